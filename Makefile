@@ -1,0 +1,99 @@
+# Needs Python 3.10 to 3.13, git and make. Everything else goes into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+OLDEST ?= .venv-oldest
+# Test workers. Each one holds its own copy of TensorFlow in memory.
+WORKERS ?= 2
+
+PIP_FLAGS := --quiet --disable-pip-version-check
+# A file stays on one worker, so its set-up is done once.
+PYTEST_FLAGS := -n $(WORKERS) --dist loadfile
+
+# The version is a part of the stamp's name. So another PYTHON makes a new
+# environment, and an unsuitable one never finds a stamp and is reported.
+PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+READY := $(VENV)/.ready-$(PYVER)
+OLDEST_READY := $(OLDEST)/.ready-$(PYVER)
+
+# Silences the start-up messages of TensorFlow's C++ part.
+export TF_CPP_MIN_LOG_LEVEL := 3
+
+# An activated environment or a source tree elsewhere must not leak in.
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help env env-oldest demo test test-oldest lint format bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+# check_python VERSIONS, WHAT-NEEDS-THEM: stops unless PYTHON is one of VERSIONS.
+define check_python
+	@case " $(1) " in \
+	  *" $(or $(PYVER),none) "*) ;; \
+	  *) echo "error: $(2) needs one of Python $(1)." >&2; \
+	     echo "'$(PYTHON)' is $(if $(PYVER),Python $(PYVER),not a Python that runs)." >&2; \
+	     echo "Name another one: make PYTHON=/path/to/python TARGET" >&2; \
+	     exit 1 ;; \
+	esac
+endef
+
+# create_venv DIR: makes the environment, or repairs one that was interrupted. An
+# environment of another Python version is emptied first: they do not mix.
+define create_venv
+	@rm -f $(1)/.ready-*
+	@clear=; if [ -d $(1) ] && [ ! -d $(1)/lib/python$(PYVER) ]; then clear=--clear; fi; \
+	  echo "Setting up $(1) with Python $(PYVER)"; \
+	  $(PYTHON) -m venv $$clear $(1)
+endef
+
+# The stamp is written last. If a step before it fails or is interrupted, there is
+# none, and the next run goes on from there.
+$(READY): setup.py pyproject.toml
+	$(call check_python,3.10 3.11 3.12 3.13,geutil)
+	$(call create_venv,$(VENV))
+	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench]'
+	@touch $@
+
+$(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
+	$(call check_python,3.10 3.11 3.12,TensorFlow 2.16)
+	$(call create_venv,$(OLDEST))
+	@echo "Installing the oldest supported TensorFlow"
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) -c requirements-oldest.txt -e '.[test]'
+	@touch $@
+
+env: $(READY) ## Set up .venv (the other targets do this when needed)
+
+env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
+
+demo: $(READY) ## Run the demonstration
+	@$(VENV)/bin/python -m geutil.demo
+
+test: $(READY) ## Run the tests and doctests (ARGS="..." goes to pytest)
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+
+test-oldest: $(OLDEST_READY) ## Run them on the oldest supported TensorFlow
+	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+
+# All three run, so that one run shows all there is to mend.
+lint: $(READY) ## Check style, formatting and types
+	@failed=; \
+	for check in 'ruff check .' 'ruff format --check .' 'mypy'; do \
+	  echo "$$check"; \
+	  $(VENV)/bin/python -m $$check || failed="$$failed [$$check]"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+format: $(READY) ## Format the code and make the safe fixes
+	$(VENV)/bin/python -m ruff check --fix-only .
+	$(VENV)/bin/python -m ruff format .
+
+bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+clean: ## Remove the environments, caches and build results
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name .git -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

@@ -1,0 +1,58 @@
+"""The errors that geutil raises on purpose.
+
+Every class derives from `GeutilError` and from the builtin that code written for
+`tf.contrib.graph_editor` catches, so `except ValueError` goes on working. A message
+says what was asked, which op or tensor stands against it, and what to call instead.
+"""
+
+
+class GeutilError(Exception):
+    """Base of every error that geutil raises on purpose."""
+
+
+class ArgumentTypeError(GeutilError, TypeError):
+    """An argument is of a type that the function does not take."""
+
+
+class SelectionError(GeutilError, ValueError):
+    """A selection cannot be made: mixed graphs, unknown keyword, no such op."""
+
+
+class RerouteError(GeutilError, ValueError):
+    """A rewiring was refused; the graph is as it was before the call."""
+
+
+class CycleError(RerouteError):
+    """A rewiring would close a cycle.
+
+    Attributes:
+        cycle: the names of the ops on the cycle, first and last the same.
+    """
+
+    def __init__(self, message: str, cycle: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+
+
+class TransformError(GeutilError, ValueError):
+    """A copy or replacement was refused."""
+
+
+class StaleGraphError(GeutilError, RuntimeError):
+    """An edit would have no effect: a Session or a function was built before it."""
+
+
+class FinalizedGraphError(GeutilError, RuntimeError):
+    """The graph was finalized (`tf.Graph.finalize`) and cannot be edited."""
+
+
+class VerificationError(GeutilError, ValueError):
+    """A graph breaks an invariant.
+
+    Attributes:
+        violations: one `geutil.graph.verify.Violation` for each breach.
+    """
+
+    def __init__(self, message: str, violations: tuple[object, ...]) -> None:
+        super().__init__(message)
+        self.violations = violations

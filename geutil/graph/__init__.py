@@ -1,0 +1,12 @@
+"""L0, the graph as data: identity, adjacency, names, edits, verification.
+
+The only package that calls TensorFlow's private API.
+"""
+
+from geutil.graph.edits import transaction
+from geutil.graph.staleness import allow_stale, watch
+from geutil.graph.verify import Violation, find_violations, verify
+
+__all__ = ["Violation", "allow_stale", "find_violations", "transaction", "verify"]
+
+watch()

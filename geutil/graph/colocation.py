@@ -1,0 +1,59 @@
+"""Colocation: the ops that an op shall share a device with.
+
+An op names them in its `_class` attribute as `loc:@name`; other entries of that
+attribute mean something else and are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tensorflow.core.framework import attr_value_pb2
+
+from geutil.graph.kinds import Operation
+
+ATTRIBUTE = "_class"
+_PREFIX = b"loc:@"
+
+
+def class_entries(op: Operation) -> list[bytes]:
+    """Return the entries of the `_class` attribute; [] when there is none."""
+    try:
+        return list(op.get_attr(ATTRIBUTE))
+    except ValueError:
+        return []
+
+
+def colocation_names(op: Operation) -> list[str]:
+    """Return the names of the ops that `op` is colocated with."""
+    return [
+        entry.removeprefix(_PREFIX).decode()
+        for entry in class_entries(op)
+        if entry.startswith(_PREFIX)
+    ]
+
+
+def rename_entries(
+    entries: Iterable[bytes], rename: Callable[[str], str | None]
+) -> list[bytes]:
+    """Return `entries` with each colocation name put through `rename`.
+
+    An entry whose name becomes None is dropped.
+    """
+    renamed = []
+    for entry in entries:
+        if not entry.startswith(_PREFIX):
+            renamed.append(entry)
+            continue
+        name = rename(entry.removeprefix(_PREFIX).decode())
+        if name is not None:
+            renamed.append(_PREFIX + name.encode())
+    return renamed
+
+
+def set_class_entries(op: Operation, entries: Iterable[bytes]) -> None:
+    """Set the `_class` attribute of `op`."""
+    value = attr_value_pb2.AttrValue(
+        list=attr_value_pb2.AttrValue.ListValue(s=list(entries))
+    )
+    op._set_attr(ATTRIBUTE, value)

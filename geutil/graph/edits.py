@@ -1,0 +1,183 @@
+"""The one place where edges change: plan, check, apply, undo.
+
+A caller lists the edits it wants. `apply_edits` checks all of them, changes nothing
+when one is refused, and writes into the open transactions how to undo the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from geutil.errors import CycleError
+from geutil.graph.frames import check_frames
+from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
+from geutil.graph.order import Rewiring, TopologicalOrder
+from geutil.graph.staleness import check_editable
+from geutil.graph.state import state_of
+
+
+@dataclass(frozen=True, eq=False)
+class InputEdit:
+    """Input `index` of `op` shall be `tensor`."""
+
+    op: Operation
+    index: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ControlEdit:
+    """The control inputs of `op` shall be `control_inputs`, in this order."""
+
+    op: Operation
+    control_inputs: tuple[Operation, ...]
+
+
+def apply_edits(
+    graph: Graph,
+    inputs: Sequence[InputEdit] = (),
+    controls: Sequence[ControlEdit] = (),
+) -> None:
+    """Check the edits as a whole, then apply them.
+
+    Args:
+        graph: the graph that all ops and tensors belong to.
+        inputs: input edits, each (op, index) at most once.
+        controls: control edits, each op at most once.
+
+    Raises:
+        FinalizedGraphError, StaleGraphError: see `check_editable`.
+        CycleError: the edits together would close a cycle.
+        RerouteError: a tensor would be read from another loop's frame.
+
+    Cost: linear in the edits and in the ops between the ends of each new edge in
+    topological order; the first edit of a graph also orders its ops, linear in ops
+    and edges.
+    """
+    if not inputs and not controls:
+        return
+    ops = [edit.op for edit in inputs] + [change.op for change in controls]
+    check_editable(graph, ops)
+    for edit in inputs:
+        check_frames(edit.op, edit.tensor)
+    _check_cycles(graph, inputs, controls)
+    journal: list[Callable[[], None]] = []
+    try:
+        for edit in inputs:
+            journal.append(_set_input(edit.op, edit.index, edit.tensor))
+        for change in controls:
+            journal.append(_set_controls(change.op, change.control_inputs))
+    except BaseException:
+        _undo(graph, journal)
+        raise
+    note_undo(graph, *journal)
+
+
+def note_undo(graph: Graph, *steps: Callable[[], None]) -> None:
+    """Add undo steps to the innermost open transaction of `graph`, if there is one."""
+    journals = state_of(graph).journals
+    if journals:
+        journals[-1].extend(steps)
+
+
+@contextmanager
+def transaction(graph: Graph) -> Iterator[None]:
+    """Undo every rewiring made in the block when the block raises.
+
+    Inputs, control inputs and the subgraph views that geutil updated are put back.
+    Ops made in the block stay, unconnected: TensorFlow cannot delete an op. Blocks
+    nest; each undoes its own part.
+
+    Args:
+        graph: a `tf.Graph`.
+
+    Raises:
+        ArgumentTypeError: `graph` is not a `tf.Graph`.
+
+    Cost: linear in the rewirings made in the block.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+        ...     z = tf.identity(x)
+        >>> try:
+        ...     with ge.transaction(graph):
+        ...         _ = ge.reroute_ts(y, x)
+        ...         raise KeyError("something went wrong later")
+        ... except KeyError:
+        ...     z.op.inputs[0].name
+        'x:0'
+    """
+    require_graph(graph)
+    journals = state_of(graph).journals
+    journal: list[Callable[[], None]] = []
+    journals.append(journal)
+    try:
+        yield
+    except BaseException:
+        journals.remove(journal)
+        _undo(graph, journal)
+        raise
+    journals.remove(journal)
+    note_undo(graph, *journal)
+
+
+def _check_cycles(
+    graph: Graph, inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
+) -> None:
+    state = state_of(graph)
+    if state.order is None:
+        state.order = TopologicalOrder()
+    state.order.refresh(graph)
+    cycle = state.order.rewire(_rewirings(inputs, controls))
+    if cycle is not None:
+        names = tuple(op.name for op in (*cycle, cycle[0]))
+        raise CycleError(f"the edit would close a cycle: {' -> '.join(names)}", names)
+
+
+def _rewirings(
+    inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
+) -> list[Rewiring]:
+    data: dict[Operation, dict[int, Operation]] = {}
+    for edit in inputs:
+        data.setdefault(edit.op, {})[edit.index] = edit.tensor.op
+    control = {edit.op: edit.control_inputs for edit in controls}
+    rewirings = []
+    for op in dict.fromkeys((*data, *control)):
+        new = data.get(op, {})
+        producers = [new.get(i, t.op) for i, t in enumerate(op.inputs)]
+        producers += control.get(op, op.control_inputs)
+        rewirings.append(Rewiring(op, tuple(producers)))
+    return rewirings
+
+
+def _set_input(op: Operation, index: int, tensor: Tensor) -> Callable[[], None]:
+    before = op.inputs[index]
+    op._update_input(index, tensor)
+    return lambda: op._update_input(index, before)
+
+
+def _set_controls(
+    op: Operation, control_inputs: Sequence[Operation]
+) -> Callable[[], None]:
+    before = list(op.control_inputs)
+
+    def put(ops: Sequence[Operation]) -> None:
+        op._remove_all_control_inputs()
+        op._add_control_inputs(list(ops))
+
+    put(control_inputs)
+    return lambda: put(before)
+
+
+def _undo(graph: Graph, journal: list[Callable[[], None]]) -> None:
+    state = state_of(graph)
+    for step in reversed(journal):
+        step()
+    # The order was mended for edges that are gone again; the next edit makes it anew.
+    state.order = None

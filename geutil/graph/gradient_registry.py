@@ -1,0 +1,50 @@
+"""The process-wide registry of gradient functions, and ops that name an entry of it.
+
+`tf.custom_gradient` in a graph registers a Python closure under a name made up on the
+spot and writes that name into the `_gradient_op_type` attribute of an IdentityN.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.framework import func_graph, ops
+
+ATTRIBUTE = "_gradient_op_type"
+_CLOSURES = ("CustomGradient-", "GeutilCustomGradient-")
+_numbers = itertools.count()
+
+
+def is_closure(gradient_type: str) -> bool:
+    """Tell whether a gradient name stands for a closure over tensors of one graph."""
+    return gradient_type.startswith(_CLOSURES) and gradient_type in registered_names()
+
+
+def registered_names() -> Any:
+    """Return the names in the registry."""
+    return ops.gradient_registry.list()
+
+
+def lookup(gradient_type: str) -> Callable[..., Any]:
+    """Return the gradient function of that name."""
+    function: Callable[..., Any] = ops.gradient_registry.lookup(gradient_type)
+    return function
+
+
+def register(function: Callable[..., Any]) -> str:
+    """Register a gradient function and return the name made for it."""
+    name = f"{_CLOSURES[1]}{next(_numbers)}"
+    ops.RegisterGradient(name)(function)
+    return name
+
+
+def new_body(name: str) -> Any:
+    """Return an empty FuncGraph, to trace a gradient function in."""
+    return func_graph.FuncGraph(name)
+
+
+def captures_of(body: Any) -> list[tuple[Any, Any]]:
+    """Return (outside tensor, placeholder inside) for each capture of a FuncGraph."""
+    return list(body.captures)

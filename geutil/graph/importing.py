@@ -1,0 +1,118 @@
+"""Making ops from node definitions, in bulk or one by one.
+
+The bulk road is `tf.import_graph_def`: C++ makes the ops, eight times as fast as Python
+does one by one. What the road loses or refuses is put right here: exact device strings,
+colocation, control inputs from outside, and whatever surrounds the caller (scopes,
+devices, control dependencies) leaves no mark on the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from geutil.graph.kinds import Graph, Operation, Tensor
+
+BULK_LIMIT = 2**31 - 1
+"""Bytes that one protobuf can hold, and with it one bulk import."""
+
+
+@contextmanager
+def neutral(graph: Graph) -> Iterator[None]:
+    """Make `graph` the default one, outside scopes, devices and dependencies."""
+    with ExitStack() as stack:
+        if tf.compat.v1.get_default_graph() is not graph:
+            stack.enter_context(graph.as_default())
+        stack.enter_context(graph.control_dependencies(None))
+        stack.enter_context(graph.name_scope(None))
+        stack.enter_context(graph.colocate_with(None, ignore_existing=True))
+        stack.enter_context(graph.device(None))
+        context = graph._get_control_flow_context()
+        graph._set_control_flow_context(None)
+        try:
+            yield
+        finally:
+            graph._set_control_flow_context(context)
+
+
+def new_graph_def(source: Graph) -> Any:
+    """Return an empty `GraphDef` with the versions of `source`."""
+    graph_def = graph_pb2.GraphDef()
+    graph_def.versions.CopyFrom(source.graph_def_versions)
+    return graph_def
+
+
+def import_ops(
+    graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor]
+) -> list[Operation]:
+    """Make the ops of `graph_def` in `graph`.
+
+    Args:
+        graph: the graph to add to.
+        graph_def: nodes in topological order (loop back edges aside), named as the
+            ops shall be named, without `_class` attributes; functions in its library.
+        input_map: a tensor of `graph` for each name of an outside input.
+
+    Returns:
+        The new ops, in the order of the nodes.
+    """
+    before = len(graph.get_operations())
+    with neutral(graph):
+        tf.import_graph_def(graph_def, input_map=dict(input_map), name="")
+    # The importer takes, of the nodes that are ready, the one that is listed first;
+    # listed in topological order, they come out in that order.
+    ops: list[Operation] = graph.get_operations()[before:]
+    return ops
+
+
+def set_device(op: Operation, device: str) -> None:
+    """Set the device string of `op`, exactly as given."""
+    if op.device != device:
+        op._set_device_from_string(device)
+
+
+def add_control_edges(op: Operation, control_inputs: Sequence[Operation]) -> None:
+    """Make a new op wait for ops; unlike an edit this cannot close a cycle."""
+    op._add_control_inputs(list(control_inputs))
+
+
+def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
+    """Set an input of an op that was made just now, to close a loop."""
+    op._update_input(index, tensor)
+
+
+def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
+    """Make one op from its definition, free of the surroundings of the caller.
+
+    Args:
+        graph: the graph to add to.
+        node_def: its definition; the inputs named there are left out of account.
+        inputs: its inputs.
+    """
+    del node_def.input[:]
+    with neutral(graph):
+        op = tf.Operation.from_node_def(node_def, graph, inputs=list(inputs))
+        set_device(op, node_def.device)
+    return op
+
+
+def python_gradient(op: Operation) -> tuple[Any, Any]:
+    """Return what Python alone knows of an op: `(_original_op, _gradient_function)`."""
+    return op._original_op, op._gradient_function
+
+
+def set_python_gradient(
+    op: Operation, original_op: Any, gradient_function: Any
+) -> None:
+    """Set what Python alone knows of an op."""
+    op._original_op = original_op
+    op._gradient_function = gradient_function
+
+
+def capture(graph: Graph, tensor: Any) -> Tensor:
+    """Return the stand-in inside the FuncGraph `graph` for a tensor from outside."""
+    return graph.capture(tensor)

@@ -1,0 +1,33 @@
+"""Names and name scopes."""
+
+from __future__ import annotations
+
+from geutil.graph.kinds import Graph
+
+
+def scope_finalize(scope: str) -> str:
+    """Return `scope` with a slash at its end; the empty scope stays empty."""
+    return f"{scope}/" if scope and not scope.endswith("/") else scope
+
+
+def scope_dirname(name: str) -> str:
+    """Return the scope part of `name`, slash included."""
+    return name[: name.rfind("/") + 1]
+
+
+def scope_basename(name: str) -> str:
+    """Return what follows the last slash of `name`."""
+    return name[name.rfind("/") + 1 :]
+
+
+def absolute_unique_name(graph: Graph, name: str) -> str:
+    """Return `name`, or `name_1` and so on where it is taken, and reserve it.
+
+    The current name scope is left out of account, unlike `tf.Graph.unique_name`.
+    """
+    scope, graph._name_stack = graph._name_stack, ""
+    try:
+        unique: str = graph.unique_name(name)
+    finally:
+        graph._name_stack = scope
+    return unique

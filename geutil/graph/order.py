@@ -1,0 +1,241 @@
+"""A topological order that follows edits, and the cycle check that it makes cheap.
+
+The order of creation is topological until somebody rewires the graph. From then on the
+order is mended at each new edge in the way of Pearce and Kelly, "A dynamic topological
+sort algorithm for directed acyclic graphs" (ACM JEA 11, 2006): only the ops between the
+two ends of the edge in the present order are searched, so an edit whose neighbourhood
+is local costs what the neighbourhood costs, whatever the size of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from geutil.errors import SelectionError
+from geutil.graph.adjacency import graph_order, is_back_edge, predecessors, successors
+from geutil.graph.kinds import Graph, Operation
+
+
+@dataclass(frozen=True)
+class Rewiring:
+    """The predecessors that one op will have once an edit is applied."""
+
+    op: Operation
+    producers: tuple[Operation, ...]
+
+    def edges(self) -> Iterator[Operation]:
+        """Yield the producers that count for the order."""
+        return (p for p in self.producers if not is_back_edge(p, self.op))
+
+
+def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
+    """Return `ops` so that each comes after its predecessors among them.
+
+    Loop back edges do not count. Where the order of creation will do, it is kept.
+
+    Raises:
+        SelectionError: `ops` hold a cycle.
+
+    Cost: linear in the ops and their inputs, and one sort.
+    """
+    listed = graph_order(dict.fromkeys(ops))
+    waiting = dict.fromkeys(listed, True)
+    for op in listed:
+        if any(waiting.get(p) for p in predecessors(op)):
+            break
+        waiting[op] = False
+    else:
+        return listed
+    return _sort_by_edges(listed)
+
+
+def _sort_by_edges(ops: list[Operation]) -> list[Operation]:
+    waiting = dict.fromkeys(ops, 0)
+    readers: dict[Operation, list[Operation]] = {op: [] for op in ops}
+    for op in ops:
+        for predecessor in predecessors(op):
+            if predecessor in waiting:
+                waiting[op] += 1
+                readers[predecessor].append(op)
+    ready = [op for op in ops if not waiting[op]]
+    for op in ready:
+        for reader in readers[op]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    if len(ready) < len(ops):
+        stuck = next(op for op in ops if waiting[op])
+        raise SelectionError(
+            f"the ops hold a cycle, and '{stuck.name}' is on it or behind it; "
+            "geutil.verify names the cycle"
+        )
+    return ready
+
+
+class TopologicalOrder:
+    """Positions of the ops of one graph such that every edge goes upwards.
+
+    Back edges of version 1 while loops do not count. Edges that somebody adds through
+    TensorFlow's private API after the order was built are seen when the ops around
+    them are new; otherwise call `rebuild`.
+    """
+
+    def __init__(self) -> None:
+        self._position: dict[int, int] = {}
+        self._version = -1
+
+    def refresh(self, graph: Graph) -> None:
+        """Take in the ops made since the last call: linear in those."""
+        if graph.version == self._version:
+            return
+        position = self._position
+        valid = True
+        for op in graph.get_operations()[len(position) :]:
+            place = position[op._id] = len(position)
+            if valid:
+                valid = all(
+                    position.get(p._id, place) < place for p in predecessors(op)
+                )
+        self._version = graph.version
+        if not valid:
+            self.rebuild(graph)
+
+    def rebuild(self, graph: Graph) -> None:
+        """Compute the order anew: linear in ops and edges.
+
+        Ops on a cycle, and those behind it, come last in order of creation.
+        """
+        ops = graph.get_operations()
+        waiting = {op._id: sum(1 for _ in predecessors(op)) for op in ops}
+        ready = [op for op in ops if not waiting[op._id]]
+        for op in ready:
+            for successor in successors(op):
+                waiting[successor._id] -= 1
+                if not waiting[successor._id]:
+                    ready.append(successor)
+        placed = {op._id for op in ready}
+        ready.extend(op for op in ops if op._id not in placed)
+        self._position = {op._id: place for place, op in enumerate(ready)}
+        self._version = graph.version
+
+    def rewire(self, rewirings: Iterable[Rewiring]) -> list[Operation] | None:
+        """Mend the order for the edges that `rewirings` bring.
+
+        Args:
+            rewirings: the predecessors that the rewired ops will have.
+
+        Returns:
+            None, or the ops of a cycle that the rewirings would close, in the
+            direction of the edges. In that case the order is as it was.
+
+        Cost: linear in the ops between the ends of each new edge in the present
+        order, and their edges.
+        """
+        search = _Search(self._position, rewirings)
+        for producer, consumer in search.new_edges():
+            cycle = search.insert(producer, consumer)
+            if cycle is not None:
+                search.undo()
+                return cycle
+        return None
+
+
+class _Search:
+    """The edges of the graph with a set of rewirings laid over them."""
+
+    def __init__(self, position: dict[int, int], rewirings: Iterable[Rewiring]) -> None:
+        self._position = position
+        self._undo: list[tuple[int, int]] = []
+        self._kept: dict[int, dict[Operation, None]] = {}
+        self._gained: dict[int, list[Operation]] = {}
+        self._new: list[tuple[Operation, Operation]] = []
+        for rewiring in rewirings:
+            before = dict.fromkeys(predecessors(rewiring.op))
+            after = dict.fromkeys(rewiring.edges())
+            self._kept[rewiring.op._id] = {p: None for p in after if p in before}
+            self._new += [(p, rewiring.op) for p in after if p not in before]
+
+    def new_edges(self) -> list[tuple[Operation, Operation]]:
+        """Return the edges that the rewirings add."""
+        return self._new
+
+    def undo(self) -> None:
+        """Put the positions back."""
+        for key, place in reversed(self._undo):
+            self._position[key] = place
+
+    def insert(
+        self, producer: Operation, consumer: Operation
+    ) -> list[Operation] | None:
+        """Add one edge, or return the cycle that it would close."""
+        if producer is consumer:
+            return [producer]
+        low, high = self._position[consumer._id], self._position[producer._id]
+        if low < high:
+            above, path = self._reach(
+                consumer, self._successors, lambda place: place <= high, producer
+            )
+            if path:
+                return path
+            below, _ = self._reach(
+                producer, self._predecessors, lambda place: place > low
+            )
+            self._reorder(below, above)
+        self._kept[consumer._id][producer] = None
+        self._gained.setdefault(producer._id, []).append(consumer)
+        return None
+
+    def _successors(self, op: Operation) -> Iterator[Operation]:
+        for successor in successors(op):
+            kept = self._kept.get(successor._id)
+            if kept is None or op in kept:
+                yield successor
+        yield from self._gained.get(op._id, ())
+
+    def _predecessors(self, op: Operation) -> Iterable[Operation]:
+        kept = self._kept.get(op._id)
+        return predecessors(op) if kept is None else kept
+
+    def _reach(
+        self,
+        start: Operation,
+        neighbours: Callable[[Operation], Iterable[Operation]],
+        within: Callable[[int], bool],
+        goal: Operation | None = None,
+    ) -> tuple[list[Operation], list[Operation]]:
+        """Return the ops reached from `start`, and the path to `goal` if it is met."""
+        parent: dict[Operation, Operation | None] = {start: None}
+        reached = [start]
+        for op in reached:
+            for neighbour in neighbours(op):
+                if neighbour in parent or not within(self._position[neighbour._id]):
+                    continue
+                parent[neighbour] = op
+                if neighbour is goal:
+                    return reached, _path(parent, goal)
+                reached.append(neighbour)
+        return reached, []
+
+    def _reorder(self, below: list[Operation], above: list[Operation]) -> None:
+        """Give `below` the lower of the positions that both sides hold together."""
+        position = self._position
+        ids = [
+            *sorted((op._id for op in below), key=position.__getitem__),
+            *sorted((op._id for op in above), key=position.__getitem__),
+        ]
+        places = sorted(position[key] for key in ids)
+        for key, place in zip(ids, places, strict=True):
+            self._undo.append((key, position[key]))
+            position[key] = place
+
+
+def _path(
+    parent: dict[Operation, Operation | None], goal: Operation
+) -> list[Operation]:
+    path = []
+    op: Operation | None = goal
+    while op is not None:
+        path.append(op)
+        op = parent[op]
+    return path[::-1]

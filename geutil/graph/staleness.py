@@ -1,0 +1,177 @@
+"""Edits that TensorFlow would silently ignore, and how they are noticed.
+
+Two facts (TensorFlow 2.16 to 2.21), each with a test that reproduces it:
+
+1. A Session takes over the ops of its graph when it runs. An input changed afterwards
+   changes nothing for that Session: it goes on returning the old result.
+2. A ConcreteFunction takes over the ops of its FuncGraph when tracing ends. A FuncGraph
+   edited afterwards changes nothing for the function.
+
+To know about both, `watch` wraps the two places where TensorFlow takes the ops over:
+`BaseSession._extend_graph` and `AtomicFunction.__init__`. Sessions and functions that
+are older than geutil's import are found by one scan of the garbage collector's objects;
+such a Session is taken to have run, because TensorFlow keeps no record that tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+
+from geutil.errors import FinalizedGraphError, StaleGraphError
+from geutil.graph.kinds import Graph, Operation, require_graph
+from geutil.graph.state import state_of
+
+_WATCHED = "_geutil_watched"
+
+
+def newest_op_id(graph: Graph) -> int:
+    """Return the `_id` of the op made last, or -1 in an empty graph."""
+    ops = graph.get_operations()
+    return ops[-1]._id if ops else -1
+
+
+def _note_session(session: Any) -> None:
+    graph = session._graph
+    sessions = state_of(graph).sessions
+    version = graph.version
+    if getattr(session, "_geutil_version", None) == version and session in sessions:
+        return
+    sessions[session] = newest_op_id(graph)
+    session._geutil_version = version
+
+
+def _note_function(function: Any) -> None:
+    graph = function._cached_graph
+    if graph is not None:
+        state_of(graph).function = function.name.decode()
+
+
+def _wrap(owner: type, name: str, note: Callable[[Any], None]) -> None:
+    """Make `owner.name` call `note(self)` after it has done its work."""
+    original = getattr(owner, name)
+    if hasattr(original, _WATCHED):
+        return
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        note(self)
+        return result
+
+    setattr(wrapper, _WATCHED, True)
+    setattr(owner, name, wrapper)
+
+
+def _with_subclasses(cls: type) -> set[type]:
+    found = {cls}
+    waiting = [cls]
+    while waiting:
+        new: set[type] = set(waiting.pop().__subclasses__()) - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
+def _scan() -> None:
+    """Note the open Sessions and the functions that exist already."""
+    sessions = _with_subclasses(BaseSession)
+    functions = _with_subclasses(AtomicFunction)
+    # type() and not isinstance(): the latter asks proxies for their __class__, which
+    # makes lazily loaded modules load.
+    for obj in gc.get_objects():
+        kind = type(obj)
+        if kind in sessions and hasattr(obj, "_graph"):
+            _note_session(obj)
+        elif kind in functions and hasattr(obj, "_cached_graph"):
+            _note_function(obj)
+
+
+def watch() -> None:
+    """Begin to notice Sessions that run and functions that are built. Idempotent."""
+    if hasattr(BaseSession._extend_graph, _WATCHED):
+        return
+    _wrap(BaseSession, "_extend_graph", _note_session)
+    _wrap(AtomicFunction, "__init__", _note_function)
+    _scan()
+
+
+@contextmanager
+def allow_stale(graph: Graph) -> Iterator[None]:
+    """Permit edits of `graph` that a Session or a built function will not see.
+
+    Args:
+        graph: a `tf.Graph`.
+
+    Raises:
+        ArgumentTypeError: `graph` is not a `tf.Graph`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     x, y = tf.constant(1.0), tf.constant(2.0)
+        ...     z = tf.identity(x)
+        >>> session = tf.compat.v1.Session(graph=graph)
+        >>> float(session.run(z))
+        1.0
+        >>> with ge.allow_stale(graph):
+        ...     ge.reroute_ts(y, x)
+        1
+        >>> float(session.run(z)), float(tf.compat.v1.Session(graph=graph).run(z))
+        (1.0, 2.0)
+    """
+    require_graph(graph)
+    state = state_of(graph)
+    state.stale_allowed += 1
+    try:
+        yield
+    finally:
+        state.stale_allowed -= 1
+
+
+def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
+    """Refuse to edit `ops` where the edit is forbidden or would have no effect.
+
+    Ops that a Session has not seen yet may be edited: it takes them over when it runs
+    next.
+
+    Raises:
+        FinalizedGraphError: the graph is finalized.
+        StaleGraphError: a live Session has run one of `ops`, or the function of the
+            graph is built.
+    """
+    if graph.finalized:
+        raise FinalizedGraphError(
+            "the graph is finalized and cannot be edited; copy it into a new tf.Graph "
+            "with geutil.copy(graph, tf.Graph()) and edit the copy"
+        )
+    state = state_of(graph)
+    if state.stale_allowed:
+        return
+    if state.function is not None:
+        raise StaleGraphError(
+            f"function '{state.function}' is built already: it would not see an edit "
+            "of its FuncGraph. Edit while tf.function traces, or copy the graph with "
+            "geutil.copy(graph, tf.Graph()) and build a function from the copy; to "
+            "edit all the same, use `with geutil.allow_stale(graph):`"
+        )
+    newest = max(
+        (seen for session, seen in state.sessions.items() if not session._closed),
+        default=-1,
+    )
+    for op in ops:
+        if op._id <= newest:
+            raise StaleGraphError(
+                f"a live Session has run this graph with op '{op.name}' in it: that "
+                "Session would not see the edit and go on returning the old result. "
+                "Close it and make a new tf.compat.v1.Session after the edit; to edit "
+                "all the same, use `with geutil.allow_stale(graph):`"
+            )

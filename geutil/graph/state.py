@@ -1,0 +1,49 @@
+"""What geutil remembers about a graph.
+
+The state hangs on the graph itself, so it dies with the graph and a table from graphs
+to states, which would keep every graph alive through its ops, is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from geutil.graph.kinds import Graph
+from geutil.graph.order import TopologicalOrder
+
+_ATTRIBUTE = "_geutil_state"
+
+
+@dataclass(eq=False)
+class GraphState:
+    """geutil's notes on one graph.
+
+    Attributes:
+        sessions: for each Session that has run the graph, the `_id` of the newest op
+            it knew then.
+        function: the name of the function that was built from the graph, if any.
+        stale_allowed: how many `allow_stale` blocks are open.
+        journals: one list of undo steps for each open transaction.
+        gradient_copies: for each gradient registered for ops copied into this graph,
+            the copies of the tensors that its closure reads.
+        order: a topological order of the ops, kept up to date over edits.
+    """
+
+    sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    function: str | None = None
+    stale_allowed: int = 0
+    journals: list[list[Callable[[], None]]] = field(default_factory=list)
+    gradient_copies: dict[str, Any] = field(default_factory=dict)
+    order: TopologicalOrder | None = None
+
+
+def state_of(graph: Graph) -> GraphState:
+    """Return the state of `graph`, made on the first call."""
+    state: GraphState | None = getattr(graph, _ATTRIBUTE, None)
+    if state is None:
+        state = GraphState()
+        setattr(graph, _ATTRIBUTE, state)
+    return state

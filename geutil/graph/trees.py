@@ -1,0 +1,68 @@
+"""Nested structures of Python containers.
+
+Dicts, named tuples, lists and tuples nest; anything else is a leaf. A tensor is a
+leaf: iterating over it would add ops to its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from geutil.graph.kinds import is_op, is_tensor
+
+
+def is_leaf(obj: object) -> bool:
+    """Tell whether `obj` is no container."""
+    return (
+        is_op(obj)
+        or is_tensor(obj)
+        or isinstance(obj, str | bytes)
+        or not isinstance(obj, Iterable)
+    )
+
+
+def flatten(tree: Any) -> list[Any]:
+    """Return the leaves of `tree`, depth first.
+
+    Example:
+        >>> from geutil.graph.trees import flatten
+        >>> flatten({"a": 1, "b": [2, (3,)]})
+        [1, 2, 3]
+    """
+    leaves: list[Any] = []
+    stack: list[Iterator[Any]] = [iter([tree])]
+    while stack:
+        for node in stack[-1]:
+            if is_leaf(node):
+                leaves.append(node)
+                continue
+            children = node.values() if isinstance(node, Mapping) else node
+            stack.append(iter(children))
+            break
+        else:
+            stack.pop()
+    return leaves
+
+
+def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a structure like `tree` whose leaves are `function(leaf)`.
+
+    Dicts keep their class, order and keys; named tuples their class. Other iterables
+    (sets, generators, views) become tuples. The depth of the nesting is bounded by
+    Python's recursion limit: this nests over containers, never over a graph.
+
+    Example:
+        >>> from geutil.graph.trees import map_leaves
+        >>> map_leaves({"a": 1, "b": [2, (3,)]}, lambda x: 10 * x)
+        {'a': 10, 'b': [20, (30,)]}
+    """
+    if is_leaf(tree):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        pairs = [(key, map_leaves(child, function)) for key, child in tree.items()]
+        return type(tree)(pairs)  # type: ignore[call-arg]
+    children = [map_leaves(child, function) for child in tree]
+    if isinstance(tree, tuple):
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return children if isinstance(tree, list) else tuple(children)

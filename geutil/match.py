@@ -1,0 +1,5 @@
+"""Names that `tf.contrib.graph_editor.match` had."""
+
+from geutil.select.match import OpMatcher, op_type
+
+__all__ = ["OpMatcher", "op_type"]

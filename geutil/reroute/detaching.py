@@ -1,0 +1,379 @@
+"""Detaching, connecting and bypassing subgraph views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, RerouteError
+from geutil.graph.frames import while_context
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Operation, Tensor, type_name
+from geutil.graph.placeholders import make_placeholder_from_tensor
+from geutil.graph.staleness import check_editable
+from geutil.reroute.plan import Edge, Plan, may_modify
+from geutil.reroute.tensors import check_compatible
+from geutil.reroute.views import replace_inputs
+from geutil.select.controls import ControlOutputs, check_cios
+from geutil.select.lists import check_graphs, get_consuming_ops
+from geutil.select.subgraph import SubGraphView
+from geutil.select.views import make_view
+
+
+def detach_control_inputs(sgv: Any) -> None:
+    """Remove the control inputs that come into a view from outside.
+
+    Args:
+        sgv: a view, or anything that `make_view` takes.
+
+    Raises:
+        ArgumentTypeError: `sgv` makes no view.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops of the view and their control inputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0)
+        ...     with tf.control_dependencies([x]):
+        ...         y = tf.constant(2.0)
+        >>> ge.detach_control_inputs(y.op)
+        >>> y.op.control_inputs
+        []
+    """
+    view = make_view(sgv)
+    plan = Plan(view.graph)
+    _plan_control_inputs(plan, view)
+    plan.apply()
+
+
+def detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None:
+    """Remove the control edges that leave a view.
+
+    Args:
+        sgv: a view, or anything that `make_view` takes.
+        control_outputs: a `ControlOutputs` of the graph.
+
+    Raises:
+        ArgumentTypeError: `sgv` makes no view, or `control_outputs` is none.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops of the view and their control outputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0)
+        ...     with tf.control_dependencies([x]):
+        ...         y = tf.constant(2.0)
+        >>> ge.detach_control_outputs(x.op, ge.ControlOutputs(graph))
+        >>> y.op.control_inputs
+        []
+    """
+    if not isinstance(control_outputs, ControlOutputs):
+        raise ArgumentTypeError(
+            "control_outputs must be a geutil.ControlOutputs, got "
+            f"{type_name(control_outputs)}; pass geutil.ControlOutputs(graph)"
+        )
+    view = make_view(sgv)
+    plan = Plan(view.graph)
+    _plan_control_outputs(plan, view, control_outputs)
+    plan.apply()
+
+
+def detach_inputs(
+    sgv: Any, control_inputs: bool = False
+) -> tuple[SubGraphView, list[Tensor]]:
+    """Cut the inputs of a view and put placeholders in their place.
+
+    Args:
+        sgv: a view, or anything that `make_view` takes; a view is updated in place.
+        control_inputs: whether control inputs from outside are removed too.
+
+    Returns:
+        `(sgv, placeholders)`; the placeholders, named `geph__...`, are its new inputs.
+
+    Raises:
+        ArgumentTypeError: `sgv` makes no view.
+        RerouteError: an input is read inside a version 1 while loop.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops of the view and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x)
+        >>> _, placeholders = ge.detach_inputs(y.op)
+        >>> y.op.inputs[0].name
+        'geph__x_0:0'
+    """
+    view = make_view(sgv)
+    plan = Plan(view.graph)
+    placeholders = _plan_detached_inputs(plan, view)
+    if control_inputs:
+        _plan_control_inputs(plan, view)
+    plan.apply()
+    replace_inputs(view, placeholders)
+    return view, placeholders
+
+
+def detach_outputs(
+    sgv: Any, control_outputs: ControlOutputs | None = None
+) -> tuple[SubGraphView, list[Tensor]]:
+    """Cut the outputs of a view; whoever read them reads placeholders.
+
+    Args:
+        sgv: a view, or anything that `make_view` takes.
+        control_outputs: if given, control edges that leave the view are removed too.
+
+    Returns:
+        `(sgv, placeholders)`: a view whose outputs are those that were read outside,
+        and a placeholder, named `geph__...`, for each of them.
+
+    Raises:
+        ArgumentTypeError: `sgv` makes no view.
+        RerouteError: an output is read inside a version 1 while loop.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops of the view and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x)
+        >>> _, placeholders = ge.detach_outputs(x.op)
+        >>> y.op.inputs[0].name
+        'geph__x_0:0'
+    """
+    view = make_view(sgv)
+    plan = Plan(view.graph)
+    detached, placeholders = _plan_detached_outputs(plan, view)
+    if control_outputs is not None:
+        _plan_control_outputs(plan, view, control_outputs)
+    plan.apply()
+    return detached, placeholders
+
+
+def detach(
+    sgv: Any,
+    control_inputs: bool = False,
+    control_outputs: ControlOutputs | None = None,
+    control_ios: ControlOutputs | None = None,
+) -> tuple[SubGraphView, list[Tensor], list[Tensor]]:
+    """Cut the inputs and the outputs of a view, as one edit.
+
+    Args:
+        sgv: a view, or anything that `make_view` takes; a view is updated in place.
+        control_inputs: whether control inputs from outside are removed.
+        control_outputs: if given, control edges that leave the view are removed.
+        control_ios: if given, both are.
+
+    Returns:
+        `(sgv, input_placeholders, output_placeholders)`.
+
+    Raises:
+        ArgumentTypeError, SelectionError, RerouteError, StaleGraphError,
+            FinalizedGraphError: as `detach_inputs` and `check_cios`.
+
+    Cost: linear in the ops of the view and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        ...     z = tf.negative(y, name="z")
+        >>> _ = ge.detach(y.op)
+        >>> y.op.inputs[0].name, z.op.inputs[0].name
+        ('geph__x_0:0', 'geph__y_0:0')
+    """
+    control_inputs, control_outputs = check_cios(
+        control_inputs, control_outputs, control_ios
+    )
+    view = make_view(sgv)
+    plan = Plan(view.graph)
+    # Both sides are checked before a placeholder is made for either.
+    _check_detachable(view, _inner_edges(plan, view) + _outer_edges(plan, view))
+    input_placeholders = _plan_detached_inputs(plan, view)
+    _, output_placeholders = _plan_detached_outputs(plan, view)
+    if control_inputs:
+        _plan_control_inputs(plan, view)
+    if control_outputs is not None:
+        _plan_control_outputs(plan, view, control_outputs)
+    plan.apply()
+    replace_inputs(view, input_placeholders)
+    return view, input_placeholders, output_placeholders
+
+
+def connect(
+    sgv0: Any, sgv1: Any, disconnect_first: bool = False
+) -> tuple[SubGraphView, SubGraphView]:
+    """Make `sgv1` read the outputs of `sgv0`.
+
+    Args:
+        sgv0: a view, or anything that `make_view` takes.
+        sgv1: a view with as many inputs as `sgv0` has outputs; updated in place.
+        disconnect_first: whether the present readers of these outputs are cut off
+            first, as `detach_outputs` does.
+
+    Returns:
+        `(sgv0, sgv1)`.
+
+    Raises:
+        ArgumentTypeError, RerouteError, SelectionError, CycleError, StaleGraphError,
+            FinalizedGraphError: as `swap_inputs`.
+
+    Cost: linear in the ops of the views and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+        ...     z = tf.negative(y)
+        >>> _ = ge.connect(x.op, z.op)
+        >>> z.op.inputs[0].name
+        'x:0'
+    """
+    view0, view1 = make_view(sgv0), make_view(sgv1)
+    check_graphs(view0, view1)
+    outputs = list(view0.outputs)
+    check_compatible(outputs, view1.inputs)
+    plan = Plan(view0.graph or view1.graph)
+    if disconnect_first:
+        _plan_detached_outputs(plan, view0)
+    allowed = [*view1.ops, *get_consuming_ops(view1.passthroughs)]
+    pairs = zip(view1.inputs, outputs, strict=True)
+    plan.redirect(pairs, may_modify(can_modify=allowed))
+    plan.apply()
+    replace_inputs(view1, outputs)
+    return view0, view1
+
+
+def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
+    """Make the readers of a view's outputs read its inputs, and cut the view off.
+
+    Args:
+        sgv: a view with as many inputs as outputs (remap it first), or anything that
+            `make_view` takes; a view is updated in place.
+
+    Returns:
+        `(sgv, placeholders)`: the view, and the placeholders that are its inputs now.
+
+    Raises:
+        ArgumentTypeError, RerouteError, CycleError, StaleGraphError,
+            FinalizedGraphError: as `swap_inputs`.
+
+    Cost: linear in the ops of the view and their edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        ...     z = tf.negative(y, name="z")
+        >>> _ = ge.bypass(y.op)
+        >>> z.op.inputs[0].name, y.op.inputs[0].name
+        ('x:0', 'geph__x_0:0')
+    """
+    view = make_view(sgv)
+    inputs = list(view.inputs)
+    check_compatible(inputs, view.outputs)
+    plan = Plan(view.graph)
+    pairs = zip(view.outputs, inputs, strict=True)
+    plan.redirect(pairs, may_modify(cannot_modify=view.ops))
+    placeholders = _plan_detached_inputs(plan, view)
+    plan.apply()
+    replace_inputs(view, placeholders)
+    return view, placeholders
+
+
+def _inner_edges(plan: Plan, view: SubGraphView) -> list[Edge]:
+    """Return the edges over which the view reads its inputs."""
+    may = may_modify(can_modify=[*view.ops, *get_consuming_ops(view.passthroughs)])
+    return [e for t in view.inputs for e in plan.edges_reading(t) if may(e[0])]
+
+
+def _outer_edges(plan: Plan, view: SubGraphView) -> list[Edge]:
+    """Return the edges over which others read the view's outputs."""
+    may = may_modify(cannot_modify=view.ops)
+    return [e for t in view.outputs for e in plan.edges_reading(t) if may(e[0])]
+
+
+def _plan_detached_inputs(plan: Plan, view: SubGraphView) -> list[Tensor]:
+    edges = _inner_edges(plan, view)
+    _check_detachable(view, edges)
+    placeholders = _placeholders(view, view.inputs)
+    allowed = may_modify(can_modify=[op for op, _ in edges])
+    plan.redirect(zip(view.inputs, placeholders, strict=True), allowed)
+    return placeholders
+
+
+def _plan_detached_outputs(
+    plan: Plan, view: SubGraphView
+) -> tuple[SubGraphView, list[Tensor]]:
+    own = frozenset(view.ops)
+    read: dict[int, int] = {}
+    for index, t in enumerate(view.outputs):
+        if any(op not in own for op, _ in plan.edges_reading(t)):
+            read.setdefault(id(t), index)
+    detached = view.remap_outputs(read.values())
+    _check_detachable(view, _outer_edges(plan, view))
+    placeholders = _placeholders(view, detached.outputs)
+    pairs = zip(detached.outputs, placeholders, strict=True)
+    plan.redirect(pairs, may_modify(cannot_modify=own))
+    return detached, placeholders
+
+
+def _check_detachable(view: SubGraphView, edges: Iterable[Edge]) -> None:
+    """Refuse before a placeholder is made: a refusal leaves no op behind."""
+    if view.graph is None:
+        raise RerouteError("the view is empty; select ops or tensors first")
+    ops: list[Operation] = [op for op, _ in edges]
+    check_editable(view.graph, ops)
+    for op in ops:
+        loop = while_context(op)
+        if loop is not None:
+            raise RerouteError(
+                f"'{op.name}' runs in while loop '{loop.name}', where no placeholder "
+                "can feed it; detach the loop as a whole"
+            )
+
+
+def _placeholders(view: SubGraphView, tensors: Iterable[Tensor]) -> list[Tensor]:
+    if view.graph is None:
+        return []
+    with neutral(view.graph):
+        return [make_placeholder_from_tensor(t) for t in tensors]
+
+
+def _plan_control_inputs(plan: Plan, view: SubGraphView) -> None:
+    own = frozenset(view.ops)
+    for op in view.ops:
+        plan.drop_control_inputs(
+            op, [c for c in plan.control_inputs(op) if c not in own]
+        )
+
+
+def _plan_control_outputs(
+    plan: Plan, view: SubGraphView, control_outputs: ControlOutputs
+) -> None:
+    own = frozenset(view.ops)
+    for op in view.ops:
+        for reader in control_outputs.get(op):
+            if reader not in own:
+                plan.drop_control_inputs(reader, [op])

@@ -1,0 +1,213 @@
+"""Rerouting the ends of subgraph views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from geutil.graph.edits import note_undo
+from geutil.graph.identity import index_by_identity
+from geutil.graph.kinds import Tensor
+from geutil.reroute.plan import Plan, may_modify
+from geutil.reroute.tensors import check_compatible
+from geutil.select.lists import check_graphs, get_consuming_ops
+from geutil.select.subgraph import SubGraphView
+from geutil.select.views import make_view
+
+Views = tuple[SubGraphView, SubGraphView]
+
+
+def swap_inputs(sgv0: Any, sgv1: Any) -> Views:
+    """Swap all inputs of two views.
+
+    Args:
+        sgv0: a view, or anything that `make_view` takes.
+        sgv1: a view with as many inputs of the same dtypes and compatible shapes.
+
+    Returns:
+        `(sgv0, sgv1)`; both views are also updated in place.
+
+    Raises:
+        ArgumentTypeError: an argument makes no view.
+        RerouteError: counts, dtypes or shapes differ.
+        SelectionError: the views belong to different graphs.
+        CycleError: the swap would close a cycle.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops of the views and the readers of their inputs, and see
+    `geutil.graph.edits.apply_edits`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a), tf.negative(b)
+        >>> _ = ge.swap_inputs(c.op, d.op)
+        >>> c.op.inputs[0].name, d.op.inputs[0].name
+        ('b:0', 'a:0')
+    """
+    return _reroute(sgv0, sgv1, _plan_inputs, both_ways=True)
+
+
+def reroute_inputs(sgv0: Any, sgv1: Any) -> Views:
+    """Make `sgv1` read the inputs of `sgv0`.
+
+    The arguments, result, errors and cost are those of `swap_inputs`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a), tf.negative(b)
+        >>> _ = ge.reroute_inputs(c.op, d.op)
+        >>> c.op.inputs[0].name, d.op.inputs[0].name
+        ('a:0', 'a:0')
+    """
+    return _reroute(sgv0, sgv1, _plan_inputs, both_ways=False)
+
+
+def swap_outputs(sgv0: Any, sgv1: Any) -> Views:
+    """Swap the readers of the outputs of two views; ops of the views stay as they are.
+
+    The arguments, result, errors and cost are those of `swap_inputs`, said of outputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a), tf.negative(b)
+        >>> _ = ge.swap_outputs(a.op, b.op)
+        >>> c.op.inputs[0].name, d.op.inputs[0].name
+        ('b:0', 'a:0')
+    """
+    return _reroute(sgv0, sgv1, _plan_outputs, both_ways=True)
+
+
+def reroute_outputs(sgv0: Any, sgv1: Any) -> Views:
+    """Make the readers of the outputs of `sgv1` read those of `sgv0`.
+
+    The arguments, result, errors and cost are those of `swap_inputs`, said of outputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a), tf.negative(b)
+        >>> _ = ge.reroute_outputs(a.op, b.op)
+        >>> c.op.inputs[0].name, d.op.inputs[0].name
+        ('a:0', 'a:0')
+    """
+    return _reroute(sgv0, sgv1, _plan_outputs, both_ways=False)
+
+
+def swap_ios(sgv0: Any, sgv1: Any) -> Views:
+    """Swap the inputs and the outputs of two views, as one edit.
+
+    The arguments, result, errors and cost are those of `swap_inputs`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a, name="c"), tf.negative(b, name="d")
+        ...     e, f = tf.exp(c), tf.exp(d)
+        >>> _ = ge.swap_ios(c.op, d.op)
+        >>> [t.name for op in (c.op, d.op, e.op, f.op) for t in op.inputs]
+        ['b:0', 'a:0', 'd:0', 'c:0']
+    """
+    return _reroute(sgv0, sgv1, _plan_outputs, _plan_inputs, both_ways=True)
+
+
+def reroute_ios(sgv0: Any, sgv1: Any) -> Views:
+    """Reroute the outputs and the inputs of `sgv0` to `sgv1`, as one edit.
+
+    The arguments, result, errors and cost are those of `swap_inputs`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        ...     c, d = tf.negative(a, name="c"), tf.negative(b, name="d")
+        ...     e, f = tf.exp(c), tf.exp(d)
+        >>> _ = ge.reroute_ios(c.op, d.op)
+        >>> [t.name for op in (c.op, d.op, e.op, f.op) for t in op.inputs]
+        ['a:0', 'a:0', 'c:0', 'c:0']
+    """
+    return _reroute(sgv0, sgv1, _plan_outputs, _plan_inputs, both_ways=False)
+
+
+_Step = Callable[[Plan, SubGraphView, SubGraphView, bool], None]
+
+
+def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
+    view0, view1 = make_view(sgv0), make_view(sgv1)
+    check_graphs(view0, view1)
+    plan = Plan(view0.graph or view1.graph)
+    for step in steps:
+        step(plan, view0, view1, both_ways)
+    plan.apply()
+    if _plan_inputs in steps:
+        inputs0, inputs1 = list(view0.inputs), list(view1.inputs)
+        replace_inputs(view1, inputs0)
+        if both_ways:
+            replace_inputs(view0, inputs1)
+    return view0, view1
+
+
+def _plan_inputs(
+    plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
+) -> None:
+    allowed = [*view0.ops, *view1.ops]
+    for view in (view0, view1):
+        # Whoever reads a passthrough tensor reads an input of the view.
+        allowed += get_consuming_ops(view.passthroughs)
+    _plan(plan, view0.inputs, view1.inputs, both_ways, can_modify=allowed)
+
+
+def _plan_outputs(
+    plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
+) -> None:
+    own = [*view0.ops, *view1.ops]
+    _plan(plan, view0.outputs, view1.outputs, both_ways, cannot_modify=own)
+
+
+def _plan(
+    plan: Plan,
+    ts0: Sequence[Tensor],
+    ts1: Sequence[Tensor],
+    both_ways: bool,
+    **limits: Any,
+) -> None:
+    check_compatible(ts0, ts1)
+    pairs = list(zip(ts1, ts0, strict=True))
+    if both_ways:
+        check_compatible(ts1, ts0)
+        pairs += zip(ts0, ts1, strict=True)
+    plan.redirect(pairs, may_modify(**limits))
+
+
+def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
+    """Give `view` other inputs in place, one for each it has.
+
+    A passthrough tensor keeps being one: its successor replaces it among the
+    passthrough tensors and the outputs.
+    """
+    before = view.copy()
+    position = index_by_identity(view.inputs)
+    passing = index_by_identity(view.passthroughs)
+
+    def successor(t: Tensor) -> Tensor:
+        return inputs[position[id(t)]] if id(t) in passing and id(t) in position else t
+
+    view._output_ts = [successor(t) for t in view.outputs]
+    view._passthrough_ts = [successor(t) for t in view.passthroughs]
+    view._input_ts = list(inputs)
+    if view.graph is not None:
+        note_undo(view.graph, lambda: view._assign_from(before))

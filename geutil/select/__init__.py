@@ -1,0 +1,49 @@
+"""L1, looking: filters, walks, boundaries, subgraph views and matchers.
+
+Nothing here changes a graph. Every function is linear in the ops and edges it visits
+and returns them in a deterministic order.
+"""
+
+from geutil.select.boundary import (
+    compute_boundary_ts,
+    get_ops_ios,
+    get_within_boundary_ops,
+)
+from geutil.select.controls import ControlOutputs, check_cios
+from geutil.select.filters import (
+    filter_ops,
+    filter_ops_from_regex,
+    filter_ts,
+    filter_ts_from_regex,
+    get_name_scope_ops,
+)
+from geutil.select.queries import select_ops, select_ops_and_ts, select_ts
+from geutil.select.regexes import can_be_regex, make_regex
+from geutil.select.walks import (
+    get_backward_walk_ops,
+    get_forward_walk_ops,
+    get_walks_intersection_ops,
+    get_walks_union_ops,
+)
+
+__all__ = [
+    "ControlOutputs",
+    "can_be_regex",
+    "check_cios",
+    "compute_boundary_ts",
+    "filter_ops",
+    "filter_ops_from_regex",
+    "filter_ts",
+    "filter_ts_from_regex",
+    "get_backward_walk_ops",
+    "get_forward_walk_ops",
+    "get_name_scope_ops",
+    "get_ops_ios",
+    "get_walks_intersection_ops",
+    "get_walks_union_ops",
+    "get_within_boundary_ops",
+    "make_regex",
+    "select_ops",
+    "select_ops_and_ts",
+    "select_ts",
+]

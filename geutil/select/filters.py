@@ -1,0 +1,160 @@
+"""Filters: the ops or tensors of a set for which something holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from geutil.graph.identity import unique
+from geutil.graph.kinds import Operation, Tensor, is_graph
+from geutil.graph.names import scope_finalize
+from geutil.select.lists import get_tensors, make_list_of_op
+from geutil.select.regexes import make_regex
+
+OpFilter = Callable[[Operation], Any]
+TensorFilter = Callable[[Tensor], Any]
+
+
+def filter_ts(ops: Any, positive_filter: bool | TensorFilter) -> list[Tensor]:
+    """Return the inputs and outputs of `ops` that pass a filter, each once.
+
+    Args:
+        ops: anything that `make_list_of_op` takes.
+        positive_filter: a predicate on tensors, or True for all.
+
+    Returns:
+        Op by op, inputs before outputs: graph order when `ops` is in graph order.
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+
+    Cost: linear in the ops and their inputs and outputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> [t.name for t in ge.filter_ts(y.op, True)]
+        ['x:0', 'y:0']
+    """
+    if is_graph(ops):
+        tensors = get_tensors(ops)
+    else:
+        listed = make_list_of_op(ops)
+        tensors = unique(
+            t for op in listed for ts in (op.inputs, op.outputs) for t in ts
+        )
+    if positive_filter is True:
+        return tensors
+    return [t for t in tensors if positive_filter(t)]  # type: ignore[operator]
+
+
+def filter_ts_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Tensor]:
+    r"""Return the inputs and outputs of `ops` whose name a regex finds.
+
+    Args:
+        ops: anything that `make_list_of_op` takes.
+        regex: used by `re.search`; `r"^foo(/.*)?:\d+$"` finds the scope "foo".
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+        SelectionError: `regex` is none.
+
+    Cost: linear in the ops and their inputs and outputs.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="foo/x") + 2.0
+        >>> [t.name for t in ge.filter_ts_from_regex(graph, "^foo/")]
+        ['foo/x:0']
+    """
+    search = make_regex(regex).search
+    return filter_ts(ops, lambda t: search(t.name))
+
+
+def filter_ops(ops: Any, positive_filter: bool | OpFilter) -> list[Operation]:
+    """Return the ops that pass a filter, in the order given.
+
+    Args:
+        ops: anything that `make_list_of_op` takes.
+        positive_filter: a predicate on ops, or True for all.
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+
+    Cost: linear in the ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     y = tf.negative(tf.constant(1.0), name="y")
+        >>> [op.name for op in ge.filter_ops(graph, ge.op_type("Neg"))]
+        ['y']
+    """
+    listed = make_list_of_op(ops)
+    if positive_filter is True:
+        return listed
+    return [op for op in listed if positive_filter(op)]  # type: ignore[operator]
+
+
+def filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operation]:
+    """Return the ops whose name a regex finds, in the order given.
+
+    Args:
+        ops: anything that `make_list_of_op` takes.
+        regex: used by `re.search`; "^foo(/.*)?$" finds the scope "foo".
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+        SelectionError: `regex` is none.
+
+    Cost: linear in the ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="foo/x")
+        >>> [op.name for op in ge.filter_ops_from_regex(graph, "^foo/")]
+        ['foo/x']
+    """
+    search = make_regex(regex).search
+    return [op for op in make_list_of_op(ops) if search(op.name)]
+
+
+def get_name_scope_ops(ops: Any, scope: str) -> list[Operation]:
+    """Return the ops of a name scope, in the order given.
+
+    An op belongs to "foo/bar" when its name is that or begins with "foo/bar/"; the
+    scope is a plain name, no regular expression. The empty scope is the whole graph.
+
+    Args:
+        ops: anything that `make_list_of_op` takes.
+        scope: the scope, with or without a slash at its end.
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+
+    Cost: linear in the ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     _ = tf.constant(1.0, name="foo/bar"), tf.constant(1.0, name="foo/barn")
+        >>> [op.name for op in ge.get_name_scope_ops(graph, "foo/bar/")]
+        ['foo/bar']
+    """
+    inside = scope_finalize(scope)
+    itself = inside[:-1]
+    listed = make_list_of_op(ops)
+    if not inside:
+        return listed
+    names = ((op, op.name) for op in listed)
+    return [op for op, name in names if name.startswith(inside) or name == itself]

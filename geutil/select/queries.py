@@ -1,0 +1,203 @@
+"""Queries: one call that takes regexes, ops, tensors and nested lists of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph.identity import unique
+from geutil.graph.kinds import (
+    Element,
+    Graph,
+    Operation,
+    Tensor,
+    is_graph,
+    is_op,
+    is_tensor,
+    require_graph,
+    type_name,
+)
+from geutil.graph.trees import flatten
+from geutil.select.filters import filter_ops_from_regex, filter_ts_from_regex
+from geutil.select.lists import get_tensors, get_unique_graph
+from geutil.select.regexes import can_be_regex, make_regex
+
+_OPS_TAG = "(?#ops)"
+_TS_TAG = "(?#ts)"
+_KEYWORDS = ("graph", "positive_filter", "restrict_ops_regex", "restrict_ts_regex")
+
+
+def select_ops(*args: Any, **kwargs: Any) -> list[Operation]:
+    """Return the ops that the arguments select, each once.
+
+    Args:
+        *args: regexes (strings or compiled, found in the op's name by `re.search`),
+            ops, graphs, and nested lists of these. Tensors, and regexes that begin
+            with "(?#ts)", are left out.
+        **kwargs: `graph`, the `tf.Graph` that regexes are looked up in;
+            `positive_filter`, a predicate on ops; `restrict_ops_regex`, True to leave
+            out regexes that do not begin with "(?#ops)".
+
+    Returns:
+        Argument by argument; the ops that a regex finds are in graph order.
+
+    Raises:
+        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        SelectionError: an unknown keyword, a regex without `graph`, or ops of
+            different graphs.
+
+    Cost: linear in the ops, for each regex.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="foo/x")
+        ...     y = tf.negative(x, name="bar/y")
+        >>> [op.name for op in ge.select_ops("^foo/", [y.op], graph=graph)]
+        ['foo/x', 'bar/y']
+    """
+    options = _options(kwargs)
+    return _select(
+        args, options, _OPS_TAG, _TS_TAG, is_op, is_tensor, filter_ops_from_regex
+    )
+
+
+def select_ts(*args: Any, **kwargs: Any) -> list[Tensor]:
+    """Return the tensors that the arguments select, each once.
+
+    Args:
+        *args: regexes (strings or compiled, found in the tensor's name by
+            `re.search`), tensors, graphs, and nested lists of these. Ops, and regexes
+            that begin with "(?#ops)", are left out.
+        **kwargs: `graph`, the `tf.Graph` that regexes are looked up in;
+            `positive_filter`, a predicate on tensors; `restrict_ts_regex`, True to
+            leave out regexes that do not begin with "(?#ts)".
+
+    Returns:
+        Argument by argument; the tensors that a regex finds are in graph order.
+
+    Raises:
+        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        SelectionError: an unknown keyword, a regex without `graph`, or tensors of
+            different graphs.
+
+    Cost: linear in the tensors, for each regex.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="foo/x")
+        >>> [t.name for t in ge.select_ts("^foo/.*:0$", graph=graph)]
+        ['foo/x:0']
+    """
+    options = _options(kwargs)
+    return _select(
+        args, options, _TS_TAG, _OPS_TAG, is_tensor, is_op, filter_ts_from_regex
+    )
+
+
+def select_ops_and_ts(
+    *args: Any, **kwargs: Any
+) -> tuple[list[Operation], list[Tensor]]:
+    """Return the ops and the tensors that the arguments select.
+
+    Args:
+        *args: what `select_ops` and `select_ts` take. A regex selects ops unless it
+            begins with "(?#ts)".
+        **kwargs: `graph` and `positive_filter`.
+
+    Returns:
+        `(ops, tensors)`.
+
+    Raises:
+        ArgumentTypeError, SelectionError: as `select_ops`.
+
+    Cost: linear in the ops and tensors, for each regex.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="foo/x")
+        >>> ge.select_ops_and_ts("^foo/", "(?#ts)^foo/", graph=graph)
+        ([<tf.Operation 'foo/x' type=Const>],
+         [<tf.Tensor 'foo/x:0' shape=() dtype=float32>])
+    """
+    for name in kwargs:
+        if name not in _KEYWORDS[:2]:
+            raise SelectionError(_unknown(name, _KEYWORDS[:2]))
+    ops = select_ops(*args, restrict_ops_regex=False, **kwargs)
+    ts = select_ts(*args, restrict_ts_regex=True, **kwargs)
+    return ops, ts
+
+
+class _Options:
+    """The keywords of a query, checked."""
+
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        positive_filter: Callable[[Element], Any] | None = None,
+        restrict_ops_regex: bool = False,
+        restrict_ts_regex: bool = False,
+    ) -> None:
+        if graph is not None:
+            require_graph(graph)
+        self.graph = graph
+        self.positive_filter = positive_filter
+        self.restricted = {_OPS_TAG: restrict_ops_regex, _TS_TAG: restrict_ts_regex}
+
+
+def _options(kwargs: dict[str, Any]) -> _Options:
+    for name in kwargs:
+        if name not in _KEYWORDS:
+            raise SelectionError(_unknown(name, _KEYWORDS))
+    return _Options(**kwargs)
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    return f"unknown keyword '{name}'; known are {', '.join(known)}"
+
+
+def _select(
+    args: tuple[Any, ...],
+    options: _Options,
+    own_tag: str,
+    other_tag: str,
+    wanted: Callable[[object], bool],
+    ignored: Callable[[object], bool],
+    find: Callable[[Graph, re.Pattern[str]], list[Element]],
+) -> list[Element]:
+    found: list[Element] = []
+    listed: list[Element] = []
+    for leaf in flatten(args):
+        if can_be_regex(leaf):
+            regex = make_regex(leaf)
+            if options.graph is None:
+                raise SelectionError(
+                    f"pass graph= to look up the regex '{regex.pattern}'"
+                )
+            tagged = regex.pattern.startswith(own_tag)
+            if regex.pattern.startswith(other_tag) or (
+                options.restricted[own_tag] and not tagged
+            ):
+                continue
+            found += find(options.graph, regex)
+        elif is_graph(leaf):
+            found += leaf.get_operations() if wanted is is_op else get_tensors(leaf)
+        elif wanted(leaf):
+            listed.append(leaf)
+            found.append(leaf)
+        elif not ignored(leaf):
+            raise ArgumentTypeError(
+                "expected a regex, a tf.Operation, a tf.Tensor or a list of these, got "
+                f"{type_name(leaf)}"
+            )
+    get_unique_graph(listed)
+    if options.positive_filter is not None:
+        found = [element for element in found if options.positive_filter(element)]
+    return unique(found) if len(args) > 1 or listed else found

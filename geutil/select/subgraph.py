@@ -1,0 +1,338 @@
+"""A view of part of a graph: its ops, and the tensors that it takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph.adjacency import consumers
+from geutil.graph.identity import index_by_identity, unique
+from geutil.graph.kinds import Element, Graph, Operation, Tensor, type_name
+from geutil.select.boundary import compute_boundary_ts
+from geutil.select.lists import get_unique_graph, make_list_of_op, make_list_of_t
+from geutil.select.listview import ListView
+from geutil.select.walks import get_walks_union_ops
+
+
+class SubGraphView:
+    """Part of a graph, seen as a function from its inputs to its outputs.
+
+    A view has ops, input tensors and output tensors. An input or output is *connected*
+    when an op of the view reads or makes it, and *passthrough* otherwise: such a tensor
+    goes straight from the inputs to the outputs. Remapping leaves inputs out (they are
+    then *hidden*: taken as given) or repeats and reorders outputs. A view changes
+    nothing in the graph. Functions that rewire views update them in place; other edits
+    may leave a view out of date, so keep views short-lived.
+
+    Args:
+        inside_ops: the ops (anything that `make_list_of_op` takes).
+        passthrough_ts: tensors; those that an op of the view reads or makes are
+            left out.
+
+    Raises:
+        ArgumentTypeError: an argument is not made of ops, or of tensors.
+        SelectionError: the elements belong to different graphs.
+
+    Cost: linear in the ops and their edges; look-ups by tensor or op take constant
+    time after a linear first one.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> view = ge.SubGraphView(y.op)
+        >>> view.inputs, view.outputs
+        ([<tf.Tensor 'x:0' shape=() dtype=float32>],
+         [<tf.Tensor 'y:0' shape=() dtype=float32>])
+    """
+
+    _graph: Graph | None
+    _ops: list[Operation]
+    _input_ts: list[Tensor]
+    _output_ts: list[Tensor]
+    _passthrough_ts: list[Tensor]
+    _lookups: dict[str, tuple[list[Any], dict[int, int]]]
+
+    def __init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None:
+        ops = make_list_of_op(inside_ops)
+        passthroughs = make_list_of_t(passthrough_ts)
+        self._graph = get_unique_graph((*ops[:1], *passthroughs))
+        self._ops = ops
+        self._lookups = {}
+        inputs, outputs, inside = compute_boundary_ts(ops)
+        if passthroughs:
+            connected = {id(t) for ts in (inputs, outputs, inside) for t in ts}
+            passthroughs = [t for t in unique(passthroughs) if id(t) not in connected]
+        self._passthrough_ts = passthroughs
+        self._input_ts = inputs + passthroughs
+        self._output_ts = outputs + passthroughs
+
+    # -- what the view holds ---------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph, or None for the empty view."""
+        return self._graph
+
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops."""
+        return self._ops
+
+    @property
+    def inputs(self) -> ListView:
+        """The input tensors, connected ones first."""
+        return ListView(self._input_ts)
+
+    @property
+    def outputs(self) -> ListView:
+        """The output tensors, connected ones first."""
+        return ListView(self._output_ts)
+
+    @property
+    def connected_inputs(self) -> list[Tensor]:
+        """The inputs that an op of the view reads."""
+        return [t for t in self._input_ts if not self.is_passthrough(t)]
+
+    @property
+    def connected_outputs(self) -> list[Tensor]:
+        """The outputs that an op of the view makes."""
+        return [t for t in self._output_ts if not self.is_passthrough(t)]
+
+    @property
+    def passthroughs(self) -> ListView:
+        """The tensors that go straight from the inputs to the outputs."""
+        return ListView(self._passthrough_ts)
+
+    def consumers(self) -> list[Operation]:
+        """Return the ops that read an output, each once, output by output."""
+        return unique(op for t in self._output_ts for op in consumers(t))
+
+    # -- look-ups --------------------------------------------------------------------
+
+    def op(self, op_id: int) -> Operation:
+        """Return the op at an index."""
+        return self._ops[op_id]
+
+    def is_passthrough(self, t: Tensor) -> bool:
+        """Tell whether `t` is a passthrough tensor."""
+        return bool(self._passthrough_ts) and id(t) in self._index("_passthrough_ts")
+
+    def input_index(self, t: Tensor) -> int:
+        """Return the index of `t` among the inputs.
+
+        Raises:
+            SelectionError: it is none.
+        """
+        return self._position("_input_ts", t, "an input")
+
+    def output_index(self, t: Tensor) -> int:
+        """Return the first index of `t` among the outputs.
+
+        Raises:
+            SelectionError: it is none.
+        """
+        return self._position("_output_ts", t, "an output")
+
+    def find_op_by_name(self, op_name: str) -> Operation:
+        """Return the op called `op_name`.
+
+        Raises:
+            SelectionError: the view has no such op.
+        """
+        if self._graph is not None:
+            try:
+                op = self._graph.get_operation_by_name(op_name)
+            except (KeyError, ValueError):
+                op = None
+            if op is not None and id(op) in self._index("_ops"):
+                return op
+        raise SelectionError(f"no op '{op_name}' in {self!r}")
+
+    def _position(self, attribute: str, t: Tensor, what: str) -> int:
+        position = self._index(attribute).get(id(t))
+        if position is None:
+            name = getattr(t, "name", t)
+            raise SelectionError(f"'{name}' is not {what} of {self!r}")
+        return position
+
+    def _index(self, attribute: str) -> dict[int, int]:
+        """Return positions by id in one of the lists, made once for each list."""
+        elements = getattr(self, attribute)
+        known = self._lookups.get(attribute)
+        if known is None or known[0] is not elements:
+            known = self._lookups[attribute] = (elements, index_by_identity(elements))
+        return known[1]
+
+    # -- views made from this one ----------------------------------------------------
+
+    def copy(self) -> SubGraphView:
+        """Return an equal view; the graph is not copied."""
+        result = type(self).__new__(type(self))
+        result._assign_from(self)
+        return result
+
+    __copy__ = copy
+
+    def remap_inputs(self, new_input_indices: Iterable[int]) -> SubGraphView:
+        """Return a view with these inputs only, in this order.
+
+        Args:
+            new_input_indices: indices into the inputs, without repetitions.
+
+        Raises:
+            SelectionError: an index is out of range or repeated.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> import geutil as ge
+            >>> with tf.Graph().as_default():
+            ...     z = tf.add(tf.constant(1.0, name="x"), tf.constant(2.0, name="y"))
+            >>> [t.name for t in ge.sgv(z.op).remap_inputs([1]).inputs]
+            ['y:0']
+        """
+        return self.remap(new_input_indices=new_input_indices)
+
+    def remap_outputs(self, new_output_indices: Iterable[int]) -> SubGraphView:
+        """Return a view with these outputs, in this order; repetitions are allowed.
+
+        Raises:
+            SelectionError: an index is out of range.
+        """
+        return self.remap(new_output_indices=new_output_indices)
+
+    def remap(
+        self,
+        new_input_indices: Iterable[int] | None = None,
+        new_output_indices: Iterable[int] | None = None,
+    ) -> SubGraphView:
+        """Return a view with other inputs and outputs; None keeps those there are.
+
+        Raises:
+            SelectionError: an index is out of range, or an input index repeated.
+        """
+        result = self.copy()
+        if new_input_indices is not None:
+            indices = _checked(new_input_indices, len(self._input_ts), repetition=False)
+            result._input_ts = [self._input_ts[i] for i in indices]
+        if new_output_indices is not None:
+            indices = _checked(
+                new_output_indices, len(self._output_ts), repetition=True
+            )
+            result._output_ts = [self._output_ts[i] for i in indices]
+        return result
+
+    def remap_default(
+        self, remove_input_map: bool = True, remove_output_map: bool = True
+    ) -> SubGraphView:
+        """Return a view with the inputs and outputs that the graph gives its ops.
+
+        Args:
+            remove_input_map: whether the inputs are set back.
+            remove_output_map: whether the outputs are set back.
+        """
+        result = self.copy()
+        inputs, outputs, _ = compute_boundary_ts(self._ops)
+        if remove_input_map:
+            result._input_ts = inputs + self._passthrough_ts
+        if remove_output_map:
+            result._output_ts = outputs + self._passthrough_ts
+        return result
+
+    def remap_outputs_make_unique(self) -> SubGraphView:
+        """Return a view whose outputs are there once each."""
+        result = self.copy()
+        result._output_ts = unique(self._output_ts)
+        return result
+
+    def remap_outputs_to_consumers(self) -> SubGraphView:
+        """Return a view whose outputs are there once for each input that reads them."""
+        result = self.copy()
+        result._output_ts = [
+            t for t in unique(self._output_ts) for _ in range(len(t.consumers()))
+        ]
+        return result
+
+    def remove_unused_ops(self, control_inputs: bool = True) -> SubGraphView:
+        """Return a view without the ops that neither use inputs nor lead to outputs.
+
+        Args:
+            control_inputs: whether an op that others wait for counts as used.
+        """
+        result = self.copy()
+        used = set(
+            get_walks_union_ops(
+                self.connected_inputs,
+                self.connected_outputs,
+                within_ops=self._ops,
+                control_inputs=control_inputs,
+            )
+        )
+        result._ops = [op for op in self._ops if op in used]
+        return result
+
+    def _assign_from(self, other: SubGraphView) -> None:
+        """Make this view equal to `other`."""
+        if not isinstance(other, SubGraphView):
+            raise ArgumentTypeError(f"expected a SubGraphView, got {type_name(other)}")
+        self._graph = other._graph
+        self._ops = list(other._ops)
+        self._passthrough_ts = list(other._passthrough_ts)
+        self._input_ts = list(other._input_ts)
+        self._output_ts = list(other._output_ts)
+        self._lookups = {}
+
+    # -- Python protocol -------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return self._graph is not None
+
+    def __enter__(self) -> SubGraphView:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to release: the block only shows how long the view shall live."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<SubGraphView: {len(self._ops)} ops, {len(self._input_ts)} inputs, "
+            f"{len(self._output_ts)} outputs>"
+        )
+
+    def __str__(self) -> str:
+        if not self:
+            return "SubGraphView: empty"
+        lines = [f"SubGraphView (graphid={id(self._graph)}):"]
+        for title, elements in (
+            ("ops", self._ops),
+            ("inputs", self._input_ts),
+            ("outputs", self._output_ts),
+        ):
+            lines.append(
+                f"** {title}[{len(elements)}]:" if elements else f"** {title}: empty"
+            )
+            lines += map(self._label, elements)
+        return "\n".join([*lines, ""])
+
+    def _label(self, element: Element) -> str:
+        name: str = element.name
+        return f"{name} *" if self.is_passthrough(element) else name
+
+
+def _checked(indices: Iterable[int], count: int, *, repetition: bool) -> Sequence[int]:
+    listed = list(indices)
+    for index in listed:
+        if not 0 <= index < count:
+            raise SelectionError(f"index {index} is out of the range 0 to {count - 1}")
+    if not repetition and len(set(listed)) != len(listed):
+        raise SelectionError(f"an input may be listed once only, got {listed}")
+    return listed

@@ -1,0 +1,167 @@
+"""What remains to be done once the copies exist.
+
+Devices, colocation, control edges, shapes, gradients known to Python, and the
+control-flow contexts of version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from geutil.errors import TransformError
+from geutil.graph import contexts
+from geutil.graph.adjacency import control_flow_context
+from geutil.graph.colocation import rename_entries, set_class_entries
+from geutil.graph.importing import (
+    add_control_edges,
+    python_gradient,
+    set_python_gradient,
+)
+from geutil.graph.kinds import Operation
+from geutil.graph.names import absolute_unique_name
+from geutil.graph.shapes import refine_shape, same_static_shape
+from geutil.select.walks import get_forward_walk_ops
+from geutil.transform.state import TransformState
+
+ControlHandler = Callable[[TransformState, Operation], Operation | None]
+
+
+def finish_copies(info: TransformState) -> None:
+    """Give the ops copied as they are what an import loses. Linear in the ops."""
+    unlike = _ops_with_other_shapes(info)
+    for op, op_ in info.copied.items():
+        if op not in unlike:
+            for t, t_ in zip(op.outputs, op_.outputs, strict=True):
+                if not same_static_shape(t_, t):
+                    refine_shape(t_, t)
+        original_op, gradient_function = python_gradient(op)
+        if original_op is not None:
+            original_op = info.transform_original_op_handler(info, original_op)
+        if original_op is not None or gradient_function is not None:
+            set_python_gradient(op_, original_op, gradient_function)
+    _set_colocation(info)
+
+
+def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
+    """Return the ops behind an input whose stand-in has another static shape.
+
+    For these, what the original knows about shapes need not hold.
+    """
+    changed = [
+        t
+        for t, t_ in info.transformed_ts.items()
+        if t.op not in info.ops and not same_static_shape(t, t_)
+    ]
+    return (
+        set(get_forward_walk_ops(changed, within_ops=info.sgv.ops))
+        if changed
+        else set()
+    )
+
+
+def _set_colocation(info: TransformState) -> None:
+    if not info.colocated:
+        return
+    by_name = {op.name: op_.name for op, op_ in info.copied.items()}
+
+    def rename(name: str) -> str | None:
+        return by_name.get(name, name if info.same_graph else None)
+
+    for op, entries in info.colocated.items():
+        renamed = rename_entries(entries, rename)
+        if renamed:
+            set_class_entries(info.copied[op], renamed)
+
+
+def connect_control_inputs(
+    info: TransformState, handler: ControlHandler, outside_only: bool
+) -> None:
+    """Make the copies wait for what the handler makes of each control input.
+
+    Args:
+        info: the running transformation.
+        handler: returns the op that stands for a control input, or None.
+        outside_only: whether control edges inside the view exist already.
+    """
+    for op, op_ in info.transformed_ops.items():
+        controls = op.control_inputs
+        if outside_only:
+            controls = [c for c in controls if c not in info.ops]
+        controls_ = [handler(info, c) for c in controls]
+        if controls_:
+            add_control_edges(
+                op_, [c for c in controls_ if c is not None and c is not op_]
+            )
+
+
+def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:
+    """Return the contexts of the view that will be copied, outer before inner.
+
+    Raises:
+        TransformError: the view holds part of a loop's machinery, or part of a loop
+            that is to be copied to another graph.
+    """
+    whole = []
+    for members in contexts.members_of_contexts(info.graph, info.sgv.ops):
+        missing = next((op for op in members.ops if op not in info.ops), None)
+        if missing is None and contexts.can_copy_context(members.context):
+            whole.append(members)
+        elif missing is not None and contexts.is_loop(members.context):
+            _check_loop_part(info, members, missing)
+    for members in whole:
+        if contexts.is_loop(members.context):
+            name = members.context.name
+            if name not in info.frames:
+                fresh = _context_name(info, name)
+                info.frames.update(contexts.frame_names(members.context, fresh))
+    return whole
+
+
+def _check_loop_part(
+    info: TransformState, members: contexts.ContextMembers, missing: Operation
+) -> None:
+    machinery = next(
+        (op for op in members.ops if op in info.ops and contexts.is_loop_structure(op)),
+        None,
+    )
+    if machinery is None and info.same_graph:
+        return
+    part = machinery or next(op for op in members.ops if op in info.ops)
+    raise TransformError(
+        f"'{part.name}' is part of while loop '{members.context.name}', which can only "
+        f"be copied whole: '{missing.name}' is missing; select the loop's name scope"
+    )
+
+
+def _context_name(info: TransformState, name: str) -> str:
+    return absolute_unique_name(
+        info.graph_, info.scope_ + name.removeprefix(info.scope)
+    )
+
+
+def copy_contexts(
+    info: TransformState, whole: Iterable[contexts.ContextMembers]
+) -> None:
+    """Give the copies control-flow contexts: copied ones, or those of the originals."""
+    copies: dict[int, Any] = {}
+    renamed = {op.name: op_.name for op, op_ in info.copied.items()}
+    renamed.update((t.name, t_.name) for t, t_ in info.transformed_ts.items())
+    for members in whole:
+        context = members.context
+        if id(context) in copies:
+            continue
+        outer = context.outer_context
+        name = info.frames.get(context.name) or _context_name(info, context.name)
+        copies |= contexts.copy_context(
+            context,
+            info.graph_,
+            copies.get(id(outer), outer if info.same_graph else None),
+            name,
+            lambda old: renamed.get(old, old),
+        )
+    for op, op_ in info.copied.items():
+        context = control_flow_context(op)
+        if context is not None:
+            kept = context if info.same_graph else None
+            contexts.set_context(op_, copies.get(id(context), kept))

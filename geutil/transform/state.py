@@ -1,0 +1,87 @@
+"""What a transformation knows while it runs; handlers get it as `info`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from geutil.errors import TransformError
+from geutil.graph.collecting import collections_of_elements, known_collection_names
+from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
+from geutil.graph.kinds import Element, Graph, Operation, Tensor
+from geutil.select.controls import ControlOutputs
+from geutil.select.subgraph import SubGraphView
+
+
+class TransformState:
+    """The state of one call of a `Transformer`.
+
+    Names with a trailing underscore speak of the destination, as in `graph_`.
+
+    Attributes:
+        sgv: the view that is transformed.
+        sgv_inputs_set: its inputs.
+        ops: its ops.
+        graph, scope: the source graph, and the scope that names are relative to.
+        graph_, scope_: the destination graph and scope.
+        transformed_ops, transformed_ts: the copies made so far.
+        collections: the collections of each op and tensor of the source graph.
+        control_outputs: the control outputs in the source graph.
+        copied: the ops that were copied as they are, with their copies.
+        colocated: the `_class` entries of the ops that have any.
+        replacements: tensors to read instead of others, inside ones included.
+        frames: the new frame name for each version 1 loop.
+        cyclic_ts: (op, index, tensor) for loop edges that wait for their producer.
+        transform_original_op_handler: the handler of the running transformer.
+    """
+
+    def __init__(
+        self, sgv: SubGraphView, dst_graph: Graph, dst_scope: str, src_scope: str
+    ) -> None:
+        self.sgv = sgv
+        self.sgv_inputs_set = IdentitySet(sgv.inputs)
+        self.ops = frozenset(sgv.ops)
+        self.graph: Graph = sgv.graph
+        self.scope = src_scope
+        self.graph_ = dst_graph
+        self.scope_ = dst_scope
+        self.transformed_ops: dict[Operation, Operation] = {}
+        self.transformed_ts: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        self.control_outputs = ControlOutputs(self.graph)
+        self.collections = collections_of_elements(self.graph)
+        self.copied: dict[Operation, Operation] = {}
+        self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
+        self.frames: dict[str, str] = {}
+        self.colocated: dict[Operation, list[bytes]] = {}
+        self.replacements: IdentityMap[Tensor] = IdentityMap()
+        self.transform_original_op_handler: Any = None
+        self._known_collections = known_collection_names()
+
+    @property
+    def same_graph(self) -> bool:
+        """Whether source and destination are one graph."""
+        return self.graph is self.graph_
+
+    def new_name(self, name: str) -> str:
+        """Return the name in the destination scope for a name in the source scope.
+
+        Raises:
+            TransformError: the name does not lie in the source scope.
+        """
+        if not name.startswith(self.scope):
+            raise TransformError(
+                f"'{name}' does not lie in the source scope '{self.scope}'; pass "
+                "src_scope='' to keep whole names, or leave the op out"
+            )
+        return self.scope_ + name[len(self.scope) :]
+
+    def collection_names(self, element: Element) -> list[str]:
+        """Return the collections that the copy of `element` belongs to.
+
+        Names that TensorFlow gives a meaning stay; others move to the new scope.
+        """
+        return [
+            name
+            if name in self._known_collections
+            else self.scope_ + name.removeprefix(self.scope)
+            for name in self.collections.get(element, [])
+        ]

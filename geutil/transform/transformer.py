@@ -1,0 +1,244 @@
+"""The transformer: copies a view, with a handler for each decision."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from geutil.errors import FinalizedGraphError, TransformError
+from geutil.graph.identity import IdentityMap, index_by_identity
+from geutil.graph.importing import capture
+from geutil.graph.kinds import (
+    Graph,
+    Tensor,
+    is_func_graph,
+    is_tensor,
+    require_graph,
+    type_name,
+)
+from geutil.graph.names import absolute_unique_name, scope_finalize
+from geutil.select.subgraph import SubGraphView
+from geutil.select.views import make_view
+from geutil.transform import finishing, handlers
+from geutil.transform.bulk import copy_ops_in_bulk
+from geutil.transform.result import TransformerInfo
+from geutil.transform.single import transform_ops_one_by_one
+from geutil.transform.state import TransformState
+
+
+class Transformer:
+    """Transforms a view into new ops.
+
+    Out of the box it copies the ops and puts placeholders for the inputs. Each decision
+    can be replaced by setting an attribute.
+
+    Attributes:
+        transform_op_handler: `(info, op, new_inputs) -> (op_, outputs_)` makes an op.
+            While it is `copy_op_handler`, or a `functools.partial` of it, ops are
+            copied in bulk.
+        transform_external_input_handler: `(info, t) -> t_` for an input of the view.
+        transform_external_hidden_input_handler: `(info, t) -> t_` for a tensor from
+            outside that is not among the inputs.
+        transform_control_input_handler: `(info, op) -> op_ or None`.
+        transform_original_op_handler: `(info, op) -> op_ or None` for the op that a
+            gradient op was made for.
+        assign_collections_handler: `(info, elem, elem_) -> None`.
+        replacements: tensors to read instead of others, wherever these come from; no
+            handler is asked about them.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_external_input_handler = lambda info, t: t
+        >>> view, info = transformer(y.op, graph, "copy")
+        >>> info.transformed(y).op.inputs[0].name
+        'x:0'
+    """
+
+    def __init__(self) -> None:
+        self.transform_op_handler: Any = handlers.copy_op_handler
+        self.transform_control_input_handler: Any = (
+            handlers.transform_op_if_inside_handler
+        )
+        self.assign_collections_handler: Any = (
+            handlers.assign_renamed_collections_handler
+        )
+        self.transform_external_input_handler: Any = (
+            handlers.replace_t_with_placeholder_handler
+        )
+        self.transform_external_hidden_input_handler: Any = (
+            handlers.keep_t_if_possible_handler
+        )
+        self.transform_original_op_handler: Any = (
+            handlers.transform_op_if_inside_handler
+        )
+        self.replacements: IdentityMap[Tensor] = IdentityMap()
+
+    def __call__(
+        self,
+        sgv: Any,
+        dst_graph: Graph,
+        dst_scope: str,
+        src_scope: str = "",
+        reuse_dst_scope: bool = False,
+    ) -> tuple[SubGraphView, TransformerInfo]:
+        """Transform a view.
+
+        Args:
+            sgv: a view, or anything that `make_view` takes.
+            dst_graph: the graph that the new ops go to.
+            dst_scope: their name scope.
+            src_scope: the scope that their names are relative to: with "a" and
+                dst_scope "b", "a/x" becomes "b/x".
+            reuse_dst_scope: whether a scope that exists is used as it is; otherwise
+                it gets a number.
+
+        Returns:
+            `(sgv_, info)`: a view of the new ops whose inputs and outputs are in the
+            order of those of `sgv`, and a `TransformerInfo`.
+
+        Raises:
+            ArgumentTypeError: `sgv` makes no view, or `dst_graph` is no graph.
+            TransformError: an op lies outside `src_scope`, part of a version 1 loop is
+                missing, a handler returned what it may not, or TensorFlow refuses.
+            FinalizedGraphError: `dst_graph` is finalized.
+
+        Cost: linear in the ops; copied in bulk, at most half as much again as
+        `tf.import_graph_def` of the same nodes.
+        """
+        view = make_view(sgv)
+        require_graph(dst_graph)
+        if dst_graph.finalized:
+            raise FinalizedGraphError("dst_graph is finalized; pass another graph")
+        if view.graph is None:
+            raise TransformError("the view is empty; select ops to copy")
+        info = self._prepare(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
+        whole_contexts = finishing.plan_contexts(info)
+        in_bulk = self._transform_ops(info)
+        finishing.finish_copies(info)
+        finishing.connect_control_inputs(
+            info,
+            self.transform_control_input_handler,
+            outside_only=in_bulk and self._control_inputs_are_copied,
+        )
+        finishing.copy_contexts(info, whole_contexts)
+        self._assign_collections(info)
+        return _transformed_view(info), TransformerInfo(info)
+
+    def _prepare(
+        self,
+        view: SubGraphView,
+        dst_graph: Graph,
+        dst_scope: str,
+        src_scope: str,
+        reuse_dst_scope: bool,
+    ) -> TransformState:
+        scope_ = scope_finalize(dst_scope)
+        info = TransformState(view, dst_graph, scope_, scope_finalize(src_scope))
+        for op in view.ops:
+            info.new_name(op.name)
+        if scope_ and not reuse_dst_scope:
+            info.scope_ = scope_finalize(absolute_unique_name(dst_graph, scope_[:-1]))
+        info.replacements = IdentityMap(
+            (t, _checked(info, t, t_)) for t, t_ in self.replacements.items()
+        )
+        info.transform_original_op_handler = self.transform_original_op_handler
+        return info
+
+    @property
+    def _control_inputs_are_copied(self) -> bool:
+        return (
+            self.transform_control_input_handler
+            is handlers.transform_op_if_inside_handler
+        )
+
+    def _transform_ops(self, info: TransformState) -> bool:
+        """Make the new ops; return whether it was done in bulk."""
+        handler: Any = self.transform_op_handler
+        outside = functools.partial(self._transform_outside, info)
+        options: dict[str, Any] = {}
+        if type(handler) is functools.partial and not handler.args:
+            handler, options = handler.func, dict(handler.keywords)
+        if handler is handlers.copy_op_handler:
+            copy_shape = options.pop("copy_shape", False)
+            nodedef_fn = options.pop("nodedef_fn", None)
+            if not options and copy_ops_in_bulk(
+                info, outside, self._control_inputs_are_copied, nodedef_fn
+            ):
+                if copy_shape:
+                    for op, op_ in info.copied.items():
+                        handlers.copy_shapes(op, op_)
+                return True
+        transform_ops_one_by_one(info, outside, self.transform_op_handler)
+        return False
+
+    def _transform_outside(self, info: TransformState, t: Tensor) -> Tensor:
+        """Return what stands for a tensor from outside; asked once for each."""
+        t_ = info.replacements.get(t)
+        if t_ is None:
+            t_ = info.transformed_ts.get(t)
+        if t_ is None:
+            if t in info.sgv_inputs_set:
+                t_ = self.transform_external_input_handler(info, t)
+            else:
+                t_ = self.transform_external_hidden_input_handler(info, t)
+            t_ = _checked(info, t, t_)
+        if t.op not in info.ops:
+            info.transformed_ts[t] = t_
+        return t_
+
+    def _assign_collections(self, info: TransformState) -> None:
+        assign = self.assign_collections_handler
+        default = assign is handlers.assign_renamed_collections_handler
+        if default and not info.collections:
+            return
+        for op, op_ in info.transformed_ops.items():
+            assign(info, op, op_)
+            for t in op.outputs:
+                t_ = info.transformed_ts.get(t)
+                if t_ is not None:
+                    assign(info, t, t_)
+
+
+def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
+    """Refuse a stand-in that cannot be read where `t` was."""
+    if not is_tensor(t_):
+        raise TransformError(
+            f"{type_name(t_)} cannot stand in for '{t.name}'; pass a tf.Tensor"
+        )
+    if t_.dtype.base_dtype != t.dtype.base_dtype:
+        raise TransformError(
+            f"'{t_.name}' ({t_.dtype.name}) cannot stand in for '{t.name}' "
+            f"({t.dtype.name}); cast first with tf.cast"
+        )
+    if t_.graph is info.graph_:
+        return t_
+    if is_func_graph(info.graph_):
+        return capture(info.graph_, t_)
+    raise TransformError(
+        f"'{t_.name}' cannot stand in for '{t.name}': it is in another graph than the "
+        "copy; make it in dst_graph"
+    )
+
+
+def _transformed_view(info: TransformState) -> SubGraphView:
+    """Return a view of the new ops, inputs and outputs in the order of the old ones."""
+    view = SubGraphView(
+        [info.transformed_ops[op] for op in info.sgv.ops if op in info.transformed_ops]
+    )
+    inputs, outputs = index_by_identity(view.inputs), index_by_identity(view.outputs)
+    input_map: dict[int, None] = {}
+    for t in info.sgv.inputs:
+        index = inputs.get(id(info.transformed_ts.get(t)))
+        if index is not None:
+            input_map[index] = None
+    output_map = [
+        outputs[id(t_)]
+        for t_ in map(info.transformed_ts.get, info.sgv.outputs)
+        if id(t_) in outputs
+    ]
+    return view.remap(input_map, output_map)

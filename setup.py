@@ -1,0 +1,90 @@
+"""Builds and installs geutil."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+    """Returns the version, without importing the package or TensorFlow."""
+    text = (HERE / "geutil" / "version.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError("geutil/version.py does not hold a version")
+    return match.group(1)
+
+
+# Upper bounds stop at the next major version, which may break us. Lower bounds
+# leave room for the newest release that still runs on Python 3.10.
+EXTRAS = {
+    "test": [
+        # Runs the tests and the doctests.
+        "pytest>=8.3,<10",
+        # Spreads test files over worker processes: importing TensorFlow is slow.
+        "pytest-xdist>=3.6,<4",
+        # One test, many cases, each with its own name in the report.
+        "parameterized>=0.9,<1",
+        # Property tests: generates graphs and shrinks those that fail.
+        "hypothesis>=6.100,<7",
+        # Independent graph algorithms to check our walks against.
+        "networkx>=3.4,<4",
+    ],
+    "lint": [
+        # Linter and formatter. Held to one minor version, since a minor release
+        # may change the formatting and would fail the check for no fault of ours.
+        "ruff>=0.17,<0.18",
+        # Checks the types, in strict mode.
+        "mypy>=2.0,<3",
+    ],
+    "bench": [
+        # Prints the tables of results.
+        "rich>=14,<16",
+    ],
+}
+
+setup(
+    name="geutil",
+    version=read_version(),
+    description=(
+        "Graph surgery for TensorFlow 2: "
+        "the compatible successor of tf.contrib.graph_editor"
+    ),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    # The SPDX name. There is no licence classifier, since those are deprecated.
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["geutil", "geutil.*"]),
+    package_data={"geutil": ["py.typed"]},
+    # TensorFlow 2.20 is the first release for Python 3.13. There is none for 3.14.
+    python_requires=">=3.10,<3.14",
+    install_requires=[
+        # 2.16 is the first release with Keras 3. `make test-oldest` runs the tests
+        # on it.
+        "tensorflow>=2.16",
+        # TensorFlow says which versions of numpy it can work with.
+        "numpy",
+    ],
+    extras_require=EXTRAS,
+    # Type checkers read py.typed from a directory, not from a zip archive.
+    zip_safe=False,
+    keywords=["tensorflow", "graph", "graph editor", "graph surgery"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Libraries :: Python Modules",
+        "Typing :: Typed",
+    ],
+)
