@@ -1,0 +1,80 @@
+"""The settings in which the compatible surface must work.
+
+| setting | graph | behaviour |
+|---|---|---|
+| `graph` | a `tf.Graph` run by a Session | TensorFlow 2 |
+| `func_graph` | the FuncGraph of a `tf.function`, while it traces | TensorFlow 2 |
+| `v1_graph` | a `tf.Graph` run by a Session | `disable_v2_behavior()` |
+
+The last one holds for a whole process: `tests/test_v1_behavior.py` runs the tests again
+in one with `GEUTIL_TEST_V1=1`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+V1_VARIABLE = "GEUTIL_TEST_V1"
+V1 = os.environ.get(V1_VARIABLE) == "1"
+NAMES = ("v1_graph",) if V1 else ("graph", "func_graph")
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+
+    def run(self, body: Callable[[], Any]) -> list[np.ndarray]:
+        """Call `body` with a new default graph; return the values of its tensors."""
+        if self.name == "func_graph":
+            return self._trace(body)
+        with tf.Graph().as_default() as graph:
+            tensors = body()
+        return evaluate(graph, tensors or [])
+
+    def _trace(self, body: Callable[[], Any]) -> list[np.ndarray]:
+        @tf.function(autograph=False)
+        def traced() -> Any:
+            return tuple(body() or ())
+
+        return [np.asarray(value) for value in traced()]
+
+
+def evaluate(
+    graph: tf.Graph, tensors: Any, feed: dict[Any, Any] | None = None
+) -> list[np.ndarray]:
+    """Return the values of tensors of a `tf.Graph`, variables initialized."""
+    with graph.as_default():
+        config = tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=1, intra_op_parallelism_threads=1
+        )
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            initializers = [
+                v.initializer
+                for v in tf.compat.v1.get_collection(
+                    tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
+                )
+            ]
+            session.run(initializers)
+            return [np.asarray(value) for value in session.run(list(tensors), feed)]
+
+
+def default_graph() -> tf.Graph:
+    return tf.compat.v1.get_default_graph()
+
+
+def names(elements: Any) -> list[str]:
+    return [element.name for element in elements]
+
+
+def edges(graph: tf.Graph) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the inputs and control inputs of every op, to compare two states."""
+    return {
+        op.name: (names(op.inputs), sorted(names(op.control_inputs)))
+        for op in graph.get_operations()
+    }
