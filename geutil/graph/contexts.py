@@ -9,16 +9,17 @@ and read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.protobuf import control_flow_pb2
 from tensorflow.python.ops import control_flow_ops
 
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation
+from geutil.graph.kinds import Graph, Operation, is_op
 
 _ENTER = frozenset({"Enter", "RefEnter"})
 _LOOP_OPS = _ENTER | {
@@ -104,35 +105,116 @@ def whole_loops(graph: Graph, ops: Iterable[Operation]) -> list[Operation]:
 
 
 def copy_context(
-    context: Any, graph: Graph, outer: Any, name: str, rename: Callable[[str], str]
+    members: ContextMembers,
+    graph: Graph,
+    outer: Any,
+    names: Mapping[str, str],
+    kept: Collection[int],
+    rename: Callable[[str], str | None],
 ) -> dict[int, Any]:
-    """Make a copy of a context, and of those nested in it, in `graph`.
+    """Make a copy of a context, and of contexts nested in it, in `graph`.
 
     Args:
-        context: the outermost context to copy.
+        members: the outermost context to copy.
         graph: the graph that holds the copies of its ops.
         outer: the context around the copy, or None.
-        name: the name of the copy (its frame, for a loop).
-        rename: the name of the copy of an op or tensor from the original's.
+        names: the name of each context's copy (its frame, for a loop).
+        kept: the `id` of each nested context that is copied too.
+        rename: the name of the copy of an op or tensor from the original's; None for
+            one that has no copy, which the copied context does not know then.
 
     Returns:
         The copy of each context, by the `id` of its original.
     """
-    proto = _to_proto(context)
-    _rename_proto(proto, rename)
-    _name_proto(proto, name)
+    proto = members.context.to_proto()
+    originals = _prepare_protos(proto, members.context, names, kept, rename)
     with neutral(graph):
         graph._set_control_flow_context(outer)
-        if context.IsWhileContext():
+        if members.context.IsWhileContext():
             copied = control_flow_ops.WhileContext.from_proto(proto)
         else:
             copied = control_flow_ops.CondContext.from_proto(proto)
-    copies: dict[int, Any] = {}
-    pairs = [(context, copied)]
-    for original, copy in pairs:
-        copies[id(original)] = copy
-        pairs += zip(original._nested_contexts, copy._nested_contexts, strict=True)
-    return copies
+    copies = [copied]
+    for copy in copies:
+        copies += copy._nested_contexts
+    for original, copy in zip(originals, copies, strict=True):
+        _copy_collections(original, copy, graph)
+    return {id(o): c for o, c in zip(originals, copies, strict=True)}
+
+
+def _prepare_protos(
+    proto: Any,
+    context: Any,
+    names: Mapping[str, str],
+    kept: Collection[int],
+    rename: Callable[[str], str | None],
+) -> list[Any]:
+    """Rename a context proto and those nested in it; return their contexts."""
+    pairs = [(proto, context)]
+    for definition, original in pairs:
+        _rename_proto(definition, rename)
+        definition.context_name = names[original.name]
+        if original.IsCondContext() and not definition.pivot_name:
+            definition.pivot_name = next(
+                iter(definition.values_def.external_values.values())
+            )
+        nested = [
+            (d, c)
+            for d, c in zip(
+                list(definition.nested_contexts), original._nested_contexts, strict=True
+            )
+            if id(c) in kept
+        ]
+        protos = [type(d).FromString(d.SerializeToString()) for d, _ in nested]
+        del definition.nested_contexts[:]
+        definition.nested_contexts.extend(protos)
+        for d, (_, c) in zip(definition.nested_contexts, nested, strict=True):
+            pairs.append((getattr(d, d.WhichOneof("ctxt")), c))
+    return [original for _, original in pairs]
+
+
+def _copy_collections(context: Any, copy: Any, graph: Graph) -> None:
+    """Put a copied context into the collection that `tf.train.Saver` writes out."""
+    source = context._graph if context.IsWhileContext() else context.pred.graph
+    keys = tf.compat.v1.GraphKeys
+    for key in (keys.WHILE_CONTEXT, keys.COND_CONTEXT):
+        if any(member is context for member in source.get_collection_ref(key)):
+            graph.add_to_collection(key, copy)
+
+
+def first_gap(
+    members: ContextMembers, chosen: Collection[Operation]
+) -> Operation | None:
+    """Return an op of a context that `chosen` ones need and that is not chosen.
+
+    None means that the chosen part runs without the rest: what is missing are ends
+    that nobody reads, such as the Exit of a loop counter.
+    """
+    for op in (op for op in members.ops if op in chosen):
+        for needed in (*(t.op for t in op.inputs), *op.control_inputs):
+            if needed in members.ops and needed not in chosen:
+                return needed
+    for alternatives in _pivots(members.context):
+        ops = [p if is_op(p) else p.op for p in alternatives]
+        if not any(op in chosen for op in ops):
+            return ops[0]
+    return None
+
+
+def _pivots(context: Any) -> list[list[Any]]:
+    """Return what steers a context: one of each list must be there."""
+    if context.IsWhileContext():
+        return [
+            [p]
+            for p in (context._pivot_for_pred, context._pivot_for_body, context._pivot)
+        ]
+    # Whatever is switched into a branch is alive only if the branch is, and can do the
+    # work of the pivot, which nobody needs when the branch makes nothing of its own.
+    return (
+        [[context.pivot, *context._external_values.values()]]
+        if context.IsCondContext()
+        else []
+    )
 
 
 def set_context(op: Operation, context: Any) -> None:
@@ -148,64 +230,26 @@ def can_copy_context(context: Any) -> bool:
     return bool(context.IsWhileContext() or context.IsCondContext())
 
 
-def _to_proto(context: Any) -> Any:
-    return context.to_proto()
+def _rename_proto(definition: Any, rename: Callable[[str], str | None]) -> None:
+    """Rename every op and tensor that one context proto names."""
+    for descriptor, _ in definition.ListFields():
+        name = descriptor.name
+        if name.endswith("_name") and name != "context_name":
+            setattr(definition, name, rename(getattr(definition, name)) or "")
+        elif name.endswith("_names"):
+            names = getattr(definition, name)
+            names[:] = [new for n in names if (new := rename(n)) is not None]
+    _rename_values(definition.values_def, rename)
 
 
-def _rename_proto(proto: Any, rename: Callable[[str], str]) -> None:
-    """Rename every op and tensor that a context proto names; contexts keep names."""
-    stack = [proto]
-    for definition in stack:
-        for descriptor, _ in definition.ListFields():
-            name = descriptor.name
-            if name.endswith("_name") and name != "context_name":
-                setattr(definition, name, rename(getattr(definition, name)))
-            elif name.endswith("_names"):
-                names = getattr(definition, name)
-                names[:] = [rename(n) for n in names]
-        _rename_values(definition.values_def, rename)
-        for nested in definition.nested_contexts:
-            stack.append(getattr(nested, nested.WhichOneof("ctxt")))
-
-
-def _rename_values(values_def: Any, rename: Callable[[str], str]) -> None:
+def _rename_values(values_def: Any, rename: Callable[[str], str | None]) -> None:
     renamed = control_flow_pb2.ValuesDef()
-    renamed.values.extend(rename(name) for name in values_def.values)
+    for name in values_def.values:
+        new = rename(name)
+        if new is not None:
+            renamed.values.append(new)
     for key, value in values_def.external_values.items():
-        renamed.external_values[rename(key)] = rename(value)
+        new_key, new_value = rename(key), rename(value)
+        if new_key is not None and new_value is not None:
+            renamed.external_values[new_key] = new_value
     values_def.CopyFrom(renamed)
-
-
-def _name_proto(proto: Any, name: str) -> None:
-    """Name a context and, by the same prefix, the contexts nested in it."""
-    before = proto.context_name
-    stack = [proto]
-    for definition in stack:
-        old = definition.context_name
-        definition.context_name = (
-            name if definition is proto else nested_name(old, before, name)
-        )
-        for nested in definition.nested_contexts:
-            stack.append(getattr(nested, nested.WhichOneof("ctxt")))
-
-
-def nested_name(nested: str, outer: str, outer_copy: str) -> str:
-    """Return the name for the copy of a nested context: unique as its outer one is."""
-    return f"{outer_copy}/{nested.removeprefix(outer).lstrip('/')}"
-
-
-def frame_name(context: Any) -> str:
-    """Return the frame name that the Enter ops of a loop carry."""
-    name: str = context.name
-    return name
-
-
-def frame_names(context: Any, name: str) -> Mapping[str, str]:
-    """Return the new frame name of `context` and of each context nested in it."""
-    names = {context.name: name}
-    stack = [context]
-    for outer in stack:
-        for nested in outer._nested_contexts:
-            names[nested.name] = nested_name(nested.name, context.name, name)
-            stack.append(nested)
-    return names

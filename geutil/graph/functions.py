@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tensorflow.core.framework import function_pb2
+
 from geutil.graph.kinds import Graph, Operation
 
 
@@ -35,12 +37,16 @@ def library_of(graph: Graph, names: Iterable[str]) -> Any:
     Gradient definitions of the functions are included. Functions that the graph does
     not hold (ops registered in C++ under the same name) are left out.
 
-    Cost: one serialization of the graph's library, so call it only when needed.
+    Cost: none when the graph holds none of `names`; else one serialization of the
+    graph.
     """
+    names = [name for name in names if has_function(graph, name)]
+    if not names:
+        return function_pb2.FunctionDefLibrary()
     whole = graph.as_graph_def(from_version=graph.version).library
     bodies = {function.signature.name: function for function in whole.function}
     gradients = {g.function_name: g.gradient_func for g in whole.gradient}
-    wanted = dict.fromkeys(name for name in names if name in bodies)
+    wanted = dict.fromkeys(names)
     queue = list(wanted)
     for name in queue:
         called = [f for n in bodies[name].node_def for f in functions_of_node(n)]

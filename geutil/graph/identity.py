@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from tensorflow.python.util.object_identity import Reference
+
 V = TypeVar("V")
 
 
 def dereference(key: Any) -> Any:
     """Return the tensor behind `tensor.ref()`, and any other key as it is."""
-    deref = getattr(key, "deref", None)
-    return key if deref is None else deref()
+    return key.deref() if isinstance(key, Reference) else key
 
 
 class IdentityMap(Mapping[Any, V], Generic[V]):
@@ -72,6 +73,10 @@ class MutableIdentityMap(IdentityMap[V]):
 
     def __setitem__(self, key: Any, value: V) -> None:
         self._set(key, value)
+
+    def update(self, pairs: Iterable[tuple[Any, V]]) -> None:
+        """Set many at once; the keys are elements, no references to them."""
+        self._entries.update((id(pair[0]), pair) for pair in pairs)
 
 
 class IdentitySet:

@@ -27,10 +27,14 @@ def neutral(graph: Graph) -> Iterator[None]:
     with ExitStack() as stack:
         if tf.compat.v1.get_default_graph() is not graph:
             stack.enter_context(graph.as_default())
-        stack.enter_context(graph.control_dependencies(None))
         stack.enter_context(graph.name_scope(None))
-        stack.enter_context(graph.colocate_with(None, ignore_existing=True))
-        stack.enter_context(graph.device(None))
+        # Every new op looks at each of these stacks: an empty one is left empty.
+        if graph._control_dependencies_stack:
+            stack.enter_context(graph.control_dependencies(None))
+        if graph._colocation_stack.peek_objs():
+            stack.enter_context(graph.colocate_with(None, ignore_existing=True))
+        if graph._device_function_stack.peek_objs():
+            stack.enter_context(graph.device(None))
         context = graph._get_control_flow_context()
         graph._set_control_flow_context(None)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from geutil.graph.kinds import Graph
 
 
@@ -20,14 +22,18 @@ def scope_basename(name: str) -> str:
     return name[name.rfind("/") + 1 :]
 
 
+def absolute_unique_names(graph: Graph, names: Iterable[str]) -> list[str]:
+    """Return each name as `absolute_unique_name` does, in one go."""
+    scope, graph._name_stack = graph._name_stack, ""
+    try:
+        return [graph.unique_name(name) for name in names]
+    finally:
+        graph._name_stack = scope
+
+
 def absolute_unique_name(graph: Graph, name: str) -> str:
     """Return `name`, or `name_1` and so on where it is taken, and reserve it.
 
     The current name scope is left out of account, unlike `tf.Graph.unique_name`.
     """
-    scope, graph._name_stack = graph._name_stack, ""
-    try:
-        unique: str = graph.unique_name(name)
-    finally:
-        graph._name_stack = scope
-    return unique
+    return absolute_unique_names(graph, [name])[0]

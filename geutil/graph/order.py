@@ -40,14 +40,22 @@ def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
     Cost: linear in the ops and their inputs, and one sort.
     """
     listed = graph_order(dict.fromkeys(ops))
-    waiting = dict.fromkeys(listed, True)
+    members = frozenset(listed)
+    placed: set[Operation] = set()
     for op in listed:
-        if any(waiting.get(p) for p in predecessors(op)):
-            break
-        waiting[op] = False
-    else:
-        return listed
-    return _sort_by_edges(listed)
+        for t in op.inputs:
+            producer = t.op
+            if (
+                producer not in placed
+                and producer in members
+                and not is_back_edge(producer, op)
+            ):
+                return _sort_by_edges(listed)
+        for producer in op.control_inputs:
+            if producer not in placed and producer in members:
+                return _sort_by_edges(listed)
+        placed.add(op)
+    return listed
 
 
 def _sort_by_edges(ops: list[Operation]) -> list[Operation]:

@@ -71,6 +71,28 @@ class SubGraphView:
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
 
+    @classmethod
+    def from_parts(
+        cls,
+        graph: Graph,
+        ops: list[Operation],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+    ) -> SubGraphView:
+        """Return a view of parts that the caller knows to fit, without a look at edges.
+
+        Args:
+            graph: the graph.
+            ops: the ops.
+            inputs: tensors that they read and do not make, each once.
+            outputs: tensors that they make.
+        """
+        view = cls.__new__(cls)
+        view._graph, view._ops = graph, ops
+        view._input_ts, view._output_ts = inputs, outputs
+        view._passthrough_ts, view._lookups = [], {}
+        return view
+
     # -- what the view holds ---------------------------------------------------------
 
     @property

@@ -14,7 +14,7 @@ from geutil.graph.importing import (
     set_device,
 )
 from geutil.graph.kinds import Operation, Tensor
-from geutil.graph.names import absolute_unique_name
+from geutil.graph.names import absolute_unique_names
 from geutil.graph.order import topological_sort
 from geutil.transform.nodes import FunctionNames, copied_node
 from geutil.transform.state import TransformState
@@ -48,16 +48,16 @@ def copy_ops_in_bulk(
     Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
     ops = topological_sort(info.sgv.ops)
-    names = {
-        op: absolute_unique_name(info.graph_, info.new_name(op.name)) for op in ops
-    }
+    wanted = [info.new_name(op.name) for op in ops]
+    names = dict(zip(ops, absolute_unique_names(info.graph_, wanted), strict=True))
     graph_def = new_graph_def(info.graph)
     functions = FunctionNames()
     for op in ops:
         node_def = copied_node(info, op, names[op])
         if nodedef_fn is not None:
             node_def = nodedef_fn(node_def)
-        functions.note(op, node_def)
+        if not info.same_graph:
+            functions.note(op, node_def)
         graph_def.node.append(node_def)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
@@ -75,11 +75,17 @@ def copy_ops_in_bulk(
         ops_ = import_ops(info.graph_, graph_def, input_map)
     except Exception as error:
         raise TransformError(f"TensorFlow refuses the copy: {error}") from error
-    for op, op_, node_def in zip(ops, ops_, graph_def.node, strict=True):
-        set_device(op_, node_def.device)
-        info.copied[op] = info.transformed_ops[op] = op_
-        for t, t_ in zip(op.outputs, op_.outputs, strict=True):
-            info.transformed_ts[t] = t_
+    for op_, node_def in zip(ops_, graph_def.node, strict=True):
+        if node_def.device:
+            # The importer writes a device in its own spelling.
+            set_device(op_, node_def.device)
+    info.copied.update(zip(ops, ops_, strict=True))
+    info.transformed_ops.update(info.copied)
+    info.transformed_ts.update(
+        pair
+        for op, op_ in info.copied.items()
+        for pair in zip(op.outputs, op_.outputs, strict=True)
+    )
     return True
 
 

@@ -120,7 +120,7 @@ def copy_with_input_replacements(
         if t not in view.inputs:
             _logger.warning("'%s' is no input of %r: it is not replaced", t.name, view)
     inputs = IdentityMap((t, t_) for t, t_ in replacements.items() if t in view.inputs)
-    return _copy_replacing(
+    return copy_replacing(
         view, inputs, dst_graph, dst_scope, src_scope, reuse_dst_scope
     )
 
@@ -184,7 +184,7 @@ def graph_replace(
             f"none of {[t.name for t in targets]} depends on any of "
             f"{[t.name for t in replaced]}; check the direction, or swap the arguments"
         )
-    _, info = _copy_replacing(
+    _, info = copy_replacing(
         make_view(ops), replacements, graph, dst_scope, src_scope, reuse_dst_scope
     )
 
@@ -197,7 +197,7 @@ def graph_replace(
     return map_leaves(target_ts, result)
 
 
-def _copy_replacing(
+def copy_replacing(
     view: SubGraphView,
     replacements: IdentityMap[Tensor],
     dst_graph: Graph,
@@ -205,6 +205,16 @@ def _copy_replacing(
     src_scope: str,
     reuse_dst_scope: bool,
 ) -> tuple[SubGraphView, TransformerInfo]:
+    """Copy a view, reading other tensors in place of some, wherever these come from.
+
+    Args:
+        view: the view.
+        replacements: what to read in place of each tensor.
+        dst_graph: as in `Transformer.__call__`, with the three that follow.
+        dst_scope: see there.
+        src_scope: see there.
+        reuse_dst_scope: see there.
+    """
     copier = Transformer()
     copier.transform_external_input_handler = keep_t_if_possible_handler
     copier.replacements = replacements

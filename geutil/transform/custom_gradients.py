@@ -21,6 +21,7 @@ from geutil.graph.importing import capture
 from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tensor
 from geutil.graph.names import scope_finalize
 from geutil.graph.state import state_of
+from geutil.select.views import make_view
 from geutil.transform.state import TransformState
 
 
@@ -60,7 +61,7 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
 
         flat = tf.nest.flatten(results, expand_composites=True)
         mapped = tf.nest.pack_sequence_as(
-            results, map(final, flat), expand_composites=True
+            results, [final(leaf) for leaf in flat], expand_composites=True
         )
         return list(mapped)
 
@@ -114,15 +115,15 @@ def _carry_over(
     body: Graph, inputs: IdentityMap[Tensor], graph_: Graph
 ) -> IdentityMap[Tensor]:
     """Copy the ops of `body` into `graph_` and return the copies of its tensors."""
-    from geutil.transform.copying import copy_with_input_replacements
+    from geutil.transform.copying import copy_replacing
 
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
     carried = MutableIdentityMap(inputs.items())
     if ops:
         scope = scope_finalize(graph_.get_name_scope())
-        _, info = copy_with_input_replacements(
-            ops, inputs, graph_, scope, reuse_dst_scope=True
+        _, info = copy_replacing(
+            make_view(ops), inputs, graph_, scope, "", reuse_dst_scope=True
         )
         for t, t_ in info._transformed_ts.items():
             carried[t] = t_

@@ -49,9 +49,7 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     For these, what the original knows about shapes need not hold.
     """
     changed = [
-        t
-        for t, t_ in info.transformed_ts.items()
-        if t.op not in info.ops and not same_static_shape(t, t_)
+        t for t in info.outside_ts if not same_static_shape(t, info.transformed_ts[t])
     ]
     return (
         set(get_forward_walk_ops(changed, within_ops=info.sgv.ops))
@@ -104,17 +102,17 @@ def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:
     """
     whole = []
     for members in contexts.members_of_contexts(info.graph, info.sgv.ops):
-        missing = next((op for op in members.ops if op not in info.ops), None)
+        missing = contexts.first_gap(members, info.ops)
         if missing is None and contexts.can_copy_context(members.context):
             whole.append(members)
         elif missing is not None and contexts.is_loop(members.context):
             _check_loop_part(info, members, missing)
     for members in whole:
-        if contexts.is_loop(members.context):
-            name = members.context.name
-            if name not in info.frames:
-                fresh = _context_name(info, name)
-                info.frames.update(contexts.frame_names(members.context, fresh))
+        name = members.context.name
+        if name not in info.context_names:
+            info.context_names[name] = absolute_unique_name(
+                info.graph_, info.scope_ + name.removeprefix(info.scope)
+            )
     return whole
 
 
@@ -134,34 +132,47 @@ def _check_loop_part(
     )
 
 
-def _context_name(info: TransformState, name: str) -> str:
-    return absolute_unique_name(
-        info.graph_, info.scope_ + name.removeprefix(info.scope)
-    )
-
-
 def copy_contexts(
     info: TransformState, whole: Iterable[contexts.ContextMembers]
 ) -> None:
     """Give the copies control-flow contexts: copied ones, or those of the originals."""
+    found = [control_flow_context(op) for op in info.copied]
+    if all(context is None for context in found):
+        return
     copies: dict[int, Any] = {}
-    renamed = {op.name: op_.name for op, op_ in info.copied.items()}
-    renamed.update((t.name, t_.name) for t, t_ in info.transformed_ts.items())
+    kept = {id(members.context) for members in whole}
     for members in whole:
-        context = members.context
-        if id(context) in copies:
+        if id(members.context) in copies:
             continue
-        outer = context.outer_context
-        name = info.frames.get(context.name) or _context_name(info, context.name)
+        outer = members.context.outer_context
         copies |= contexts.copy_context(
-            context,
+            members,
             info.graph_,
             copies.get(id(outer), outer if info.same_graph else None),
-            name,
-            lambda old: renamed.get(old, old),
+            info.context_names,
+            kept,
+            _renaming(info, members),
         )
-    for op, op_ in info.copied.items():
-        context = control_flow_context(op)
-        if context is not None:
-            kept = context if info.same_graph else None
-            contexts.set_context(op_, copies.get(id(context), kept))
+    # Also for ops without a context: reading a loop's proto has drawn in whatever it
+    # names, such as the constants that enter it.
+    for op_, context in zip(info.copied.values(), found, strict=True):
+        uncopied = context if info.same_graph else None
+        contexts.set_context(op_, copies.get(id(context), uncopied))
+
+
+def _renaming(
+    info: TransformState, members: contexts.ContextMembers
+) -> Callable[[str], str | None]:
+    """Return what finds the new name of an op or tensor that a context knows."""
+    left_out = {
+        element.name
+        for op in members.ops
+        if op not in info.copied
+        for element in (op, *op.outputs)
+    }
+
+    def rename(name: str) -> str | None:
+        outside = info.same_graph and name not in left_out
+        return info.copied_name(name) or (name if outside else None)
+
+    return rename

@@ -29,7 +29,7 @@ def copied_node(info: TransformState, op: Operation, name: str) -> Any:
         del attributes[colocation.ATTRIBUTE]
     if _FRAME in attributes:
         frame = attributes[_FRAME].s.decode()
-        attributes[_FRAME].s = info.frames.get(frame, frame).encode()
+        attributes[_FRAME].s = info.context_names.get(frame, frame).encode()
     if gradient_registry.ATTRIBUTE in attributes:
         gradient = attributes[gradient_registry.ATTRIBUTE].s.decode()
         if gradient_registry.is_closure(gradient):

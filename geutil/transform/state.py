@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from geutil.errors import TransformError
@@ -29,7 +30,8 @@ class TransformState:
         copied: the ops that were copied as they are, with their copies.
         colocated: the `_class` entries of the ops that have any.
         replacements: tensors to read instead of others, inside ones included.
-        frames: the new frame name for each version 1 loop.
+        context_names: the new name of each version 1 context; a loop's is its frame.
+        outside_ts: the tensors from outside the view that its copies read by proxy.
         cyclic_ts: (op, index, tensor) for loop edges that wait for their producer.
         transform_original_op_handler: the handler of the running transformer.
     """
@@ -49,8 +51,9 @@ class TransformState:
         self.control_outputs = ControlOutputs(self.graph)
         self.collections = collections_of_elements(self.graph)
         self.copied: dict[Operation, Operation] = {}
+        self.outside_ts: list[Tensor] = []
         self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
-        self.frames: dict[str, str] = {}
+        self.context_names: dict[str, str] = {}
         self.colocated: dict[Operation, list[bytes]] = {}
         self.replacements: IdentityMap[Tensor] = IdentityMap()
         self.transform_original_op_handler: Any = None
@@ -79,9 +82,20 @@ class TransformState:
 
         Names that TensorFlow gives a meaning stay; others move to the new scope.
         """
-        return [
-            name
-            if name in self._known_collections
-            else self.scope_ + name.removeprefix(self.scope)
-            for name in self.collections.get(element, [])
-        ]
+        return [self.collection_name(n) for n in self.collections.get(element, [])]
+
+    def collection_name(self, name: str) -> str:
+        """Return the name in the destination for a collection of the source graph."""
+        if name in self._known_collections:
+            return name
+        return self.scope_ + name.removeprefix(self.scope)
+
+    def copied_name(self, name: str) -> str | None:
+        """Return the name of the copy of an op or tensor, or None if it has none."""
+        return self._copied_names.get(name)
+
+    @cached_property
+    def _copied_names(self) -> dict[str, str]:
+        names = {op.name: op_.name for op, op_ in self.copied.items()}
+        names.update((t.name, t_.name) for t, t_ in self.transformed_ts.items())
+        return names

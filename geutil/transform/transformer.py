@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
-from geutil.graph.identity import IdentityMap, index_by_identity
+from geutil.graph.identity import IdentityMap, unique
 from geutil.graph.importing import capture
 from geutil.graph.kinds import (
     Graph,
@@ -17,6 +17,7 @@ from geutil.graph.kinds import (
     type_name,
 )
 from geutil.graph.names import absolute_unique_name, scope_finalize
+from geutil.graph.variables import carry_variables
 from geutil.select.subgraph import SubGraphView
 from geutil.select.views import make_view
 from geutil.transform import finishing, handlers
@@ -139,8 +140,9 @@ class Transformer:
     ) -> TransformState:
         scope_ = scope_finalize(dst_scope)
         info = TransformState(view, dst_graph, scope_, scope_finalize(src_scope))
-        for op in view.ops:
-            info.new_name(op.name)
+        if info.scope:
+            for op in view.ops:
+                info.new_name(op.name)
         if scope_ and not reuse_dst_scope:
             info.scope_ = scope_finalize(absolute_unique_name(dst_graph, scope_[:-1]))
         info.replacements = IdentityMap(
@@ -187,15 +189,20 @@ class Transformer:
             else:
                 t_ = self.transform_external_hidden_input_handler(info, t)
             t_ = _checked(info, t, t_)
-        if t.op not in info.ops:
+        if t.op not in info.ops and t not in info.transformed_ts:
+            info.outside_ts.append(t)
             info.transformed_ts[t] = t_
         return t_
 
     def _assign_collections(self, info: TransformState) -> None:
         assign = self.assign_collections_handler
-        default = assign is handlers.assign_renamed_collections_handler
-        if default and not info.collections:
-            return
+        if assign is handlers.assign_renamed_collections_handler:
+            if not info.same_graph:
+                carry_variables(
+                    info.graph, info.graph_, info.copied_name, info.collection_name
+                )
+            if not info.collections:
+                return
         for op, op_ in info.transformed_ops.items():
             assign(info, op, op_)
             for t in op.outputs:
@@ -227,18 +234,12 @@ def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
 
 def _transformed_view(info: TransformState) -> SubGraphView:
     """Return a view of the new ops, inputs and outputs in the order of the old ones."""
-    view = SubGraphView(
-        [info.transformed_ops[op] for op in info.sgv.ops if op in info.transformed_ops]
+    made = frozenset(info.transformed_ops.values())
+    inputs = [info.transformed_ts.get(t) for t in info.sgv.inputs]
+    outputs = [info.transformed_ts.get(t) for t in info.sgv.outputs]
+    return SubGraphView.from_parts(
+        info.graph_,
+        ops=[info.transformed_ops[op] for op in info.sgv.ops],
+        inputs=unique(t_ for t_ in inputs if t_ is not None and t_.op not in made),
+        outputs=[t_ for t_ in outputs if t_ is not None and t_.op in made],
     )
-    inputs, outputs = index_by_identity(view.inputs), index_by_identity(view.outputs)
-    input_map: dict[int, None] = {}
-    for t in info.sgv.inputs:
-        index = inputs.get(id(info.transformed_ts.get(t)))
-        if index is not None:
-            input_map[index] = None
-    output_map = [
-        outputs[id(t_)]
-        for t_ in map(info.transformed_ts.get, info.sgv.outputs)
-        if id(t_) in outputs
-    ]
-    return view.remap(input_map, output_map)

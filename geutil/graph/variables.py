@@ -1,0 +1,76 @@
+"""Variable objects of version 1 graphs.
+
+A `tf.Variable` made in a `tf.Graph` is a Python object in the graph's collections
+besides its ops. Without the object a copy has no initializer to run and nothing for
+`tf.compat.v1.train.Saver` to save.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Graph
+
+_logger = logging.getLogger("geutil")
+_NAMES = ("variable_name", "initializer_name", "snapshot_name", "initial_value_name")
+
+
+def carry_variables(
+    graph: Graph,
+    graph_: Graph,
+    rename: Callable[[str], str | None],
+    collection_name: Callable[[str], str],
+) -> None:
+    """Make variable objects in `graph_` for those of `graph` whose ops were copied.
+
+    A variable of which a part has no copy is left out, with a warning.
+
+    Args:
+        graph: the source.
+        graph_: the destination, another graph.
+        rename: the name of the copy of an op or tensor, or None where it has none.
+        collection_name: the name in the destination for a collection of the source.
+
+    Cost: linear in the collections.
+    """
+    carried: MutableIdentityMap[tf.Variable | None] = MutableIdentityMap()
+    for key in graph.get_all_collection_keys():
+        for element in graph.get_collection_ref(key):
+            if not isinstance(element, tf.Variable):
+                continue
+            if element not in carried:
+                carried[element] = _carry(element, graph_, rename)
+            variable_ = carried[element]
+            if variable_ is not None:
+                graph_.add_to_collection(collection_name(key), variable_)
+
+
+def _carry(
+    variable: tf.Variable, graph_: Graph, rename: Callable[[str], str | None]
+) -> tf.Variable | None:
+    # Outside a graph TensorFlow takes the request for one about an eager variable.
+    with neutral(variable.graph):
+        definition = variable.to_proto()
+    if rename(definition.variable_name) is None:
+        return None
+    for field in _NAMES:
+        name = getattr(definition, field)
+        if not name:
+            continue
+        new = rename(name)
+        if new is None:
+            _logger.warning(
+                "variable '%s' is copied without a tf.Variable object: '%s' is not "
+                "among the copied ops; copy it too",
+                variable.name,
+                name,
+            )
+            return None
+        setattr(definition, field, new)
+    with neutral(graph_):
+        return tf.compat.v1.Variable.from_proto(definition)
