@@ -1,13 +1,15 @@
 """Nested structures of Python containers.
 
-Dicts, named tuples, lists and tuples nest; anything else is a leaf. A tensor is a
-leaf: iterating over it would add ops to its graph.
+Dicts, named tuples, lists and tuples nest; anything else is a leaf. Tensors and
+variables are leaves: iterating over one would add ops to its graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from geutil.graph.kinds import is_op, is_tensor
 
@@ -17,7 +19,7 @@ def is_leaf(obj: object) -> bool:
     return (
         is_op(obj)
         or is_tensor(obj)
-        or isinstance(obj, str | bytes)
+        or isinstance(obj, str | bytes | tf.Variable)
         or not isinstance(obj, Iterable)
     )
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import neutral
@@ -73,4 +74,6 @@ def _carry(
             return None
         setattr(definition, field, new)
     with neutral(graph_):
+        if definition.is_resource:
+            return ResourceVariable.from_proto(definition)
         return tf.compat.v1.Variable.from_proto(definition)

@@ -104,7 +104,7 @@ class TransformerInfo:
             else:
                 raise ArgumentTypeError(
                     "expected a tf.Operation, a tf.Tensor or a name, got "
-                    f"{type_name(element)}"
+                    f"{type_name(element)}; of a variable, pass the tensor or op"
                 )
             return missing_fn(element) if found is None and missing_fn else found
 
