@@ -69,7 +69,7 @@ env: $(READY) ## Set up .venv (the other targets do this when needed)
 env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
 
 demo: $(READY) ## Run the demonstration
-	@$(VENV)/bin/python -m geutil.demo
+	@$(VENV)/bin/python -m examples.mobilenet
 
 test: $(READY) ## Run the tests and doctests (ARGS="..." goes to pytest)
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import tensorflow as tf
 
 from geutil.graph.identity import IdentityMap, MutableIdentityMap
@@ -28,8 +25,10 @@ def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
 
 def known_collection_names() -> frozenset[str]:
     """Return the collection names that TensorFlow itself gives a meaning."""
-    keys = tf.compat.v1.GraphKeys
-    names: Iterable[Any] = (
-        getattr(keys, key) for key in dir(keys) if not key.startswith("__")
+    # vars() and not getattr(): GraphKeys.VARIABLES logs a deprecation when it is read.
+    attributes = vars(tf.compat.v1.GraphKeys).items()
+    return frozenset(
+        value
+        for key, value in attributes
+        if not key.startswith("__") and isinstance(value, str)
     )
-    return frozenset(name for name in names if isinstance(name, str))

@@ -1,29 +1,41 @@
-"""Function bodies: which functions an op names, and carrying them to another graph."""
+"""Function bodies: which functions an op calls, and carrying them along with copies.
+
+The bodies of loops and conditionals are renamed on the way. Their gradient rewrites
+the forward op and registers the new bodies under the old ones' names with a suffix, in
+a table that the whole process shares: two copies that share bodies could not both be
+differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tensorflow.core.framework import function_pb2
 
 from geutil.graph.kinds import Graph, Operation
 
+_CONTROL_FLOW = frozenset(
+    ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+)
+_numbers = itertools.count()
+
 
 def functions_of_attributes(attributes: Any) -> Iterator[str]:
     """Yield the names of the functions in a map of `AttrValue` protos."""
+    for value in _function_values(attributes):
+        if value.name:
+            yield value.name
+
+
+def _function_values(attributes: Any) -> Iterator[Any]:
     for value in attributes.values():
         kind = value.WhichOneof("value")
         if kind == "func":
-            yield value.func.name
+            yield value.func
         elif kind == "list":
-            yield from (func.name for func in value.list.func)
-
-
-def functions_of_op(op: Operation) -> list[str]:
-    """Return the names of the functions that `op` calls, each once."""
-    names = functions_of_attributes(op.node_def.attr)
-    return list(dict.fromkeys(name for name in names if name))
+            yield from value.list.func
 
 
 def has_function(graph: Graph, name: str) -> bool:
@@ -31,38 +43,90 @@ def has_function(graph: Graph, name: str) -> bool:
     return bool(graph._is_function(name))
 
 
-def library_of(graph: Graph, names: Iterable[str]) -> Any:
-    """Return a `FunctionDefLibrary` with `names` and all that they call.
+def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:
+    """Rename the functions in the attributes of a node."""
+    for value in _function_values(node_def.attr):
+        value.name = names.get(value.name, value.name)
 
-    Gradient definitions of the functions are included. Functions that the graph does
-    not hold (ops registered in C++ under the same name) are left out.
 
-    Cost: none when the graph holds none of `names`; else one serialization of the
+def calls_of(ops: Iterable[Operation]) -> tuple[list[str], list[str]]:
+    """Return the functions that `ops` call: all, and those that will be renamed.
+
+    Cost: linear in the ops, and cheap for those of a type that cannot call.
+    """
+    by_type: dict[str, list[Operation]] = {}
+    for op in ops:
+        by_type.setdefault(op.type, []).append(op)
+    called: dict[str, None] = {}
+    renamed: dict[str, None] = {}
+    for kind, members in by_type.items():
+        # An op may bear the name of a function itself.
+        called[kind] = None
+        definition = members[0].op_def
+        if definition is None or any("func" in a.type for a in definition.attr):
+            for op in members:
+                names = dict.fromkeys(functions_of_attributes(op.node_def.attr))
+                called |= names
+                if kind in _CONTROL_FLOW:
+                    renamed |= names
+    return list(called), list(renamed)
+
+
+def library_for_copies(
+    graph: Graph, called: Iterable[str], renamed: Iterable[str]
+) -> tuple[Any, dict[str, str]]:
+    """Return the functions that copies need, and the new names of those renamed.
+
+    Args:
+        graph: the source graph.
+        called: the functions that the copied ops call; those that the graph does not
+            hold (kernels of that name) are left out.
+        renamed: the ones to rename, and with them the bodies of loops and conditionals
+            that they call in turn.
+
+    Returns:
+        A `FunctionDefLibrary` with all that is called, however indirectly, and the new
+        name of each function that is renamed.
+
+    Cost: none when the graph holds none of `called`; else one serialization of the
     graph.
     """
-    names = [name for name in names if has_function(graph, name)]
-    if not names:
-        return function_pb2.FunctionDefLibrary()
-    whole = graph.as_graph_def(from_version=graph.version).library
+    wanted = dict.fromkeys(name for name in called if has_function(graph, name))
+    library = function_pb2.FunctionDefLibrary()
+    if not wanted:
+        return library, {}
+    whole = graph.as_graph_def().library
     bodies = {function.signature.name: function for function in whole.function}
     gradients = {g.function_name: g.gradient_func for g in whole.gradient}
-    wanted = dict.fromkeys(names)
+    fresh: dict[str, str] = {}
+    _extend(fresh, (name for name in renamed if name in bodies))
     queue = list(wanted)
     for name in queue:
-        called = [f for n in bodies[name].node_def for f in functions_of_node(n)]
-        if name in gradients:
-            called.append(gradients[name])
-        for other in called:
-            if other in bodies and other not in wanted:
-                wanted[other] = None
-                queue.append(other)
-    library = type(whole)()
-    library.function.extend(bodies[name] for name in wanted)
+        for node in bodies[name].node_def:
+            names = [n for n in functions_of_attributes(node.attr) if n in bodies]
+            if node.op in _CONTROL_FLOW and name in fresh:
+                _extend(fresh, names)
+            for other in (*names, node.op, gradients.get(name)):
+                if other in bodies and other not in wanted:
+                    wanted[other] = None
+                    queue.append(other)
+    for name in wanted:
+        library.function.append(bodies[name])
+        if name in fresh:
+            _rename_body(library.function.add(), bodies[name], fresh)
     library.gradient.extend(g for g in whole.gradient if g.function_name in wanted)
-    return library
+    return library, fresh
 
 
-def functions_of_node(node_def: Any) -> Iterator[str]:
-    """Yield the functions that a `NodeDef` names: its op, or in its attributes."""
-    yield node_def.op
-    yield from functions_of_attributes(node_def.attr)
+def _extend(fresh: dict[str, str], names: Iterable[str]) -> None:
+    for name in names:
+        if name not in fresh:
+            fresh[name] = f"{name}_copy_{next(_numbers)}"
+
+
+def _rename_body(target: Any, body: Any, fresh: Mapping[str, str]) -> None:
+    target.CopyFrom(body)
+    target.signature.name = fresh[body.signature.name]
+    for node in target.node_def:
+        if node.op in _CONTROL_FLOW:
+            rename_functions(node, fresh)

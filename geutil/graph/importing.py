@@ -8,7 +8,7 @@ devices, control dependencies) leaves no mark on the ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -43,6 +43,25 @@ def neutral(graph: Graph) -> Iterator[None]:
             graph._set_control_flow_context(context)
 
 
+@contextmanager
+def _contexts_hidden(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Hide the loops that tensors live in from TensorFlow's check of new ops' inputs.
+
+    A new op reads them before it can be told that it is part of the loop as well.
+    """
+    hidden = {}
+    for op in dict.fromkeys(t.op for t in tensors):
+        context = op._get_control_flow_context()
+        if context is not None:
+            hidden[op] = context
+            op._set_control_flow_context(None)
+    try:
+        yield
+    finally:
+        for op, context in hidden.items():
+            op._set_control_flow_context(context)
+
+
 def new_graph_def(source: Graph) -> Any:
     """Return an empty `GraphDef` with the versions of `source`."""
     graph_def = graph_pb2.GraphDef()
@@ -65,7 +84,7 @@ def import_ops(
         The new ops, in the order of the nodes.
     """
     before = len(graph.get_operations())
-    with neutral(graph):
+    with neutral(graph), _contexts_hidden(input_map.values()):
         tf.import_graph_def(graph_def, input_map=dict(input_map), name="")
     # The importer takes, of the nodes that are ready, the one that is listed first;
     # listed in topological order, they come out in that order.
@@ -98,7 +117,7 @@ def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
         inputs: its inputs.
     """
     del node_def.input[:]
-    with neutral(graph):
+    with neutral(graph), _contexts_hidden(inputs):
         op = tf.Operation.from_node_def(node_def, graph, inputs=list(inputs))
         set_device(op, node_def.device)
     return op

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph.functions import library_of
 from geutil.graph.importing import (
     BULK_LIMIT,
     import_ops,
@@ -16,7 +15,7 @@ from geutil.graph.importing import (
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.graph.order import topological_sort
-from geutil.transform.nodes import FunctionNames, copied_node
+from geutil.transform.nodes import copied_node
 from geutil.transform.state import TransformState
 
 _BOUNDARY = "geutil_boundary"
@@ -51,18 +50,13 @@ def copy_ops_in_bulk(
     wanted = [info.new_name(op.name) for op in ops]
     names = dict(zip(ops, absolute_unique_names(info.graph_, wanted), strict=True))
     graph_def = new_graph_def(info.graph)
-    functions = FunctionNames()
     for op in ops:
         node_def = copied_node(info, op, names[op])
         if nodedef_fn is not None:
             node_def = nodedef_fn(node_def)
-        if not info.same_graph:
-            functions.note(op, node_def)
         graph_def.node.append(node_def)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
-    if not info.same_graph:
-        graph_def.library.CopyFrom(library_of(info.graph, functions.names))
     input_map = _connect(info, ops, names, graph_def.node, transform_outside)
     if keep_control_inputs:
         for op, node_def in zip(ops, graph_def.node, strict=True):

@@ -32,6 +32,7 @@ class TransformState:
         replacements: tensors to read instead of others, inside ones included.
         context_names: the new name of each version 1 context; a loop's is its frame.
         outside_ts: the tensors from outside the view that its copies read by proxy.
+        function_names: the new names of the functions that are renamed.
         cyclic_ts: (op, index, tensor) for loop edges that wait for their producer.
         transform_original_op_handler: the handler of the running transformer.
     """
@@ -54,6 +55,7 @@ class TransformState:
         self.outside_ts: list[Tensor] = []
         self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
         self.context_names: dict[str, str] = {}
+        self.function_names: dict[str, str] = {}
         self.colocated: dict[Operation, list[bytes]] = {}
         self.replacements: IdentityMap[Tensor] = IdentityMap()
         self.transform_original_op_handler: Any = None

@@ -21,6 +21,7 @@ from geutil.graph.variables import carry_variables
 from geutil.select.subgraph import SubGraphView
 from geutil.select.views import make_view
 from geutil.transform import finishing, handlers
+from geutil.transform.bodies import carry_functions
 from geutil.transform.bulk import copy_ops_in_bulk
 from geutil.transform.result import TransformerInfo
 from geutil.transform.single import transform_ops_one_by_one
@@ -119,6 +120,7 @@ class Transformer:
             raise TransformError("the view is empty; select ops to copy")
         info = self._prepare(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
         whole_contexts = finishing.plan_contexts(info)
+        carry_functions(info)
         in_bulk = self._transform_ops(info)
         finishing.finish_copies(info)
         finishing.connect_control_inputs(

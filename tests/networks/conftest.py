@@ -1,0 +1,96 @@
+"""Real networks, traced once for all tests of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+
+PIXELS = 32
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A Keras network: traced, and copied by geutil into a `tf.Graph` of its own."""
+
+    model: tf.keras.Model
+    function: tf.types.experimental.ConcreteFunction
+    image: tf.Tensor
+    output: tf.Tensor
+
+    @property
+    def graph(self):
+        return self.image.graph
+
+    @property
+    def images(self):
+        random = np.random.default_rng(2)
+        return random.normal(size=self.image.shape).astype(np.float32)
+
+    def keras_output(self):
+        """Return what TensorFlow computes by the function that geutil never touched."""
+        (value,) = self.function(tf.constant(self.images))
+        return value.numpy()
+
+
+def randomize_statistics(model):
+    random = np.random.default_rng(3)
+    for layer in model.layers:
+        if isinstance(layer, tf.keras.layers.BatchNormalization):
+            means = layer.moving_mean, layer.moving_variance
+            for variable, low, high in zip(means, (-0.2, 0.5), (0.2, 1.5), strict=True):
+                variable.assign(random.uniform(low, high, variable.shape))
+
+
+def trace(model):
+    """Trace a model; copy it into a graph with its variables turned to constants."""
+
+    def call(x):
+        return [model(x, training=False)]
+
+    function = tf.function(call).get_concrete_function(
+        tf.TensorSpec((2, PIXELS, PIXELS, 3))
+    )
+    values = {id(v.handle): v for v in function.variables}
+    inside = function.inputs[-len(function.captured_inputs) :]
+    captured = {
+        id(t): values.get(id(outer), outer).numpy()
+        for outer, t in zip(function.captured_inputs, inside, strict=True)
+    }
+    graph = tf.Graph()
+    with graph.as_default():
+        image = tf.compat.v1.placeholder(tf.float32, function.inputs[0].shape, "image")
+        pairs = [(function.inputs[0], image)]
+        for t in inside:
+            if t.dtype != tf.resource:
+                pairs.append((t, tf.constant(captured[id(t)])))
+        for read in ge.filter_ops(function.graph, ge.op_type("ReadVariableOp")):
+            pairs.append((read.outputs[0], tf.constant(captured[id(read.inputs[0])])))
+    ops = ge.get_backward_walk_ops(function.outputs, stop_at_ts=[t for t, _ in pairs])
+    _, info = ge.copy_with_input_replacements(ops, pairs, dst_graph=graph)
+    return Traced(model, function, image, info.transformed(function.outputs[0]))
+
+
+@pytest.fixture(scope="session")
+def mobilenet():
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.applications.MobileNetV2(
+        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=7, alpha=0.35
+    )
+    randomize_statistics(model)
+    return trace(model)
+
+
+@pytest.fixture(scope="session")
+def efficientnet():
+    """Its activations are a `tf.custom_gradient`."""
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.applications.EfficientNetB0(
+        weights=None, input_shape=(PIXELS, PIXELS, 3), classes=7
+    )
+    randomize_statistics(model)
+    return trace(model)

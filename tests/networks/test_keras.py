@@ -1,0 +1,85 @@
+"""The editor on real networks, against the functions that it never touched."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from tests.settings import evaluate
+
+
+@pytest.fixture(params=["mobilenet", "efficientnet"])
+def network(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_a_copy_computes_what_keras_does(network):
+    ge.verify(network.graph)
+    (value,) = evaluate(
+        network.graph, [network.output], {network.image: network.images}
+    )
+    np.testing.assert_allclose(value, network.keras_output(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_copy_has_the_gradient_that_a_tape_finds(network):
+    images = tf.constant(network.images)
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        (output,) = network.function(images)
+        loss = tf.reduce_sum(tf.square(output))
+    expected = tape.gradient(loss, images).numpy()
+    _, info = ge.copy(network.graph, tf.Graph())
+    image, output = info.transformed([network.image, network.output])
+    with image.graph.as_default():
+        gradient = tf.gradients(tf.reduce_sum(tf.square(output)), image)[0]
+    (value,) = evaluate(image.graph, [gradient], {image: network.images})
+    scale = np.abs(expected).max()
+    assert scale > 0
+    np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4 * scale)
+
+
+def test_every_relu6_is_rerouted(mobilenet):
+    _, info = ge.copy(mobilenet.graph, tf.Graph())
+    image, output = info.transformed([mobilenet.image, mobilenet.output])
+    relu6 = ge.filter_ops(image.graph, ge.op_type("Relu6"))
+    assert len(relu6) > 30
+    with image.graph.as_default():
+        for op in relu6:
+            # The same function by other means: the output must not move.
+            clipped = tf.clip_by_value(op.inputs[0], 0.0, 6.0)
+            assert ge.reroute_ts(clipped, op.outputs[0]) > 0
+    ge.verify(image.graph)
+    used = ge.get_backward_walk_ops(output)
+    assert not ge.filter_ops(used, ge.op_type("Relu6"))
+    (value,) = evaluate(image.graph, [output], {image: mobilenet.images})
+    np.testing.assert_allclose(value, mobilenet.keras_output(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_block_is_cut_out(mobilenet):
+    graph = mobilenet.graph
+    start, end = (
+        ge.select_ops(rf"/{block}_add(_\d+)?/", graph=graph)[-1].outputs[0]
+        for block in ("block_2", "block_4")
+    )
+    part, info = ge.copy(ge.get_backward_walk_ops(end, stop_at_ts=[start]), tf.Graph())
+    assert len(part.inputs) == 1
+    at_start, at_end = evaluate(
+        graph, [start, end], {mobilenet.image: mobilenet.images}
+    )
+    (value,) = evaluate(
+        part.graph, [info.transformed(end)], {info.transformed(start): at_start}
+    )
+    np.testing.assert_allclose(value, at_end, rtol=1e-5, atol=1e-6)
+
+
+def test_a_whole_traced_function_is_copied_with_its_captures(network):
+    graph = tf.Graph()
+    _, info = ge.copy(network.function.graph, graph)
+    ge.verify(graph)
+    source = network.function.graph.get_operations()
+    assert {op.name for op in graph.get_operations()} == {op.name for op in source}
+    for op in source:
+        copied = info.transformed(op)
+        assert [
+            t.shape.as_list() for t in copied.outputs if t.shape.rank is not None
+        ] == [t.shape.as_list() for t in op.outputs if t.shape.rank is not None]

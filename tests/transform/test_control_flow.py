@@ -1,0 +1,242 @@
+"""Copies of loops and conditionals, made with control flow v1 and v2."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from tests.settings import evaluate
+
+v1 = tf.compat.v1
+
+
+def power(x, exponent=3, name="while"):
+    """Return x ** exponent, by a loop."""
+    return v1.while_loop(
+        lambda i, a: i < exponent,
+        lambda i, a: (i + 1, a * x),
+        [tf.constant(0), tf.constant(1.0)],
+        name=name,
+    )[1]
+
+
+def nested(x):
+    """Return a value by a loop that holds a loop and a conditional."""
+
+    def body(i, a):
+        inner = v1.while_loop(
+            lambda j, b: j < 2,
+            lambda j, b: (j + 1, b * x),
+            [tf.constant(0), a],
+        )[1]
+        return i + 1, inner + v1.cond(inner > 1.0, lambda: inner * x, lambda: x)
+
+    return v1.while_loop(lambda i, a: i < 2, body, [tf.constant(0), tf.constant(1.0)])[
+        1
+    ]
+
+
+def branches(x):
+    """Return x squared where it is positive, else minus x."""
+    return v1.cond(x > 0.0, lambda: x * x, lambda: -x)
+
+
+def disguised_copy(info, op, new_inputs):
+    """A handler that geutil cannot know for a copy: it goes op by op."""
+    return ge.copy_op_handler(info, op, new_inputs)
+
+
+MODELS = {"loop": power, "nested": nested, "conditional": branches}
+POINTS = [2.0, -1.5]
+
+
+def model(build, gradient=False):
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = build(x)
+        dy = tf.gradients(y, x)[0] if gradient else None
+    return x, y, dy
+
+
+def values_and_gradients(x, y):
+    with x.graph.as_default():
+        dy = tf.gradients(y, x)[0]
+    return [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
+
+
+@pytest.fixture(params=MODELS)
+def build(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture(params=["v1", "v2"])
+def control_flow(request):
+    if request.param == "v1":
+        request.getfixturevalue("control_flow_v1")
+    else:
+        v1.enable_control_flow_v2()
+    return request.param
+
+
+def test_copy_to_another_graph_is_differentiable(control_flow, build):
+    x, y, _ = model(build)
+    expected = values_and_gradients(*model(build)[:2])
+    graph = tf.Graph()
+    _, info = ge.copy(x.graph, graph, dst_scope="c")
+    ge.verify(graph)
+    assert values_and_gradients(*info.transformed([x, y])) == expected
+
+
+def test_copy_of_what_the_output_needs_is_differentiable(control_flow, build):
+    x, y, _ = model(build)
+    expected = values_and_gradients(*model(build)[:2])
+    graph = tf.Graph()
+    ops = ge.get_backward_walk_ops(y, control_inputs=True)
+    _, info = ge.copy(ops, graph)
+    ge.verify(graph)
+    assert values_and_gradients(*info.transformed([x, y])) == expected
+
+
+def test_copy_within_the_graph_runs_beside_the_original(control_flow, build):
+    x, y, _ = model(build)
+    expected = values_and_gradients(*model(build)[:2])
+    _, info = ge.copy(x.graph, dst_scope="c")
+    ge.verify(x.graph)
+    x_, y_ = info.transformed([x, y])
+    with x.graph.as_default():
+        dy_ = tf.gradients(y_, x_)[0]
+    for point, (value, gradient) in zip(POINTS, expected, strict=True):
+        both = evaluate(x.graph, [y, y_, dy_], {x: POINTS[0], x_: point})
+        assert both == [expected[0][0], value, gradient]
+
+
+def test_graph_replace_through_control_flow(control_flow, build):
+    x, y, _ = model(build)
+    expected = values_and_gradients(*model(build)[:2])
+    for point, (value, gradient) in zip(POINTS, expected, strict=True):
+        with x.graph.as_default():
+            z = tf.constant(point)
+            y_ = ge.graph_replace(y, {x.ref(): z})
+            dy_ = tf.gradients(y_, z)[0]
+        assert evaluate(x.graph, [y_, dy_]) == [value, gradient]
+    ge.verify(x.graph)
+
+
+def test_a_training_graph_is_copied_with_its_gradients(control_flow, build):
+    x, y, dy = model(build, gradient=True)
+    expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
+    _, info = ge.copy(x.graph, tf.Graph())
+    x_, y_, dy_ = info.transformed([x, y, dy])
+    ge.verify(x_.graph)
+    assert [evaluate(x_.graph, [y_, dy_], {x_: p}) for p in POINTS] == expected
+
+
+def test_op_by_op_copies_close_loops(control_flow, build):
+    x, y, _ = model(build)
+    expected = values_and_gradients(*model(build)[:2])
+    transformer = ge.Transformer()
+    transformer.transform_op_handler = disguised_copy
+    graph = tf.Graph()
+    _, info = transformer(x.graph, graph, "c")
+    ge.verify(graph)
+    assert values_and_gradients(*info.transformed([x, y])) == expected
+
+
+def test_contexts_are_collected_as_the_originals_were(control_flow_v1):
+    for build, key in (
+        (power, v1.GraphKeys.WHILE_CONTEXT),
+        (branches, v1.GraphKeys.COND_CONTEXT),
+    ):
+        x, y, _ = model(build)
+        _, info = ge.copy(x.graph, tf.Graph())
+        source, copied = x.graph, info.transformed(x).graph
+        assert len(source.get_collection(key)) == len(copied.get_collection(key)) > 0
+        with copied.as_default():
+            meta_graph = v1.train.export_meta_graph()
+        imported = tf.Graph()
+        with imported.as_default():
+            v1.train.import_meta_graph(meta_graph)
+            x_ = imported.get_tensor_by_name(info.transformed(x).name)
+            y_ = imported.get_tensor_by_name(info.transformed(y).name)
+        expected = values_and_gradients(*model(build)[:2])
+        assert values_and_gradients(x_, y_) == expected
+
+
+def test_frames_of_copies_are_their_own(control_flow_v1):
+    x, y, _ = model(power)
+    ge.copy(x.graph, dst_scope="c")
+    ge.copy(x.graph, dst_scope="d")
+    enters = ge.filter_ops(x.graph, ge.op_type("Enter"))
+    frames = {op.get_attr("frame_name") for op in enters}
+    assert len(frames) == 4  # The second copy holds the first one's copy too.
+
+
+def test_part_of_a_body_is_copied_within_the_loop(control_flow_v1):
+    x, y, _ = model(power)
+    (product,) = [
+        op for op in ge.filter_ops(x.graph, ge.op_type("Mul")) if "while" in op.name
+    ]
+    _, info = ge.copy_with_input_replacements(product, [])
+    product_ = info.transformed(product)
+    context = product._get_control_flow_context()
+    assert product_._get_control_flow_context() is context
+    ge.reroute_ts(product_.outputs[0], product.outputs[0])
+    ge.verify(x.graph)
+    assert evaluate(x.graph, [y], {x: 2.0}) == [8.0]
+
+
+@pytest.mark.parametrize("same_graph", [True, False])
+def test_part_of_a_loops_machinery_is_refused(control_flow_v1, same_graph):
+    x, y, _ = model(power)
+    merge = ge.filter_ops(x.graph, ge.op_type("Merge"))[0]
+    before = x.graph.as_graph_def()
+    with pytest.raises(ge.TransformError) as caught:
+        ge.copy(merge, x.graph if same_graph else tf.Graph())
+    for word in ("'while/Merge'", "while/while_context", "whole", "name scope"):
+        assert word in str(caught.value)
+    assert x.graph.as_graph_def() == before
+
+
+def test_part_of_a_body_is_refused_in_another_graph(control_flow_v1):
+    x, y, _ = model(power)
+    product = ge.select_ops("while/mul", graph=x.graph)[0]
+    with pytest.raises(ge.TransformError, match="can only be copied whole"):
+        ge.copy(product, tf.Graph())
+
+
+def test_bodies_go_along_to_another_graph():
+    v1.enable_control_flow_v2()
+
+    @tf.function(autograph=False)
+    def inner(x):
+        return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, 1.0])[
+            1
+        ]
+
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(x) + tf.cond(x > 0.0, lambda: inner(x), lambda: -x)
+
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = outer(x)
+        tf.function(lambda a: a * 2.0)(x)
+    destination = tf.Graph()
+    _, info = ge.copy(ge.get_backward_walk_ops(y), destination)
+    ge.verify(destination)
+    assert values_and_gradients(*info.transformed([x, y])) == values_and_gradients(x, y)
+    carried = {f.signature.name for f in destination.as_graph_def().library.function}
+    whole = {f.signature.name for f in graph.as_graph_def().library.function}
+    assert carried < whole
+
+
+def test_values_are_what_python_computes(control_flow):
+    # The references of this module compare graphs with graphs; this pins the graphs.
+    for build, function in (
+        (power, lambda x: x**3),
+        (branches, lambda x: x * x if x > 0 else -x),
+    ):
+        x, y, _ = model(build)
+        for point in POINTS:
+            (value,) = evaluate(x.graph, [y], {x: point})
+            np.testing.assert_allclose(value, function(point), rtol=1e-6)

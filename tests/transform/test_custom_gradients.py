@@ -1,0 +1,164 @@
+"""Copies of `tf.custom_gradient` ops: gradients of their own, whatever they read."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from tests.settings import evaluate, settings_are_v1
+
+v1 = tf.compat.v1
+
+
+@tf.custom_gradient
+def square_with_odd_gradient(x):
+    """x squared, with the gradient 10 x: one that differentiation would not find."""
+
+    def gradient(dy):
+        return dy * 10.0 * x
+
+    return x * x, gradient
+
+
+@tf.custom_gradient
+def gathered(table, indices):
+    """Rows of a table, with a sparse gradient of three times the usual one."""
+
+    def gradient(dy):
+        return tf.IndexedSlices(3.0 * dy, indices, tf.shape(table)), None
+
+    return tf.gather(table, indices), gradient
+
+
+@pytest.fixture
+def model():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = square_with_odd_gradient(x) + 0.0
+    return x, y
+
+
+def gradient(y, x):
+    with x.graph.as_default():
+        return tf.gradients(y, x)[0]
+
+
+def test_graph_replace_differentiates_at_the_replacement(model):
+    x, y = model
+    with x.graph.as_default():
+        z = tf.constant(3.0)
+        y_ = ge.graph_replace(y, {x.ref(): z})
+    assert gradient(y_, x) is None
+    values = evaluate(x.graph, [y, gradient(y, x), y_, gradient(y_, z)], {x: 2.0})
+    assert values == [4.0, 20.0, 9.0, 30.0]
+
+
+def test_a_copy_in_another_graph_and_a_copy_of_that(model):
+    x, y = model
+    for point in (4.0, 5.0, 6.0):
+        _, info = ge.copy(x.graph, tf.Graph(), dst_scope="c")
+        x, y = info.transformed([x, y])
+        dy = gradient(y, x)
+        assert evaluate(x.graph, [y, dy], {x: point}) == [point**2, 10.0 * point]
+        ge.verify(x.graph)
+
+
+def test_the_source_graph_is_left_alone_by_gradients_of_its_copy(model):
+    x, y = model
+    _, info = ge.copy(x.graph, tf.Graph())
+    before = x.graph.as_graph_def()
+    gradient(*info.transformed([y, x]))
+    assert x.graph.as_graph_def() == before
+
+
+def test_gradients_of_a_copy_land_in_the_current_name_scope(model):
+    x, y = model
+    _, info = ge.copy(x.graph, tf.Graph())
+    x_, y_ = info.transformed([x, y])
+    known = set(x_.graph.get_operations())
+    with x_.graph.as_default(), tf.name_scope("backward"):
+        tf.gradients(y_, x_)
+    made = [op.name for op in x_.graph.get_operations() if op not in known]
+    assert made
+    assert all(name.startswith("backward/") for name in made)
+
+
+def test_sparse_gradients_stay_sparse():
+    with tf.Graph().as_default():
+        table = v1.placeholder(tf.float32, [4, 2])
+        rows = gathered(table, tf.constant([1, 3, 1]))
+        loss = tf.reduce_sum(rows)
+    _, info = ge.copy(table.graph, tf.Graph())
+    table_, loss_ = info.transformed([table, loss])
+    sparse = gradient(loss_, table_)
+    assert isinstance(sparse, tf.IndexedSlices)
+    with table_.graph.as_default():
+        dense = tf.convert_to_tensor(sparse)
+    (value,) = evaluate(table_.graph, [dense], {table_: np.zeros([4, 2])})
+    np.testing.assert_array_equal(value, [[0, 0], [6, 6], [0, 0], [3, 3]])
+
+
+def test_variables_of_a_custom_gradient():
+    with tf.Graph().as_default() as graph:
+        w = v1.get_variable("w", initializer=2.0, use_resource=True)
+
+        @tf.custom_gradient
+        def scaled(x):
+            def gradient_function(dy, variables):
+                return dy * 5.0 * w, [dy * 7.0 * x for _ in variables]
+
+            return x * w.read_value(), gradient_function
+
+        x = v1.placeholder(tf.float32, [])
+        y = scaled(x)
+        expected = tf.gradients(y, [x, w])
+    reference = evaluate(graph, expected, {x: 3.0})
+    copied = tf.Graph()
+    _, info = ge.copy(graph, copied)
+    x_, y_ = info.transformed([x, y])
+    with copied.as_default():
+        (w_,) = v1.trainable_variables()
+        gradients = tf.gradients(y_, [x_, w_])
+    assert evaluate(copied, gradients, {x_: 3.0}) == reference == [10.0, 21.0]
+
+
+def test_a_gradient_that_reads_what_was_not_copied_is_refused():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [], name="x")
+        hidden = tf.square(x, name="hidden")
+
+        @tf.custom_gradient
+        def odd(a):
+            return a + 1.0, lambda dy: dy * hidden
+
+        y = odd(x)
+    _, info = ge.copy(y.op, tf.Graph(), dst_scope="c")
+    y_ = info.transformed(y)
+    with pytest.raises(ge.TransformError, match="'hidden:0', which was not copied"):
+        gradient(y_, y_.op.inputs[0])
+
+
+def test_the_destination_can_die_although_the_registry_lives(model):
+    x, y = model
+    _, info = ge.copy(x.graph, tf.Graph())
+    graph = weakref.ref(info.transformed(x).graph)
+    del info, _
+    gc.collect()
+    assert graph() is None
+
+
+@pytest.mark.skipif(
+    settings_are_v1(), reason="tf.function needs TensorFlow 2 behaviour"
+)
+def test_within_a_function():
+    @tf.function(autograph=False)
+    def traced(x, z):
+        y = square_with_odd_gradient(x) + 0.0
+        y_ = ge.graph_replace(y, [(x, z)])
+        return [y, *tf.gradients(y, x), y_, *tf.gradients(y_, z)]
+
+    values = traced(tf.constant(2.0), tf.constant(3.0))
+    assert [float(v) for v in values] == [4.0, 20.0, 9.0, 30.0]
