@@ -25,11 +25,6 @@ V1 = os.environ.get(V1_VARIABLE) == "1"
 NAMES = ("v1_graph",) if V1 else ("graph", "func_graph")
 
 
-def settings_are_v1() -> bool:
-    """Tell whether this process runs with version 1 behaviour."""
-    return V1
-
-
 @dataclass(frozen=True)
 class Setting:
     name: str

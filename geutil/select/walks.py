@@ -201,26 +201,14 @@ def get_walks_intersection_ops(
         >>> [op.name for op in ge.get_walks_intersection_ops(y.op, z.op)]
         ['y', 'z', 'add']
     """
-    control_inputs, control_outputs = check_cios(
-        control_inputs, control_outputs, control_ios
+    forward, backward = _both_walks(
+        (forward_seed_ops, forward_inclusive),
+        (backward_seed_ops, backward_inclusive),
+        (within_ops, within_ops_fn),
+        check_cios(control_inputs, control_outputs, control_ios),
     )
-    forward = get_forward_walk_ops(
-        forward_seed_ops,
-        forward_inclusive,
-        within_ops,
-        within_ops_fn,
-        control_outputs=control_outputs,
-    )
-    backward = set(
-        get_backward_walk_ops(
-            backward_seed_ops,
-            backward_inclusive,
-            within_ops,
-            within_ops_fn,
-            control_inputs=control_inputs,
-        )
-    )
-    return [op for op in forward if op in backward]
+    behind = frozenset(backward)
+    return [op for op in forward if op in behind]
 
 
 def get_walks_union_ops(
@@ -251,24 +239,27 @@ def get_walks_union_ops(
         >>> [op.name for op in ge.get_walks_union_ops(y.op, y.op)]
         ['y', 'z', 'x']
     """
-    control_inputs, control_outputs = check_cios(
-        control_inputs, control_outputs, control_ios
-    )
-    forward = get_forward_walk_ops(
-        forward_seed_ops,
-        forward_inclusive,
-        within_ops,
-        within_ops_fn,
-        control_outputs=control_outputs,
-    )
-    backward = get_backward_walk_ops(
-        backward_seed_ops,
-        backward_inclusive,
-        within_ops,
-        within_ops_fn,
-        control_inputs=control_inputs,
+    forward, backward = _both_walks(
+        (forward_seed_ops, forward_inclusive),
+        (backward_seed_ops, backward_inclusive),
+        (within_ops, within_ops_fn),
+        check_cios(control_inputs, control_outputs, control_ios),
     )
     return list(dict.fromkeys((*forward, *backward)))
+
+
+def _both_walks(
+    ahead_of: tuple[Any, bool],
+    behind: tuple[Any, bool],
+    within: tuple[Any, OpPredicate | None],
+    controls: tuple[bool, ControlOutputs | None],
+) -> tuple[list[Operation], list[Operation]]:
+    """Return a forward and a backward walk: (seeds, inclusive), limits, controls."""
+    control_inputs, control_outputs = controls
+    return (
+        get_forward_walk_ops(*ahead_of, *within, control_outputs=control_outputs),
+        get_backward_walk_ops(*behind, *within, control_inputs=control_inputs),
+    )
 
 
 def _start(

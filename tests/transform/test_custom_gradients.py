@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from tests.settings import evaluate, settings_are_v1
+from tests.settings import evaluate
 
 v1 = tf.compat.v1
 
@@ -150,15 +150,11 @@ def test_the_destination_can_die_although_the_registry_lives(model):
     assert graph() is None
 
 
-@pytest.mark.skipif(
-    settings_are_v1(), reason="tf.function needs TensorFlow 2 behaviour"
-)
-def test_within_a_function():
-    @tf.function(autograph=False)
-    def traced(x, z):
+def test_in_every_setting(setting):
+    def body():
+        x, z = tf.constant(2.0), tf.constant(3.0)
         y = square_with_odd_gradient(x) + 0.0
         y_ = ge.graph_replace(y, [(x, z)])
         return [y, *tf.gradients(y, x), y_, *tf.gradients(y_, z)]
 
-    values = traced(tf.constant(2.0), tf.constant(3.0))
-    assert [float(v) for v in values] == [4.0, 20.0, 9.0, 30.0]
+    assert setting.run(body) == [4.0, 20.0, 9.0, 30.0]

@@ -1,0 +1,80 @@
+"""Facts about TensorFlow that geutil is built around, each in its smallest form.
+
+When one of these fails on a new TensorFlow, the code that cites it can be made simpler.
+Facts about Sessions and built functions are in `tests/graph/test_staleness.py`.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def test_two_loops_that_share_bodies_cannot_both_be_differentiated():
+    # geutil.graph.functions gives the loops of a copy bodies of their own.
+    v1.enable_control_flow_v2()
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * x), [0, 1.0])[1]
+        definition = graph.as_graph_def()
+        tf.gradients(y, x)
+        tf.import_graph_def(definition, name="other/deeper")
+        x_ = graph.get_tensor_by_name("other/deeper/x:0")
+        y_ = graph.get_tensor_by_name(f"other/deeper/{y.name}")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="duplicate function"):
+            tf.gradients(y_, x_)
+
+
+def test_the_importer_makes_nodes_in_the_order_of_the_graph_def():
+    # geutil.graph.importing tells by this which new op belongs to which node.
+    with tf.Graph().as_default() as graph:
+        for name in ("z", "y", "x"):
+            tf.constant(1.0, name=name)
+        tf.add_n([graph.get_tensor_by_name("z:0")], name="a")
+    definition = graph.as_graph_def()
+    with tf.Graph().as_default() as imported:
+        tf.import_graph_def(definition, name="")
+    names = [op.name for op in imported.get_operations()]
+    assert names == [node.name for node in definition.node]
+
+
+def test_the_importer_renames_an_op_that_is_called_like_a_scope():
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0, name="a")
+    definition = graph.as_graph_def()
+    with tf.Graph().as_default() as other:
+        definition.node[0].name = "a/b"
+        tf.import_graph_def(definition, name="")
+        definition.node[0].name = "a"
+        tf.import_graph_def(definition, name="")
+    assert [op.name for op in other.get_operations()] == ["a/b", "a_1"]
+
+
+def test_grappler_folds_sums_through_a_feed():
+    # tests.settings.evaluate runs its references without Grappler when it feeds.
+    with tf.Graph().as_default() as graph:
+        x = tf.constant([1.0, 2.0])
+        inner = tf.add_n([x, x])
+        outer = tf.add_n([inner, inner])
+        tf.add_n([inner, inner], name="second_reader")
+    values = []
+    for disabled in (True, False):
+        config = v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = disabled
+        with v1.Session(graph=graph, config=config) as session:
+            values.append(session.run(outer, {inner: [10.0, 10.0]}))
+    np.testing.assert_array_equal(values, [[20.0, 20.0], [4.0, 8.0]])
+
+
+def test_a_shape_check_refuses_the_whole_import():
+    # geutil.transform.bulk relies on it: a refused copy leaves no op behind.
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [2, 3], name="x")
+        tf.matmul(tf.identity(x, name="y"), tf.ones([3, 2]), name="z")
+    definition = graph.as_graph_def()
+    with tf.Graph().as_default() as other:
+        narrow = v1.placeholder(tf.float32, [2, 4])
+        with pytest.raises(ValueError, match="Dimensions must be equal"):
+            tf.import_graph_def(definition, {"x:0": narrow}, name="")
+    assert len(other.get_operations()) == 1
