@@ -131,11 +131,13 @@ def graph_replace(
     dst_scope: str = "",
     src_scope: str = "",
     reuse_dst_scope: bool = False,
+    dst_graph: Graph | None = None,
 ) -> Any:
     """Return the targets as they would be if other tensors were read in some places.
 
     Copies what lies between the replaced tensors and the targets; everything else is
-    shared with the original. Version 1 while loops in between are copied whole.
+    shared with the original, or copied too when the result goes to another graph.
+    Version 1 while loops in between are copied whole.
 
     Args:
         target_ts: a tensor, or a nested structure of tensors.
@@ -145,10 +147,12 @@ def graph_replace(
         src_scope: the scope that their names are relative to.
         reuse_dst_scope: whether a scope that exists is used as it is; otherwise it
             gets a number.
+        dst_graph: the graph to copy to, which the replacements belong to; the graph of
+            the targets if None.
 
     Returns:
-        A structure like `target_ts`; a target that does not depend on a replaced tensor
-        is returned as it is.
+        A structure like `target_ts`; within one graph, a target that does not depend on
+        a replaced tensor is returned as it is.
 
     Raises:
         ArgumentTypeError: a target or a key is no tensor of a graph.
@@ -174,18 +178,25 @@ def graph_replace(
     graph = get_unique_graph([*targets, *replaced])
     if graph is None:
         raise TransformError("no targets were given; pass the tensors to recompute")
-    behind = set(
-        get_backward_walk_ops(targets, stop_at_ts=replaced, control_inputs=True)
-    )
+    if dst_graph is None:
+        dst_graph = graph
+    require_graph(dst_graph)
+    behind = get_backward_walk_ops(targets, stop_at_ts=replaced, control_inputs=True)
     ahead = get_forward_walk_ops(replaced, control_outputs=ControlOutputs(graph))
-    ops = whole_loops(graph, [op for op in ahead if op in behind])
-    if not ops:
+    dependent = frozenset(behind).intersection(ahead)
+    if not dependent:
         raise TransformError(
             f"none of {[t.name for t in targets]} depends on any of "
             f"{[t.name for t in replaced]}; check the direction, or swap the arguments"
         )
+    needed = [op for op in behind if op in dependent or dst_graph is not graph]
     _, info = copy_replacing(
-        make_view(ops), replacements, graph, dst_scope, src_scope, reuse_dst_scope
+        make_view(whole_loops(graph, needed)),
+        replacements,
+        dst_graph,
+        dst_scope,
+        src_scope,
+        reuse_dst_scope,
     )
 
     def result(t: Tensor) -> Tensor:

@@ -90,6 +90,22 @@ def test_graph_replace_shares_what_does_not_depend_on_the_replaced(setting):
     setting.run(body)
 
 
+def test_graph_replace_into_another_graph_takes_all_that_is_needed(setting):
+    def body():
+        x, y, sine = sine_of_product()
+        graph = tf.Graph()
+        with graph.as_default():
+            z = tf.constant([5.0, 6.0])
+        replaced, same = ge.graph_replace([sine, y], [(x, z)], dst_graph=graph)
+        assert replaced.graph is graph
+        ge.verify(graph)
+        values = evaluate(graph, [replaced, same])
+        np.testing.assert_allclose(values[0], np.sin([15.0, 24.0]), rtol=1e-6)
+        np.testing.assert_allclose(values[1], [3.0, 4.0])
+
+    setting.run(body)
+
+
 def test_graph_replace_mirrors_the_structure_of_its_targets(setting):
     def body():
         x, y, sine = sine_of_product()

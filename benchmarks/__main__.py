@@ -1,0 +1,100 @@
+"""`python -m benchmarks [--quick] [--only NAME] [--json PATH]`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+import geutil
+from benchmarks import (
+    copying,
+    memory,
+    rerouting,
+    selecting,
+    table,
+    viewing,
+    walks,
+    works,
+)
+from benchmarks.graphs import Case, groups
+from benchmarks.rows import Row
+
+WITH_BASELINE: dict[str, Callable[[Case], list[works.Work]]] = {
+    "walks": walks.works,
+    "select": selecting.works,
+    "view": viewing.works,
+    "copy": copying.works,
+}
+# Their limits are for a large graph: in a small one nothing is far from anything, and
+# what does not grow with the graph is shared by few ops.
+ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
+    "reroute": rerouting.rows,
+    "memory": memory.rows,
+}
+FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST)
+
+
+def main() -> None:
+    options = _options()
+    console = table.make_console()
+    names = options.only or list(FAMILIES)
+    rows = sorted(
+        _measure(names, options.quick), key=lambda row: names.index(row.family)
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps(_report(rows), indent=2) + "\n")
+    table.show(console, rows)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out the graphs of 100,000 ops"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=FAMILIES,
+        metavar="NAME",
+        help=f"run one family; may be repeated: {', '.join(FAMILIES)}",
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to a file")
+    return parser.parse_args()
+
+
+def _measure(names: list[str], quick: bool) -> Iterator[Row]:
+    pending = groups(quick)
+    largest = max(case.size or 0 for cases in pending for case in cases)
+    while pending:
+        # Popped, so that large graphs are gone before the next ones are measured.
+        cases = pending.pop(0)
+        for case in cases:
+            case.settle()
+        for name in names:
+            on = " and ".join(case.name for case in cases)
+            print(f"measuring {name} on {on} ...", file=sys.stderr, flush=True)
+            if name in WITH_BASELINE:
+                yield from works.rows(name, WITH_BASELINE[name], cases)
+            elif cases[-1].size in (None, largest):
+                yield from ON_THE_LARGEST[name](cases[-1])
+        gc.unfreeze()
+
+
+def _report(rows: list[Row]) -> dict[str, object]:
+    return {
+        "geutil": geutil.__version__,
+        "tensorflow": tf.__version__,
+        "python": platform.python_version(),
+        "rows": [row.as_dict() for row in rows],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Small graphs and SavedModels for tests; `testdata/README.md` lists them."""
