@@ -51,6 +51,22 @@ def test_the_importer_renames_an_op_that_is_called_like_a_scope():
     assert [op.name for op in other.get_operations()] == ["a/b", "a_1"]
 
 
+def test_the_importer_misleads_the_loop_edges_of_ops_that_it_renames():
+    # geutil.transform.bulk renames the nodes itself when there is a loop.
+    v1.disable_control_flow_v2()
+    with tf.Graph().as_default() as graph:
+        v1.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])
+    v1.enable_control_flow_v2()
+    known = set(graph.get_operations())
+    with graph.as_default():
+        tf.import_graph_def(graph.as_graph_def(), name="")
+    (merge,) = (
+        op for op in graph.get_operations() if op.type == "Merge" and op not in known
+    )
+    assert merge.inputs[0].op not in known
+    assert merge.inputs[1].op in known
+
+
 def test_grappler_folds_sums_through_a_feed():
     # tests.settings.evaluate runs its references without Grappler when it feeds.
     with tf.Graph().as_default() as graph:

@@ -1,0 +1,476 @@
+"""Plan, check, apply, undo."""
+
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
+from geutil.graph.state import state_of
+from tests import settings
+from tests.graph.building import serialized, snapshot
+
+
+class StopError(Exception):
+    """What goes wrong in a block."""
+
+
+class Line:
+    """a -> b -> c -> d, and x and i (an integer) beside it; d waits for x."""
+
+    def __init__(self, graph=None):
+        with (graph or tf.Graph()).as_default() as self.graph:
+            self.x = tf.constant(5.0, name="x")
+            self.i = tf.constant(7, name="i")
+            self.a = tf.constant(1.0, name="a")
+            self.b = tf.negative(self.a, name="b")
+            self.c = tf.negative(self.b, name="c")
+            with tf.control_dependencies([self.x]):
+                self.d = tf.negative(self.c, name="d")
+
+    def reads(self):
+        return [t.op.inputs[0].op.name for t in (self.b, self.c, self.d)]
+
+
+@pytest.fixture
+def line():
+    return Line()
+
+
+# -- refusals leave the graph as it was ------------------------------------------------
+
+
+def joint_cycle(line):
+    # Either edit alone is fine.
+    with line.graph.as_default():
+        y = tf.negative(line.x, name="y")
+    graph_before = snapshot(line.graph)
+    edits = [InputEdit(line.b.op, 0, y), InputEdit(y.op, 0, line.d)]
+    return graph_before, lambda: apply_edits(line.graph, edits)
+
+
+def good_edit_then_cycle(line):
+    edits = [InputEdit(line.d.op, 0, line.a), InputEdit(line.b.op, 0, line.c)]
+    return snapshot(line.graph), lambda: apply_edits(line.graph, edits)
+
+
+def input_and_control_cycle(line):
+    edits = [InputEdit(line.d.op, 0, line.x)]
+    controls = [ControlEdit(line.x.op, (line.d.op,))]
+    return snapshot(line.graph), lambda: apply_edits(line.graph, edits, controls)
+
+
+@pytest.mark.parametrize(
+    "case", [joint_cycle, good_edit_then_cycle, input_and_control_cycle]
+)
+def test_a_cycle_is_refused_and_nothing_changes(case, line):
+    before, edit = case(line)
+    with pytest.raises(ge.CycleError, match=r"^the edit would close a cycle: \w+ -> "):
+        edit()
+    assert snapshot(line.graph) == before
+
+
+@pytest.mark.parametrize("index", [1, 99])
+def test_a_failure_while_applying_undoes_what_was_applied(line, index):
+    before = snapshot(line.graph)
+    edits = [InputEdit(line.b.op, 0, line.x), InputEdit(line.c.op, index, line.x)]
+    controls = [ControlEdit(line.d.op, ())]
+    with pytest.raises(Exception):  # noqa: B017 - TensorFlow's or Python's own
+        apply_edits(line.graph, edits, controls)
+    assert snapshot(line.graph) == before
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 3])
+def test_a_failure_at_any_step_undoes_the_steps_before(line, fails_at, monkeypatch):
+    from geutil.graph import edits as module
+
+    before = snapshot(line.graph)
+    count = 0
+
+    def failing(original):
+        def step(*args):
+            nonlocal count
+            if count == fails_at:
+                raise StopError
+            count += 1
+            return original(*args)
+
+        return step
+
+    inputs = [InputEdit(line.b.op, 0, line.x), InputEdit(line.c.op, 0, line.a)]
+    controls = [ControlEdit(line.d.op, ()), ControlEdit(line.c.op, (line.x.op,))]
+    with monkeypatch.context() as patch:
+        for name in ("_set_input", "_set_controls"):
+            patch.setattr(module, name, failing(getattr(module, name)))
+        with pytest.raises(StopError):
+            apply_edits(line.graph, inputs, controls)
+    assert count == fails_at
+    assert snapshot(line.graph) == before
+    # The order is mended too: what was legal stays legal, and what was not, not.
+    with pytest.raises(ge.CycleError):
+        ge.reroute_ts(line.d, line.a)
+    assert ge.reroute_ts(line.a, line.b) == 1
+
+
+LEAVES_NOTHING = {
+    "connect": lambda p, q: ge.connect(q, p, disconnect_first=True),
+    # Each output paired with the other op's input: middle would read itself.
+    "bypass": lambda p, q: ge.bypass(ge.sgv(p, q).remap([0, 1], [1, 0])),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES_NOTHING)
+def test_a_refused_edit_leaves_no_placeholder_behind(name):
+    with tf.Graph().as_default() as graph:
+        p = tf.negative(tf.constant(1.0, name="a"), name="p")
+        q = tf.negative(tf.negative(p, name="middle"), name="q")
+        tf.identity(q, name="result")
+    before = snapshot(graph)
+    with pytest.raises(ge.CycleError):
+        LEAVES_NOTHING[name](p.op, q.op)
+    assert snapshot(graph) == before
+
+
+def test_a_refused_edit_is_not_noted_for_undoing(line):
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        with pytest.raises(ge.CycleError):
+            ge.reroute_ts(line.d, line.x)
+        assert line.reads() == ["x", "b", "c"]
+        raise StopError
+    assert line.reads() == ["a", "b", "c"]
+
+
+def test_a_finalized_graph_is_refused(line):
+    line.graph.finalize()
+    before = snapshot(line.graph)
+    with pytest.raises(ge.FinalizedGraphError, match=r"geutil\.copy"):
+        ge.reroute_ts(line.x, line.a)
+    assert snapshot(line.graph) == before
+
+
+# -- edits as a whole ------------------------------------------------------------------
+
+
+def test_no_edits_need_no_editable_graph(line):
+    line.graph.finalize()
+    apply_edits(line.graph)
+
+
+def test_intermediate_cycles_do_not_count(line):
+    # c before b: each edit alone, applied first, would close a cycle.
+    apply_edits(
+        line.graph,
+        [
+            InputEdit(line.b.op, 0, line.c),
+            InputEdit(line.c.op, 0, line.a),
+            InputEdit(line.d.op, 0, line.b),
+        ],
+    )
+    assert line.reads() == ["c", "a", "b"]
+    ge.verify(line.graph)
+    assert [float(v) for v in settings.evaluate(line.graph, [line.d])] == [-1.0]
+
+
+def test_a_control_edge_may_turn_round_with_a_data_edge(line):
+    # d waits for x; afterwards x waits for d.
+    apply_edits(
+        line.graph,
+        [],
+        [ControlEdit(line.d.op, ()), ControlEdit(line.x.op, (line.d.op,))],
+    )
+    assert line.x.op.control_inputs == [line.d.op]
+    assert line.d.op.control_inputs == []
+    ge.verify(line.graph)
+
+
+def test_swap_ios_whose_steps_alone_close_a_cycle(setting):
+    def body():
+        a = tf.constant(2.0, name="a")
+        plus = tf.add(a, 10.0, name="plus")
+        middle = tf.negative(plus, name="middle")
+        times = tf.multiply(middle, 3.0, name="times")
+        result = tf.identity(times, name="result")
+        first = ge.sgv(plus.op).remap_inputs([0])
+        second = ge.sgv(times.op).remap_inputs([0])
+        # With the outputs swapped and the inputs not yet: middle -> times -> middle.
+        ge.swap_ios(first, second)
+        ge.verify(settings.default_graph())
+        line = [result.op, plus.op, middle.op, times.op]
+        assert [
+            op.inputs[0] is t
+            for op, t in zip(line, (plus, middle, times, a), strict=True)
+        ] == [True] * 4
+        return [result]
+
+    # -(2 * 3) + 10, where it was -(2 + 10) * 3.
+    assert setting.run(body) == [4.0]
+
+
+def test_swap_ios_whose_end_is_a_cycle_is_refused(setting):
+    def body():
+        a = tf.constant(2.0, name="a")
+        plus = tf.add(a, 10.0, name="plus")
+        times = tf.multiply(plus, 3.0, name="times")
+        first = ge.sgv(plus.op).remap_inputs([0])
+        second = ge.sgv(times.op).remap_inputs([0])
+        before = settings.edges(settings.default_graph())
+        # Neighbours: each would read what the other reads, so plus reads itself.
+        with pytest.raises(ge.CycleError):
+            ge.swap_ios(first, second)
+        assert settings.edges(settings.default_graph()) == before
+        assert first.inputs[0] is a
+        assert second.inputs[0] is plus
+        return [times]
+
+    assert setting.run(body) == [36.0]
+
+
+def test_the_same_edit_twice_changes_nothing_the_second_time(line):
+    edits = [InputEdit(line.b.op, 0, line.x)]
+    apply_edits(line.graph, edits)
+    before = snapshot(line.graph)
+    apply_edits(line.graph, edits)
+    assert snapshot(line.graph) == before
+
+
+def test_control_inputs_are_those_given(line):
+    apply_edits(line.graph, (), [ControlEdit(line.c.op, (line.x.op, line.i.op))])
+    assert sorted(settings.names(line.c.op.control_inputs)) == ["i", "x"]
+    assert settings.names(line.c.op.inputs) == ["b:0"]
+
+
+# -- transactions ----------------------------------------------------------------------
+
+
+def test_a_block_that_succeeds_keeps_its_edits(line):
+    with ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+    assert line.reads() == ["x", "b", "c"]
+    assert state_of(line.graph).journals == []
+
+
+@pytest.mark.parametrize(
+    "error", [StopError, KeyboardInterrupt, SystemExit, GeneratorExit, BaseException]
+)
+def test_a_block_that_raises_is_undone(error, line):
+    before = snapshot(line.graph)
+    with pytest.raises(error), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        ge.swap_ts(line.b, line.c, can_modify=[line.d.op])
+        ge.remove_control_inputs(line.d.op, line.x.op)
+        ge.add_control_inputs(line.b.op, line.i.op)
+        assert snapshot(line.graph) != before
+        raise error
+    assert snapshot(line.graph) == before
+    assert state_of(line.graph).journals == []
+
+
+def test_undo_runs_backward_over_edits_of_the_same_input(line):
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        for t in (line.x, line.b, line.a, line.x):
+            apply_edits(line.graph, [InputEdit(line.d.op, 0, t)])
+        raise StopError
+    assert line.reads() == ["a", "b", "c"]
+
+
+def test_undo_in_a_func_graph():
+    def body():
+        line = Line(settings.default_graph())
+        before = settings.edges(line.graph)
+        with pytest.raises(StopError), ge.transaction(line.graph):
+            ge.reroute_ts(line.x, line.a)
+            raise StopError
+        assert settings.edges(line.graph) == before
+        return [line.d]
+
+    assert settings.Setting("func_graph").run(body) == [-1.0]
+
+
+def test_ops_made_in_the_block_stay_unconnected(line):
+    before = settings.edges(line.graph)
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.detach(line.c.op)
+        raise StopError
+    after = settings.edges(line.graph)
+    made = set(after) - set(before)
+    assert sorted(made) == ["geph__b_0", "geph__c_0"]
+    assert {name: after[name] for name in before} == before
+    for name in made:
+        assert line.graph.get_operation_by_name(name).outputs[0].consumers() == []
+
+
+def test_the_result_after_an_undo_is_that_of_before(line):
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        raise StopError
+    assert settings.evaluate(line.graph, [line.d]) == [-1.0]
+
+
+def test_nested_blocks_each_undo_their_part(line):
+    with ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        with pytest.raises(StopError), ge.transaction(line.graph):
+            ge.reroute_ts(line.b, line.c)
+            raise StopError
+        assert line.reads() == ["x", "b", "c"]
+    assert line.reads() == ["x", "b", "c"]
+
+
+def test_an_outer_block_undoes_what_an_inner_one_kept(line):
+    before = snapshot(line.graph)
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        with ge.transaction(line.graph):
+            ge.reroute_ts(line.b, line.c)
+        assert line.reads() == ["x", "b", "b"]
+        ge.remove_control_inputs(line.d.op, line.x.op)
+        raise StopError
+    assert snapshot(line.graph) == before
+
+
+def test_a_failure_that_runs_through_both_blocks(line):
+    before = snapshot(line.graph)
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        with ge.transaction(line.graph):
+            ge.reroute_ts(line.b, line.c)
+            raise StopError
+    assert snapshot(line.graph) == before
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_inner_blocks_without_edits_do_not_confuse_the_outer_one(line, depth):
+    # Open journals that are still empty are equal lists, but not the same list.
+    before = snapshot(line.graph)
+
+    def nest(levels):
+        if levels:
+            with ge.transaction(line.graph):
+                nest(levels - 1)
+
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        nest(depth - 1)
+        ge.reroute_ts(line.x, line.a)
+        raise StopError
+    assert snapshot(line.graph) == before
+    assert state_of(line.graph).journals == []
+
+
+def test_an_inner_failure_without_edits_does_not_confuse_the_outer_one(line):
+    with ge.transaction(line.graph):
+        with pytest.raises(StopError), ge.transaction(line.graph):
+            raise StopError
+        ge.reroute_ts(line.x, line.a)
+    assert line.reads() == ["x", "b", "c"]
+    assert state_of(line.graph).journals == []
+
+
+def test_blocks_of_two_graphs_do_not_mix():
+    first, second = Line(), Line()
+    with pytest.raises(StopError), ge.transaction(first.graph):
+        ge.reroute_ts(first.x, first.a)
+        with ge.transaction(second.graph):
+            ge.reroute_ts(second.x, second.a)
+            ge.reroute_ts(first.b, first.c)
+        raise StopError
+    assert first.reads() == ["a", "b", "c"]
+    assert second.reads() == ["x", "b", "c"]
+
+
+def test_edits_after_an_undo_are_checked_against_the_graph_of_now(line):
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        apply_edits(
+            line.graph,
+            [InputEdit(line.b.op, 0, line.c), InputEdit(line.c.op, 0, line.a)],
+        )
+        raise StopError
+    with pytest.raises(ge.CycleError):
+        ge.reroute_ts(line.c, line.a)
+    assert ge.reroute_ts(line.a, line.c) == 1
+    ge.verify(line.graph)
+
+
+def test_views_that_were_updated_in_place_are_put_back(line):
+    first, second = ge.sgv(line.b.op), ge.sgv(line.d.op)
+    before = snapshot(line.graph)
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_inputs(first, second)
+        assert settings.names(second.inputs) == ["a:0"]
+        raise StopError
+    assert settings.names(first.inputs) == ["a:0"]
+    assert settings.names(second.inputs) == ["c:0"]
+    assert snapshot(line.graph) == before
+
+
+VIEW_EDITS = {
+    "swap_inputs": ge.swap_inputs,
+    "reroute_inputs": ge.reroute_inputs,
+    "swap_ios": ge.swap_ios,
+    "reroute_ios": ge.reroute_ios,
+    "connect": ge.connect,
+    "detach_inputs": lambda f, s: ge.detach_inputs(s),
+    "detach": lambda f, s: ge.detach(s),
+    "bypass": lambda f, s: ge.bypass(s),
+}
+
+
+@pytest.mark.parametrize("name", VIEW_EDITS)
+def test_every_edit_of_views_is_undone(name, setting):
+    def body():
+        graph = settings.default_graph()
+        with tf.name_scope("one"):
+            p, q = tf.constant(1.0, name="p"), tf.constant(2.0, name="q")
+            left, right = tf.negative(p, name="left"), tf.exp(q, name="right")
+            passing = tf.constant(3.0, name="passing")
+            a, b = tf.abs(left), tf.abs(right)
+            c = tf.add(passing, passing)
+        first = ge.sgv(left.op, passing)
+        second = ge.sgv(right.op, passing)
+        contents = [
+            (settings.names(v.inputs), settings.names(v.outputs), list(v.passthroughs))
+            for v in (first, second)
+        ]
+        before = settings.edges(graph)
+        with pytest.raises(StopError), ge.transaction(graph):
+            VIEW_EDITS[name](first, second)
+            after = settings.edges(graph)
+            assert {n: after[n] for n in before} != before
+            raise StopError
+        after = settings.edges(graph)
+        assert {n: after[n] for n in before} == before
+        for view, (inputs, outputs, passthroughs) in zip(
+            (first, second), contents, strict=True
+        ):
+            assert settings.names(view.inputs) == inputs
+            assert settings.names(view.outputs) == outputs
+            assert all(
+                t is u for t, u in zip(view.passthroughs, passthroughs, strict=True)
+            )
+        return [a, b, c]
+
+    a, b, c = setting.run(body)
+    assert (a, c) == (1.0, 6.0)
+    assert b == pytest.approx(7.389056, rel=1e-6)
+
+
+def test_undo_after_the_graph_was_finalized(line):
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        line.graph.finalize()
+        raise StopError
+    assert line.reads() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("wrong", [None, "graph", 1, object()])
+def test_a_transaction_takes_a_graph(wrong):
+    block = ge.transaction(wrong)
+    with pytest.raises(ge.ArgumentTypeError, match=r"expected a tf\.Graph"), block:
+        pass
+
+
+def test_a_transaction_costs_nothing_when_nothing_is_edited(line):
+    before = serialized(line.graph)
+    with ge.transaction(line.graph):
+        pass
+    assert serialized(line.graph) == before
+    assert state_of(line.graph).order is None

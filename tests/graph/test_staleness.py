@@ -1,0 +1,525 @@
+"""Edits that TensorFlow would silently ignore."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.graph import staleness
+from geutil.graph.state import state_of
+from tests import settings
+from tests.graph.building import snapshot
+
+ROOT = Path(__file__).parents[2]
+Session = tf.compat.v1.Session
+LIVE = "a live Session has run this graph with op 'z' in it"
+SPEC = tf.TensorSpec([], tf.float32)
+
+
+class Net:
+    """x = 1, y = 2, z reads x."""
+
+    def __init__(self):
+        with tf.Graph().as_default() as self.graph:
+            self.x = tf.constant(1.0, name="x")
+            self.y = tf.constant(2.0, name="y")
+            self.z = tf.identity(self.x, name="z")
+
+    def edit(self):
+        return ge.reroute_ts(self.y, self.x)
+
+    def fresh_result(self):
+        with Session(graph=self.graph) as session:
+            return float(session.run(self.z))
+
+
+@pytest.fixture
+def net():
+    return Net()
+
+
+def refused(net, message=LIVE):
+    before = snapshot(net.graph)
+    with pytest.raises(ge.StaleGraphError, match=message) as caught:
+        net.edit()
+    assert snapshot(net.graph) == before
+    return str(caught.value)
+
+
+# -- the two facts about TensorFlow ----------------------------------------------------
+
+
+def test_fact_a_session_goes_on_returning_the_old_result(net):
+    with Session(graph=net.graph) as session:
+        assert session.run(net.z) == 1.0
+        net.z.op._update_input(0, net.y)
+        assert net.z.op.inputs[0] is net.y
+        assert session.run(net.z) == 1.0
+    assert net.fresh_result() == 2.0
+
+
+def test_fact_a_function_does_not_see_edits_of_its_func_graph():
+    @tf.function(autograph=False)
+    def function(x):
+        return tf.identity(x * 2.0, name="result")
+
+    concrete = function.get_concrete_function(SPEC)
+    identity = concrete.graph.get_operation_by_name("result")
+    identity._update_input(0, concrete.graph.inputs[0])
+    assert identity.inputs[0] is concrete.graph.inputs[0]
+    with tf.Graph().as_default():
+        result = concrete(tf.constant(3.0))
+        with Session() as session:
+            assert session.run(result) == 6.0
+
+
+# -- Sessions --------------------------------------------------------------------------
+
+
+def test_an_edit_after_a_run_is_refused(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        message = refused(net)
+        assert session.run(net.z) == 1.0
+    # What is wrong, and the two ways on.
+    for words in (
+        "would not see the edit",
+        "the old result",
+        "Close it and make a new tf.compat.v1.Session after the edit",
+        "with geutil.allow_stale(graph):",
+    ):
+        assert words in message
+
+
+def test_it_does_not_matter_what_was_run(net):
+    # The Session takes over the whole graph, not the ops that it needs.
+    with Session(graph=net.graph) as session:
+        session.run(net.y)
+        refused(net)
+
+
+def test_a_run_that_fails_counts(net):
+    with net.graph.as_default():
+        missing = tf.compat.v1.placeholder(tf.float32, name="missing")
+    with Session(graph=net.graph) as session:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.run(missing)
+        refused(net)
+
+
+def test_control_edits_are_refused_too(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with pytest.raises(ge.StaleGraphError, match=LIVE):
+            ge.add_control_inputs(net.z.op, net.y.op)
+    assert net.z.op.control_inputs == []
+
+
+def test_a_session_that_has_not_run_does_not_count(net):
+    with Session(graph=net.graph) as session:
+        assert net.edit() == 1
+        assert session.run(net.z) == 2.0
+
+
+def test_a_closed_session_does_not_count(net):
+    session = Session(graph=net.graph)
+    session.run(net.z)
+    refused(net)
+    session.close()
+    assert net.edit() == 1
+    assert net.fresh_result() == 2.0
+
+
+def test_a_closed_session_does_not_hide_a_live_one(net):
+    first, second = Session(graph=net.graph), Session(graph=net.graph)
+    first.run(net.z)
+    second.run(net.z)
+    first.close()
+    refused(net)
+    second.close()
+    assert net.edit() == 1
+
+
+def test_a_session_that_was_collected_does_not_count(net):
+    session = Session(graph=net.graph)
+    session.run(net.z)
+    refused(net)
+    del session
+    gc.collect()
+    assert len(state_of(net.graph).sessions) == 0
+    assert net.edit() == 1
+    assert net.fresh_result() == 2.0
+
+
+def test_geutil_keeps_no_session_and_no_graph_alive():
+    import weakref
+
+    net = Net()
+    session = Session(graph=net.graph)
+    session.run(net.z)
+    refused(net)
+    session.close()
+    net.edit()
+    ends = weakref.ref(session), weakref.ref(net.graph)
+    del session, net
+    gc.collect()
+    assert [end() for end in ends] == [None, None]
+
+
+def test_ops_made_after_the_last_run_may_be_edited(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with net.graph.as_default():
+            late = tf.negative(net.x, name="late")
+        assert ge.reroute_ts(net.y, net.x, can_modify=[late.op]) == 1
+        # The Session does see it, and the old ops are as they were.
+        assert session.run([late, net.z]) == [-2.0, 1.0]
+        with pytest.raises(ge.StaleGraphError, match="with op 'late' in it"):
+            ge.reroute_ts(net.x, net.y, can_modify=[late.op])
+        assert session.run(late) == -2.0
+
+
+def test_one_old_op_among_new_ones_is_enough_to_refuse(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with net.graph.as_default():
+            late = tf.negative(net.x, name="late")
+        refused(net)  # x is read by z, too
+        assert late.op.inputs[0] is net.x
+
+
+def test_each_session_counts_by_what_it_has_seen(net):
+    early, later = Session(graph=net.graph), Session(graph=net.graph)
+    early.run(net.z)
+    with net.graph.as_default():
+        late = tf.negative(net.x, name="late")
+    later.run(net.z)
+    only_late = {"can_modify": [late.op]}
+    with pytest.raises(ge.StaleGraphError, match="with op 'late' in it"):
+        ge.reroute_ts(net.y, net.x, **only_late)
+    later.close()
+    assert ge.reroute_ts(net.y, net.x, **only_late) == 1
+    assert early.run(late) == -2.0
+    early.close()
+
+
+def test_a_session_of_another_graph_does_not_count(net):
+    other = Net()
+    with Session(graph=other.graph) as session:
+        session.run(other.z)
+        assert net.edit() == 1
+
+
+def test_make_callable_counts_as_a_run(net):
+    with Session(graph=net.graph) as session:
+        call = session.make_callable(net.z)
+        refused(net)
+        assert call() == 1.0
+
+
+def test_fact_make_callable_takes_the_graph_over(net):
+    with Session(graph=net.graph) as session:
+        call = session.make_callable(net.z)
+        net.z.op._update_input(0, net.y)
+        assert call() == 1.0
+
+
+def test_partial_run_counts_as_a_run(net):
+    with Session(graph=net.graph) as session:
+        session.partial_run_setup([net.z], [])
+        refused(net)
+
+
+def test_a_callable_from_options_counts_as_a_run(net):
+    from tensorflow.core.protobuf import config_pb2
+
+    with Session(graph=net.graph) as session:
+        options = config_pb2.CallableOptions(fetch=[net.z.name])
+        call = session._make_callable_from_options(options)
+        refused(net)
+        assert call() == [1.0]
+
+
+def test_an_interactive_session_counts(net):
+    session = tf.compat.v1.InteractiveSession(graph=net.graph)
+    try:
+        net.z.eval()
+        refused(net)
+    finally:
+        session.close()
+
+
+def test_a_monitored_session_counts(net):
+    with net.graph.as_default(), tf.compat.v1.train.MonitoredSession() as session:
+        assert session.run(net.z) == 1.0
+        with pytest.raises(ge.FinalizedGraphError):
+            net.edit()  # a MonitoredSession finalizes the graph
+
+
+# -- allow_stale -----------------------------------------------------------------------
+
+
+def test_allow_stale(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with ge.allow_stale(net.graph):
+            assert net.edit() == 1
+        assert session.run(net.z) == 1.0
+        assert net.fresh_result() == 2.0
+        with pytest.raises(ge.StaleGraphError):
+            ge.reroute_ts(net.x, net.y)
+
+
+def test_allow_stale_nests(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with ge.allow_stale(net.graph):
+            with ge.allow_stale(net.graph):
+                pass
+            assert net.edit() == 1
+        with pytest.raises(ge.StaleGraphError):
+            ge.reroute_ts(net.x, net.y)
+
+
+def test_allow_stale_ends_with_the_block_that_raises(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with pytest.raises(KeyError), ge.allow_stale(net.graph):
+            raise KeyError
+        refused(net)
+
+
+def test_allow_stale_is_for_one_graph(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with ge.allow_stale(tf.Graph()):
+            refused(net)
+
+
+def test_allow_stale_allows_no_cycle(net):
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        with ge.allow_stale(net.graph), pytest.raises(ge.CycleError):
+            ge.add_control_inputs(net.x.op, net.z.op)
+
+
+@pytest.mark.parametrize("wrong", [None, "graph", 1])
+def test_allow_stale_takes_a_graph(wrong):
+    block = ge.allow_stale(wrong)
+    with pytest.raises(ge.ArgumentTypeError, match=r"expected a tf\.Graph"), block:
+        pass
+
+
+# -- finalized graphs ------------------------------------------------------------------
+
+
+def test_a_finalized_graph_is_refused_even_with_allow_stale(net):
+    net.graph.finalize()
+    before = snapshot(net.graph)
+    with ge.allow_stale(net.graph), pytest.raises(ge.FinalizedGraphError) as caught:
+        net.edit()
+    assert snapshot(net.graph) == before
+    assert "is finalized" in str(caught.value)
+    assert "geutil.copy(graph, tf.Graph())" in str(caught.value)
+
+
+def test_the_way_that_the_message_shows_works(net):
+    net.graph.finalize()
+    copy = tf.Graph()
+    ge.copy(net.graph, copy)
+    x, y, z = (copy.get_tensor_by_name(f"{n}:0") for n in "xyz")
+    assert ge.reroute_ts(y, x) == 1
+    assert settings.evaluate(copy, [z]) == [2.0]
+
+
+# -- functions -------------------------------------------------------------------------
+
+
+def doubled():
+    @tf.function(autograph=False)
+    def double(x):
+        return tf.identity(x * 2.0, name="result")
+
+    return double
+
+
+def edit_function(graph):
+    result = graph.get_operation_by_name("result")
+    return ge.reroute_ts(graph.inputs[0], result.inputs[0], can_modify=[result])
+
+
+def test_a_built_func_graph_is_refused():
+    graph = doubled().get_concrete_function(SPEC).graph
+    before = settings.edges(graph)
+    with pytest.raises(ge.StaleGraphError) as caught:
+        edit_function(graph)
+    assert settings.edges(graph) == before
+    for words in (
+        "double",
+        "is built already",
+        "Edit while tf.function traces",
+        "geutil.copy(graph, tf.Graph())",
+        "with geutil.allow_stale(graph):",
+    ):
+        assert words in str(caught.value)
+
+
+def test_a_built_func_graph_with_allow_stale():
+    graph = doubled().get_concrete_function(SPEC).graph
+    with ge.allow_stale(graph):
+        assert edit_function(graph) == 1
+
+
+def test_a_tracing_func_graph_is_edited_and_the_function_sees_it():
+    graphs = []
+
+    @tf.function(autograph=False)
+    def function(x):
+        result = tf.identity(x * 2.0, name="result")
+        graphs.append(result.graph)
+        assert edit_function(result.graph) == 1
+        return result
+
+    concrete = function.get_concrete_function(SPEC)
+    with tf.Graph().as_default():
+        result = concrete(tf.constant(3.0))
+        with Session() as session:
+            assert session.run(result) == 3.0
+    (graph,) = graphs
+    product = graph.get_operation_by_name("mul").outputs[0]
+    with pytest.raises(ge.StaleGraphError):
+        ge.reroute_ts(product, graph.inputs[0])
+
+
+def test_a_function_that_is_traced_again_is_edited_again():
+    edited = []
+
+    @tf.function(autograph=False)
+    def function(x):
+        result = tf.identity(x * 2.0, name="result")
+        edited.append(edit_function(result.graph))
+        return result
+
+    function.get_concrete_function(SPEC)
+    function.get_concrete_function(tf.TensorSpec([2], tf.float32))
+    assert edited == [1, 1]
+
+
+def test_bodies_of_functional_control_flow_are_built(control_flow_v2):
+    bodies = {}
+
+    def inside(name, value):
+        bodies[name] = value.graph
+        return tf.identity(value, name="result")
+
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+        tf.cond(x > 0.0, lambda: inside("then", x * 2.0), lambda: x)
+        tf.while_loop(lambda v: v < 9.0, lambda v: [inside("body", v * 2.0)], [x])
+    assert sorted(bodies) == ["body", "then"]
+    for graph in bodies.values():
+        result = graph.get_operation_by_name("result")
+        with graph.as_default():
+            other = tf.constant(1.0)
+        with pytest.raises(ge.StaleGraphError, match="is built already"):
+            ge.reroute_ts(other, result.inputs[0], can_modify=[result])
+
+
+def test_a_body_is_edited_while_it_is_made(control_flow_v2):
+    def body(v):
+        result = tf.identity(v * 100.0, name="result")
+        ge.reroute_ts(v + 1.0, result.op.inputs[0], can_modify=[result.op])
+        return [result]
+
+    with tf.Graph().as_default() as graph:
+        result = tf.while_loop(lambda v: v < 3.5, body, [tf.constant(1.0)])[0]
+    assert settings.evaluate(graph, [result]) == [4.0]
+
+
+# -- older than geutil -----------------------------------------------------------------
+
+
+def run_script(script):
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+OLDER = """
+import sys
+import tensorflow as tf
+with tf.Graph().as_default() as graph:
+    x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+    z = tf.identity(x, name="z")
+class MySession(tf.compat.v1.Session):
+    pass
+session, closed = MySession(graph=graph), tf.compat.v1.Session(graph=graph)
+session.run(z)
+closed.run(z)
+closed.close()
+@tf.function(autograph=False)
+def function(x):
+    return tf.identity(x * 2.0, name="result")
+concrete = function.get_concrete_function(tf.TensorSpec([], tf.float32))
+assert not any(name.startswith("geutil") for name in sys.modules)
+
+import geutil as ge
+def attempt(new, old, op):
+    try:
+        print(ge.reroute_ts(new, old, can_modify=[op]))
+    except ge.StaleGraphError as error:
+        print("live" if "live Session" in str(error) else "built")
+attempt(y, x, z.op)
+with graph.as_default():
+    late = tf.negative(x, name="late")
+attempt(y, x, late.op)
+session.close()
+attempt(y, x, z.op)
+result = concrete.graph.get_operation_by_name("result")
+attempt(concrete.graph.inputs[0], result.inputs[0], result)
+"""
+
+
+def test_sessions_and_functions_older_than_geutil_are_known():
+    assert run_script(OLDER) == ["live", "1", "1", "built"]
+
+
+# -- how it is noticed -----------------------------------------------------------------
+
+
+def test_edits_do_not_scan_the_heap(net, monkeypatch):
+    def scan(*args):
+        raise AssertionError("an edit scans the heap")
+
+    monkeypatch.setattr(gc, "get_objects", scan)
+    monkeypatch.setattr(gc, "get_referrers", scan)
+    with Session(graph=net.graph) as session:
+        session.run(net.z)
+        refused(net)
+    assert net.edit() == 1
+    graph = doubled().get_concrete_function(SPEC).graph
+    with pytest.raises(ge.StaleGraphError):
+        edit_function(graph)
+
+
+def test_watch_wraps_once():
+    from tensorflow.python.client.session import BaseSession
+
+    wrapper = BaseSession._extend_graph
+    staleness.watch()
+    assert BaseSession._extend_graph is wrapper
+
+
+def test_newest_op_id(net):
+    assert staleness.newest_op_id(tf.Graph()) == -1
+    assert staleness.newest_op_id(net.graph) == net.z.op._id

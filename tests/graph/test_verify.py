@@ -1,0 +1,423 @@
+"""Each invariant, broken on purpose."""
+
+import importlib
+import itertools
+
+import networkx as nx
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import geutil as ge
+from geutil.graph.verify import CHECKS
+from tests.graph import building
+from tests.graph.stubs import StubGraph, StubOp
+from tests.random_graphs import drawn_graphs
+
+PROPERTY = hypothesis_settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def line(length=5, prefix="op"):
+    """Return the ops of a row of negations."""
+    tensors = [tf.constant(1.0, name=f"{prefix}0")]
+    for i in range(1, length):
+        tensors.append(tf.negative(tensors[-1], name=f"{prefix}{i}"))
+    return [t.op for t in tensors]
+
+
+@pytest.fixture
+def ops():
+    with tf.Graph().as_default():
+        return line()
+
+
+def only(violations):
+    (violation,) = violations
+    return violation
+
+
+def set_function(op, attribute, name):
+    """Make an attribute name a function, past the checks of `Operation._set_attr`."""
+    value = tf.compat.v1.AttrValue()
+    value.func.name = name
+    op._set_attr(attribute, value)
+
+
+# -- clean graphs ----------------------------------------------------------------------
+
+
+def test_a_clean_graph_passes(ops):
+    ge.verify(ops[0].graph)
+    ge.verify(ops)
+    ge.verify([])
+    ge.verify(tf.Graph())
+    assert ge.find_violations(ops[0].graph) == []
+
+
+def test_ops_may_come_from_a_generator(ops):
+    ops[1]._update_input(0, ops[3].outputs[0])
+    assert only(ge.find_violations(op for op in ops)).invariant == "acyclic"
+
+
+def test_ops_that_are_listed_twice_are_no_violation(ops):
+    # As in verify([*view.ops, *other_view.ops]).
+    assert ge.find_violations([*ops, *ops]) == []
+
+
+def test_ops_that_are_listed_twice_hide_no_cycle():
+    with tf.Graph().as_default():
+        a = tf.constant(1.0, name="a")
+        b = tf.add(a, a, name="b")
+        c = tf.negative(b, name="c")
+    b.op._update_input(1, c)  # b reads a and c; c reads b
+    listed = [a.op, a.op, b.op, c.op]
+    assert "acyclic" in [v.invariant for v in ge.find_violations(listed)]
+
+
+def test_a_version_1_loop_is_no_violation(loops):
+    assert ge.find_violations(loops.graph) == []
+
+
+def test_a_graph_with_everything_in_it(control_flow_v1):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        old = tf.compat.v1.Variable(1.0, use_resource=False)
+        new = tf.compat.v1.Variable(1.0, use_resource=True)
+        with tf.control_dependencies([tf.compat.v1.assign(old, x), new.assign(x)]):
+            y = tf.compat.v1.cond(x > 0.0, lambda: x + old, lambda: x - new)
+        z = tf.compat.v1.while_loop(lambda a: a < 9.0, lambda a: a + y, [x])
+        tf.gradients(z, x)
+        function = tf.function(lambda t: t * 2.0, autograph=False)
+        function(y)
+        with graph.colocate_with(y.op):
+            tf.identity(y)
+    assert ge.find_violations(graph) == []
+
+
+def test_a_func_graph_while_it_is_traced():
+    inner = tf.function(lambda t: t * 2.0, autograph=False)
+    found = []
+
+    @tf.function(autograph=False)
+    def traced(x):
+        y = inner(x)
+        found.append(ge.find_violations(y.graph))
+        return y
+
+    concrete = traced.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert found == [[]]
+    assert ge.find_violations(concrete.graph) == []
+
+
+# -- cycles ----------------------------------------------------------------------------
+
+
+def test_a_cycle_is_named_in_the_direction_of_its_edges(ops):
+    ops[1]._update_input(0, ops[3].outputs[0])
+    violation = only(ge.find_violations(ops[0].graph))
+    assert violation.invariant == "acyclic"
+    assert violation.op == "op1"
+    assert violation.reason == "is on the cycle op1 -> op2 -> op3 -> op1"
+    with pytest.raises(ge.VerificationError) as caught:
+        ge.verify(ops[0].graph)
+    assert caught.value.violations == (violation,)
+    assert str(caught.value) == (
+        "1 invariant broken:\n"
+        "  [acyclic] 'op1': is on the cycle op1 -> op2 -> op3 -> op1"
+    )
+
+
+def test_a_cycle_through_a_control_edge(ops):
+    ops[1]._add_control_input(ops[2])
+    assert only(ge.find_violations(ops)).reason.endswith("op1 -> op2 -> op1")
+
+
+def test_an_op_that_reads_itself(ops):
+    ops[2]._update_input(0, ops[2].outputs[0])
+    violation = only(ge.find_violations(ops))
+    assert (violation.op, violation.reason) == ("op2", "is on the cycle op2 -> op2")
+
+
+def test_two_separate_cycles_are_both_named():
+    with tf.Graph().as_default() as graph:
+        first, second = line(prefix="a"), line(prefix="b")
+    first[1]._update_input(0, first[2].outputs[0])
+    second[2]._update_input(0, second[4].outputs[0])
+    assert [v.reason for v in ge.find_violations(graph)] == [
+        "is on the cycle a1 -> a2 -> a1",
+        "is on the cycle b2 -> b3 -> b4 -> b2",
+    ]
+
+
+def test_two_cycles_one_behind_the_other_are_both_named():
+    with tf.Graph().as_default() as graph:
+        ops = line(8)
+    ops[1]._update_input(0, ops[2].outputs[0])  # op1 <-> op2
+    ops[5]._add_control_input(ops[6])  # op5 <-> op6, behind the first
+    assert {v.op for v in ge.find_violations(graph)} == {"op1", "op5"}
+
+
+def test_a_cycle_counts_only_when_all_of_it_is_among_the_ops(ops):
+    ops[1]._update_input(0, ops[3].outputs[0])
+    assert ge.find_violations([ops[0], ops[1], ops[2], ops[4]]) == []
+    assert len(ge.find_violations(ops[1:4])) == 1
+
+
+def test_a_loop_with_a_cycle_that_is_not_its_back_edge(loops):
+    op = loops.inside1.op
+    op._update_input(0, op.outputs[0])
+    assert [(v.invariant, v.op) for v in ge.find_violations(loops.graph)] == [
+        ("acyclic", "loop1/double")
+    ]
+
+
+def names_on_cycle(violation):
+    return violation.reason.removeprefix("is on the cycle ").split(" -> ")
+
+
+@PROPERTY
+@given(drawn_graphs(), st.data())
+def test_cycles_against_networkx(drawn, data):
+    with tf.Graph().as_default() as graph:
+        ops = [t.op for t in drawn.build()]
+    places = [(op, k) for op in ops for k in range(len(op.inputs))]
+    if places:
+        for op, k in data.draw(st.lists(st.sampled_from(places), max_size=4)):
+            op._update_input(k, data.draw(st.sampled_from(ops)).outputs[0])
+    digraph = nx.DiGraph(building.op_edges(graph))
+    digraph.add_nodes_from(op.name for op in ops)
+    found = [v for v in ge.find_violations(graph) if v.invariant == "acyclic"]
+    assert bool(found) == (not nx.is_directed_acyclic_graph(digraph))
+    for violation in found:
+        cycle = names_on_cycle(violation)
+        assert cycle[0] == cycle[-1] == violation.op
+        assert len(set(cycle)) == len(cycle) - 1
+        assert all(digraph.has_edge(*e) for e in itertools.pairwise(cycle))
+
+
+@PROPERTY
+@given(drawn_graphs(), st.data())
+def test_each_knot_of_cycles_is_named_once(drawn, data):
+    # A knot: ops that all lead to each other (a strongly connected component).
+    with tf.Graph().as_default() as graph:
+        ops = [t.op for t in drawn.build()]
+    pairs = st.tuples(st.sampled_from(ops), st.sampled_from(ops))
+    for op, waits in data.draw(st.lists(pairs, max_size=4)):
+        op._add_control_input(waits)
+    digraph = nx.DiGraph(building.op_edges(graph))
+    knots = [
+        knot
+        for knot in nx.strongly_connected_components(digraph)
+        if len(knot) > 1 or digraph.has_edge(*[*knot] * 2)
+    ]
+    found = [v.op for v in ge.find_violations(graph) if v.invariant == "acyclic"]
+    assert len(found) == len(knots)
+    assert all(sum(op in knot for knot in knots) == 1 for op in found)
+    assert all(any(op in knot for op in found) for knot in knots)
+
+
+# -- the other invariants --------------------------------------------------------------
+
+
+def test_inputs_of_the_wrong_type(ops):
+    with ops[0].graph.as_default():
+        integer = tf.constant(1, name="integer")
+    ops[2]._update_input(0, integer)
+    violation = only(ge.find_violations(ops[0].graph))
+    assert (violation.invariant, violation.op) == ("inputs", "op2")
+    assert violation.reason == "Neg takes (float32) but reads (int32)"
+
+
+def test_reference_and_value_of_one_type_agree():
+    with tf.Graph().as_default() as graph:
+        variable = tf.compat.v1.Variable(1.0, use_resource=False)
+        x = tf.constant(1.0)
+        y = tf.negative(x)
+    y.op._update_input(0, variable.op.outputs[0])
+    assert ge.find_violations(graph) == []
+
+
+def test_colocation_with_an_op_that_does_not_exist(ops):
+    value = tf.compat.v1.AttrValue()
+    value.list.s.extend([b"loc:@gone", b"loc:@op1", b"not_a_location"])
+    ops[3]._set_attr("_class", value)
+    violation = only(ge.find_violations(ops[0].graph))
+    assert (violation.invariant, violation.op) == ("colocation", "op3")
+    assert violation.reason == "is colocated with 'gone', which does not exist"
+    # With a subset of the ops, those outside it exist all the same.
+    assert only(ge.find_violations([ops[3]])) == violation
+
+
+def test_a_function_that_the_graph_does_not_hold():
+    function = tf.function(lambda t: t * 2.0, autograph=False)
+    with tf.Graph().as_default() as graph:
+        function(tf.constant(1.0))
+    (op,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    assert ge.find_violations(graph) == []
+    set_function(op, "f", "no_such_function")
+    violation = only(ge.find_violations(graph))
+    assert (violation.invariant, violation.op) == ("functions", op.name)
+    assert violation.reason == (
+        "calls 'no_such_function', which the graph does not hold"
+    )
+
+
+def test_a_function_that_was_removed():
+    function = tf.function(lambda t: t * 2.0, autograph=False)
+    with tf.Graph().as_default() as graph:
+        function(tf.constant(1.0))
+    (op,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    name = op.node_def.attr["f"].func.name
+    graph._remove_function(name)
+    assert only(ge.find_violations(graph)).reason == (
+        f"calls '{name}', which the graph does not hold"
+    )
+
+
+def test_reading_across_a_frame(loops):
+    loops.other.op._update_input(0, loops.inside1)
+    violation = only(ge.find_violations(loops.graph))
+    assert (violation.invariant, violation.op) == ("frames", "other")
+    assert "'loop1/double:0' lives in while loop 'loop1/while_context'" in (
+        violation.reason
+    )
+
+
+def test_a_body_that_reads_from_outside(loops):
+    loops.inside2.op._update_input(0, loops.x)
+    violation = only(ge.find_violations(loops.graph))
+    assert (violation.invariant, violation.op) == ("frames", "loop2/increase")
+    assert "'x:0' lives outside every while loop" in violation.reason
+
+
+def test_a_loop_that_is_entered_from_another(loops):
+    (entering,) = [
+        op
+        for op in loops.result1.consumers()
+        if op.type == "Enter" and op.name.startswith("loop2/")
+    ]
+    entering._update_input(0, loops.inside1)
+    found = [(v.invariant, v.op) for v in ge.find_violations(loops.graph)]
+    assert found == [("frames", entering.name)]
+
+
+def test_an_op_outside_that_waits_for_a_body(loops):
+    loops.other.op._add_control_input(loops.inside1.op)
+    found = [(v.invariant, v.op) for v in ge.find_violations(loops.graph)]
+    assert found == [("frames", "other")]
+
+
+def test_membership():
+    here, there = StubGraph(), StubGraph()
+    stranger = StubOp(there, "stranger")
+    StubOp(here, "reads", inputs=stranger.outputs)
+    StubOp(here, "waits", control_inputs=[stranger])
+    found = ge.find_violations(here.get_operations())
+    assert [(v.invariant, v.op, v.reason) for v in found] == [
+        ("membership", "reads", "reads 'stranger:0' of another graph"),
+        ("membership", "waits", "waits for 'stranger' of another graph"),
+    ]
+
+
+def test_names():
+    graph = StubGraph()
+    for name in ("a", "b", "a", "c", "a"):
+        StubOp(graph, name)
+    violation = only(ge.find_violations(graph.get_operations()))
+    assert (violation.invariant, violation.op) == ("names", "a")
+    assert violation.reason == "names 3 ops"
+
+
+def test_clean_stubs_are_clean():
+    graph = StubGraph()
+    first = StubOp(graph, "first")
+    StubOp(graph, "second", first.outputs, [first])
+    assert ge.find_violations(graph.get_operations()) == []
+
+
+def test_too_few_inputs():
+    graph = StubGraph()
+    op = StubOp(graph, "op", StubOp(graph, "first").outputs)
+    op._input_types = [tf.float32, tf.int32]
+    violation = only(ge.find_violations(graph.get_operations()))
+    assert violation.invariant == "inputs"
+    assert violation.reason == "Stub takes (float32, int32) but reads (float32)"
+
+
+# -- the report ------------------------------------------------------------------------
+
+
+def test_several_violations_come_together(ops):
+    with ops[0].graph.as_default():
+        integer = tf.constant(1, name="integer")
+    ops[4]._update_input(0, integer)
+    value = tf.compat.v1.AttrValue()
+    value.list.s.append(b"loc:@gone")
+    ops[0]._set_attr("_class", value)
+    ops[1]._update_input(0, ops[2].outputs[0])
+    with pytest.raises(ge.VerificationError) as caught:
+        ge.verify(ops[0].graph)
+    assert [(v.invariant, v.op) for v in caught.value.violations] == [
+        ("acyclic", "op1"),
+        ("inputs", "op4"),
+        ("colocation", "op0"),
+    ]
+    header, *lines = str(caught.value).splitlines()
+    assert header == "3 invariants broken:"
+    assert lines == [f"  {violation}" for violation in caught.value.violations]
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_long_report_is_cut_short():
+    graph = StubGraph()
+    for i in range(25):
+        for _ in range(2):
+            StubOp(graph, f"op{i}")
+    with pytest.raises(ge.VerificationError) as caught:
+        ge.verify(graph.get_operations())
+    assert len(caught.value.violations) == 25
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "25 invariants broken:"
+    assert len(lines) == 12
+    assert lines[-1] == "  and 15 more"
+
+
+def test_a_subset_is_checked_alone(ops):
+    with ops[0].graph.as_default():
+        integer = tf.constant(1, name="integer")
+    ops[2]._update_input(0, integer)
+    assert len(ge.find_violations([ops[2]])) == 1
+    assert ge.find_violations([op for op in ops if op is not ops[2]]) == []
+
+
+def test_the_table_of_the_module_lists_every_check():
+    # `geutil.graph.verify` is the function of that name.
+    table = importlib.import_module("geutil.graph.verify").__doc__
+    rows = [row for row in table.splitlines() if row.startswith("| `")]
+    assert len(rows) == len(CHECKS)
+
+
+def test_verifying_changes_nothing(ops):
+    ops[1]._update_input(0, ops[3].outputs[0])
+    before = building.serialized(ops[0].graph)
+    ge.find_violations(ops[0].graph)
+    assert building.serialized(ops[0].graph) == before
+
+
+# -- a hundred thousand ops in a row ---------------------------------------------------
+
+
+def test_a_long_chain_is_verified_without_recursion(chain, chain_ops):
+    assert ge.find_violations(chain) == []
+
+
+def test_a_cycle_around_a_long_chain_is_found(chain, chain_ops):
+    root = chain_ops[1].inputs[0]
+    chain_ops[1]._update_input(0, chain_ops[-1].outputs[0])
+    try:
+        violation = only(ge.find_violations(chain_ops[-50_000:] + chain_ops[:-50_000]))
+    finally:
+        chain_ops[1]._update_input(0, root)
+    assert (violation.invariant, violation.op) == ("acyclic", chain_ops[1].name)

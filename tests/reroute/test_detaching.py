@@ -1,0 +1,739 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from tests.reroute.samples import chains, check_refused, foreign, inputs, state
+from tests.settings import evaluate, names
+
+A, B, W = np.array([1.0, 2.0]), np.array([3.0, 5.0]), np.array([7.0, 11.0])
+P, Q = np.array([0.25, -0.5]), np.array([0.75, 1.5])
+
+
+def controls(g):
+    return ge.ControlOutputs(g.graph)
+
+
+def shown(t):
+    """Return what a placeholder must keep of the tensor it stands in for."""
+    return t.op.type, t.op.name, t.dtype, t.shape.as_list() if t.shape.rank else None
+
+
+# -- detach_inputs ---------------------------------------------------------------------
+
+
+def test_detach_inputs(setting):
+    def body():
+        g = chains()
+        view = ge.sgv(g.c.op)
+        result = ge.detach_inputs(view)
+        assert type(result) is tuple
+        returned, placeholders = result
+        assert returned is view
+        assert [shown(t) for t in placeholders] == [
+            ("Placeholder", "geph__a_0", tf.float32, [2])
+        ]
+        assert view.inputs[0] is placeholders[0]
+        assert names(view.inputs) == ["geph__a_0:0"]
+        assert names(view.outputs) == ["c:0"]
+        # Only the op of the view is cut off.
+        assert inputs(g.c, g.both, g.e) == [["geph__a_0:0"], ["a:0", "b:0"], ["c:0"]]
+        ge.verify(g.graph)
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("select", "cut", "expected"),
+    [
+        (lambda g: g.both.op, "both", "geph__a_0 geph__b_0"),
+        (lambda g: ge.sgv(g.both.op).remap_inputs([1]), "both", "a geph__b_0"),
+        (lambda g: ge.sgv(g.both.op).remap_inputs([]), "both", "a b"),
+        (lambda g: [g.c.op, g.e.op], "e", "c"),
+        (lambda g: [g.c.op, g.e.op], "c", "geph__a_0"),
+        (lambda g: "^[ce]$", "c", "geph__a_0"),
+        # A passthrough tensor: all who read it read the placeholder.
+        (lambda g: g.a, "c", "geph__a_0"),
+        (lambda g: g.a, "both", "geph__a_0 b"),
+    ],
+)
+def test_detach_inputs_of(setting, select, cut, expected):
+    def body():
+        g = chains()
+        given = select(g)
+        given = ge.sgv(given, graph=g.graph) if isinstance(given, str) else given
+        ge.detach_inputs(given)
+        assert inputs(getattr(g, cut)) == [[f"{name}:0" for name in expected.split()]]
+
+    setting.run(body)
+
+
+def test_the_placeholders_are_in_the_order_of_the_inputs(setting):
+    def body():
+        g = chains()
+        view = ge.sgv(g.both.op).remap_inputs([1, 0])
+        _, placeholders = ge.detach_inputs(view)
+        assert names(placeholders) == ["geph__b_0:0", "geph__a_0:0"]
+        assert names(view.inputs) == ["geph__b_0:0", "geph__a_0:0"]
+        assert inputs(g.both) == [["geph__a_0:0", "geph__b_0:0"]]
+
+    setting.run(body)
+
+
+def test_an_input_read_twice_gets_one_placeholder(setting):
+    def body():
+        g = chains()
+        square = tf.multiply(g.a, g.a, name="square")
+        _, placeholders = ge.detach_inputs(square.op)
+        assert names(placeholders) == ["geph__a_0:0"]
+        assert inputs(square) == [["geph__a_0:0", "geph__a_0:0"]]
+
+    setting.run(body)
+
+
+def test_placeholder_names_and_scopes(setting):
+    def body():
+        x = tf.constant([1.0, 2.0], name="foo/bar/x")
+        parts = tf.unstack(x, name="foo/parts")
+        y = tf.negative(x, name="foo/y")
+        z = tf.add(parts[0], parts[1], name="z")
+        with tf.name_scope("around"):
+            _, first = ge.detach_inputs(y.op)
+            _, second = ge.detach_inputs(z.op)
+        assert names(first) == ["foo/bar/geph__x_0:0"]
+        assert names(second) == ["foo/geph__parts_0:0", "foo/geph__parts_1:0"]
+        # Again: the name is taken, and a placeholder's name does not grow.
+        other = tf.abs(x, name="other")
+        _, third = ge.detach_inputs(other.op)
+        assert names(third) == ["foo/bar/geph__x_0_1:0"]
+        _, fourth = ge.detach_inputs(y.op)
+        assert names(fourth) == ["foo/bar/geph__x_0_2:0"]
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (tf.int32, [2, 3]),
+        (tf.bool, []),
+        (tf.string, [4]),
+        (tf.float64, [None, 3]),
+        (tf.complex64, None),
+        (tf.half, [None]),
+    ],
+)
+def test_placeholders_keep_dtype_and_shape(setting, dtype, shape):
+    def body():
+        x = ge.ph(dtype, shape, prefix="x")
+        y = tf.identity(x, name="y")
+        _, (placeholder,) = ge.detach_inputs(y.op)
+        assert placeholder.op.name == "geph__x_0"
+        for t in (placeholder, y):
+            assert t.dtype == dtype
+            assert t.shape.rank == (None if shape is None else len(shape))
+            if shape is not None:
+                assert t.shape.as_list() == shape
+
+    setting.run(body)
+
+
+def test_placeholders_stand_free_of_the_surroundings():
+    with tf.Graph().as_default():
+        g = chains()
+        with tf.control_dependencies([g.a]), tf.device("/device:CPU:0"):
+            _, (placeholder,) = ge.detach_inputs(g.c.op)
+        assert list(placeholder.op.control_inputs) == []
+        assert placeholder.op.device == ""
+
+
+def test_detach_inputs_and_control_inputs(setting):
+    def body():
+        g = chains()
+        ge.add_control_inputs(g.d.op, [g.a.op, g.b.op])
+        ge.detach_inputs(g.d.op)
+        assert sorted(names(g.d.op.control_inputs)) == ["a", "b"]
+        ge.detach_inputs(g.d.op, control_inputs=True)
+        assert names(g.d.op.control_inputs) == []
+        assert inputs(g.d)[0][0].startswith("geph__")
+
+    setting.run(body)
+
+
+def test_control_inputs_from_inside_stay(setting):
+    def body():
+        g = chains()
+        ge.add_control_inputs(g.w.op, g.b.op)
+        ge.detach_control_inputs([g.a.op, g.w.op])
+        assert names(g.w.op.control_inputs) == ["a"]
+        ge.detach_inputs([g.a.op, g.w.op], True)
+        assert names(g.w.op.control_inputs) == ["a"]
+        ge.detach_control_inputs(g.w.op)
+        assert names(g.w.op.control_inputs) == []
+
+    setting.run(body)
+
+
+def test_values_after_detach_inputs():
+    with tf.Graph().as_default() as graph:
+        g = chains()
+        _, (a, b) = ge.detach_inputs(g.both.op)
+        both, e = evaluate(graph, [g.both, g.e], {a: P, b: Q})
+    np.testing.assert_allclose(both, P - Q)
+    np.testing.assert_allclose(e, np.exp(-A), rtol=1e-6)
+
+
+# -- detach_outputs --------------------------------------------------------------------
+
+
+def test_detach_outputs(setting):
+    def body():
+        g = chains()
+        view = ge.sgv(g.c.op)
+        result = ge.detach_outputs(view)
+        assert type(result) is tuple
+        detached, placeholders = result
+        assert [shown(t) for t in placeholders] == [
+            ("Placeholder", "geph__c_0", tf.float32, [2])
+        ]
+        assert names(detached.ops) == ["c"]
+        assert names(detached.outputs) == ["c:0"]
+        assert inputs(g.e, g.c) == [["geph__c_0:0"], ["a:0"]]
+        ge.verify(g.graph)
+
+    setting.run(body)
+
+
+def test_readers_inside_keep_reading(setting):
+    def body():
+        g = chains()
+        # a is read by c, inside, and by both, outside; b by both alone; w by nobody.
+        view, placeholders = ge.detach_outputs([g.a.op, g.c.op, g.b.op, g.w.op])
+        assert names(view.outputs) == ["a:0", "c:0", "b:0"]
+        assert names(placeholders) == ["geph__a_0:0", "geph__c_0:0", "geph__b_0:0"]
+        assert inputs(g.c, g.both, g.e, g.d) == [
+            ["a:0"],
+            ["geph__a_0:0", "geph__b_0:0"],
+            ["geph__c_0:0"],
+            ["geph__b_0:0"],
+        ]
+
+    setting.run(body)
+
+
+def test_an_output_that_nobody_reads_gets_no_placeholder(setting):
+    def body():
+        g = chains()
+        before = state(g.graph)
+        view, placeholders = ge.detach_outputs([g.e.op, g.w.op])
+        assert placeholders == []
+        assert names(view.outputs) == []
+        assert names(view.ops) == ["e", "w"]
+        assert state(g.graph) == before
+
+    setting.run(body)
+
+
+def test_placeholders_pair_with_outputs_of_several_dtypes(setting):
+    # Old code paired them by the order of the readers: here the reverse order.
+    def body():
+        x = tf.constant([1.0, 5.0, 3.0], name="x")
+        values, indices = tf.nn.top_k(x, 2, name="top")
+        reads_indices = tf.add(indices, 1, name="reads_indices")
+        reads_values = tf.add(values, 1.0, name="reads_values")
+        view, placeholders = ge.detach_outputs(values.op)
+        assert [t.op.name for t in placeholders] == ["geph__top_0", "geph__top_1"]
+        assert [t.dtype for t in placeholders] == [tf.float32, tf.int32]
+        assert [t.shape.as_list() for t in placeholders] == [[2], [2]]
+        assert names(view.outputs) == names([values, indices])
+        assert reads_values.op.inputs[0] is placeholders[0]
+        assert reads_indices.op.inputs[0] is placeholders[1]
+        ge.verify(x.graph)
+
+    setting.run(body)
+
+
+def test_remapped_outputs_follow_their_order(setting):
+    def body():
+        parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
+        left = tf.negative(parts[0], name="left")
+        right = tf.negative(parts[1], name="right")
+        view = ge.sgv(parts[0].op).remap_outputs([1, 0, 1])
+        detached, placeholders = ge.detach_outputs(view)
+        assert names(placeholders) == ["geph__parts_1:0", "geph__parts_0:0"]
+        assert names(detached.outputs) == ["parts:1", "parts:0"]
+        assert inputs(left, right) == [["geph__parts_0:0"], ["geph__parts_1:0"]]
+
+    setting.run(body)
+
+
+def test_hidden_outputs_stay(setting):
+    def body():
+        parts = tf.unstack(tf.constant([[1.0], [2.0]]), name="parts")
+        left = tf.negative(parts[0], name="left")
+        right = tf.negative(parts[1], name="right")
+        ge.detach_outputs(ge.sgv(parts[0].op).remap_outputs([1]))
+        assert inputs(left, right) == [["parts:0"], ["geph__parts_1:0"]]
+
+    setting.run(body)
+
+
+def test_detach_outputs_and_control_outputs(setting):
+    def body():
+        g = chains()
+        ge.add_control_inputs(g.w.op, g.b.op)
+        ge.detach_outputs(g.a.op)
+        assert sorted(names(g.w.op.control_inputs)) == ["a", "b"]
+        ge.detach_outputs(g.a.op, control_outputs=controls(g))
+        assert names(g.w.op.control_inputs) == ["b"]
+
+    setting.run(body)
+
+
+def test_detach_control_outputs(setting):
+    def body():
+        g = chains()
+        ge.add_control_inputs(g.d.op, [g.a.op, g.w.op])
+        assert ge.detach_control_outputs([g.a.op, g.w.op], controls(g)) is None
+        # w waits for a inside the view; d waited outside it.
+        assert names(g.w.op.control_inputs) == ["a"]
+        assert names(g.d.op.control_inputs) == []
+        assert inputs(g.c, g.d) == [["a:0"], ["b:0"]]
+
+    setting.run(body)
+
+
+def test_values_after_detach_outputs():
+    with tf.Graph().as_default() as graph:
+        g = chains()
+        _, (a, c) = ge.detach_outputs([g.a.op, g.c.op])
+        both, e, own = evaluate(graph, [g.both, g.e, g.c], {a: P, c: Q})
+    np.testing.assert_allclose(both, P - B)
+    np.testing.assert_allclose(e, np.exp(Q), rtol=1e-6)
+    np.testing.assert_allclose(own, -A)
+
+
+# -- detach ----------------------------------------------------------------------------
+
+
+def test_detach(setting):
+    def body():
+        g = chains()
+        view = ge.sgv([g.c.op, g.d.op])
+        returned, ins, outs = ge.detach(view)
+        assert returned is view
+        assert names(ins) == ["geph__a_0:0", "geph__b_0:0"]
+        assert names(outs) == ["geph__c_0:0", "geph__d_0:0"]
+        assert names(view.inputs) == names(ins)
+        assert names(view.outputs) == ["c:0", "d:0"]
+        assert inputs(g.c, g.d, g.e, g.f, g.both) == [
+            ["geph__a_0:0"],
+            ["geph__b_0:0"],
+            ["geph__c_0:0"],
+            ["geph__d_0:0"],
+            ["a:0", "b:0"],
+        ]
+        ge.verify(g.graph)
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "waiting_in", "waiting_out"),
+    [
+        (lambda g: {}, "b", "a b"),
+        (lambda g: {"control_inputs": True}, "", "a b"),
+        (lambda g: {"control_outputs": controls(g)}, "b", "b"),
+        (lambda g: {"control_inputs": True, "control_outputs": controls(g)}, "", "b"),
+        (lambda g: {"control_ios": controls(g)}, "", "b"),
+    ],
+)
+def test_detach_control_edges(setting, arguments, waiting_in, waiting_out):
+    def body():
+        g = chains()
+        ge.add_control_inputs(g.c.op, g.b.op)
+        ge.add_control_inputs(g.w.op, g.b.op)
+        # The view holds a and c; w waits for a, and c waits for b.
+        ge.detach([g.a.op, g.c.op], **arguments(g))
+        assert names(g.c.op.control_inputs) == waiting_in.split()
+        assert sorted(names(g.w.op.control_inputs)) == waiting_out.split()
+
+    setting.run(body)
+
+
+def test_detach_a_passthrough_tensor(setting):
+    def body():
+        g = chains()
+        view, (placeholder,), outs = ge.detach(ge.sgv(g.c))
+        assert placeholder.op.name == "geph__c_0"
+        assert outs == []
+        assert inputs(g.e) == [["geph__c_0:0"]]
+        assert names(view.passthroughs) == ["geph__c_0:0"]
+
+    setting.run(body)
+
+
+def test_values_after_detach():
+    with tf.Graph().as_default() as graph:
+        g = chains()
+        _, (a, b), (c, d) = ge.detach([g.c.op, g.d.op])
+        found = evaluate(graph, [g.c, g.d], {a: P, b: Q})
+        np.testing.assert_allclose(found, [-P, Q**2])
+        found = evaluate(graph, [g.e, g.f], {c: P, d: Q})
+        np.testing.assert_allclose(found, [np.exp(P), np.tanh(Q)], rtol=1e-6)
+
+
+# -- connect ---------------------------------------------------------------------------
+
+
+def test_connect(setting):
+    def body():
+        g = chains()
+        view0, view1 = ge.sgv(g.c.op), ge.sgv(g.f.op)
+        result = ge.connect(view0, view1)
+        assert result[0] is view0
+        assert result[1] is view1
+        assert inputs(g.f, g.e, g.c) == [["c:0"], ["c:0"], ["a:0"]]
+        assert names(view1.inputs) == ["c:0"]
+        assert names(view0.inputs) == ["a:0"]
+        ge.verify(g.graph)
+        return [g.f, g.e]
+
+    f, e = setting.run(body)
+    np.testing.assert_allclose(f, np.tanh(-A), rtol=1e-6)
+    np.testing.assert_allclose(e, np.exp(-A), rtol=1e-6)
+
+
+def test_connect_leaves_other_readers_alone(setting):
+    def body():
+        g = chains()
+        other = tf.abs(g.d, name="other")
+        ge.connect(g.c.op, g.f.op)
+        assert inputs(g.f, other) == [["c:0"], ["d:0"]]
+
+    setting.run(body)
+
+
+def test_connect_several(setting):
+    def body():
+        g = chains()
+        view = ge.sgv(g.both.op)
+        ge.connect([g.w.op, g.d.op], view)
+        assert inputs(g.both) == [["w:0", "d:0"]]
+        ge.connect(ge.sgv(g.w.op, g.d.op).remap_outputs([1, 1]), view)
+        assert inputs(g.both) == [["d:0", "d:0"]]
+
+    setting.run(body)
+
+
+def test_connect_disconnecting_first(setting):
+    def body():
+        g = chains()
+        view0, view1 = ge.sgv(g.c.op), ge.sgv(g.f.op)
+        ge.connect(view0, view1, disconnect_first=True)
+        assert inputs(g.f, g.e) == [["c:0"], ["geph__c_0:0"]]
+        assert names(view1.inputs) == ["c:0"]
+        ge.verify(g.graph)
+        return [g.f]
+
+    np.testing.assert_allclose(setting.run(body)[0], np.tanh(-A), rtol=1e-6)
+
+
+def test_connect_undoes_detach(setting):
+    def body():
+        g = chains()
+        before = inputs(g.c, g.d, g.e, g.f, g.both)
+        view = ge.sgv([g.c.op, g.d.op])
+        _, ins, outs = ge.detach(view)
+        ge.connect([g.a, g.b], view)
+        ge.connect(view, ge.sgv(outs))
+        assert inputs(g.c, g.d, g.e, g.f, g.both) == before
+        return [g.e, g.f]
+
+    e, f = setting.run(body)
+    np.testing.assert_allclose(e, np.exp(-A), rtol=1e-6)
+    np.testing.assert_allclose(f, np.tanh(B**2), rtol=1e-6)
+
+
+# -- bypass ----------------------------------------------------------------------------
+
+
+def test_bypass(setting):
+    def body():
+        g = chains()
+        view = ge.sgv(g.c.op)
+        result = ge.bypass(view)
+        assert type(result) is tuple
+        returned, placeholders = result
+        assert returned is view
+        assert names(placeholders) == ["geph__a_0:0"]
+        assert names(view.inputs) == ["geph__a_0:0"]
+        assert inputs(g.e, g.c) == [["a:0"], ["geph__a_0:0"]]
+        ge.verify(g.graph)
+        return [g.e]
+
+    np.testing.assert_allclose(setting.run(body)[0], np.exp(A), rtol=1e-6)
+
+
+def test_bypass_several_inputs_and_outputs(setting):
+    def body():
+        g = chains()
+        view = ge.sgv([g.c.op, g.d.op]).remap_inputs([1, 0])
+        ge.bypass(view)
+        assert inputs(g.e, g.f) == [["b:0"], ["a:0"]]
+        assert inputs(g.c, g.d) == [["geph__a_0:0"], ["geph__b_0:0"]]
+        assert names(view.inputs) == ["geph__b_0:0", "geph__a_0:0"]
+        return [g.e, g.f]
+
+    e, f = setting.run(body)
+    np.testing.assert_allclose(e, np.exp(B), rtol=1e-6)
+    np.testing.assert_allclose(f, np.tanh(A), rtol=1e-6)
+
+
+def test_bypass_keeps_the_inside_together(setting):
+    def body():
+        g = chains()
+        inner = tf.abs(g.c, name="inner")
+        # c is read inside, by inner, and outside, by e.
+        view = ge.sgv([g.c.op, inner.op]).remap_outputs([0])
+        ge.bypass(view)
+        assert inputs(g.e, inner, g.c) == [["a:0"], ["c:0"], ["geph__a_0:0"]]
+
+    setting.run(body)
+
+
+def test_values_of_what_was_bypassed():
+    with tf.Graph().as_default() as graph:
+        g = chains()
+        _, (a,) = ge.bypass(g.c.op)
+        c, e = evaluate(graph, [g.c, g.e], {a: P})
+    np.testing.assert_allclose(c, -P)
+    np.testing.assert_allclose(e, np.exp(A), rtol=1e-6)
+
+
+# -- refusals --------------------------------------------------------------------------
+
+SINGLE = {
+    "detach_control_inputs": ge.detach_control_inputs,
+    "detach_control_outputs": lambda v: ge.detach_control_outputs(
+        v, ge.ControlOutputs(tf.compat.v1.get_default_graph())
+    ),
+    "detach_inputs": ge.detach_inputs,
+    "detach_outputs": ge.detach_outputs,
+    "detach": ge.detach,
+    "bypass": ge.bypass,
+}
+
+
+@pytest.mark.parametrize("edit", SINGLE)
+@pytest.mark.parametrize(
+    ("view", "error", "words"),
+    [
+        (lambda g, o: "c", ge.SelectionError, ["'c'", "graph="]),
+        (lambda g, o: 1, ge.ArgumentTypeError, ["int"]),
+        (lambda g, o: None, ge.ArgumentTypeError, ["NoneType"]),
+        (lambda g, o: [g.c.op, 1.0], ge.ArgumentTypeError, ["float"]),
+        (lambda g, o: [g.c.op, o.c.op], ge.SelectionError, ["'c'", "geutil.copy"]),
+        (lambda g, o: [g.c.op, o.c], ge.SelectionError, ["geutil.copy"]),
+    ],
+)
+def test_refuses_what_makes_no_view(setting, edit, view, error, words):
+    other = foreign(chains)
+
+    def body():
+        g = chains()
+        given = view(g, other)
+        check_refused(g.graph, lambda: SINGLE[edit](given), error, words)
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    "edit", ["detach_inputs", "detach_outputs", "detach", "bypass"]
+)
+@pytest.mark.parametrize("view", [ge.SubGraphView, list])
+def test_refuses_an_empty_view(setting, edit, view):
+    def body():
+        g = chains()
+        check_refused(
+            g.graph, lambda: SINGLE[edit](view()), ge.RerouteError, ["empty", "select"]
+        )
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda g: ge.detach_control_outputs(g.a.op, None),
+            ge.ArgumentTypeError,
+            ["NoneType", "geutil.ControlOutputs(graph)"],
+        ),
+        (
+            lambda g: ge.detach_control_outputs(g.a.op, g.graph),
+            ge.ArgumentTypeError,
+            ["geutil.ControlOutputs(graph)"],
+        ),
+        (
+            lambda g: ge.detach_outputs(g.a.op, True),
+            ge.ArgumentTypeError,
+            ["bool", "geutil.ControlOutputs(graph)"],
+        ),
+        (
+            lambda g: ge.detach_outputs(g.a.op, control_outputs=g.graph),
+            ge.ArgumentTypeError,
+            ["geutil.ControlOutputs(graph)"],
+        ),
+        (
+            lambda g: ge.detach(g.c.op, control_ios=True),
+            ge.ArgumentTypeError,
+            ["control_ios", "geutil.ControlOutputs(graph)"],
+        ),
+        (
+            lambda g: ge.detach(g.c.op, control_outputs=True),
+            ge.ArgumentTypeError,
+            ["control_outputs"],
+        ),
+        (
+            lambda g: ge.detach(
+                g.c.op, control_outputs=controls(g), control_ios=controls(g)
+            ),
+            ge.SelectionError,
+            ["not both"],
+        ),
+    ],
+)
+def test_refuses_wrong_control_arguments(setting, call, error, words):
+    def body():
+        g = chains()
+        check_refused(g.graph, lambda: call(g), error, words)
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize("disconnect_first", [False, True])
+@pytest.mark.parametrize(
+    ("views", "error", "words"),
+    [
+        (lambda g, o: (g.c.op, o.f.op), ge.SelectionError, ["geutil.copy"]),
+        (lambda g, o: (o.c.op, g.f.op), ge.SelectionError, ["geutil.copy"]),
+        (lambda g, o: (g.c.op, g.both.op), ge.RerouteError, ["c:0", "a:0, b:0"]),
+        (lambda g, o: ([g.c.op, g.d.op], g.f.op), ge.RerouteError, ["c:0, d:0"]),
+        (
+            lambda g, o: (g.c.op, g.whole.op),
+            ge.RerouteError,
+            ["'c:0'", "dtypes differ", "tf.cast"],
+        ),
+        (lambda g, o: (g.wide.op, g.f.op), ge.RerouteError, ["shapes differ"]),
+        (lambda g, o: (g.c.op, 1), ge.ArgumentTypeError, ["int"]),
+        (lambda g, o: ("c", g.f.op), ge.SelectionError, ["graph="]),
+        (lambda g, o: (g.c.op, g.c.op), ge.CycleError, ["c -> c"]),
+        (lambda g, o: (g.e.op, g.c.op), ge.CycleError, ["c -> e -> c"]),
+        (lambda g, o: (g.g.op, g.e.op), ge.CycleError, ["e -> g -> e"]),
+    ],
+)
+def test_connect_refuses(setting, disconnect_first, views, error, words):
+    other = foreign(chains)
+
+    def body():
+        g = chains()
+        g.g = tf.abs(g.e, name="g")
+        tf.negative(g.g, name="h")
+        tf.negative(g.wide, name="wide_tail")
+        given = views(g, other)
+        check_refused(
+            g.graph, lambda: ge.connect(*given, disconnect_first), error, words
+        )
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (lambda g: ge.sgv(g.both.op), ["a:0, b:0", "both:0", "remap"]),
+        (lambda g: ge.sgv(g.w.op), ["w:0", "remap"]),
+        (
+            lambda g: ge.sgv(g.cast.op),
+            ["'b:0'", "'cast:0'", "dtypes differ", "tf.cast"],
+        ),
+        (lambda g: ge.sgv(g.sum.op).remap_inputs([0]), ["'sum:0'", "shapes differ"]),
+    ],
+)
+def test_bypass_refuses(setting, view, words):
+    def body():
+        g = chains()
+        g.cast = tf.cast(g.b, tf.int32, name="cast")
+        g.sum = tf.reduce_sum(g.b, name="sum")
+        tf.identity(g.cast), tf.identity(g.sum)
+        made = view(g)
+        before = names(made.inputs)
+        check_refused(g.graph, lambda: ge.bypass(made), ge.RerouteError, words)
+        assert names(made.inputs) == before
+
+    setting.run(body)
+
+
+def test_bypass_refuses_a_cycle(setting):
+    def body():
+        g = chains()
+        tail = tf.abs(g.e, name="tail")
+        tf.negative(tail, name="end")
+        # c makes what e reads, e what tail reads. Crossed: e would read itself.
+        view = ge.sgv([g.c.op, tail.op]).remap_inputs([1, 0])
+        error = check_refused(g.graph, lambda: ge.bypass(view), ge.CycleError, ["e"])
+        assert error.cycle == ("e", "e")
+        assert names(view.inputs) == ["e:0", "a:0"]
+
+    setting.run(body)
+
+
+# -- version 1 while loops -------------------------------------------------------------
+
+
+@pytest.fixture
+def control_flow_v1():
+    enabled = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    yield
+    if enabled:
+        tf.compat.v1.enable_control_flow_v2()
+
+
+def loop():
+    """Make a loop that counts to 5, and what reads it."""
+    start = tf.constant(0, name="start")
+    result = tf.compat.v1.while_loop(lambda i: i < 5, lambda i: i + 1, [start])
+    return tf.negative(result, name="result")
+
+
+@pytest.mark.parametrize(
+    "edit", ["detach_inputs", "detach_outputs", "detach", "bypass"]
+)
+@pytest.mark.parametrize("op", ["while/add", "while/NextIteration", "while/Switch"])
+def test_an_op_in_a_loop_is_not_detached(control_flow_v1, edit, op):
+    with tf.Graph().as_default() as graph:
+        loop()
+        view = ge.sgv(graph.get_operation_by_name(op))
+        if edit == "bypass":
+            view = view.remap([0], [0])
+        check_refused(
+            graph,
+            lambda: SINGLE[edit](view),
+            ge.RerouteError,
+            ["while/", "while_context", "detach the loop as a whole"],
+        )
+
+
+def test_a_loop_is_detached_as_a_whole(control_flow_v1):
+    with tf.Graph().as_default() as graph:
+        result = loop()
+        view = ge.sgv_scope("while", graph)
+        exit_of_loop = result.op.inputs[0]
+        _, (start,), (end,) = ge.detach(view)
+        assert names(result.op.inputs) == [end.name]
+        ge.verify(graph)
+        assert evaluate(graph, [exit_of_loop], {start: 2}) == [5]
+        assert evaluate(graph, [exit_of_loop], {start: 9}) == [9]
+        assert evaluate(graph, [result], {end: 3}) == [-3]

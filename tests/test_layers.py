@@ -1,0 +1,276 @@
+"""Modules import downwards only, and one package alone touches TensorFlow's insides.
+
+Read from the source with `ast`: nothing here imports geutil.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "geutil"
+
+LAYERS = {
+    "graph": 0,
+    "select": 1,
+    "reroute": 2,
+    "transform": 3,
+    "gradients": 4,
+    "batchnorm": 4,
+    "quantize": 4,
+    "model": 4,
+    "memory": 4,
+    "report": 5,
+    "cli": 5,
+    "demo": 5,
+}
+# Predicts and measures, but changes nothing: looks only.
+HIGHEST_IMPORT = {"memory": 1}
+FOR_ALL = {"errors", "version"}
+# Names of tf.contrib.graph_editor's modules: imports, aliases and __all__ only.
+FACADES = {"edit", "match", "subgraph", "util"}
+# Where TensorFlow's private API may be used.
+PRIVATE_ROOM = "graph"
+
+# Underscored attributes that are geutil's own and are used on another object than self,
+# by module: TensorFlow has a `_graph` and an `_ops`, too.
+VIEW = {"_assign_from", "_input_ts", "_output_ts", "_passthrough_ts"}
+OWN_PRIVATE = {
+    # Methods of SubGraphView that make a new view.
+    "select.subgraph": VIEW | {"_graph", "_ops", "_lookups"},
+    # Functions that update a view in place.
+    "reroute.views": VIEW,
+    # The tensors of a finished copy, from its TransformerInfo.
+    "transform.custom_gradients": {"_transformed_ts"},
+}
+
+
+def module_name(path: Path) -> str:
+    """Return "select.walks" for geutil/select/walks.py, and "" for the root."""
+    parts = [*path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield every module that may be imported, anywhere in the source."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports are not used"
+            # With the names: it may be `from geutil import graph`.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield what is imported from geutil, as names of packages and top modules."""
+    for name in imports(tree):
+        top, *rest = name.split(".")
+        if top == "geutil" and rest:
+            yield rest[0]
+
+
+def layer_faults(name: str, source: str) -> list[str]:
+    """Return what is wrong with the imports of the module called `name`."""
+    package = name.split(".", 1)[0]
+    if not package:
+        return []  # geutil/__init__.py exports all layers.
+    faults = []
+    tree = ast.parse(source)
+    if "geutil" in imports(tree) or "geutil.*" in imports(tree):
+        faults.append("imports all of geutil")
+    for imported in own_imports(tree):
+        if imported in FOR_ALL or imported == package:
+            continue
+        if package in FOR_ALL:
+            faults.append(f"imports {imported}: nothing may")
+        elif package in FACADES:
+            if imported not in LAYERS or LAYERS[imported] > 3:
+                faults.append(f"imports {imported}: a facade shows layers 0 to 3")
+        elif package not in LAYERS:
+            faults.append(f"is in no layer: add '{package}' to LAYERS")
+        elif imported in FACADES:
+            if LAYERS[package] < 5:
+                faults.append(f"imports {imported}, a facade for users")
+        elif imported not in LAYERS:
+            if LAYERS[package] < 5:
+                faults.append(f"imports {imported}, which is in no layer")
+        elif LAYERS[imported] == LAYERS[package] == 5:
+            continue
+        elif LAYERS[imported] >= LAYERS[package]:
+            faults.append(f"imports {imported}, of layer {LAYERS[imported]}")
+        elif LAYERS[imported] > HIGHEST_IMPORT.get(package, 5):
+            faults.append(f"imports {imported}: it may only look")
+    return faults
+
+
+def private_faults(name: str, source: str) -> list[str]:
+    """Return the uses of TensorFlow's private API outside its room."""
+    if name.split(".", 1)[0] == PRIVATE_ROOM:
+        return []
+    tree = ast.parse(source)
+    allowed = OWN_PRIVATE.get(name, set())
+    faults = [
+        f"imports {imported}"
+        for imported in imports(tree)
+        if imported.split(".")[:2] in (["tensorflow", "python"], ["tensorflow", "core"])
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            if dotted in {"tf.python", "tf.core"}:
+                faults.append(f"line {node.lineno}: {dotted}")
+            own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            if is_private(node.attr) and not own and node.attr not in allowed:
+                faults.append(f"line {node.lineno}: {dotted}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            # getattr(op, "_private") is the same thing in disguise.
+            constants = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            if node.func.id in {"getattr", "setattr", "hasattr", "delattr"} and any(
+                isinstance(c, str) and is_private(c) and c not in allowed
+                for c in constants
+            ):
+                faults.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return faults
+
+
+def is_private(attribute: str) -> bool:
+    return attribute.startswith("_") and not attribute.startswith("__")
+
+
+def facade_faults(name: str, source: str) -> list[str]:
+    """Return the logic in a module that shall only hold names."""
+    if name not in FACADES | {""}:
+        return []
+    faults = []
+    for node in ast.parse(source).body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        exports = (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List)
+            and all(isinstance(e, ast.Constant) for e in node.value.elts)
+        )
+        if not (
+            isinstance(node, ast.Import | ast.ImportFrom)
+            or docstring
+            or alias
+            or exports
+        ):
+            faults.append(f"line {node.lineno}: {ast.unparse(node)[:60]}")
+    return faults
+
+
+def statement_faults(name: str, source: str) -> list[str]:
+    """Return uses of `print` (the command line's apart) and `assert`."""
+    speaks = name.split(".", 1)[0] in {"cli", "demo"}
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            faults.append(f"line {node.lineno}: assert")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id
+            in ({"exec", "eval"} if speaks else {"print", "exec", "eval"})
+        ):
+            faults.append(f"line {node.lineno}: {node.func.id}(")
+        elif isinstance(node, ast.ImportFrom) and any(
+            a.name == "*" for a in node.names
+        ):
+            faults.append(f"line {node.lineno}: wildcard import")
+    return faults
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+CHECKS = [layer_faults, private_faults, facade_faults, statement_faults]
+
+
+def test_the_modules_are_found():
+    assert {"", "errors", "graph.edits", "select.walks", "reroute.plan"} <= set(MODULES)
+    assert set(MODULES) >= FACADES
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "geutil")
+def test_modules(name, check):
+    assert check(name, MODULES[name].read_text()) == []
+
+
+WRONG = [
+    (
+        layer_faults,
+        "graph.order",
+        "from geutil.select.walks import get_walks_union_ops",
+    ),
+    (layer_faults, "select.walks", "import geutil.reroute"),
+    (layer_faults, "select.walks", "from geutil import reroute"),
+    (layer_faults, "reroute.plan", "def f():\n    from geutil.transform import copy"),
+    (layer_faults, "reroute.plan", "import geutil as ge"),
+    (layer_faults, "reroute.plan", "from geutil.edit import detach"),
+    (layer_faults, "gradients.plan", "from geutil.batchnorm import fold"),
+    (layer_faults, "batchnorm.apply", "from geutil.quantize import insert"),
+    (layer_faults, "model.saving", "from geutil.report import text"),
+    (layer_faults, "memory.predict", "from geutil.reroute import swap_ts"),
+    (layer_faults, "errors", "from geutil.graph.kinds import is_op"),
+    (layer_faults, "version", "from geutil.graph.kinds import is_op"),
+    (layer_faults, "edit", "from geutil.gradients import gradients"),
+    (layer_faults, "surprise.module", "from geutil.graph.kinds import is_op"),
+    (private_faults, "select.walks", "from tensorflow.python.framework import ops"),
+    (private_faults, "select.walks", "from tensorflow import python"),
+    (private_faults, "select.walks", "import tensorflow.core.framework.graph_pb2"),
+    (private_faults, "transform.bulk", "op._update_input(0, t)"),
+    (private_faults, "transform.bulk", "self.op._id"),
+    (private_faults, "transform.bulk", "getattr(op, '_id')"),
+    (private_faults, "reroute.views", "session._graph"),
+    (private_faults, "", "x = tf.python.framework"),
+    (facade_faults, "edit", "def detach(): pass"),
+    (facade_faults, "util", "x = [1]"),
+    (facade_faults, "", "if True:\n    import os"),
+    (facade_faults, "match", "ph = make()"),
+    (facade_faults, "", "__all__ = [n for n in dir()]"),
+    (statement_faults, "graph.order", "def f():\n    print(1)"),
+    (statement_faults, "graph.order", "assert True"),
+    (statement_faults, "graph.order", "exec('1')"),
+    (statement_faults, "graph.order", "from os import *"),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "source"), WRONG, ids=[f"{n}-{s}" for _, n, s in WRONG]
+)
+def test_the_checks_can_fail(check, name, source):
+    assert check(name, source) != []
+
+
+RIGHT = [
+    (layer_faults, "graph.order", "from geutil.errors import GeutilError"),
+    (layer_faults, "graph.order", "from geutil.graph.kinds import Graph"),
+    (layer_faults, "transform.bulk", "from geutil.graph.kinds import Graph"),
+    (layer_faults, "gradients.plan", "from geutil.transform import copy"),
+    (layer_faults, "memory.predict", "from geutil.select.walks import x"),
+    (layer_faults, "report.text", "from geutil.model import opening"),
+    (layer_faults, "cli.main", "from geutil.report import text"),
+    (layer_faults, "edit", "from geutil.reroute.detaching import detach"),
+    (layer_faults, "select.walks", "import os\nfrom collections import abc"),
+    (private_faults, "graph.order", "from tensorflow.python.framework import ops"),
+    (private_faults, "graph.order", "op._id"),
+    (private_faults, "select.walks", "import tensorflow as tf\ntf.Graph()"),
+    (private_faults, "select.walks", "self._ops\ncls._made\nx.__name__"),
+    (private_faults, "reroute.views", "view._assign_from(other)"),
+    (facade_faults, "edit", "'''Names.'''\nfrom a import b\nc = b\n__all__ = ['c']"),
+    (facade_faults, "graph.order", "def f(): pass"),
+    (statement_faults, "cli.main", "print(1)"),
+    (statement_faults, "graph.order", "def f():\n    '''print(1)'''"),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "source"), RIGHT, ids=[f"{n}-{s}" for _, n, s in RIGHT]
+)
+def test_the_checks_allow_what_is_right(check, name, source):
+    assert check(name, source) == []

@@ -1,0 +1,418 @@
+"""The public surface, frozen: names, signatures, and what every docstring holds.
+
+A change here is a change for users: note it in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import types
+
+import pytest
+
+import geutil as ge
+
+BUILTIN = {
+    "ArgumentTypeError": TypeError,
+    "CycleError": ValueError,
+    "FinalizedGraphError": RuntimeError,
+    "GeutilError": Exception,
+    "RerouteError": ValueError,
+    "SelectionError": ValueError,
+    "StaleGraphError": RuntimeError,
+    "TransformError": ValueError,
+    "VerificationError": ValueError,
+}
+ERRORS = list(BUILTIN)
+
+# What code written for tf.contrib.graph_editor finds, flat and in its submodule.
+COMPATIBLE = {
+    "select": """
+        can_be_regex make_regex filter_ts filter_ts_from_regex filter_ops
+        filter_ops_from_regex get_name_scope_ops check_cios get_ops_ios
+        compute_boundary_ts get_within_boundary_ops get_forward_walk_ops
+        get_backward_walk_ops get_walks_intersection_ops get_walks_union_ops select_ops
+        select_ts select_ops_and_ts
+    """,
+    "reroute": """
+        swap_ts reroute_ts swap_inputs reroute_inputs swap_outputs reroute_outputs
+        swap_ios reroute_ios remove_control_inputs add_control_inputs
+    """,
+    "edit": """
+        detach_control_inputs detach_control_outputs detach_inputs detach_outputs
+        detach connect bypass
+    """,
+    "subgraph": "SubGraphView make_view make_view_from_scope",
+    "transform": """
+        copy copy_with_input_replacements graph_replace Transformer TransformerInfo
+        replace_t_with_placeholder_handler keep_t_if_possible_handler
+        assign_renamed_collections_handler transform_op_if_inside_handler
+        copy_op_handler
+    """,
+    "util": """
+        make_list_of_op get_tensors make_list_of_t get_generating_ops get_consuming_ops
+        ControlOutputs placeholder_name make_placeholder_from_tensor
+        make_placeholder_from_dtype_and_shape
+    """,
+    "match": "OpMatcher op_type",
+}
+# Names of one submodule that another has, too.
+EXTRA = {"select": ["ControlOutputs"]}
+ALIASES = {
+    "sgv": "make_view",
+    "sgv_scope": "make_view_from_scope",
+    "ph": "make_placeholder_from_dtype_and_shape",
+}
+ADDED = [
+    "Violation",
+    "allow_stale",
+    "find_violations",
+    "transaction",
+    "verify",
+    "__version__",
+]
+
+CLASSES = ["SubGraphView", "OpMatcher", "ControlOutputs", "Transformer"]
+CLASSES += ["TransformerInfo"]
+
+# Annotations included; a line that is indented continues the one before.
+SIGNATURES = """
+allow_stale(graph: Graph) -> Iterator[None]
+find_violations(graph_or_ops: Graph | Iterable[Operation]) -> list[Violation]
+make_placeholder_from_dtype_and_shape(dtype: Any, shape: Any = None, scope: str | None =
+    None, prefix: str = 'geph') -> Tensor
+make_placeholder_from_tensor(t: Tensor, scope: str | None = None, prefix: str = 'geph')
+    -> Tensor
+ph(dtype: Any, shape: Any = None, scope: str | None = None, prefix: str = 'geph') ->
+    Tensor
+placeholder_name(t: Tensor | None = None, scope: str | None = None, prefix: str =
+    'geph') -> str
+transaction(graph: Graph) -> Iterator[None]
+verify(graph_or_ops: Graph | Iterable[Operation]) -> None
+can_be_regex(obj: object) -> bool
+check_cios(control_inputs: bool = False, control_outputs: ControlOutputs | None = None,
+    control_ios: ControlOutputs | None = None) -> tuple[bool, ControlOutputs | None]
+compute_boundary_ts(ops: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]
+filter_ops(ops: Any, positive_filter: bool | OpFilter) -> list[Operation]
+filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operation]
+filter_ts(ops: Any, positive_filter: bool | TensorFilter) -> list[Tensor]
+filter_ts_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Tensor]
+get_backward_walk_ops(seed_ops: Any, inclusive: bool = True, within_ops: Any = None,
+    within_ops_fn: OpPredicate | None = None, stop_at_ts: Any = (), control_inputs: bool
+    = False) -> list[Operation]
+get_consuming_ops(ts: Any) -> list[Operation]
+get_forward_walk_ops(seed_ops: Any, inclusive: bool = True, within_ops: Any = None,
+    within_ops_fn: OpPredicate | None = None, stop_at_ts: Any = (), control_outputs:
+    ControlOutputs | None = None) -> list[Operation]
+get_generating_ops(ts: Any) -> list[Operation]
+get_name_scope_ops(ops: Any, scope: str) -> list[Operation]
+get_ops_ios(ops: Any, control_inputs: bool = False, control_outputs: ControlOutputs |
+    None = None, control_ios: ControlOutputs | None = None) -> list[Operation]
+get_tensors(graph: Graph) -> list[Tensor]
+get_walks_intersection_ops(forward_seed_ops: Any, backward_seed_ops: Any,
+    forward_inclusive: bool = True, backward_inclusive: bool = True, within_ops: Any =
+    None, within_ops_fn: OpPredicate | None = None, control_inputs: bool = False,
+    control_outputs: ControlOutputs | None = None, control_ios: ControlOutputs | None =
+    None) -> list[Operation]
+get_walks_union_ops(forward_seed_ops: Any, backward_seed_ops: Any, forward_inclusive:
+    bool = True, backward_inclusive: bool = True, within_ops: Any = None, within_ops_fn:
+    OpPredicate | None = None, control_inputs: bool = False, control_outputs:
+    ControlOutputs | None = None, control_ios: ControlOutputs | None = None) ->
+    list[Operation]
+get_within_boundary_ops(ops: Any, seed_ops: Any, boundary_ops: Any = (), inclusive: bool
+    = True, control_inputs: bool = False, control_outputs: ControlOutputs | None = None,
+    control_ios: ControlOutputs | None = None) -> list[Operation]
+make_list_of_op(ops: Any, check_graph: bool = True, allow_graph: bool = True, ignore_ts:
+    bool = False) -> list[Operation]
+make_list_of_t(ts: Any, check_graph: bool = True, allow_graph: bool = True, ignore_ops:
+    bool = False) -> list[Tensor]
+make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]
+make_view(*args: Any, **kwargs: Any) -> SubGraphView
+make_view_from_scope(scope: str, graph: Graph) -> SubGraphView
+op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any
+select_ops(*args: Any, **kwargs: Any) -> list[Operation]
+select_ops_and_ts(*args: Any, **kwargs: Any) -> tuple[list[Operation], list[Tensor]]
+select_ts(*args: Any, **kwargs: Any) -> list[Tensor]
+sgv(*args: Any, **kwargs: Any) -> SubGraphView
+sgv_scope(scope: str, graph: Graph) -> SubGraphView
+add_control_inputs(op: Operation, cops: Any) -> None
+bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]
+connect(sgv0: Any, sgv1: Any, disconnect_first: bool = False) -> tuple[SubGraphView,
+    SubGraphView]
+detach(sgv: Any, control_inputs: bool = False, control_outputs: ControlOutputs | None =
+    None, control_ios: ControlOutputs | None = None) -> tuple[SubGraphView,
+    list[Tensor], list[Tensor]]
+detach_control_inputs(sgv: Any) -> None
+detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None
+detach_inputs(sgv: Any, control_inputs: bool = False) -> tuple[SubGraphView,
+    list[Tensor]]
+detach_outputs(sgv: Any, control_outputs: ControlOutputs | None = None) ->
+    tuple[SubGraphView, list[Tensor]]
+remove_control_inputs(op: Operation, cops: Any) -> None
+reroute_inputs(sgv0: Any, sgv1: Any) -> Views
+reroute_ios(sgv0: Any, sgv1: Any) -> Views
+reroute_outputs(sgv0: Any, sgv1: Any) -> Views
+reroute_ts(ts0: Any, ts1: Any, can_modify: Any = None, cannot_modify: Any = None) -> int
+swap_inputs(sgv0: Any, sgv1: Any) -> Views
+swap_ios(sgv0: Any, sgv1: Any) -> Views
+swap_outputs(sgv0: Any, sgv1: Any) -> Views
+swap_ts(ts0: Any, ts1: Any, can_modify: Any = None, cannot_modify: Any = None) -> int
+assign_renamed_collections_handler(info: TransformState, elem: Element, elem_: Element)
+    -> None
+copy(sgv: Any, dst_graph: Graph | None = None, dst_scope: str = '', src_scope: str = '',
+    reuse_dst_scope: bool = False) -> tuple[SubGraphView, TransformerInfo]
+copy_op_handler(info: TransformState, op: Operation, new_inputs: Sequence[Tensor],
+    copy_shape: bool = False, nodedef_fn: Callable[[Any], Any] | None = None) ->
+    tuple[Operation, list[Tensor]]
+copy_with_input_replacements(sgv: Any, replacement_ts: Replacements, dst_graph: Graph |
+    None = None, dst_scope: str = '', src_scope: str = '', reuse_dst_scope: bool =
+    False) -> tuple[SubGraphView, TransformerInfo]
+graph_replace(target_ts: Any, replacement_ts: Replacements, dst_scope: str = '',
+    src_scope: str = '', reuse_dst_scope: bool = False, dst_graph: Graph | None = None)
+    -> Any
+keep_t_if_possible_handler(info: TransformState, t: Tensor) -> Tensor
+replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor
+transform_op_if_inside_handler(info: TransformState, op: Operation | None,
+    keep_if_possible: bool = True) -> Operation | None
+SubGraphView.__init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None
+SubGraphView.from_parts(cls, graph: Graph, ops: list[Operation], inputs: list[Tensor],
+    outputs: list[Tensor]) -> SubGraphView
+SubGraphView.graph: property
+SubGraphView.ops: property
+SubGraphView.inputs: property
+SubGraphView.outputs: property
+SubGraphView.connected_inputs: property
+SubGraphView.connected_outputs: property
+SubGraphView.passthroughs: property
+SubGraphView.consumers(self) -> list[Operation]
+SubGraphView.op(self, op_id: int) -> Operation
+SubGraphView.is_passthrough(self, t: Tensor) -> bool
+SubGraphView.input_index(self, t: Tensor) -> int
+SubGraphView.output_index(self, t: Tensor) -> int
+SubGraphView.find_op_by_name(self, op_name: str) -> Operation
+SubGraphView.copy(self) -> SubGraphView
+SubGraphView.remap_inputs(self, new_input_indices: Iterable[int]) -> SubGraphView
+SubGraphView.remap_outputs(self, new_output_indices: Iterable[int]) -> SubGraphView
+SubGraphView.remap(self, new_input_indices: Iterable[int] | None = None,
+    new_output_indices: Iterable[int] | None = None) -> SubGraphView
+SubGraphView.remap_default(self, remove_input_map: bool = True, remove_output_map: bool
+    = True) -> SubGraphView
+SubGraphView.remap_outputs_make_unique(self) -> SubGraphView
+SubGraphView.remap_outputs_to_consumers(self) -> SubGraphView
+SubGraphView.remove_unused_ops(self, control_inputs: bool = True) -> SubGraphView
+OpMatcher.__init__(self, positive_filter: Any) -> None
+OpMatcher.__call__(self, op: Operation) -> bool
+OpMatcher.input_ops(self, *args: Any) -> OpMatcher
+OpMatcher.control_input_ops(self, *args: Any) -> OpMatcher
+OpMatcher.output_ops(self, *args: Any) -> OpMatcher
+ControlOutputs.__init__(self, graph: Graph) -> None
+ControlOutputs.update(self) -> ControlOutputs
+ControlOutputs.get_all(self) -> dict[Operation, list[Operation]]
+ControlOutputs.get(self, op: Operation) -> list[Operation]
+ControlOutputs.graph: property
+Transformer.__init__(self) -> None
+Transformer.__call__(self, sgv: Any, dst_graph: Graph, dst_scope: str, src_scope: str =
+    '', reuse_dst_scope: bool = False) -> tuple[SubGraphView, TransformerInfo]
+TransformerInfo.__init__(self, info: TransformState) -> None
+TransformerInfo.transformed(self, original: Any, missing_fn: MissingFunction | None =
+    None) -> Any
+TransformerInfo.original(self, transformed: Any, missing_fn: MissingFunction | None =
+    None) -> Any
+"""
+
+
+def signatures() -> dict[str, str]:
+    """Return the table above, by name."""
+    joined = re.sub(r"\n\s+", " ", SIGNATURES)
+    return {re.match(r"[\w.]+", line)[0]: line for line in joined.split("\n") if line}
+
+
+def signature_of(name: str, member: object) -> str:
+    """Return a signature as the table has it."""
+    if isinstance(member, property):
+        return f"{name}: property"
+    signature = inspect.signature(getattr(member, "__func__", member))
+    parameters = []
+    for parameter in signature.parameters.values():
+        bare = parameter.replace(annotation=inspect.Parameter.empty)
+        text = str(bare.replace(default=inspect.Parameter.empty))
+        text += f": {parameter.annotation}"
+        if parameter.default is not inspect.Parameter.empty:
+            text += f" = {parameter.default!r}"
+        parameters.append(text.removesuffix(f": {inspect.Parameter.empty}"))
+    return f"{name}({', '.join(parameters)}) -> {signature.return_annotation}"
+
+
+def public_functions() -> dict[str, object]:
+    members = {name: getattr(ge, name) for name in ge.__all__}
+    return {name: m for name, m in members.items() if inspect.isfunction(m)}
+
+
+def public_methods() -> dict[str, object]:
+    return {
+        f"{cls}.{name}": member
+        for cls in CLASSES
+        for name, member in vars(getattr(ge, cls)).items()
+        if (not name.startswith("_") or name in ("__init__", "__call__"))
+        and isinstance(
+            member, types.FunctionType | property | classmethod | staticmethod
+        )
+    }
+
+
+MEMBERS = {**public_functions(), **public_methods()}
+DOCUMENTED = sorted(
+    name
+    for name in ge.__all__
+    if name not in (*ERRORS, *COMPATIBLE, *ALIASES, "__version__")
+)
+
+
+def compatible_names() -> list[tuple[str, str]]:
+    return [(module, n) for module, ns in COMPATIBLE.items() for n in ns.split()]
+
+
+def test_the_public_names():
+    expected = [*ERRORS, *ADDED, *ALIASES, *COMPATIBLE]
+    expected += [name for _, name in compatible_names()]
+    assert sorted(ge.__all__) == sorted(expected)
+    assert len(set(ge.__all__)) == len(ge.__all__)
+
+
+def test_the_flat_names_that_are_not_exported_are_modules():
+    public = {n for n in vars(ge) if not n.startswith("_")} - set(ge.__all__)
+    others = [n for n in sorted(public) if not inspect.ismodule(getattr(ge, n))]
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    compatible_names(),
+    ids=[".".join(n) for n in compatible_names()],
+)
+def test_compatible_names_exist_flat_and_in_their_submodule(module, name):
+    flat = getattr(ge, name)
+    assert callable(flat)
+    assert getattr(getattr(ge, module), name) is flat
+    assert getattr(importlib.import_module(f"geutil.{module}"), name) is flat
+    assert name in getattr(ge, module).__all__
+
+
+@pytest.mark.parametrize("module", COMPATIBLE)
+def test_submodules_export_nothing_else(module):
+    expected = COMPATIBLE[module].split() + EXTRA.get(module, [])
+    assert sorted(getattr(ge, module).__all__) == sorted(expected)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_aliases(alias):
+    assert getattr(ge, alias) is getattr(ge, ALIASES[alias])
+
+
+def test_every_public_function_and_method_is_frozen():
+    assert sorted(signatures()) == sorted(MEMBERS)
+
+
+@pytest.mark.parametrize("name", signatures())
+def test_signatures(name):
+    assert signature_of(name, MEMBERS[name]) == signatures()[name]
+
+
+def test_the_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\w|\.)*", ge.__version__)
+
+
+# What TransformerInfo was read for by code that cannot change any more.
+@pytest.mark.parametrize("name", ["_transformed_ops", "_transformed_ts"])
+def test_read_only_aliases_of_transformer_info(name):
+    member = vars(ge.TransformerInfo)[name]
+    assert isinstance(member, property)
+    assert member.fset is None
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_caught_as_the_builtin_that_old_code_catches(name):
+    error = getattr(ge, name)
+    assert issubclass(error, ge.GeutilError)
+    assert issubclass(error, BUILTIN[name])
+    assert error.__doc__
+
+
+def test_a_cycle_error_is_a_reroute_error():
+    assert issubclass(ge.CycleError, ge.RerouteError)
+    assert ge.CycleError("message", ("a", "a")).cycle == ("a", "a")
+
+
+# -- docstrings ------------------------------------------------------------------------
+
+# Nothing that a caller can do wrong is refused here.
+NOTHING_TO_RAISE = {
+    "TransformerInfo",  # made by the transformer; its methods say what they raise
+    "Violation",
+    "assign_renamed_collections_handler",
+    "can_be_regex",
+    "copy_op_handler",
+    "keep_t_if_possible_handler",
+    "make_placeholder_from_dtype_and_shape",
+    "replace_t_with_placeholder_handler",
+    "transform_op_if_inside_handler",
+}
+# These look at no more than their arguments.
+VISITS_NO_GRAPH = NOTHING_TO_RAISE | {
+    "OpMatcher",  # an op and its neighbours
+    "allow_stale",
+    "check_cios",
+    "make_placeholder_from_tensor",
+    "make_regex",
+    "op_type",
+    "placeholder_name",
+}
+
+
+def documentation(name: str) -> str:
+    """Return the docstring, of a class with those of its methods."""
+    member = getattr(ge, name)
+    texts = [inspect.getdoc(member) or ""]
+    if inspect.isclass(member):
+        methods = inspect.getmembers(member, inspect.isfunction)
+        texts += [inspect.getdoc(method) or "" for _, method in methods]
+    text = "\n".join(texts)
+    # "The arguments, result, errors and cost are those of `swap_inputs`."
+    reference = re.search(r"errors\s+and\s+cost\s+are\s+those\s+of\s+`(\w+)`", text)
+    return text + documentation(reference[1]) if reference else text
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstrings_have_an_example_that_runs(name):
+    text = inspect.getdoc(getattr(ge, name)) or ""
+    assert re.search(r"^Example:\n    >>> ", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - NOTHING_TO_RAISE))
+def test_docstrings_say_what_is_raised(name):
+    assert re.search(r"^Raises:\n    \w", documentation(name), re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - VISITS_NO_GRAPH))
+def test_docstrings_state_the_cost(name):
+    assert re.search(r"^Cost: \w|\bLinear\b", documentation(name), re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_have_docstrings(name):
+    if not name.endswith(".__init__"):  # the docstring of the class describes it
+        assert inspect.getdoc(MEMBERS[name])
+
+
+def test_errors_that_docstrings_name_exist():
+    for name in DOCUMENTED:
+        for section in re.findall(
+            r"^Raises:\n((?:    .*\n?)+)", documentation(name), re.MULTILINE
+        ):
+            for error in re.findall(r"\b[A-Z]\w+Error\b", section):
+                assert error in ERRORS, f"{name} names {error}"
