@@ -32,6 +32,17 @@ def consumers(tensor: Tensor) -> list[Operation]:
     return sorted(dict.fromkeys(ops), key=creation_index)
 
 
+def control_inputs(op: Operation) -> list[Operation]:
+    """Return the ops that `op` waits for, in graph order.
+
+    TensorFlow keeps them in a hash set too.
+    """
+    ops = list(op.control_inputs)
+    if len(ops) > 1:
+        ops.sort(key=creation_index)
+    return ops
+
+
 def control_outputs(op: Operation) -> list[Operation]:
     """Return the ops that have `op` as a control input, in graph order."""
     ops = op._control_outputs
@@ -49,7 +60,7 @@ def predecessors(op: Operation) -> Iterator[Operation]:
         producer = tensor.op
         if not is_back_edge(producer, op):
             yield producer
-    yield from op.control_inputs
+    yield from control_inputs(op)
 
 
 def successors(op: Operation) -> Iterator[Operation]:

@@ -6,25 +6,35 @@ when one is refused, and writes into the open transactions how to undo the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from geutil.errors import CycleError
-from geutil.graph.frames import check_frames
+from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
+from geutil.graph import adjacency
+from geutil.graph.frames import check_control_frames, check_frames
 from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
 from geutil.graph.order import Rewiring, TopologicalOrder
 from geutil.graph.staleness import check_editable
-from geutil.graph.state import state_of
+from geutil.graph.state import UndoStep, state_of
+
+_logger = logging.getLogger("geutil")
+_SHOWN = 8
+"""How many names of a long cycle a message shows from either end."""
 
 
 @dataclass(frozen=True, eq=False)
 class InputEdit:
-    """Input `index` of `op` shall be `tensor`."""
+    """Input `index` of `op` shall be `tensor`.
+
+    In a check, None stands for the output of an op that will be made for it and needs
+    nothing: a placeholder.
+    """
 
     op: Operation
     index: int
-    tensor: Tensor
+    tensor: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +68,8 @@ def apply_edits(
     """
     if not inputs and not controls:
         return
-    ops = [edit.op for edit in inputs] + [change.op for change in controls]
-    check_editable(graph, ops)
-    for edit in inputs:
-        check_frames(edit.op, edit.tensor)
-    _check_cycles(graph, inputs, controls)
-    journal: list[Callable[[], None]] = []
+    check_edits(graph, inputs, controls)
+    journal: list[UndoStep] = []
     try:
         for edit in inputs:
             journal.append(_set_input(edit.op, edit.index, edit.tensor))
@@ -75,7 +81,26 @@ def apply_edits(
     note_undo(graph, *journal)
 
 
-def note_undo(graph: Graph, *steps: Callable[[], None]) -> None:
+def check_edits(
+    graph: Graph,
+    inputs: Sequence[InputEdit] = (),
+    controls: Sequence[ControlEdit] = (),
+) -> None:
+    """Raise what `apply_edits` would raise, and change nothing."""
+    ops = [edit.op for edit in inputs] + [change.op for change in controls]
+    if not ops:
+        return
+    check_editable(graph, ops)
+    for edit in inputs:
+        if edit.tensor is not None:
+            check_frames(edit.op, edit.tensor)
+    for change in controls:
+        for control in change.control_inputs:
+            check_control_frames(change.op, control)
+    _check_cycles(graph, inputs, controls)
+
+
+def note_undo(graph: Graph, *steps: UndoStep) -> None:
     """Add undo steps to the innermost open transaction of `graph`, if there is one."""
     journals = state_of(graph).journals
     if journals:
@@ -115,16 +140,24 @@ def transaction(graph: Graph) -> Iterator[None]:
     """
     require_graph(graph)
     journals = state_of(graph).journals
-    journal: list[Callable[[], None]] = []
+    journal: list[UndoStep] = []
     journals.append(journal)
     try:
         yield
     except BaseException:
-        journals.remove(journal)
+        journals[:] = [j for j in journals if j is not journal]
+        _warn_of_runs(graph, journal)
         _undo(graph, journal)
         raise
-    journals.remove(journal)
+    journals[:] = [j for j in journals if j is not journal]
     note_undo(graph, *journal)
+
+
+def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
+    try:
+        check_editable(graph, [step.op for step in journal if step.op is not None])
+    except (StaleGraphError, FinalizedGraphError) as error:
+        _logger.warning("a transaction is undone, but not for everybody: %s", error)
 
 
 def _check_cycles(
@@ -137,47 +170,58 @@ def _check_cycles(
     cycle = state.order.rewire(_rewirings(inputs, controls))
     if cycle is not None:
         names = tuple(op.name for op in (*cycle, cycle[0]))
-        raise CycleError(f"the edit would close a cycle: {' -> '.join(names)}", names)
+        raise CycleError(
+            f"the edit would close a cycle: {_shortened(names)}; cut one of these "
+            "edges first, for example with geutil.detach_inputs, or read a copy "
+            "instead (geutil.graph_replace)",
+            names,
+        )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    left_out = len(names) - 2 * _SHOWN
+    if left_out > 0:
+        names = [*names[:_SHOWN], f"... ({left_out} more) ...", *names[-_SHOWN:]]
+    return " -> ".join(names)
 
 
 def _rewirings(
     inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
 ) -> list[Rewiring]:
-    data: dict[Operation, dict[int, Operation]] = {}
+    data: dict[Operation, dict[int, Operation | None]] = {}
     for edit in inputs:
-        data.setdefault(edit.op, {})[edit.index] = edit.tensor.op
+        producer = None if edit.tensor is None else edit.tensor.op
+        data.setdefault(edit.op, {})[edit.index] = producer
     control = {edit.op: edit.control_inputs for edit in controls}
     rewirings = []
     for op in dict.fromkeys((*data, *control)):
         new = data.get(op, {})
         producers = [new.get(i, t.op) for i, t in enumerate(op.inputs)]
         producers += control.get(op, op.control_inputs)
-        rewirings.append(Rewiring(op, tuple(producers)))
+        rewirings.append(Rewiring(op, tuple(p for p in producers if p is not None)))
     return rewirings
 
 
-def _set_input(op: Operation, index: int, tensor: Tensor) -> Callable[[], None]:
+def _set_input(op: Operation, index: int, tensor: Tensor | None) -> UndoStep:
     before = op.inputs[index]
     op._update_input(index, tensor)
-    return lambda: op._update_input(index, before)
+    return UndoStep(lambda: op._update_input(index, before), op)
 
 
-def _set_controls(
-    op: Operation, control_inputs: Sequence[Operation]
-) -> Callable[[], None]:
-    before = list(op.control_inputs)
+def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> UndoStep:
+    before = adjacency.control_inputs(op)
 
     def put(ops: Sequence[Operation]) -> None:
         op._remove_all_control_inputs()
         op._add_control_inputs(list(ops))
 
     put(control_inputs)
-    return lambda: put(before)
+    return UndoStep(lambda: put(before), op)
 
 
-def _undo(graph: Graph, journal: list[Callable[[], None]]) -> None:
+def _undo(graph: Graph, journal: list[UndoStep]) -> None:
     state = state_of(graph)
     for step in reversed(journal):
-        step()
+        step.undo()
     # The order was mended for edges that are gone again; the next edit makes it anew.
     state.order = None

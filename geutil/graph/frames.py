@@ -27,24 +27,62 @@ def output_while_context(op: Operation) -> Any:
     )
 
 
+def reading_while_context(op: Operation) -> Any:
+    """Return the innermost while-loop context that `op` reads its inputs in, or None.
+
+    An Enter op belongs to the loop that it leads into, and reads outside of it.
+    """
+    context = while_context(op)
+    if context is not None and control_flow_util.IsLoopEnter(op):
+        entrances = (*context.loop_enters, *context._external_values.values())
+        if any(t.op is op for t in entrances):
+            return control_flow_util.GetContainingWhileContext(context.outer_context)
+    return context
+
+
 def check_frames(op: Operation, tensor: Tensor) -> None:
     """Refuse `tensor` as an input of `op` when they live in different frames.
 
     Raises:
         RerouteError: naming the two loops.
     """
-    if control_flow_context(op) is None and control_flow_context(tensor.op) is None:
+    producer = tensor.op
+    if control_flow_context(op) is None and control_flow_context(producer) is None:
         return
-    if control_flow_util.IsLoopEnter(op):
-        return
-    reads, lives = while_context(op), output_while_context(tensor.op)
+    reads, lives = reading_while_context(op), output_while_context(producer)
     if reads is not lives:
         raise RerouteError(
-            f"'{op.name}' runs {_where(reads)} but '{tensor.name}' lives "
+            f"'{op.name}' reads {_where(reads)} but '{tensor.name}' lives "
             f"{_where(lives)}: bring it in through an Enter op or out through an Exit "
             "op of the loop"
         )
 
 
+def check_control_frames(op: Operation, control_input: Operation) -> None:
+    """Refuse a control edge from one loop's frame into another.
+
+    Raises:
+        RerouteError: naming the two loops.
+    """
+    if control_flow_context(op) is None and control_flow_context(control_input) is None:
+        return
+    waits, lives = reading_while_context(op), output_while_context(control_input)
+    if waits is not lives:
+        raise RerouteError(
+            f"'{op.name}' runs {_where(waits)} but '{control_input.name}' runs "
+            f"{_where(lives)}: a control edge cannot cross the frame of a loop; wait "
+            "for an op of the same loop, or for the loop's Exit op"
+        )
+
+
 def _where(context: Any) -> str:
     return f"in while loop '{context.name}'" if context else "outside every while loop"
+
+
+def branch_name(op: Operation) -> str | None:
+    """Return the name of the version 1 conditional in a branch of which `op` runs."""
+    context = control_flow_context(op)
+    if context is None or not context.IsCondContext() or control_flow_util.IsSwitch(op):
+        return None
+    name: str = context.name
+    return name

@@ -100,22 +100,41 @@ def library_for_copies(
     gradients = {g.function_name: g.gradient_func for g in whole.gradient}
     fresh: dict[str, str] = {}
     _extend(fresh, (name for name in renamed if name in bodies))
-    queue = list(wanted)
-    for name in queue:
+    # A body can be needed under its old name, its new one, or both.
+    queue = [(name, name in fresh) for name in wanted]
+    known = set(queue)
+    for name, anew in queue:
         for node in bodies[name].node_def:
             names = [n for n in functions_of_attributes(node.attr) if n in bodies]
-            if node.op in _CONTROL_FLOW and name in fresh:
+            if anew and node.op in _CONTROL_FLOW:
                 _extend(fresh, names)
-            for other in (*names, node.op, gradients.get(name)):
-                if other in bodies and other not in wanted:
-                    wanted[other] = None
-                    queue.append(other)
-    for name in wanted:
-        library.function.append(bodies[name])
-        if name in fresh:
+                needed = [(n, True) for n in names]
+            else:
+                needed = [(n, False) for n in names]
+            needed.append((node.op, False))
+            _enqueue(queue, known, [pair for pair in needed if pair[0] in bodies])
+        if gradients.get(name) in bodies:
+            _enqueue(queue, known, [(gradients[name], False)])
+    for name, anew in queue:
+        if anew:
             _rename_body(library.function.add(), bodies[name], fresh)
-    library.gradient.extend(g for g in whole.gradient if g.function_name in wanted)
+        else:
+            library.function.append(bodies[name])
+    library.gradient.extend(
+        g for g in whole.gradient if (g.function_name, False) in known
+    )
     return library, fresh
+
+
+def _enqueue(
+    queue: list[tuple[str, bool]],
+    known: set[tuple[str, bool]],
+    pairs: Iterable[tuple[str, bool]],
+) -> None:
+    for pair in pairs:
+        if pair not in known:
+            known.add(pair)
+            queue.append(pair)
 
 
 def _extend(fresh: dict[str, str], names: Iterable[str]) -> None:

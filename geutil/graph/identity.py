@@ -7,7 +7,7 @@ which keeps their ids valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
 from tensorflow.python.util.object_identity import Reference
@@ -60,12 +60,32 @@ class IdentityMap(Mapping[Any, V], Generic[V]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IdentityMap):
+            return NotImplemented
+        return self._entries.keys() == other._entries.keys() and all(
+            value is other._entries[key][1] for key, (_, value) in self._entries.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def values(self) -> ValuesView[V]:
+        """Return the values; `in` compares them by identity."""
+        return _Values(self)
+
     def __repr__(self) -> str:
         pairs = ", ".join(
             f"{getattr(k, 'name', k)}: {getattr(v, 'name', v)}"
             for k, v in self._entries.values()
         )
         return f"{type(self).__name__}({{{pairs}}})"
+
+
+class _Values(ValuesView[V]):
+    """The values of a mapping, compared by identity."""
+
+    def __contains__(self, value: object) -> bool:
+        return any(v is value for v in self)
 
 
 class MutableIdentityMap(IdentityMap[V]):
@@ -87,6 +107,7 @@ class IdentitySet:
 
     def add(self, element: Any) -> None:
         """Add `element`; one that is there already keeps its place."""
+        element = dereference(element)
         self._elements.setdefault(id(element), element)
 
     def __contains__(self, element: object) -> bool:

@@ -69,23 +69,51 @@ def new_graph_def(source: Graph) -> Any:
     return graph_def
 
 
+def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
+    """Return a `GraphDef` with the nodes of `ops`, in this order, and no functions.
+
+    Cost: linear in the ops: 2 us each for most of a graph, taken from its own GraphDef,
+    else 5 us.
+    """
+    everything = graph.get_operations()
+    graph_def = new_graph_def(graph)
+    if 2 * len(ops) < len(everything):
+        graph_def.node.extend(op.node_def for op in ops)
+        return graph_def
+    try:
+        whole = graph.as_graph_def()
+    except (
+        Exception
+    ):  # A graph of over 2 GiB has none; TensorFlow raises what it likes.
+        graph_def.node.extend(op.node_def for op in ops)
+        return graph_def
+    if everything == list(ops):
+        whole.ClearField("library")
+        return whole
+    nodes = {node.name: node for node in whole.node}
+    graph_def.node.extend(nodes[op.name] for op in ops)
+    return graph_def
+
+
 def import_ops(
-    graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor]
+    graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor], scope: str = ""
 ) -> list[Operation]:
     """Make the ops of `graph_def` in `graph`.
 
     Args:
         graph: the graph to add to.
-        graph_def: nodes in topological order (loop back edges aside), named as the
-            ops shall be named, without `_class` attributes; functions in its library.
+        graph_def: nodes in topological order (loop back edges aside), without `_class`
+            attributes; functions in its library.
         input_map: a tensor of `graph` for each name of an outside input.
+        scope: the absolute scope that is put before the names of the nodes, with a
+            slash at its end.
 
     Returns:
         The new ops, in the order of the nodes.
     """
     before = len(graph.get_operations())
     with neutral(graph), _contexts_hidden(input_map.values()):
-        tf.import_graph_def(graph_def, input_map=dict(input_map), name="")
+        tf.import_graph_def(graph_def, input_map=dict(input_map), name=scope)
     # The importer takes, of the nodes that are ready, the one that is listed first;
     # listed in topological order, they come out in that order.
     ops: list[Operation] = graph.get_operations()[before:]

@@ -57,14 +57,16 @@ def require_op(op: object) -> None:
         raise ArgumentTypeError(f"expected a tf.Operation, got {type_name(op)}")
 
 
+def eager_hint(obj: object) -> str:
+    """Return what to add to a refusal of `obj` when it is an eager tensor."""
+    eager = isinstance(obj, tf.Tensor) and not is_tensor(obj)
+    return "; eager tensors belong to no graph" if eager else ""
+
+
 def require_tensor(tensor: object) -> None:
     """Raise `ArgumentTypeError` unless `tensor` belongs to a graph."""
     if not is_tensor(tensor):
-        hint = (
-            "; eager tensors belong to no graph"
-            if isinstance(tensor, tf.Tensor)
-            else ""
-        )
         raise ArgumentTypeError(
-            f"expected a tf.Tensor of a graph, got {type_name(tensor)}{hint}"
+            f"expected a tf.Tensor of a graph, got {type_name(tensor)}"
+            f"{eager_hint(tensor)}"
         )

@@ -32,7 +32,8 @@ class Rewiring:
 def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
     """Return `ops` so that each comes after its predecessors among them.
 
-    Loop back edges do not count. Where the order of creation will do, it is kept.
+    Loop back edges do not count. The order of creation is kept, except that an op made
+    after one that needs it comes just ahead of that one.
 
     Raises:
         SelectionError: `ops` hold a cycle.
@@ -41,44 +42,42 @@ def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
     """
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
-    placed: set[Operation] = set()
+    placed: dict[Operation, None] = {}
     for op in listed:
+        if op in placed:
+            continue
         for t in op.inputs:
             producer = t.op
-            if (
-                producer not in placed
-                and producer in members
-                and not is_back_edge(producer, op)
-            ):
-                return _sort_by_edges(listed)
-        for producer in op.control_inputs:
             if producer not in placed and producer in members:
-                return _sort_by_edges(listed)
-        placed.add(op)
-    return listed
+                break
+        else:
+            if not op.control_inputs:
+                placed[op] = None
+                continue
+        _place(op, members, placed)
+    return list(placed)
 
 
-def _sort_by_edges(ops: list[Operation]) -> list[Operation]:
-    waiting = dict.fromkeys(ops, 0)
-    readers: dict[Operation, list[Operation]] = {op: [] for op in ops}
-    for op in ops:
-        for predecessor in predecessors(op):
-            if predecessor in waiting:
-                waiting[op] += 1
-                readers[predecessor].append(op)
-    ready = [op for op in ops if not waiting[op]]
-    for op in ready:
-        for reader in readers[op]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-    if len(ready) < len(ops):
-        stuck = next(op for op in ops if waiting[op])
-        raise SelectionError(
-            f"the ops hold a cycle, and '{stuck.name}' is on it or behind it; "
-            "geutil.verify names the cycle"
-        )
-    return ready
+def _place(
+    op: Operation, members: frozenset[Operation], placed: dict[Operation, None]
+) -> None:
+    """Add `op` to `placed`, after what it needs."""
+    opened: set[Operation] = set()
+    stack = [op]
+    while stack:
+        top = stack[-1]
+        missing = [p for p in predecessors(top) if p in members and p not in placed]
+        if not missing:
+            placed[top] = None
+            stack.pop()
+            continue
+        opened.add(top)
+        if not opened.isdisjoint(missing):
+            raise SelectionError(
+                f"the ops hold a cycle, and '{top.name}' is on it; geutil.verify names "
+                "the cycle"
+            )
+        stack.extend(reversed(missing))
 
 
 class TopologicalOrder:
@@ -92,9 +91,13 @@ class TopologicalOrder:
     def __init__(self) -> None:
         self._position: dict[int, int] = {}
         self._version = -1
+        self._cyclic = False
 
     def refresh(self, graph: Graph) -> None:
         """Take in the ops made since the last call: linear in those."""
+        if self._cyclic:
+            # Somebody made a cycle past geutil; it may be gone by now.
+            self.rebuild(graph)
         if graph.version == self._version:
             return
         position = self._position
@@ -122,6 +125,7 @@ class TopologicalOrder:
                 waiting[successor._id] -= 1
                 if not waiting[successor._id]:
                     ready.append(successor)
+        self._cyclic = len(ready) < len(ops)
         placed = {op._id for op in ready}
         ready.extend(op for op in ops if op._id not in placed)
         self._position = {op._id: place for place, op in enumerate(ready)}

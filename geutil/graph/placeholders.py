@@ -101,8 +101,9 @@ def make_placeholder_from_dtype_and_shape(
 
 
 def _placeholder(dtype: Any, shape: Any, name: str) -> Tensor:
-    # A placeholder feeds from outside: nothing around the caller may order it, place
-    # it or put it into a loop. The name is absolute, so the current scope is left.
+    # A placeholder feeds from outside: nothing around the caller may order it or put
+    # it into a loop. The name is absolute, so the current scope is left. A device that
+    # the caller asks for is meant.
     graph = tf.compat.v1.get_default_graph()
     with graph.control_dependencies(None), graph.name_scope(None):
         return tf.compat.v1.placeholder(tf.as_dtype(dtype).base_dtype, shape, name)

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from geutil.graph.kinds import Tensor
 
-Dims = tuple[int, ...] | None
-"""The dimensions of a tensor, -1 where unknown; None for unknown rank."""
-
-
-def static_dims(tensor: Tensor) -> Dims:
-    """Return the static dimensions of `tensor`."""
-    dims, unknown_rank = tensor._shape
-    return None if unknown_rank else tuple(dims)
-
 
 def same_static_shape(a: Tensor, b: Tensor) -> bool:
     """Tell whether two tensors have equal static shapes, unknown parts included."""

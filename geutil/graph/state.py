@@ -11,10 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from geutil.graph.kinds import Graph
+from geutil.graph.kinds import Graph, Operation
 from geutil.graph.order import TopologicalOrder
 
 _ATTRIBUTE = "_geutil_state"
+
+
+@dataclass(frozen=True)
+class UndoStep:
+    """How to take one change back.
+
+    Attributes:
+        undo: takes it back.
+        op: the op whose edges change, or None when it is no edge.
+    """
+
+    undo: Callable[[], None]
+    op: Operation | None = None
 
 
 @dataclass(eq=False)
@@ -35,7 +48,7 @@ class GraphState:
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     function: str | None = None
     stale_allowed: int = 0
-    journals: list[list[Callable[[], None]]] = field(default_factory=list)
+    journals: list[list[UndoStep]] = field(default_factory=list)
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
 

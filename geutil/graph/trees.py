@@ -1,25 +1,26 @@
 """Nested structures of Python containers.
 
 Dicts, named tuples, lists and tuples nest; anything else is a leaf. Tensors and
-variables are leaves: iterating over one would add ops to its graph.
+variables are leaves: iterating over one would add ops to its graph. So are arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.graph.kinds import is_op, is_tensor
+from geutil.graph.kinds import is_op
 
 
 def is_leaf(obj: object) -> bool:
     """Tell whether `obj` is no container."""
     return (
         is_op(obj)
-        or is_tensor(obj)
-        or isinstance(obj, str | bytes | tf.Variable)
+        or isinstance(obj, str | bytes | np.ndarray | tf.Tensor | tf.Variable)
         or not isinstance(obj, Iterable)
     )
 
@@ -62,8 +63,13 @@ def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     if is_leaf(tree):
         return function(tree)
     if isinstance(tree, Mapping):
-        pairs = [(key, map_leaves(child, function)) for key, child in tree.items()]
-        return type(tree)(pairs)  # type: ignore[call-arg]
+        mapped = {key: map_leaves(child, function) for key, child in tree.items()}
+        if not isinstance(tree, MutableMapping):
+            return mapped
+        # A copy keeps what the class adds, such as a defaultdict's factory.
+        result = copy.copy(tree)
+        result.update(mapped)
+        return result
     children = [map_leaves(child, function) for child in tree]
     if isinstance(tree, tuple):
         return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)

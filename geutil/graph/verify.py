@@ -8,22 +8,23 @@
 | `colocation` | every op named in a `loc:@` attribute exists |
 | `names` | no two ops share a name |
 | `functions` | the graph holds the body of every function that an op calls |
-| `frames` | no tensor is read across the frame of a version 1 while loop |
+| `frames` | no edge crosses the frame of a version 1 while loop |
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from geutil.errors import RerouteError, VerificationError
+from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
 from geutil.graph.adjacency import predecessors, successors
 from geutil.graph.colocation import colocation_names
-from geutil.graph.frames import check_frames
+from geutil.graph.frames import check_control_frames, check_frames
 from geutil.graph.functions import functions_of_attributes, has_function
-from geutil.graph.kinds import Graph, Operation, is_graph
+from geutil.graph.kinds import Graph, Operation, is_graph, type_name
 
 _SHOWN = 10
 
@@ -36,6 +37,11 @@ class Violation:
         invariant: its name in the table of this module.
         op: the name of the op that breaks it.
         reason: what is wrong, in a sentence.
+
+    Example:
+        >>> import geutil as ge
+        >>> print(ge.Violation("names", "x", "names 2 ops"))
+        [names] 'x': names 2 ops
     """
 
     invariant: str
@@ -54,6 +60,7 @@ def verify(graph_or_ops: Graph | Iterable[Operation]) -> None:
             checked; a cycle counts when all of it lies among them.
 
     Raises:
+        ArgumentTypeError: the argument is neither a graph nor ops.
         VerificationError: with a line and a `Violation` for each breach.
 
     Cost: linear in ops and edges; reads the definition of each op (about 10 us an op).
@@ -75,7 +82,27 @@ def verify(graph_or_ops: Graph | Iterable[Operation]) -> None:
 
 
 def find_violations(graph_or_ops: Graph | Iterable[Operation]) -> list[Violation]:
-    """Return every breach of an invariant, grouped by invariant, in graph order."""
+    """Return every breach of an invariant that `verify` knows.
+
+    Args:
+        graph_or_ops: a `tf.Graph`, or ops of one graph.
+
+    Returns:
+        A `Violation` for each, grouped by invariant, in graph order.
+
+    Raises:
+        ArgumentTypeError: the argument is neither.
+
+    Cost: as `verify`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0) + 2.0
+        >>> ge.find_violations(graph)
+        []
+    """
     ops = _ops(graph_or_ops)
     return [violation for check in CHECKS for violation in check(ops)]
 
@@ -84,7 +111,11 @@ def _ops(graph_or_ops: Any) -> list[Operation]:
     if is_graph(graph_or_ops):
         ops: list[Operation] = graph_or_ops.get_operations()
         return ops
-    return list(graph_or_ops)
+    if not isinstance(graph_or_ops, Iterable):
+        raise ArgumentTypeError(
+            f"expected a tf.Graph or ops of one, got {type_name(graph_or_ops)}"
+        )
+    return list(dict.fromkeys(graph_or_ops))
 
 
 def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
@@ -98,42 +129,80 @@ def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
                 waiting[successor] -= 1
                 if not waiting[successor]:
                     ready.append(successor)
-    stuck = {op for op in ops if waiting[op] > 0}
-    while stuck:
-        cycle = _some_cycle(stuck)
-        yield Violation(
-            "acyclic",
-            cycle[0].name,
-            f"is on the cycle {' -> '.join(op.name for op in (*cycle, cycle[0]))}",
-        )
-        # Whatever cannot be told apart from this cycle is part of the same breach.
-        stuck = _beyond(stuck, cycle)
+    stuck = [op for op in ops if waiting[op] > 0]
+    for component in _strong_components(stuck):
+        cycle = _some_cycle(component)
+        if cycle:
+            yield Violation(
+                "acyclic",
+                cycle[0].name,
+                f"is on the cycle {' -> '.join(op.name for op in (*cycle, cycle[0]))}",
+            )
 
 
-def _some_cycle(stuck: set[Operation]) -> list[Operation]:
-    """Walk backward in `stuck`, where every op has a predecessor, to a cycle."""
-    op = min(stuck, key=lambda op: op._id)
+def _strong_components(ops: list[Operation]) -> list[dict[Operation, None]]:
+    """Return the strongly connected components among `ops`, by their first op.
+
+    Kosaraju's way: ops are finished walking forward, then collected walking backward
+    from the one that finished last.
+    """
+    members = dict.fromkeys(ops)
+    finished = _finish_order(ops, members)
+    components = []
+    for op in reversed(finished):
+        if op not in members:
+            continue
+        del members[op]
+        component = {op: None}
+        queue = [op]
+        for reached in queue:
+            for predecessor in predecessors(reached):
+                if predecessor in members:
+                    del members[predecessor]
+                    component[predecessor] = None
+                    queue.append(predecessor)
+        components.append(component)
+    return sorted(components, key=lambda c: min(op._id for op in c))
+
+
+def _finish_order(
+    ops: list[Operation], members: Collection[Operation]
+) -> list[Operation]:
+    finished: list[Operation] = []
+    seen: set[Operation] = set()
+    for op in ops:
+        if op in seen:
+            continue
+        seen.add(op)
+        stack = [(op, iter(list(successors(op))))]
+        while stack:
+            top, rest = stack[-1]
+            for successor in rest:
+                if successor in members and successor not in seen:
+                    seen.add(successor)
+                    stack.append((successor, iter(list(successors(successor)))))
+                    break
+            else:
+                finished.append(top)
+                stack.pop()
+    return finished
+
+
+def _some_cycle(component: Collection[Operation]) -> list[Operation]:
+    """Return a cycle within a strongly connected component; [] for a lone op."""
+    op = min(component, key=lambda op: op._id)
     place: dict[Operation, int] = {}
     path: list[Operation] = []
     while op not in place:
         place[op] = len(path)
         path.append(op)
-        op = next(p for p in predecessors(op) if p in stuck)
+        before = next((p for p in predecessors(op) if p in component), None)
+        if before is None:
+            return []
+        op = before
     cycle = path[place[op] :][::-1]
     first = min(range(len(cycle)), key=lambda i: cycle[i]._id)
     return cycle[first:] + cycle[:first]
-
-
-def _beyond(stuck: set[Operation], cycle: list[Operation]) -> set[Operation]:
-    """Return the ops of `stuck` that neither lead to `cycle` nor follow from it."""
-    touched = set(cycle)
-    for neighbours in (predecessors, successors):
-        queue = list(cycle)
-        for op in queue:
-            new = [o for o in neighbours(op) if o in stuck and o not in touched]
-            touched.update(new)
-            queue.extend(new)
-    return stuck - touched
 
 
 def _check_inputs(ops: list[Operation]) -> Iterator[Violation]:
@@ -207,9 +276,13 @@ def _check_functions(ops: list[Operation]) -> Iterator[Violation]:
 
 def _check_frames(ops: list[Operation]) -> Iterator[Violation]:
     for op in ops:
-        for tensor in op.inputs:
+        checks: list[Callable[[], None]] = [
+            partial(check_frames, op, tensor) for tensor in op.inputs
+        ]
+        checks += [partial(check_control_frames, op, c) for c in op.control_inputs]
+        for check in checks:
             try:
-                check_frames(op, tensor)
+                check()
             except RerouteError as error:
                 yield Violation("frames", op.name, str(error))
 

@@ -6,16 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError
-from geutil.graph.frames import while_context
-from geutil.graph.importing import neutral
+from geutil.graph.frames import branch_name, reading_while_context
 from geutil.graph.kinds import Operation, Tensor, type_name
-from geutil.graph.placeholders import make_placeholder_from_tensor
-from geutil.graph.staleness import check_editable
-from geutil.reroute.plan import Edge, Plan, may_modify
-from geutil.reroute.tensors import check_compatible
-from geutil.reroute.views import replace_inputs
+from geutil.reroute.plan import OpPredicate, Plan, PlannedPlaceholder, may_modify
+from geutil.reroute.tensors import redirection
+from geutil.reroute.views import readers_within, replace_inputs
 from geutil.select.controls import ControlOutputs, check_cios
-from geutil.select.lists import check_graphs, get_consuming_ops
+from geutil.select.lists import check_graphs
 from geutil.select.subgraph import SubGraphView
 from geutil.select.views import make_view
 
@@ -118,10 +115,11 @@ def detach_inputs(
     """
     view = make_view(sgv)
     plan = Plan(view.graph)
-    placeholders = _plan_detached_inputs(plan, view)
+    planned = _plan_detached_inputs(plan, view)
     if control_inputs:
         _plan_control_inputs(plan, view)
-    plan.apply()
+    plan.apply(planned)
+    placeholders = _made(planned)
     replace_inputs(view, placeholders)
     return view, placeholders
 
@@ -157,13 +155,14 @@ def detach_outputs(
         >>> y.op.inputs[0].name
         'geph__x_0:0'
     """
+    _, control_outputs = check_cios(False, control_outputs)
     view = make_view(sgv)
     plan = Plan(view.graph)
-    detached, placeholders = _plan_detached_outputs(plan, view)
+    detached, planned = _plan_detached_outputs(plan, view)
     if control_outputs is not None:
         _plan_control_outputs(plan, view, control_outputs)
-    plan.apply()
-    return detached, placeholders
+    plan.apply(planned)
+    return detached, _made(planned)
 
 
 def detach(
@@ -205,17 +204,16 @@ def detach(
     )
     view = make_view(sgv)
     plan = Plan(view.graph)
-    # Both sides are checked before a placeholder is made for either.
-    _check_detachable(view, _inner_edges(plan, view) + _outer_edges(plan, view))
-    input_placeholders = _plan_detached_inputs(plan, view)
-    _, output_placeholders = _plan_detached_outputs(plan, view)
+    planned_inputs = _plan_detached_inputs(plan, view)
+    _, planned_outputs = _plan_detached_outputs(plan, view)
     if control_inputs:
         _plan_control_inputs(plan, view)
     if control_outputs is not None:
         _plan_control_outputs(plan, view, control_outputs)
-    plan.apply()
-    replace_inputs(view, input_placeholders)
-    return view, input_placeholders, output_placeholders
+    plan.apply([*planned_inputs, *planned_outputs])
+    placeholders = _made(planned_inputs)
+    replace_inputs(view, placeholders)
+    return view, placeholders, _made(planned_outputs)
 
 
 def connect(
@@ -251,14 +249,11 @@ def connect(
     view0, view1 = make_view(sgv0), make_view(sgv1)
     check_graphs(view0, view1)
     outputs = list(view0.outputs)
-    check_compatible(outputs, view1.inputs)
+    step = redirection(view1.inputs, outputs, readers_within(view1))
     plan = Plan(view0.graph or view1.graph)
-    if disconnect_first:
-        _plan_detached_outputs(plan, view0)
-    allowed = [*view1.ops, *get_consuming_ops(view1.passthroughs)]
-    pairs = zip(view1.inputs, outputs, strict=True)
-    plan.redirect(pairs, may_modify(can_modify=allowed))
-    plan.apply()
+    planned = _plan_detached_outputs(plan, view0)[1] if disconnect_first else []
+    plan.redirect(step)
+    plan.apply(planned)
     replace_inputs(view1, outputs)
     return view0, view1
 
@@ -291,74 +286,70 @@ def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
         ('x:0', 'geph__x_0:0')
     """
     view = make_view(sgv)
-    inputs = list(view.inputs)
-    check_compatible(inputs, view.outputs)
+    others = may_modify(cannot_modify=view.ops)
     plan = Plan(view.graph)
-    pairs = zip(view.outputs, inputs, strict=True)
-    plan.redirect(pairs, may_modify(cannot_modify=view.ops))
-    placeholders = _plan_detached_inputs(plan, view)
-    plan.apply()
+    plan.redirect(redirection(view.outputs, list(view.inputs), others))
+    planned = _plan_detached_inputs(plan, view)
+    plan.apply(planned)
+    placeholders = _made(planned)
     replace_inputs(view, placeholders)
     return view, placeholders
 
 
-def _inner_edges(plan: Plan, view: SubGraphView) -> list[Edge]:
-    """Return the edges over which the view reads its inputs."""
-    may = may_modify(can_modify=[*view.ops, *get_consuming_ops(view.passthroughs)])
-    return [e for t in view.inputs for e in plan.edges_reading(t) if may(e[0])]
-
-
-def _outer_edges(plan: Plan, view: SubGraphView) -> list[Edge]:
-    """Return the edges over which others read the view's outputs."""
-    may = may_modify(cannot_modify=view.ops)
-    return [e for t in view.outputs for e in plan.edges_reading(t) if may(e[0])]
-
-
-def _plan_detached_inputs(plan: Plan, view: SubGraphView) -> list[Tensor]:
-    edges = _inner_edges(plan, view)
-    _check_detachable(view, edges)
-    placeholders = _placeholders(view, view.inputs)
-    allowed = may_modify(can_modify=[op for op, _ in edges])
-    plan.redirect(zip(view.inputs, placeholders, strict=True), allowed)
-    return placeholders
+def _plan_detached_inputs(plan: Plan, view: SubGraphView) -> list[PlannedPlaceholder]:
+    """Plan placeholders for the inputs of a view, one for each."""
+    within = readers_within(view)
+    read = [op for t in view.inputs for op, _ in plan.edges_reading(t) if within(op)]
+    # Readers that an earlier step of the plan brought in stay with what they read.
+    within = may_modify([op for op in read if within(op)])
+    return _plan_placeholders(plan, view, view.inputs, within)
 
 
 def _plan_detached_outputs(
     plan: Plan, view: SubGraphView
-) -> tuple[SubGraphView, list[Tensor]]:
-    own = frozenset(view.ops)
+) -> tuple[SubGraphView, list[PlannedPlaceholder]]:
+    """Plan placeholders for the outputs of a view that are read outside of it."""
+    others = may_modify(cannot_modify=view.ops)
     read: dict[int, int] = {}
     for index, t in enumerate(view.outputs):
-        if any(op not in own for op, _ in plan.edges_reading(t)):
+        if any(others(op) for op, _ in plan.edges_reading(t)):
             read.setdefault(id(t), index)
     detached = view.remap_outputs(read.values())
-    _check_detachable(view, _outer_edges(plan, view))
-    placeholders = _placeholders(view, detached.outputs)
-    pairs = zip(detached.outputs, placeholders, strict=True)
-    plan.redirect(pairs, may_modify(cannot_modify=own))
-    return detached, placeholders
+    return detached, _plan_placeholders(plan, view, detached.outputs, others)
 
 
-def _check_detachable(view: SubGraphView, edges: Iterable[Edge]) -> None:
-    """Refuse before a placeholder is made: a refusal leaves no op behind."""
+def _plan_placeholders(
+    plan: Plan, view: SubGraphView, tensors: Iterable[Tensor], may: OpPredicate
+) -> list[PlannedPlaceholder]:
     if view.graph is None:
         raise RerouteError("the view is empty; select ops or tensors first")
-    ops: list[Operation] = [op for op, _ in edges]
-    check_editable(view.graph, ops)
-    for op in ops:
-        loop = while_context(op)
-        if loop is not None:
-            raise RerouteError(
-                f"'{op.name}' runs in while loop '{loop.name}', where no placeholder "
-                "can feed it; detach the loop as a whole"
-            )
+    planned = [PlannedPlaceholder(t) for t in tensors]
+    for placeholder in planned:
+        for op, _ in plan.edges_reading(placeholder.like):
+            if may(op):
+                _check_detachable(op)
+    plan.redirect(([(p.like, p) for p in planned], may))
+    return planned
 
 
-def _placeholders(view: SubGraphView, tensors: Iterable[Tensor]) -> list[Tensor]:
-    if view.graph is None:
-        return []
-    with neutral(view.graph):
-        return [make_placeholder_from_tensor(t) for t in tensors]
+def _check_detachable(op: Operation) -> None:
+    """Refuse where a placeholder cannot feed an op."""
+    loop, branch = reading_while_context(op), branch_name(op)
+    if loop is not None:
+        raise RerouteError(
+            f"'{op.name}' runs in while loop '{loop.name}', where no placeholder can "
+            "feed it; detach the loop as a whole"
+        )
+    if branch is not None:
+        raise RerouteError(
+            f"'{op.name}' runs in a branch of conditional '{branch}', which a "
+            "placeholder would feed even when it is not taken; detach the conditional "
+            "as a whole"
+        )
+
+
+def _made(planned: Iterable[PlannedPlaceholder]) -> list[Tensor]:
+    return [placeholder.tensor for placeholder in planned]
 
 
 def _plan_control_inputs(plan: Plan, view: SubGraphView) -> None:

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
-from geutil.graph.adjacency import consumers
-from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
+from geutil.graph.adjacency import consumers, control_inputs
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, check_edits
+from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.placeholders import make_placeholder_from_tensor
 
-OpPredicate = Callable[[Operation], bool]
-Edge = tuple[Operation, int]
+OpPredicate: TypeAlias = Callable[[Operation], bool]
+Edge: TypeAlias = tuple[Operation, int]
+
+
+class PlannedPlaceholder:
+    """A placeholder that a plan will make, once nothing stands against it.
+
+    Args:
+        like: the tensor that it will stand in for.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The placeholder; it is there once the plan has been applied."""
+        return self._tensor
+
+    def make(self) -> None:
+        """Make the placeholder in the default graph."""
+        self._tensor = make_placeholder_from_tensor(self.like)
+
+
+Source: TypeAlias = Tensor | PlannedPlaceholder
+Redirection: TypeAlias = tuple[Sequence[tuple[Tensor, Source]], OpPredicate]
+"""Pairs (old, new), and which readers of the old tensors may be rewired."""
 
 
 class Plan:
@@ -24,7 +52,7 @@ class Plan:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._inputs: dict[Edge, Tensor] = {}
+        self._inputs: dict[Edge, Source] = {}
         self._readers: dict[int, dict[Edge, None]] = {}
         self._controls: dict[Operation, tuple[Operation, ...]] = {}
 
@@ -41,42 +69,40 @@ class Plan:
         ]
         return edges + list(self._readers.get(id(tensor), ()))
 
-    def set_input(self, edge: Edge, tensor: Tensor) -> None:
-        """Plan that `edge` reads `tensor`."""
+    def set_input(self, edge: Edge, source: Source) -> None:
+        """Plan that `edge` reads `source`."""
         before = self._inputs.get(edge)
         if before is not None:
             del self._readers[id(before)][edge]
-        self._inputs[edge] = tensor
-        self._readers.setdefault(id(tensor), {})[edge] = None
+        self._inputs[edge] = source
+        self._readers.setdefault(id(source), {})[edge] = None
 
-    def redirect(
-        self, pairs: Iterable[tuple[Tensor, Tensor]], may_modify: OpPredicate
-    ) -> int:
-        """Plan that whoever reads `old` reads `new`, for all pairs (old, new) at once.
+    def redirect(self, *redirections: Redirection) -> int:
+        """Plan that whoever reads an old tensor reads its new one, all at once.
 
         Args:
-            pairs: where an old tensor is repeated, its first pair counts; a pair of
-                one tensor with itself does nothing.
-            may_modify: tells which ops may be rewired.
+            *redirections: where an old tensor is repeated, its first pair counts; a
+                pair of one tensor with itself does nothing.
 
         Returns:
             The number of inputs that change.
         """
-        changes: dict[Edge, Tensor] = {}
-        for old, new in pairs:
-            if old is new:
-                continue
-            for edge in self.edges_reading(old):
-                if may_modify(edge[0]):
-                    changes.setdefault(edge, new)
-        for edge, tensor in changes.items():
-            self.set_input(edge, tensor)
+        changes: dict[Edge, Source] = {}
+        for pairs, may_modify in redirections:
+            for old, new in pairs:
+                if old is new:
+                    continue
+                for edge in self.edges_reading(old):
+                    if may_modify(edge[0]):
+                        changes.setdefault(edge, new)
+        for edge, source in changes.items():
+            self.set_input(edge, source)
         return len(changes)
 
     def control_inputs(self, op: Operation) -> tuple[Operation, ...]:
         """Return the control inputs that `op` will have."""
         planned = self._controls.get(op)
-        return tuple(op.control_inputs) if planned is None else planned
+        return tuple(control_inputs(op)) if planned is None else planned
 
     def set_control_inputs(self, op: Operation, ops: Iterable[Operation]) -> None:
         """Plan that `op` has these control inputs."""
@@ -90,18 +116,34 @@ class Plan:
         if len(after) != len(before):
             self._controls[op] = after
 
-    def apply(self) -> None:
+    def apply(self, placeholders: Sequence[PlannedPlaceholder] = ()) -> None:
         """Check the whole plan and apply it; a refusal leaves the graph untouched.
+
+        Args:
+            placeholders: made between the check and the edit.
 
         Raises:
             FinalizedGraphError, StaleGraphError, CycleError, RerouteError: see
                 `geutil.graph.edits.apply_edits`.
         """
-        apply_edits(
-            self._graph,
-            [InputEdit(*edge, tensor) for edge, tensor in self._inputs.items()],
-            [ControlEdit(op, ops) for op, ops in self._controls.items()],
-        )
+        if placeholders:
+            check_edits(self._graph, self._input_edits(), self._control_edits())
+            with neutral(self._graph):
+                for placeholder in placeholders:
+                    placeholder.make()
+        apply_edits(self._graph, self._input_edits(), self._control_edits())
+
+    def _input_edits(self) -> list[InputEdit]:
+        return [
+            InputEdit(
+                *edge,
+                source.tensor if isinstance(source, PlannedPlaceholder) else source,
+            )
+            for edge, source in self._inputs.items()
+        ]
+
+    def _control_edits(self) -> list[ControlEdit]:
+        return [ControlEdit(op, ops) for op, ops in self._controls.items()]
 
 
 def may_modify(can_modify: Any = None, cannot_modify: Any = None) -> OpPredicate:

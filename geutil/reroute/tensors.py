@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from geutil.errors import RerouteError
-from geutil.graph.adjacency import input_indices, takes_reference
+from geutil.graph.adjacency import consumers, input_indices, takes_reference
 from geutil.graph.kinds import Tensor, is_reference
-from geutil.reroute.plan import Plan, may_modify
+from geutil.reroute.plan import OpPredicate, Plan, Redirection, may_modify
 from geutil.select.lists import get_unique_graph, make_list_of_op, make_list_of_t
 
 
@@ -53,10 +53,7 @@ def swap_ts(
         >>> ge.swap_ts(a, b), [t.name for t in c.op.inputs]
         (2, ['b:0', 'a:0'])
     """
-    pairs = _pairs(ts0, ts1, both_ways=True)
-    return _apply(
-        [p for t0, t1 in pairs for p in ((t1, t0), (t0, t1))], can_modify, cannot_modify
-    )
+    return _reroute(ts0, ts1, can_modify, cannot_modify, both_ways=True)
 
 
 def reroute_ts(
@@ -97,38 +94,47 @@ def reroute_ts(
         >>> ge.reroute_ts(a, b), [t.name for t in c.op.inputs]
         (2, ['a:0', 'a:0'])
     """
-    pairs = _pairs(ts0, ts1)
-    return _apply([(t1, t0) for t0, t1 in pairs], can_modify, cannot_modify)
+    return _reroute(ts0, ts1, can_modify, cannot_modify, both_ways=False)
 
 
-def _apply(
-    pairs: Sequence[tuple[Tensor, Tensor]], can_modify: Any, cannot_modify: Any
+def _reroute(
+    ts0: Any, ts1: Any, can_modify: Any, cannot_modify: Any, *, both_ways: bool
 ) -> int:
+    listed0, listed1 = make_list_of_t(ts0), make_list_of_t(ts1)
     allowed = None if can_modify is None else make_list_of_op(can_modify)
-    forbidden = None if cannot_modify is None else make_list_of_op(cannot_modify)
-    graph = get_unique_graph(
-        [t for pair in pairs for t in pair]
-        + (allowed or [])[:1]
-        + (forbidden or [])[:1]
-    )
-    if not pairs:
-        return 0
+    forbidden = [] if cannot_modify is None else make_list_of_op(cannot_modify)
+    graph = get_unique_graph([*listed0, *listed1, *(allowed or [])[:1], *forbidden[:1]])
+    may = may_modify(allowed, forbidden)
+    groups = [redirection(listed1, listed0, may)]
+    if both_ways:
+        groups.append(redirection(listed0, listed1, may))
     plan = Plan(graph)
-    count = plan.redirect(pairs, may_modify(allowed, forbidden))
+    count = plan.redirect(*groups)
     plan.apply()
     return count
 
 
-def _pairs(ts0: Any, ts1: Any, both_ways: bool = False) -> list[tuple[Tensor, Tensor]]:
-    listed0, listed1 = make_list_of_t(ts0), make_list_of_t(ts1)
-    check_compatible(listed0, listed1)
-    if both_ways:
-        check_compatible(listed1, listed0)
-    return list(zip(listed0, listed1, strict=True))
+def redirection(
+    old: Sequence[Tensor], new: Sequence[Tensor], may_modify: OpPredicate
+) -> Redirection:
+    """Return the step that makes readers of `old` read `new`, checked to fit.
+
+    Raises:
+        RerouteError: counts, dtypes or shapes differ.
+    """
+    check_compatible(new, old, may_modify)
+    return list(zip(old, new, strict=True)), may_modify
 
 
-def check_compatible(new: Sequence[Tensor], old: Sequence[Tensor]) -> None:
+def check_compatible(
+    new: Sequence[Tensor], old: Sequence[Tensor], may_modify: OpPredicate
+) -> None:
     """Refuse unless each new tensor can stand in for its old partner.
+
+    Args:
+        new: the tensors to be read.
+        old: the tensors that are read now.
+        may_modify: tells which of the ops that read them may be rewired.
 
     Raises:
         RerouteError: counts, dtypes or shapes differ.
@@ -136,7 +142,8 @@ def check_compatible(new: Sequence[Tensor], old: Sequence[Tensor]) -> None:
     if len(new) != len(old):
         raise RerouteError(
             f"{len(new)} tensor(s) cannot stand in for {len(old)}; "
-            f"got {_names(new)} for {_names(old)}"
+            f"got {_names(new)} for {_names(old)}; pass as many of either, and remap "
+            "the inputs or outputs of a view first"
         )
     for t0, t1 in zip(new, old, strict=True):
         if t0.dtype.base_dtype != t1.dtype.base_dtype:
@@ -152,11 +159,13 @@ def check_compatible(new: Sequence[Tensor], old: Sequence[Tensor]) -> None:
             )
         # An op that assigns takes a reference: a plain value has no memory behind it.
         if is_reference(t1) and not is_reference(t0):
-            _check_no_reference_needed(t0, t1)
+            _check_no_reference_needed(t0, t1, may_modify)
 
 
-def _check_no_reference_needed(new: Tensor, old: Tensor) -> None:
-    for op in old.consumers():
+def _check_no_reference_needed(
+    new: Tensor, old: Tensor, may_modify: OpPredicate
+) -> None:
+    for op in filter(may_modify, consumers(old)):
         for index in input_indices(op, old):
             if takes_reference(op, index):
                 raise RerouteError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from geutil.graph.edits import note_undo
 from geutil.graph.identity import index_by_identity
 from geutil.graph.kinds import Tensor
-from geutil.reroute.plan import Plan, may_modify
-from geutil.reroute.tensors import check_compatible
+from geutil.graph.state import UndoStep
+from geutil.reroute.plan import OpPredicate, Plan, may_modify
+from geutil.reroute.tensors import redirection
 from geutil.select.lists import check_graphs, get_consuming_ops
 from geutil.select.subgraph import SubGraphView
 from geutil.select.views import make_view
@@ -164,33 +165,28 @@ def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
 def _plan_inputs(
     plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
 ) -> None:
-    allowed = [*view0.ops, *view1.ops]
-    for view in (view0, view1):
-        # Whoever reads a passthrough tensor reads an input of the view.
-        allowed += get_consuming_ops(view.passthroughs)
-    _plan(plan, view0.inputs, view1.inputs, both_ways, can_modify=allowed)
+    steps = [redirection(view1.inputs, view0.inputs, readers_within(view1))]
+    if both_ways:
+        steps.append(redirection(view0.inputs, view1.inputs, readers_within(view0)))
+    plan.redirect(*steps)
 
 
 def _plan_outputs(
     plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
 ) -> None:
-    own = [*view0.ops, *view1.ops]
-    _plan(plan, view0.outputs, view1.outputs, both_ways, cannot_modify=own)
-
-
-def _plan(
-    plan: Plan,
-    ts0: Sequence[Tensor],
-    ts1: Sequence[Tensor],
-    both_ways: bool,
-    **limits: Any,
-) -> None:
-    check_compatible(ts0, ts1)
-    pairs = list(zip(ts1, ts0, strict=True))
+    others = may_modify(cannot_modify=[*view0.ops, *view1.ops])
+    steps = [redirection(view1.outputs, view0.outputs, others)]
     if both_ways:
-        check_compatible(ts1, ts0)
-        pairs += zip(ts0, ts1, strict=True)
-    plan.redirect(pairs, may_modify(**limits))
+        steps.append(redirection(view0.outputs, view1.outputs, others))
+    plan.redirect(*steps)
+
+
+def readers_within(view: SubGraphView) -> OpPredicate:
+    """Tell which ops read the inputs of a view on its behalf.
+
+    Its own ops do, and whoever reads one of its passthrough tensors.
+    """
+    return may_modify([*view.ops, *get_consuming_ops(view.passthroughs)])
 
 
 def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
@@ -210,4 +206,4 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
     view._passthrough_ts = [successor(t) for t in view.passthroughs]
     view._input_ts = list(inputs)
     if view.graph is not None:
-        note_undo(view.graph, lambda: view._assign_from(before))
+        note_undo(view.graph, UndoStep(lambda: view._assign_from(before)))

@@ -6,6 +6,7 @@ from typing import Any
 
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import consumers
+from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.controls import ControlOutputs, check_cios
 from geutil.select.lists import make_list_of_op
@@ -55,7 +56,7 @@ def get_ops_ios(
         if control_outputs is not None:
             found.update(dict.fromkeys(control_outputs.get(op)))
         if control_inputs:
-            found.update(dict.fromkeys(op.control_inputs))
+            found.update(dict.fromkeys(control_inputs_of(op)))
     return list(found)
 
 
@@ -94,8 +95,8 @@ def compute_boundary_ts(
         ... )
         (['x:0'], ['z:0'], ['y:0'])
     """
-    listed = make_list_of_op(ops)
-    members = set(listed)
+    members = dict.fromkeys(make_list_of_op(ops))
+    listed = list(members)
     inputs: list[Tensor] = []
     inside: list[Tensor] = []
     seen: set[int] = set()
@@ -109,7 +110,7 @@ def compute_boundary_ts(
     for op in listed:
         for t in op.outputs:
             readers = t.consumers()
-            if not readers or not members.issuperset(readers):
+            if not readers or not all(reader in members for reader in readers):
                 outputs.append(t)
     return inputs, outputs, inside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.adjacency import control_outputs as _control_outputs
-from geutil.graph.kinds import Graph, Operation, require_graph, type_name
+from geutil.graph.kinds import Graph, Operation, require_graph, require_op, type_name
 
 
 class ControlOutputs:
@@ -43,8 +43,13 @@ class ControlOutputs:
         return {op: outputs for op, outputs in pairs if outputs}
 
     def get(self, op: Operation) -> list[Operation]:
-        """Return the ops that have `op` as a control input, in graph order."""
-        return _control_outputs(op)
+        """Return the ops that have `op` as a control input, in graph order.
+
+        Raises:
+            ArgumentTypeError: `op` is no op.
+        """
+        require_op(op)
+        return _control_outputs(op) if op.graph is self._graph else []
 
     @property
     def graph(self) -> Graph:

@@ -12,19 +12,19 @@ from geutil.graph.kinds import (
     Graph,
     Operation,
     Tensor,
+    eager_hint,
     is_graph,
     is_op,
     is_tensor,
     require_graph,
     type_name,
 )
+from geutil.graph.trees import is_leaf
 
 
 def as_list(obj: Any) -> list[Any]:
     """Return `obj` as a list: one op or tensor alone becomes a list of one."""
-    if is_op(obj) or is_tensor(obj) or not isinstance(obj, Iterable):
-        return [obj]
-    return list(obj)
+    return [obj] if is_leaf(obj) else list(obj)
 
 
 def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
@@ -125,7 +125,9 @@ def _make_list(
     listed = as_list(elements)
     for element in listed:
         if not wanted(element) and not (ignored and ignored(element)):
-            raise ArgumentTypeError(f"expected a {what}, got {type_name(element)}")
+            raise ArgumentTypeError(
+                f"expected a {what}, got {type_name(element)}{eager_hint(element)}"
+            )
     if check_graph:
         get_unique_graph(listed)
     return [element for element in listed if wanted(element)] if ignored else listed
@@ -156,6 +158,8 @@ def get_generating_ops(ts: Any) -> list[Operation]:
 
     Raises:
         ArgumentTypeError: `ts` is not made of tensors.
+
+    Cost: linear in the tensors.
 
     Example:
         >>> import tensorflow as tf

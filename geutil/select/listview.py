@@ -38,6 +38,10 @@ class ListView(Sequence[Any]):
                 return position
         raise ValueError(f"'{getattr(element, 'name', element)}' is not in the list")
 
+    def count(self, element: Any) -> int:
+        """Return how many times `element` is there."""
+        return sum(e is element for e in self._elements)
+
     def __add__(self, other: Iterable[Any]) -> list[Any]:
         return [*self._elements, *other]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph.adjacency import consumers
+from geutil.graph.adjacency import consumers, control_inputs
 from geutil.graph.kinds import Operation, is_op, require_op, type_name
 from geutil.graph.names import scope_basename
 from geutil.select.regexes import make_regex
@@ -83,7 +83,7 @@ class OpMatcher:
         return (
             all(passes(op) for passes in self.positive_filters)
             and _match_all([t.op for t in op.inputs], self.input_op_matches)
-            and _match_all(list(op.control_inputs), self.control_input_op_matches)
+            and _match_all(control_inputs(op), self.control_input_op_matches)
             and self._match_outputs(op)
         )
 
@@ -98,7 +98,7 @@ class OpMatcher:
         return self
 
     def control_input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these control inputs, in order; None stands for any.
+        """Ask for these control inputs, in graph order; None stands for any.
 
         Raises:
             SelectionError: the control inputs were asked for already.

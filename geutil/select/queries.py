@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
@@ -127,9 +127,7 @@ def select_ops_and_ts(
         ([<tf.Operation 'foo/x' type=Const>],
          [<tf.Tensor 'foo/x:0' shape=() dtype=float32>])
     """
-    for name in kwargs:
-        if name not in _KEYWORDS[:2]:
-            raise SelectionError(_unknown(name, _KEYWORDS[:2]))
+    check_keywords(kwargs)
     ops = select_ops(*args, restrict_ops_regex=False, **kwargs)
     ts = select_ts(*args, restrict_ts_regex=True, **kwargs)
     return ops, ts
@@ -152,15 +150,24 @@ class _Options:
         self.restricted = {_OPS_TAG: restrict_ops_regex, _TS_TAG: restrict_ts_regex}
 
 
-def _options(kwargs: dict[str, Any]) -> _Options:
+def check_keywords(
+    kwargs: Collection[str], known: tuple[str, ...] = _KEYWORDS[:2]
+) -> None:
+    """Refuse keywords that a query does not know.
+
+    Raises:
+        SelectionError: naming one of them and those that are known.
+    """
     for name in kwargs:
-        if name not in _KEYWORDS:
-            raise SelectionError(_unknown(name, _KEYWORDS))
+        if name not in known:
+            raise SelectionError(
+                f"unknown keyword '{name}'; known are {', '.join(known)}"
+            )
+
+
+def _options(kwargs: dict[str, Any]) -> _Options:
+    check_keywords(kwargs, _KEYWORDS)
     return _Options(**kwargs)
-
-
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    return f"unknown keyword '{name}'; known are {', '.join(known)}"
 
 
 def _select(
@@ -173,8 +180,9 @@ def _select(
     find: Callable[[Graph, re.Pattern[str]], list[Element]],
 ) -> list[Element]:
     found: list[Element] = []
-    listed: list[Element] = []
-    for leaf in flatten(args):
+    first: list[Element] = []
+    leaves = flatten(args)
+    for leaf in leaves:
         if can_be_regex(leaf):
             regex = make_regex(leaf)
             if options.graph is None:
@@ -186,18 +194,22 @@ def _select(
                 options.restricted[own_tag] and not tagged
             ):
                 continue
-            found += find(options.graph, regex)
+            selected = find(options.graph, regex)
         elif is_graph(leaf):
-            found += leaf.get_operations() if wanted is is_op else get_tensors(leaf)
+            selected = leaf.get_operations() if wanted is is_op else get_tensors(leaf)
         elif wanted(leaf):
-            listed.append(leaf)
-            found.append(leaf)
-        elif not ignored(leaf):
+            selected = [leaf]
+        elif ignored(leaf):
+            continue
+        else:
             raise ArgumentTypeError(
                 "expected a regex, a tf.Operation, a tf.Tensor or a list of these, got "
                 f"{type_name(leaf)}"
             )
-    get_unique_graph(listed)
+        found += selected
+        first += selected[:1]
+    # Whatever one leaf selects is of one graph.
+    get_unique_graph(first)
     if options.positive_filter is not None:
         found = [element for element in found if options.positive_filter(element)]
-    return unique(found) if len(args) > 1 or listed else found
+    return unique(found) if len(leaves) > 1 else found

@@ -63,10 +63,14 @@ class SubGraphView:
         self._graph = get_unique_graph((*ops[:1], *passthroughs))
         self._ops = ops
         self._lookups = {}
-        inputs, outputs, inside = compute_boundary_ts(ops)
         if passthroughs:
-            connected = {id(t) for ts in (inputs, outputs, inside) for t in ts}
-            passthroughs = [t for t in unique(passthroughs) if id(t) not in connected]
+            members = frozenset(ops)
+            passthroughs = unique(
+                t
+                for t in passthroughs
+                if t.op not in members and members.isdisjoint(t.consumers())
+            )
+        inputs, outputs, _ = compute_boundary_ts(ops)
         self._passthrough_ts = passthroughs
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
@@ -354,7 +358,9 @@ def _checked(indices: Iterable[int], count: int, *, repetition: bool) -> Sequenc
     listed = list(indices)
     for index in listed:
         if not 0 <= index < count:
-            raise SelectionError(f"index {index} is out of the range 0 to {count - 1}")
+            raise SelectionError(
+                f"there is no index {index}: the view has {count} here"
+            )
     if not repetition and len(set(listed)) != len(listed):
         raise SelectionError(f"an input may be listed once only, got {listed}")
     return listed

@@ -7,7 +7,7 @@ from typing import Any
 from geutil.errors import SelectionError
 from geutil.graph.kinds import Graph, require_graph
 from geutil.select.filters import get_name_scope_ops
-from geutil.select.queries import select_ops_and_ts
+from geutil.select.queries import check_keywords, select_ops_and_ts
 from geutil.select.subgraph import SubGraphView
 
 
@@ -38,6 +38,7 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
     """
     graph = kwargs.get("graph")
     if len(args) == 1 and isinstance(args[0], SubGraphView):
+        check_keywords(kwargs)
         return _check_graph(args[0], graph)
     ops, tensors = select_ops_and_ts(*args, **kwargs)
     return _check_graph(SubGraphView(ops, tensors), graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as control_outputs_of
 from geutil.graph.adjacency import creation_index
 from geutil.graph.kinds import Operation, is_graph, is_tensor
@@ -31,7 +32,7 @@ def get_forward_walk_ops(
     """Return the ops that depend on some ops or tensors.
 
     Args:
-        seed_ops: ops, or tensors, whose consumers are the seeds. None gives none.
+        seed_ops: ops, or tensors, whose consumers are the seeds; [] gives [].
         inclusive: whether the seeds belong to the result.
         within_ops: the ops that the walk may visit, seeds included; None is all,
             an empty list is none.
@@ -103,7 +104,7 @@ def get_backward_walk_ops(
     """Return the ops that some ops or tensors depend on.
 
     Args:
-        seed_ops: ops, or tensors, whose producers are the seeds. None gives none.
+        seed_ops: ops, or tensors, whose producers are the seeds; [] gives [].
         inclusive: whether the seeds belong to the result.
         within_ops: the ops that the walk may visit, seeds included; None is all,
             an empty list is none.
@@ -148,7 +149,7 @@ def get_backward_walk_ops(
                 seen.add(producer)
                 walk.append(producer)
         if control_inputs:
-            for other in op.control_inputs:
+            for other in control_inputs_of(op):
                 if (
                     other not in seen
                     and (may_visit is None or other in may_visit)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph.importing import (
-    BULK_LIMIT,
-    import_ops,
-    new_graph_def,
-    set_device,
-)
+from geutil.graph.importing import BULK_LIMIT, graph_def_of, import_ops, set_device
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.graph.order import topological_sort
-from geutil.transform.nodes import copied_node
+from geutil.transform.nodes import adapt_node
 from geutil.transform.state import TransformState
 
-_BOUNDARY = "geutil_boundary"
-
 OutsideHandler = Callable[[Tensor], Tensor]
+NodeFunction = Callable[[Any], Any]
 
 
 def copy_ops_in_bulk(
     info: TransformState,
     transform_outside: OutsideHandler,
     keep_control_inputs: bool,
-    nodedef_fn: Callable[[Any], Any] | None,
+    nodedef_fn: NodeFunction | None,
 ) -> bool:
     """Copy all ops of the view at once.
 
@@ -47,26 +41,24 @@ def copy_ops_in_bulk(
     Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
     ops = topological_sort(info.sgv.ops)
-    wanted = [info.new_name(op.name) for op in ops]
-    names = dict(zip(ops, absolute_unique_names(info.graph_, wanted), strict=True))
-    graph_def = new_graph_def(info.graph)
-    for op in ops:
-        node_def = copied_node(info, op, names[op])
-        if nodedef_fn is not None:
-            node_def = nodedef_fn(node_def)
-        graph_def.node.append(node_def)
+    graph_def = graph_def_of(info.graph, ops)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
-    input_map = _connect(info, ops, names, graph_def.node, transform_outside)
-    if keep_control_inputs:
-        for op, node_def in zip(ops, graph_def.node, strict=True):
-            node_def.input.extend(
-                f"^{names[control]}"
-                for control in op.control_inputs
-                if control in names
-            )
+    # The importer itself puts a scope before every name and numbers those taken, only
+    # that a loop edge then leads to the op that bore the name before.
+    renamed = bool(info.scope) or nodedef_fn is not None or _has_loop(graph_def)
+    inputs = _Inputs(info, _new_names(info, ops) if renamed else None)
+    for op, node_def in zip(ops, graph_def.node, strict=True):
+        adapt_node(info, op, node_def)
+        inputs.connect(op, node_def, transform_outside, keep_control_inputs)
+        if renamed:
+            node_def.name = inputs.name(op)
+        if nodedef_fn is not None:
+            node_def.CopyFrom(nodedef_fn(node_def))
     try:
-        ops_ = import_ops(info.graph_, graph_def, input_map)
+        ops_ = import_ops(
+            info.graph_, graph_def, inputs.outside, "" if renamed else info.scope_
+        )
     except Exception as error:
         raise TransformError(f"TensorFlow refuses the copy: {error}") from error
     for op_, node_def in zip(ops_, graph_def.node, strict=True):
@@ -83,26 +75,64 @@ def copy_ops_in_bulk(
     return True
 
 
-def _connect(
-    info: TransformState,
-    ops: Iterable[Operation],
-    names: dict[Operation, str],
-    nodes: Iterable[Any],
-    transform_outside: OutsideHandler,
-) -> dict[str, Tensor]:
-    """Name the inputs of the nodes and return what the names from outside stand for."""
-    input_map: dict[str, Tensor] = {}
-    references: dict[int, str] = {}
-    for op, node_def in zip(ops, nodes, strict=True):
-        for t in op.inputs:
-            reference = references.get(id(t))
-            if reference is None:
-                name = names.get(t.op)
-                if name is None or t in info.replacements:
-                    reference = f"{_BOUNDARY}:{len(input_map)}"
-                    input_map[reference] = transform_outside(t)
-                else:
-                    reference = f"{name}:{t.value_index}"
-                references[id(t)] = reference
-            node_def.input.append(reference)
-    return input_map
+def _has_loop(graph_def: Any) -> bool:
+    return any("NextIteration" in node.op for node in graph_def.node)
+
+
+def _new_names(info: TransformState, ops: Sequence[Operation]) -> dict[Operation, str]:
+    wanted = [info.new_name(op.name) for op in ops]
+    names = absolute_unique_names(info.graph_, wanted)
+    return dict(zip(ops, names, strict=True))
+
+
+class _Inputs:
+    """The inputs of the nodes: names of other nodes, or of tensors from outside.
+
+    Attributes:
+        outside: what each name from outside stands for.
+    """
+
+    def __init__(
+        self, info: TransformState, names: dict[Operation, str] | None
+    ) -> None:
+        self._members = info.ops
+        self._replaced = info.replacements
+        self._names = names
+        self._references: dict[int, str] = {}
+        self.outside: dict[str, Tensor] = {}
+
+    def name(self, op: Operation) -> str:
+        """Return the name that the node of `op` bears in the import."""
+        name: str = op.name if self._names is None else self._names[op]
+        return name
+
+    def connect(
+        self,
+        op: Operation,
+        node_def: Any,
+        transform_outside: OutsideHandler,
+        keep_control_inputs: bool,
+    ) -> None:
+        """Set the inputs of a node, which still are those of the original."""
+        tensors = op.inputs
+        for index, t in enumerate(tensors):
+            if t.op not in self._members or (self._replaced and t in self._replaced):
+                node_def.input[index] = self._outside_name(t, transform_outside)
+            elif self._names is not None:
+                node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
+        if len(node_def.input) > len(tensors):
+            del node_def.input[len(tensors) :]
+            if keep_control_inputs:
+                node_def.input.extend(
+                    f"^{self.name(control)}"
+                    for control in op.control_inputs
+                    if control in self._members
+                )
+
+    def _outside_name(self, t: Tensor, transform_outside: OutsideHandler) -> str:
+        reference = self._references.get(id(t))
+        if reference is None:
+            reference = f"geutil_outside:{len(self.outside)}"
+            self._references[id(t)] = reference
+            self.outside[reference] = transform_outside(t)
+        return reference

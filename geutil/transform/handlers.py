@@ -9,7 +9,7 @@ from geutil.graph.importing import make_op, neutral
 from geutil.graph.kinds import Element, Operation, Tensor
 from geutil.graph.names import absolute_unique_name
 from geutil.graph.placeholders import make_placeholder_from_tensor
-from geutil.transform.nodes import copied_node
+from geutil.transform.nodes import adapt_node
 from geutil.transform.state import TransformState
 
 
@@ -21,6 +21,19 @@ def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tenso
     Args:
         info: the running transformation.
         t: a tensor of the source graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_external_input_handler = (
+        ...     ge.replace_t_with_placeholder_handler
+        ... )
+        >>> transformer(y.op, graph, "c")[0].inputs[0].name
+        'c/geph__x_0:0'
     """
     with neutral(info.graph_):
         return make_placeholder_from_tensor(t, scope=info.scope_)
@@ -34,6 +47,17 @@ def keep_t_if_possible_handler(info: TransformState, t: Tensor) -> Tensor:
     Args:
         info: the running transformation.
         t: a tensor of the source graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_external_input_handler = ge.keep_t_if_possible_handler
+        >>> transformer(y.op, graph, "c")[0].inputs[0].name
+        'x:0'
     """
     return t if info.same_graph else replace_t_with_placeholder_handler(info, t)
 
@@ -50,6 +74,20 @@ def assign_renamed_collections_handler(
         info: the running transformation.
         elem: an op or tensor of the source graph.
         elem_: what it was transformed into.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> graph.add_to_collection("mine", x)
+        >>> transformer = ge.Transformer()
+        >>> transformer.assign_collections_handler = (
+        ...     ge.assign_renamed_collections_handler
+        ... )
+        >>> _ = transformer(x.op, graph, "c")
+        >>> graph.get_collection("c/mine")
+        [<tf.Tensor 'c/x:0' shape=() dtype=float32>]
     """
     for name in info.collection_names(elem):
         info.graph_.add_to_collection(name, elem_)
@@ -66,6 +104,20 @@ def transform_op_if_inside_handler(
         info: the running transformation.
         op: an op of the source graph, or None.
         keep_if_possible: whether an op outside the view is kept within one graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     with tf.control_dependencies([x]):
+        ...         y = tf.constant(2.0, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_control_input_handler = (
+        ...     ge.transform_op_if_inside_handler
+        ... )
+        >>> [op.name for op in transformer(y.op, graph, "c")[0].ops[0].control_inputs]
+        ['x']
     """
     if op is None:
         return None
@@ -117,7 +169,9 @@ def copy_op_handler(
         '/device:GPU:0'
     """
     name = absolute_unique_name(info.graph_, info.new_name(op.name))
-    node_def = copied_node(info, op, name)
+    node_def = op.node_def
+    adapt_node(info, op, node_def)
+    node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
     op_ = make_op(info.graph_, node_def, new_inputs)

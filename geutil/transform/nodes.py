@@ -13,16 +13,13 @@ from geutil.transform.state import TransformState
 _FRAME = "frame_name"
 
 
-def copied_node(info: TransformState, op: Operation, name: str) -> Any:
-    """Return the definition for a copy of `op` called `name`, without inputs.
+def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
+    """Turn the definition of `op` into that of its copy; name and inputs stay.
 
     Attributes and device are the original's, except that frames of version 1 loops,
     bodies of version 2 loops and closures of `tf.custom_gradient` become the copy's
     own, and colocation is left for `finishing`, when the copies exist.
     """
-    node_def = op.node_def
-    node_def.name = name
-    del node_def.input[:]
     attributes = node_def.attr
     if colocation.ATTRIBUTE in attributes:
         info.colocated[op] = list(attributes[colocation.ATTRIBUTE].list.s)
@@ -37,4 +34,3 @@ def copied_node(info: TransformState, op: Operation, name: str) -> Any:
             attributes[gradient_registry.ATTRIBUTE].s = copied.encode()
     if info.function_names:
         rename_functions(node_def, info.function_names)
-    return node_def

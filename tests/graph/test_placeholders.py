@@ -123,11 +123,9 @@ def test_nothing_around_the_caller_puts_it_into_a_loop(control_flow_v1):
     assert op.control_inputs == []
 
 
-def test_nothing_around_the_caller_places_it():
-    with tf.Graph().as_default() as graph:
+def test_the_caller_places_it():
+    with tf.Graph().as_default():
         first = tf.constant(1.0)
         with tf.device("/device:CPU:7"):
-            assert ge.ph(tf.float32).op.device == ""
-        with graph.colocate_with(first.op):
-            op = ge.make_placeholder_from_tensor(first).op
-        assert "_class" not in op.node_def.attr
+            assert ge.ph(tf.float32).op.device == "/device:CPU:7"
+        assert ge.make_placeholder_from_tensor(first).op.device == ""

@@ -53,9 +53,9 @@ def test_map_keeps_the_structure(tree, expected):
         ([], []),
         ({"b": 1, "a": [2, (3, {"c": 4})], "d": []}, [1, 2, 3, 4]),
         (Pair([1], 2), [1, 2]),
-        ((i for i in range(3)), [0, 1, 2]),
+        (iter(range(3)), [0, 1, 2]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_flatten(tree, leaves):
     assert flatten(tree) == leaves

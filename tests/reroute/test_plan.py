@@ -20,7 +20,7 @@ def test_nothing_changes_before_apply(setting):
         g = wires()
         before = state(g.graph)
         plan = Plan(g.graph)
-        assert plan.redirect([(g.a, g.b)], everything) == 4
+        assert plan.redirect(([(g.a, g.b)], everything)) == 4
         plan.set_control_inputs(g.s.op, [g.c.op])
         assert state(g.graph) == before
         plan.apply()
@@ -35,10 +35,10 @@ def test_a_step_sees_the_steps_before_it(setting):
         g = wires()
         plan = Plan(g.graph)
         assert edges(plan, g.c) == [("u", 0)]
-        assert plan.redirect([(g.b, g.c)], everything) == 3
+        assert plan.redirect(([(g.b, g.c)], everything)) == 3
         assert edges(plan, g.b) == []
         assert sorted(edges(plan, g.c)) == [("p", 1), ("q", 0), ("s", 0), ("u", 0)]
-        assert plan.redirect([(g.c, g.a)], may_modify(cannot_modify=[g.u.op])) == 3
+        assert plan.redirect(([(g.c, g.a)], may_modify(None, [g.u.op]))) == 3
         assert edges(plan, g.c) == [("u", 0)]
         plan.apply()
         assert inputs(g.p, g.q, g.s, g.u) == [
@@ -93,7 +93,7 @@ def test_a_refused_plan_applies_none_of_its_steps(setting):
         g = wires()
         before = state(g.graph)
         plan = Plan(g.graph)
-        plan.redirect([(g.a, g.b)], everything)
+        plan.redirect(([(g.a, g.b)], everything))
         plan.set_control_inputs(g.s.op, [g.c.op])
         plan.set_input((g.u.op, 0), g.u)
         with pytest.raises(ge.CycleError):

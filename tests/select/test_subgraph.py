@@ -200,11 +200,11 @@ def test_remap_to_consumers_counts_each_input_and_drops_the_unread(setting):
 @pytest.mark.parametrize(
     ("remap", "words"),
     [
-        (lambda v: v.remap_inputs([3]), ["3", "0 to 2"]),
-        (lambda v: v.remap_inputs([-1]), ["-1", "0 to 2"]),
+        (lambda v: v.remap_inputs([3]), ["no index 3", "has 3"]),
+        (lambda v: v.remap_inputs([-1]), ["no index -1", "has 3"]),
         (lambda v: v.remap_inputs([0, 1, 0]), ["once", "[0, 1, 0]"]),
-        (lambda v: v.remap_outputs([2]), ["2", "0 to 1"]),
-        (lambda v: v.remap_outputs([0, -1]), ["-1", "0 to 1"]),
+        (lambda v: v.remap_outputs([2]), ["no index 2", "has 2"]),
+        (lambda v: v.remap_outputs([0, -1]), ["no index -1", "has 2"]),
         (lambda v: v.remap([9], [0]), ["9"]),
         (lambda v: v.remap([0], [9]), ["9"]),
         (lambda v: v.remap([0, 0], [0]), ["once"]),

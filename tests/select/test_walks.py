@@ -40,7 +40,6 @@ def controls(g):
         (lambda g: forward(g.d), ""),
         (lambda g: forward([]), ""),
         (lambda g: forward(()), ""),
-        (lambda g: forward(None), ""),
         # inclusive
         (lambda g: forward(g.x.op, inclusive=False), "a b c d"),
         (lambda g: forward(g.x, inclusive=False), "c d"),
@@ -121,7 +120,6 @@ def test_forward_walk(setting, call, expected):
         (lambda g: backward(t for t in [g.b]), "b x"),
         (lambda g: backward([]), ""),
         (lambda g: backward(()), ""),
-        (lambda g: backward(None), ""),
         (lambda g: backward(g.x), "x"),
         (lambda g: backward(g.d.op, inclusive=False), "c a b x"),
         (lambda g: backward(g.d, inclusive=False), "c a b x"),
