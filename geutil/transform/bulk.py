@@ -45,7 +45,7 @@ def copy_ops_in_bulk(
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
     # The importer itself puts a scope before every name and numbers those taken, only
-    # that a loop edge then leads to the op that bore the name before.
+    # that the definition of a loop edge then names the op that bore the name before.
     renamed = bool(info.scope) or nodedef_fn is not None or _has_loop(graph_def)
     inputs = _Inputs(info, _new_names(info, ops) if renamed else None)
     for op, node_def in zip(ops, graph_def.node, strict=True):

@@ -36,7 +36,7 @@ def test_a_body_may_not_read_from_outside(loops):
         lambda: ge.reroute_ts(
             loops.x, loops.inside1.op.inputs[0], can_modify=[loops.inside1.op]
         ),
-        r"'loop1/double' runs in while loop 'loop1/while_context' but 'x:0' lives "
+        r"'loop1/double' reads in while loop 'loop1/while_context' but 'x:0' lives "
         r"outside every while loop: bring it in through an Enter op",
     )
 
@@ -45,7 +45,7 @@ def test_outside_may_not_read_from_a_body(loops):
     refused(
         loops,
         lambda: ge.reroute_ts(loops.inside1, loops.x, can_modify=[loops.other.op]),
-        r"'other' runs outside every while loop but 'loop1/double:0' lives in while "
+        r"'other' reads outside every while loop but 'loop1/double:0' lives in while "
         r"loop 'loop1/while_context'",
     )
 
@@ -56,7 +56,7 @@ def test_a_body_may_not_read_from_another_loop(loops):
         lambda: ge.reroute_ts(
             loops.inside1, loops.inside2.op.inputs[0], can_modify=[loops.inside2.op]
         ),
-        r"'loop2/increase' runs in while loop 'loop2/while_context' but "
+        r"'loop2/increase' reads in while loop 'loop2/while_context' but "
         r"'loop1/double:0' lives in while loop 'loop1/while_context'",
     )
 
@@ -90,7 +90,7 @@ def test_an_exit_reads_from_its_own_loop_only(loops):
         lambda: ge.reroute_ts(
             loops.x, loops.result1.op.inputs[0], can_modify=[loops.result1.op]
         ),
-        r"runs in while loop 'loop1/while_context' but 'x:0' lives outside",
+        r"reads in while loop 'loop1/while_context' but 'x:0' lives outside",
     )
 
 
