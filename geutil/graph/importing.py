@@ -87,8 +87,11 @@ def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
     ):  # A graph of over 2 GiB has none; TensorFlow raises what it likes.
         graph_def.node.extend(op.node_def for op in ops)
         return graph_def
-    if everything == list(ops):
+    if len(ops) == len(everything):
         whole.ClearField("library")
+        if everything != list(ops):
+            place = {op.name: i for i, op in enumerate(ops)}
+            whole.node.sort(key=lambda node: place[node.name])
         return whole
     nodes = {node.name: node for node in whole.node}
     graph_def.node.extend(nodes[op.name] for op in ops)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from geutil.graph.kinds import Tensor
+from collections.abc import Iterable
+
+from geutil.graph.kinds import Operation, Tensor
 
 
 def same_static_shape(a: Tensor, b: Tensor) -> bool:
@@ -10,11 +12,18 @@ def same_static_shape(a: Tensor, b: Tensor) -> bool:
     return bool(a._shape == b._shape)
 
 
-def refine_shape(target: Tensor, source: Tensor) -> None:
-    """Make the static shape of `target` as definite as that of `source`.
+def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
+    """Make the static shapes of copies as definite as those of their originals.
 
-    For a copy whose inputs have the same static shapes as the original's: what the
+    For copies whose inputs have the same static shapes as the originals': what the
     original knows beyond shape inference (by `set_shape`) holds for the copy too.
+
+    Args:
+        ops: pairs (original, copy).
     """
-    if target._shape != source._shape:
-        target.set_shape(source.shape)
+    for op, op_ in ops:
+        for t, t_ in zip(op.outputs, op_.outputs, strict=True):
+            if t._shape != t_._shape:
+                # What set_shape does, without a TensorShape in between.
+                t_._shape_val = None
+                t_._set_shape(*t._shape)

@@ -7,6 +7,7 @@ from typing import Any
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import consumers
 from geutil.graph.adjacency import control_inputs as control_inputs_of
+from geutil.graph.identity import unique
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.controls import ControlOutputs, check_cios
 from geutil.select.lists import make_list_of_op
@@ -95,24 +96,27 @@ def compute_boundary_ts(
         ... )
         (['x:0'], ['z:0'], ['y:0'])
     """
-    members = dict.fromkeys(make_list_of_op(ops))
-    listed = list(members)
-    inputs: list[Tensor] = []
-    inside: list[Tensor] = []
-    seen: set[int] = set()
-    for op in listed:
-        for t in op.inputs:
-            key = id(t)
-            if key not in seen:
-                seen.add(key)
-                (inside if t.op in members else inputs).append(t)
+    listed = list(dict.fromkeys(make_list_of_op(ops)))
+    members = frozenset(listed)
+    inputs, outputs = ends_of(listed)
+    inside = unique(t for op in listed for t in op.inputs if t.op in members)
+    return inputs, outputs, inside
+
+
+def ends_of(ops: list[Operation]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the inputs and outputs of a set of ops, as `compute_boundary_ts` does.
+
+    Cost: linear in the ops and their edges; in memory, one set of the ops.
+    """
+    members = frozenset(ops)
+    inputs = unique(t for op in ops for t in op.inputs if t.op not in members)
     outputs = []
-    for op in listed:
+    for op in ops:
         for t in op.outputs:
             readers = t.consumers()
-            if not readers or not all(reader in members for reader in readers):
+            if not readers or not members.issuperset(readers):
                 outputs.append(t)
-    return inputs, outputs, inside
+    return inputs, outputs
 
 
 def get_within_boundary_ops(

@@ -10,7 +10,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.adjacency import consumers
 from geutil.graph.identity import index_by_identity, unique
 from geutil.graph.kinds import Element, Graph, Operation, Tensor, type_name
-from geutil.select.boundary import compute_boundary_ts
+from geutil.select.boundary import ends_of
 from geutil.select.lists import get_unique_graph, make_list_of_op, make_list_of_t
 from geutil.select.listview import ListView
 from geutil.select.walks import get_walks_union_ops
@@ -58,7 +58,7 @@ class SubGraphView:
     _lookups: dict[str, tuple[list[Any], dict[int, int]]]
 
     def __init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None:
-        ops = make_list_of_op(inside_ops)
+        ops = list(dict.fromkeys(make_list_of_op(inside_ops)))
         passthroughs = make_list_of_t(passthrough_ts)
         self._graph = get_unique_graph((*ops[:1], *passthroughs))
         self._ops = ops
@@ -70,7 +70,7 @@ class SubGraphView:
                 for t in passthroughs
                 if t.op not in members and members.isdisjoint(t.consumers())
             )
-        inputs, outputs, _ = compute_boundary_ts(ops)
+        inputs, outputs = ends_of(ops)
         self._passthrough_ts = passthroughs
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
@@ -78,7 +78,7 @@ class SubGraphView:
     @classmethod
     def from_parts(
         cls,
-        graph: Graph,
+        graph: Graph | None,
         ops: list[Operation],
         inputs: list[Tensor],
         outputs: list[Tensor],
@@ -86,8 +86,8 @@ class SubGraphView:
         """Return a view of parts that the caller knows to fit, without a look at edges.
 
         Args:
-            graph: the graph.
-            ops: the ops.
+            graph: the graph; None if there are no ops.
+            ops: the ops, each once.
             inputs: tensors that they read and do not make, each once.
             outputs: tensors that they make.
         """
@@ -262,7 +262,7 @@ class SubGraphView:
             remove_output_map: whether the outputs are set back.
         """
         result = self.copy()
-        inputs, outputs, _ = compute_boundary_ts(self._ops)
+        inputs, outputs = ends_of(self._ops)
         if remove_input_map:
             result._input_ts = inputs + self._passthrough_ts
         if remove_output_map:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph.kinds import Graph, require_graph
+from geutil.graph.kinds import Graph, is_graph, require_graph
+from geutil.select.boundary import ends_of
 from geutil.select.filters import get_name_scope_ops
-from geutil.select.queries import check_keywords, select_ops_and_ts
+from geutil.select.queries import check_keywords, select_ops, select_ops_and_ts
 from geutil.select.subgraph import SubGraphView
 
 
@@ -40,8 +41,14 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
     if len(args) == 1 and isinstance(args[0], SubGraphView):
         check_keywords(kwargs)
         return _check_graph(args[0], graph)
-    ops, tensors = select_ops_and_ts(*args, **kwargs)
-    return _check_graph(SubGraphView(ops, tensors), graph)
+    if len(args) == 1 and is_graph(args[0]):
+        # None of a whole graph's tensors goes past its ops.
+        check_keywords(kwargs)
+        ops = select_ops(*args, **kwargs)
+        view = SubGraphView.from_parts(args[0] if ops else None, ops, *ends_of(ops))
+    else:
+        view = SubGraphView(*select_ops_and_ts(*args, **kwargs))
+    return _check_graph(view, graph)
 
 
 def make_view_from_scope(scope: str, graph: Graph) -> SubGraphView:

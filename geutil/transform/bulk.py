@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
+from geutil.graph.adjacency import control_inputs
 from geutil.graph.importing import BULK_LIMIT, graph_def_of, import_ops, set_device
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_names
@@ -96,6 +97,7 @@ class _Inputs:
         self, info: TransformState, names: dict[Operation, str] | None
     ) -> None:
         self._members = info.ops
+        self._loose_controls = info.loose_controls
         self._replaced = info.replacements
         self._names = names
         self._references: dict[int, str] = {}
@@ -122,12 +124,11 @@ class _Inputs:
                 node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
         if len(node_def.input) > len(tensors):
             del node_def.input[len(tensors) :]
-            if keep_control_inputs:
-                node_def.input.extend(
-                    f"^{self.name(control)}"
-                    for control in op.control_inputs
-                    if control in self._members
-                )
+            controls = control_inputs(op)
+            kept = [c for c in controls if c in self._members and keep_control_inputs]
+            node_def.input.extend(f"^{self.name(control)}" for control in kept)
+            if len(kept) < len(controls):
+                self._loose_controls.append(op)
 
     def _outside_name(self, t: Tensor, transform_outside: OutsideHandler) -> str:
         reference = self._references.get(id(t))

@@ -11,7 +11,7 @@ from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph import contexts
-from geutil.graph.adjacency import control_flow_context
+from geutil.graph.adjacency import control_flow_context, control_inputs
 from geutil.graph.colocation import rename_entries, set_class_entries
 from geutil.graph.importing import (
     add_control_edges,
@@ -20,7 +20,7 @@ from geutil.graph.importing import (
 )
 from geutil.graph.kinds import Operation
 from geutil.graph.names import absolute_unique_name
-from geutil.graph.shapes import refine_shape, same_static_shape
+from geutil.graph.shapes import refine_shapes, same_static_shape
 from geutil.select.walks import get_forward_walk_ops
 from geutil.transform.state import TransformState
 
@@ -30,11 +30,8 @@ ControlHandler = Callable[[TransformState, Operation], Operation | None]
 def finish_copies(info: TransformState) -> None:
     """Give the ops copied as they are what an import loses. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
+    refine_shapes(pair for pair in info.copied.items() if pair[0] not in unlike)
     for op, op_ in info.copied.items():
-        if op not in unlike:
-            for t, t_ in zip(op.outputs, op_.outputs, strict=True):
-                if not same_static_shape(t_, t):
-                    refine_shape(t_, t)
         original_op, gradient_function = python_gradient(op)
         if original_op is not None:
             original_op = info.transform_original_op_handler(info, original_op)
@@ -73,24 +70,21 @@ def _set_colocation(info: TransformState) -> None:
 
 
 def connect_control_inputs(
-    info: TransformState, handler: ControlHandler, outside_only: bool
+    info: TransformState, handler: ControlHandler, ops: Iterable[Operation]
 ) -> None:
     """Make the copies wait for what the handler makes of each control input.
 
     Args:
         info: the running transformation.
         handler: returns the op that stands for a control input, or None.
-        outside_only: whether control edges inside the view exist already.
+        ops: the originals of the copies that have control inputs to connect. Control
+            edges that the copy has are not made again.
     """
-    for op, op_ in info.transformed_ops.items():
-        controls = op.control_inputs
-        if outside_only:
-            controls = [c for c in controls if c not in info.ops]
-        controls_ = [handler(info, c) for c in controls]
-        if controls_:
-            add_control_edges(
-                op_, [c for c in controls_ if c is not None and c is not op_]
-            )
+    for op in ops:
+        op_ = info.transformed_ops[op]
+        controls_ = [handler(info, control) for control in control_inputs(op)]
+        known = {op_, None, *op_.control_inputs}
+        add_control_edges(op_, [c for c in controls_ if c not in known])
 
 
 def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:

@@ -37,6 +37,8 @@ def transform_ops_one_by_one(
                 "the op out of the view"
             )
         info.transformed_ops[op] = op_
+        if op.control_inputs:
+            info.loose_controls.append(op)
         for t, t_ in zip(op.outputs, outputs_, strict=False):
             info.transformed_ts[t] = t_
     for op, index, t in info.cyclic_ts:

@@ -33,6 +33,7 @@ class TransformState:
         context_names: the new name of each version 1 context; a loop's is its frame.
         outside_ts: the tensors from outside the view that its copies read by proxy.
         function_names: the new names of the functions that are renamed.
+        loose_controls: the ops whose copies lack control inputs so far.
         cyclic_ts: (op, index, tensor) for loop edges that wait for their producer.
         transform_original_op_handler: the handler of the running transformer.
     """
@@ -52,6 +53,7 @@ class TransformState:
         self.control_outputs = ControlOutputs(self.graph)
         self.collections = collections_of_elements(self.graph)
         self.copied: dict[Operation, Operation] = {}
+        self.loose_controls: list[Operation] = []
         self.outside_ts: list[Tensor] = []
         self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
         self.context_names: dict[str, str] = {}

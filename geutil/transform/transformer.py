@@ -121,12 +121,10 @@ class Transformer:
         info = self._prepare(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
         whole_contexts = finishing.plan_contexts(info)
         carry_functions(info)
-        in_bulk = self._transform_ops(info)
+        self._transform_ops(info)
         finishing.finish_copies(info)
         finishing.connect_control_inputs(
-            info,
-            self.transform_control_input_handler,
-            outside_only=in_bulk and self._control_inputs_are_copied,
+            info, self.transform_control_input_handler, info.loose_controls
         )
         finishing.copy_contexts(info, whole_contexts)
         self._assign_collections(info)
@@ -160,8 +158,8 @@ class Transformer:
             is handlers.transform_op_if_inside_handler
         )
 
-    def _transform_ops(self, info: TransformState) -> bool:
-        """Make the new ops; return whether it was done in bulk."""
+    def _transform_ops(self, info: TransformState) -> None:
+        """Make the new ops, in bulk where that is possible."""
         handler: Any = self.transform_op_handler
         outside = functools.partial(self._transform_outside, info)
         options: dict[str, Any] = {}
@@ -176,9 +174,8 @@ class Transformer:
                 if copy_shape:
                     for op, op_ in info.copied.items():
                         handlers.copy_shapes(op, op_)
-                return True
+                return
         transform_ops_one_by_one(info, outside, self.transform_op_handler)
-        return False
 
     def _transform_outside(self, info: TransformState, t: Tensor) -> Tensor:
         """Return what stands for a tensor from outside; asked once for each."""

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.shapes import refine_shape, same_static_shape
+from geutil.graph.shapes import refine_shapes, same_static_shape
 
 SHAPES = {
     "unknown": None,
@@ -33,9 +33,10 @@ def test_same_static_shape(first, second):
         ([2], [2], (2,)),
     ],
 )
-def test_refine_shape(target, source, dims):
+def test_refine_shapes(target, source, dims):
     a, b = placeholders(target, source)
-    refine_shape(a, b)
+    assert a.shape.rank == (None if target is None else len(target))
+    refine_shapes([(b.op, a.op)])
     assert a.shape.as_list() == list(dims)
 
 
