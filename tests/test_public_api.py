@@ -177,8 +177,8 @@ replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor
 transform_op_if_inside_handler(info: TransformState, op: Operation | None,
     keep_if_possible: bool = True) -> Operation | None
 SubGraphView.__init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None
-SubGraphView.from_parts(cls, graph: Graph | None, ops: list[Operation], inputs: list[Tensor],
-    outputs: list[Tensor]) -> SubGraphView
+SubGraphView.from_parts(cls, graph: Graph | None, ops: list[Operation],
+    inputs: list[Tensor], outputs: list[Tensor]) -> SubGraphView
 SubGraphView.graph: property
 SubGraphView.ops: property
 SubGraphView.inputs: property

@@ -13,7 +13,7 @@ from typing import Any
 
 from geutil.graph.kinds import Operation, Tensor
 
-creation_index = attrgetter("_id")
+creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
 
 _NEXT_ITERATION = frozenset({"NextIteration", "RefNextIteration"})

@@ -266,3 +266,14 @@ def test_info_keeps_the_private_names_that_clients_read():
         info._transformed_ops[x.op] = None
     with pytest.raises(TypeError):
         info._transformed_ts[x] = None
+
+
+def test_what_does_not_fit_into_one_protobuf_is_copied_op_by_op(monkeypatch):
+    monkeypatch.setattr("geutil.transform.bulk.BULK_LIMIT", 10)
+    with tf.Graph().as_default() as graph:
+        total = three_sums()
+    copied = tf.Graph()
+    _, info = ge.copy(graph, copied, dst_scope="c")
+    (value,) = evaluate(copied, [info.transformed(total)])
+    np.testing.assert_allclose(value, np.full(10, 4.0))
+    assert info.transformed(total).name == "c/Add_2:0"

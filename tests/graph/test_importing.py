@@ -1,0 +1,77 @@
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.graph import importing
+from tests.settings import names
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0, name="x")
+        y = tf.negative(x, name="y")
+        with tf.control_dependencies([y]):
+            tf.add(x, y, name="z")
+    return graph
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2]])
+def test_graph_def_of_lists_the_nodes_in_the_order_asked_for(graph, order):
+    ops = [graph.get_operations()[i] for i in order]
+    graph_def = importing.graph_def_of(graph, ops)
+    assert [node.name for node in graph_def.node] == names(ops)
+    assert list(graph_def.node) == [op.node_def for op in ops]
+    assert not graph_def.library.function
+    assert graph_def.versions == graph.graph_def_versions
+
+
+def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
+    def too_large(*_):
+        raise ValueError("too large")
+
+    monkeypatch.setattr(type(graph), "as_graph_def", too_large)
+    ops = graph.get_operations()
+    graph_def = importing.graph_def_of(graph, ops)
+    assert [node.name for node in graph_def.node] == ["x", "y", "z"]
+
+
+def test_neutral_hides_the_surroundings_and_puts_them_back(graph):
+    other = tf.Graph()
+    with (
+        graph.as_default(),
+        tf.name_scope("scope"),
+        tf.device("/device:CPU:0"),
+        tf.control_dependencies([graph.get_operation_by_name("x")]),
+    ):
+        for destination in (graph, other):
+            with importing.neutral(destination):
+                op = tf.constant(1.0, name="inside").op
+            assert op.graph is destination
+            assert op.name == "inside"
+            assert op.device == ""
+            assert op.control_inputs == []
+        after = tf.constant(1.0, name="after").op
+    assert after.name == "scope/after"
+    assert after.device == "/device:CPU:0"
+    assert names(after.control_inputs) == ["x"]
+
+
+def test_neutral_puts_the_surroundings_back_after_an_error(graph):
+    with graph.as_default(), tf.name_scope("scope"):
+        with pytest.raises(KeyError), importing.neutral(graph):
+            raise KeyError
+        assert tf.constant(1.0, name="after").op.name == "scope/after"
+
+
+def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, caplog):
+    with graph.as_default():
+        w = tf.constant(5.0, name="w")
+    x, z = (graph.get_tensor_by_name(name) for name in ("x:0", "z:0"))
+    session = tf.compat.v1.Session(graph=graph)
+    with pytest.raises(KeyError), ge.transaction(graph):
+        ge.reroute_ts(w, x)
+        session.run(z)
+        raise KeyError
+    assert z.op.inputs[0] is x
+    assert "a transaction is undone, but not for everybody" in caplog.text
