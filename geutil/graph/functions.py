@@ -9,7 +9,7 @@ differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tensorflow.core.framework import function_pb2
@@ -49,27 +49,29 @@ def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:
         value.name = names.get(value.name, value.name)
 
 
-def calls_of(ops: Iterable[Operation]) -> tuple[list[str], list[str]]:
+def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:
     """Return the functions that `ops` call: all, and those that will be renamed.
 
     Cost: linear in the ops, and cheap for those of a type that cannot call.
     """
-    by_type: dict[str, list[Operation]] = {}
-    for op in ops:
-        by_type.setdefault(op.type, []).append(op)
-    called: dict[str, None] = {}
+    examples = {op.type: op for op in ops}
+    # An op may bear the name of a function itself.
+    called = dict.fromkeys(examples)
     renamed: dict[str, None] = {}
-    for kind, members in by_type.items():
-        # An op may bear the name of a function itself.
-        called[kind] = None
-        definition = members[0].op_def
-        if definition is None or any("func" in a.type for a in definition.attr):
-            for op in members:
-                names = dict.fromkeys(functions_of_attributes(op.node_def.attr))
-                called |= names
-                if kind in _CONTROL_FLOW:
-                    renamed |= names
+    calling = {kind for kind, op in examples.items() if _can_call(op)}
+    for op in ops if calling else ():
+        kind = op.type
+        if kind in calling:
+            names = dict.fromkeys(functions_of_attributes(op.node_def.attr))
+            called |= names
+            if kind in _CONTROL_FLOW:
+                renamed |= names
     return list(called), list(renamed)
+
+
+def _can_call(op: Operation) -> bool:
+    definition = op.op_def
+    return definition is None or any("func" in a.type for a in definition.attr)
 
 
 def library_for_copies(

@@ -90,8 +90,10 @@ def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
     if len(ops) == len(everything):
         whole.ClearField("library")
         if everything != list(ops):
-            place = {op.name: i for i, op in enumerate(ops)}
-            whole.node.sort(key=lambda node: place[node.name])
+            # The nodes are in the order of the ops, and sort asks for keys in order.
+            place = {op: i for i, op in enumerate(ops)}
+            places = iter([place[op] for op in everything])
+            whole.node.sort(key=lambda _: next(places))
         return whole
     nodes = {node.name: node for node in whole.node}
     graph_def.node.extend(nodes[op.name] for op in ops)

@@ -30,7 +30,8 @@ ControlHandler = Callable[[TransformState, Operation], Operation | None]
 def finish_copies(info: TransformState) -> None:
     """Give the ops copied as they are what an import loses. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
-    refine_shapes(pair for pair in info.copied.items() if pair[0] not in unlike)
+    pairs = info.copied.items()
+    refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
     for op, op_ in info.copied.items():
         original_op, gradient_function = python_gradient(op)
         if original_op is not None:
@@ -95,7 +96,9 @@ def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:
             that is to be copied to another graph.
     """
     whole = []
-    for members in contexts.members_of_contexts(info.graph, info.sgv.ops):
+    found = contexts.members_of_contexts(info.graph, info.sgv.ops)
+    info.has_contexts = bool(found)
+    for members in found:
         missing = contexts.first_gap(members, info.ops)
         if missing is None and contexts.can_copy_context(members.context):
             whole.append(members)
@@ -130,8 +133,7 @@ def copy_contexts(
     info: TransformState, whole: Iterable[contexts.ContextMembers]
 ) -> None:
     """Give the copies control-flow contexts: copied ones, or those of the originals."""
-    found = [control_flow_context(op) for op in info.copied]
-    if all(context is None for context in found):
+    if not info.has_contexts:
         return
     copies: dict[int, Any] = {}
     kept = {id(members.context) for members in whole}
@@ -149,7 +151,8 @@ def copy_contexts(
         )
     # Also for ops without a context: reading a loop's proto has drawn in whatever it
     # names, such as the constants that enter it.
-    for op_, context in zip(info.copied.values(), found, strict=True):
+    for op, op_ in info.copied.items():
+        context = control_flow_context(op)
         uncopied = context if info.same_graph else None
         contexts.set_context(op_, copies.get(id(context), uncopied))
 

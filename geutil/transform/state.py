@@ -30,6 +30,7 @@ class TransformState:
         copied: the ops that were copied as they are, with their copies.
         colocated: the `_class` entries of the ops that have any.
         replacements: tensors to read instead of others, inside ones included.
+        has_contexts: whether an op of the view is in a version 1 loop or conditional.
         context_names: the new name of each version 1 context; a loop's is its frame.
         outside_ts: the tensors from outside the view that its copies read by proxy.
         function_names: the new names of the functions that are renamed.
@@ -56,6 +57,7 @@ class TransformState:
         self.loose_controls: list[Operation] = []
         self.outside_ts: list[Tensor] = []
         self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
+        self.has_contexts = False
         self.context_names: dict[str, str] = {}
         self.function_names: dict[str, str] = {}
         self.colocated: dict[Operation, list[bytes]] = {}
