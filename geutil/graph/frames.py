@@ -46,15 +46,11 @@ def check_frames(op: Operation, tensor: Tensor) -> None:
     Raises:
         RerouteError: naming the two loops.
     """
-    producer = tensor.op
-    if control_flow_context(op) is None and control_flow_context(producer) is None:
-        return
-    reads, lives = reading_while_context(op), output_while_context(producer)
-    if reads is not lives:
+    places = _different_frames(op, tensor.op)
+    if places is not None:
         raise RerouteError(
-            f"'{op.name}' reads {_where(reads)} but '{tensor.name}' lives "
-            f"{_where(lives)}: bring it in through an Enter op or out through an Exit "
-            "op of the loop"
+            f"'{op.name}' reads {places[0]} but '{tensor.name}' lives {places[1]}: "
+            "bring it in through an Enter op or out through an Exit op of the loop"
         )
 
 
@@ -64,15 +60,21 @@ def check_control_frames(op: Operation, control_input: Operation) -> None:
     Raises:
         RerouteError: naming the two loops.
     """
-    if control_flow_context(op) is None and control_flow_context(control_input) is None:
-        return
-    waits, lives = reading_while_context(op), output_while_context(control_input)
-    if waits is not lives:
+    places = _different_frames(op, control_input)
+    if places is not None:
         raise RerouteError(
-            f"'{op.name}' runs {_where(waits)} but '{control_input.name}' runs "
-            f"{_where(lives)}: a control edge cannot cross the frame of a loop; wait "
-            "for an op of the same loop, or for the loop's Exit op"
+            f"'{op.name}' runs {places[0]} but '{control_input.name}' runs "
+            f"{places[1]}: a control edge cannot cross the frame of a loop; wait for an "
+            "op of the same loop, or for the loop's Exit op"
         )
+
+
+def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | None:
+    """Return where `op` reads and where `producer` yields, or None if it is one."""
+    if control_flow_context(op) is None and control_flow_context(producer) is None:
+        return None
+    reads, lives = reading_while_context(op), output_while_context(producer)
+    return None if reads is lives else (_where(reads), _where(lives))
 
 
 def _where(context: Any) -> str:

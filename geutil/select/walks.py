@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from geutil.graph.adjacency import control_inputs as control_inputs_of
@@ -64,6 +64,7 @@ def get_forward_walk_ops(
     _, control_outputs = check_cios(False, control_outputs)
     may_visit, seeds = _start(seed_ops, within_ops, get_consuming_ops)
     stops = _ids(stop_at_ts)
+
     seen = set(seeds)
     walk = list(seeds)
     for op in walk:
@@ -82,14 +83,8 @@ def get_forward_walk_ops(
                     seen.add(reader)
                     walk.append(reader)
         if control_outputs is not None:
-            for other in control_outputs_of(op):
-                if (
-                    other not in seen
-                    and (may_visit is None or other in may_visit)
-                    and (within_ops_fn is None or within_ops_fn(other))
-                ):
-                    seen.add(other)
-                    walk.append(other)
+            waiting = control_outputs_of(op)
+            walk += _unseen(waiting, seen, may_visit, within_ops_fn)
     return walk if inclusive else walk[len(seeds) :]
 
 
@@ -134,6 +129,7 @@ def get_backward_walk_ops(
     """
     may_visit, seeds = _start(seed_ops, within_ops, get_generating_ops)
     stops = _ids(stop_at_ts)
+
     seen = set(seeds)
     walk = list(seeds)
     for op in walk:
@@ -149,14 +145,8 @@ def get_backward_walk_ops(
                 seen.add(producer)
                 walk.append(producer)
         if control_inputs:
-            for other in control_inputs_of(op):
-                if (
-                    other not in seen
-                    and (may_visit is None or other in may_visit)
-                    and (within_ops_fn is None or within_ops_fn(other))
-                ):
-                    seen.add(other)
-                    walk.append(other)
+            awaited = control_inputs_of(op)
+            walk += _unseen(awaited, seen, may_visit, within_ops_fn)
     return walk if inclusive else walk[len(seeds) :]
 
 
@@ -247,6 +237,28 @@ def get_walks_union_ops(
         check_cios(control_inputs, control_outputs, control_ios),
     )
     return list(dict.fromkeys((*forward, *backward)))
+
+
+def _unseen(
+    ops: list[Operation],
+    seen: set[Operation],
+    may_visit: Collection[Operation] | None,
+    within_ops_fn: OpPredicate | None,
+) -> list[Operation]:
+    """Return those of `ops` that a walk goes on to, and add them to `seen`.
+
+    The walks do the same in place for tensors, because a call for each costs as much
+    as all the rest.
+    """
+    found = [
+        op
+        for op in ops
+        if op not in seen
+        and (may_visit is None or op in may_visit)
+        and (within_ops_fn is None or within_ops_fn(op))
+    ]
+    seen.update(found)
+    return found
 
 
 def _both_walks(
