@@ -64,7 +64,7 @@ def check_control_frames(op: Operation, control_input: Operation) -> None:
     if places is not None:
         raise RerouteError(
             f"'{op.name}' runs {places[0]} but '{control_input.name}' runs "
-            f"{places[1]}: a control edge cannot cross the frame of a loop; wait for an "
+            f"{places[1]}: a control edge cannot cross a loop's frame; wait for an "
             "op of the same loop, or for the loop's Exit op"
         )
 
