@@ -88,7 +88,7 @@ def connect_control_inputs(
         add_control_edges(op_, [c for c in controls_ if c not in known])
 
 
-def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:
+def whole_contexts(info: TransformState) -> list[contexts.ContextMembers]:
     """Return the contexts of the view that will be copied, outer before inner.
 
     Raises:
@@ -104,13 +104,19 @@ def plan_contexts(info: TransformState) -> list[contexts.ContextMembers]:
             whole.append(members)
         elif missing is not None and contexts.is_loop(members.context):
             _check_loop_part(info, members, missing)
+    return whole
+
+
+def name_contexts(
+    info: TransformState, whole: Iterable[contexts.ContextMembers]
+) -> None:
+    """Choose names, and with them frames, for the contexts that will be copied."""
     for members in whole:
         name = members.context.name
         if name not in info.context_names:
             info.context_names[name] = absolute_unique_name(
                 info.graph_, info.scope_ + name.removeprefix(info.scope)
             )
-    return whole
 
 
 def _check_loop_part(

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
+from geutil.graph.contexts import ContextMembers
 from geutil.graph.identity import IdentityMap, unique
 from geutil.graph.importing import capture
 from geutil.graph.kinds import (
@@ -118,8 +119,15 @@ class Transformer:
             raise FinalizedGraphError("dst_graph is finalized; pass another graph")
         if view.graph is None:
             raise TransformError("the view is empty; select ops to copy")
-        info = self._prepare(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
-        whole_contexts = finishing.plan_contexts(info)
+        info = TransformState(
+            view, dst_graph, scope_finalize(dst_scope), scope_finalize(src_scope)
+        )
+        info.transform_original_op_handler = self.transform_original_op_handler
+        whole_contexts = self._check(info)
+        if info.scope_ and not reuse_dst_scope:
+            scope_ = absolute_unique_name(dst_graph, info.scope_[:-1])
+            info.scope_ = scope_finalize(scope_)
+        finishing.name_contexts(info, whole_contexts)
         carry_functions(info)
         self._transform_ops(info)
         finishing.finish_copies(info)
@@ -130,26 +138,16 @@ class Transformer:
         self._assign_collections(info)
         return _transformed_view(info), TransformerInfo(info)
 
-    def _prepare(
-        self,
-        view: SubGraphView,
-        dst_graph: Graph,
-        dst_scope: str,
-        src_scope: str,
-        reuse_dst_scope: bool,
-    ) -> TransformState:
-        scope_ = scope_finalize(dst_scope)
-        info = TransformState(view, dst_graph, scope_, scope_finalize(src_scope))
+    def _check(self, info: TransformState) -> list[ContextMembers]:
+        """Refuse what can be refused before a name is taken; return whole contexts."""
         if info.scope:
-            for op in view.ops:
+            for op in info.sgv.ops:
                 info.new_name(op.name)
-        if scope_ and not reuse_dst_scope:
-            info.scope_ = scope_finalize(absolute_unique_name(dst_graph, scope_[:-1]))
+        whole = finishing.whole_contexts(info)
         info.replacements = IdentityMap(
             (t, _checked(info, t, t_)) for t, t_ in self.replacements.items()
         )
-        info.transform_original_op_handler = self.transform_original_op_handler
-        return info
+        return whole
 
     @property
     def _control_inputs_are_copied(self) -> bool:

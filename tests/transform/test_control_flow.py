@@ -190,8 +190,10 @@ def test_part_of_a_loops_machinery_is_refused(control_flow_v1, same_graph):
     x, y, _ = model(power)
     merge = ge.filter_ops(x.graph, ge.op_type("Merge"))[0]
     before = x.graph.as_graph_def()
+    destination = x.graph if same_graph else tf.Graph()
     with pytest.raises(ge.TransformError) as caught:
-        ge.copy(merge, x.graph if same_graph else tf.Graph())
+        ge.copy(merge, destination, dst_scope="c")
+    assert destination.unique_name("c", mark_as_used=False) == "c"
     for word in ("'while/Merge'", "while/while_context", "whole", "name scope"):
         assert word in str(caught.value)
     assert x.graph.as_graph_def() == before
