@@ -62,6 +62,11 @@ def _contexts_hidden(tensors: Iterable[Tensor]) -> Iterator[None]:
             op._set_control_flow_context(context)
 
 
+def new_graph() -> Graph:
+    """Return an empty graph."""
+    return tf.Graph()
+
+
 def new_graph_def(source: Graph) -> Any:
     """Return an empty `GraphDef` with the versions of `source`."""
     graph_def = graph_pb2.GraphDef()

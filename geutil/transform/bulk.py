@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph.adjacency import control_inputs
-from geutil.graph.importing import BULK_LIMIT, graph_def_of, import_ops, set_device
-from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.importing import (
+    BULK_LIMIT,
+    graph_def_of,
+    import_ops,
+    neutral,
+    new_graph,
+    set_device,
+)
+from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.graph.order import topological_sort
+from geutil.graph.placeholders import make_placeholder_from_tensor
+from geutil.graph.shapes import same_static_shape
 from geutil.transform.nodes import adapt_node
 from geutil.transform.state import TransformState
 
@@ -51,17 +60,16 @@ def copy_ops_in_bulk(
     inputs = _Inputs(info, _new_names(info, ops) if renamed else None)
     for op, node_def in zip(ops, graph_def.node, strict=True):
         adapt_node(info, op, node_def)
-        inputs.connect(op, node_def, transform_outside, keep_control_inputs)
+        inputs.connect(op, node_def, keep_control_inputs)
         if renamed:
             node_def.name = inputs.name(op)
         if nodedef_fn is not None:
             node_def.CopyFrom(nodedef_fn(node_def))
-    try:
-        ops_ = import_ops(
-            info.graph_, graph_def, inputs.outside, "" if renamed else info.scope_
-        )
-    except Exception as error:
-        raise TransformError(f"TensorFlow refuses the copy: {error}") from error
+    if _may_be_refused(info):
+        _rehearse(info, graph_def, inputs.outside)
+    input_map = {name: transform_outside(t) for name, t in inputs.outside.items()}
+    scope_ = "" if renamed else info.scope_
+    ops_ = _import(info.graph_, graph_def, input_map, scope_)
     for op_, node_def in zip(ops_, graph_def.node, strict=True):
         if node_def.device:
             # The importer writes a device in its own spelling.
@@ -74,6 +82,38 @@ def copy_ops_in_bulk(
         for pair in zip(op.outputs, op_.outputs, strict=True)
     )
     return True
+
+
+def _import(
+    graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor], scope: str = ""
+) -> list[Operation]:
+    try:
+        return import_ops(graph, graph_def, input_map, scope)
+    except Exception as error:
+        raise TransformError(f"TensorFlow refuses the copy: {error}") from error
+
+
+def _may_be_refused(info: TransformState) -> bool:
+    """Tell whether a shape may be refused when placeholders have been made already."""
+    return not info.same_graph and any(
+        not same_static_shape(t, t_) for t, t_ in info.replacements.items()
+    )
+
+
+def _rehearse(
+    info: TransformState, graph_def: Any, outside: Mapping[str, Tensor]
+) -> None:
+    """Import into a graph that is thrown away: a refusal leaves nothing behind."""
+    rehearsal = type(graph_def)()
+    rehearsal.CopyFrom(graph_def)
+    rehearsal.library.CopyFrom(info.graph_.as_graph_def().library)
+    graph = new_graph()
+    with neutral(graph):
+        input_map = {
+            name: make_placeholder_from_tensor(info.replacements.get(t, t), scope="")
+            for name, t in outside.items()
+        }
+    _import(graph, rehearsal, input_map)
 
 
 def _has_loop(graph_def: Any) -> bool:
@@ -90,7 +130,7 @@ class _Inputs:
     """The inputs of the nodes: names of other nodes, or of tensors from outside.
 
     Attributes:
-        outside: what each name from outside stands for.
+        outside: the tensor of the source graph that each name from outside means.
     """
 
     def __init__(
@@ -112,14 +152,13 @@ class _Inputs:
         self,
         op: Operation,
         node_def: Any,
-        transform_outside: OutsideHandler,
         keep_control_inputs: bool,
     ) -> None:
         """Set the inputs of a node, which still are those of the original."""
         tensors = op.inputs
         for index, t in enumerate(tensors):
             if t.op not in self._members or (self._replaced and t in self._replaced):
-                node_def.input[index] = self._outside_name(t, transform_outside)
+                node_def.input[index] = self._outside_name(t)
             elif self._names is not None:
                 node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
         if len(node_def.input) > len(tensors):
@@ -130,10 +169,10 @@ class _Inputs:
             if len(kept) < len(controls):
                 self._loose_controls.append(op)
 
-    def _outside_name(self, t: Tensor, transform_outside: OutsideHandler) -> str:
+    def _outside_name(self, t: Tensor) -> str:
         reference = self._references.get(id(t))
         if reference is None:
             reference = f"geutil_outside:{len(self.outside)}"
             self._references[id(t)] = reference
-            self.outside[reference] = transform_outside(t)
+            self.outside[reference] = t
         return reference

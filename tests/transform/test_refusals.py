@@ -165,3 +165,23 @@ def test_refused_with_a_message_and_an_untouched_graph(sample, name):
     for word in words:
         assert word in str(caught.value)
     assert sample["graph"].as_graph_def() == before
+
+
+def test_a_shape_refused_in_another_graph_leaves_no_placeholder_there(sample):
+    destination = tf.Graph()
+    with destination.as_default():
+        narrow = tf.constant([1.0, 2.0, 3.0])
+    product = sample["y"].op
+    with pytest.raises(ge.TransformError, match="TensorFlow refuses"):
+        ge.copy_with_input_replacements(
+            product, [(product.inputs[0], narrow)], destination
+        )
+    assert [op.type for op in destination.get_operations()] == ["Const"]
+    with destination.as_default():
+        wide = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    view, info = ge.copy_with_input_replacements(
+        product, [(product.inputs[0], wide)], destination
+    )
+    assert info.transformed(sample["y"]).shape.as_list() == [2, 3]
+    assert [op.type for op in destination.get_operations()].count("Placeholder") == 1
+    assert view.inputs[0] is wide
