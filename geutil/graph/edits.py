@@ -68,7 +68,7 @@ def apply_edits(
     """
     if not inputs and not controls:
         return
-    check_edits(graph, inputs, controls)
+    _check(graph, inputs, controls, keep_order=True)
     journal: list[UndoStep] = []
     try:
         for edit in inputs:
@@ -87,6 +87,16 @@ def check_edits(
     controls: Sequence[ControlEdit] = (),
 ) -> None:
     """Raise what `apply_edits` would raise, and change nothing."""
+    _check(graph, inputs, controls, keep_order=False)
+
+
+def _check(
+    graph: Graph,
+    inputs: Sequence[InputEdit],
+    controls: Sequence[ControlEdit],
+    *,
+    keep_order: bool,
+) -> None:
     ops = [edit.op for edit in inputs] + [change.op for change in controls]
     if not ops:
         return
@@ -95,9 +105,11 @@ def check_edits(
         if edit.tensor is not None:
             check_frames(edit.op, edit.tensor)
     for change in controls:
+        present = frozenset(change.op.control_inputs)
         for control in change.control_inputs:
-            check_control_frames(change.op, control)
-    _check_cycles(graph, inputs, controls)
+            if control not in present:
+                check_control_frames(change.op, control)
+    _check_cycles(graph, inputs, controls, keep_order)
 
 
 def note_undo(graph: Graph, *steps: UndoStep) -> None:
@@ -161,13 +173,16 @@ def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
 
 
 def _check_cycles(
-    graph: Graph, inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
+    graph: Graph,
+    inputs: Iterable[InputEdit],
+    controls: Iterable[ControlEdit],
+    keep_order: bool,
 ) -> None:
     state = state_of(graph)
     if state.order is None:
         state.order = TopologicalOrder()
     state.order.refresh(graph)
-    cycle = state.order.rewire(_rewirings(inputs, controls))
+    cycle = state.order.rewire(_rewirings(inputs, controls), keep=keep_order)
     if cycle is not None:
         names = tuple(op.name for op in (*cycle, cycle[0]))
         raise CycleError(

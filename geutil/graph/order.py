@@ -131,11 +131,14 @@ class TopologicalOrder:
         self._position = {op._id: place for place, op in enumerate(ready)}
         self._version = graph.version
 
-    def rewire(self, rewirings: Iterable[Rewiring]) -> list[Operation] | None:
+    def rewire(
+        self, rewirings: Iterable[Rewiring], *, keep: bool = True
+    ) -> list[Operation] | None:
         """Mend the order for the edges that `rewirings` bring.
 
         Args:
             rewirings: the predecessors that the rewired ops will have.
+            keep: whether they are about to be made; otherwise the order stays.
 
         Returns:
             None, or the ops of a cycle that the rewirings would close, in the
@@ -150,6 +153,8 @@ class TopologicalOrder:
             if cycle is not None:
                 search.undo()
                 return cycle
+        if not keep:
+            search.undo()
         return None
 
 

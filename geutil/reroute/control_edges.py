@@ -37,8 +37,9 @@ def remove_control_inputs(op: Operation, cops: Any) -> None:
         []
     """
     removed = _control_ops(op, cops)
+    present = frozenset(op.control_inputs)
     for cop in removed:
-        if cop not in op.control_inputs:
+        if cop not in present:
             raise RerouteError(
                 f"'{cop.name}' is no control input of '{op.name}'; its control inputs "
                 f"are {[c.name for c in op.control_inputs]}"
@@ -76,8 +77,9 @@ def add_control_inputs(op: Operation, cops: Any) -> None:
         ['x']
     """
     added = _control_ops(op, cops)
+    present = frozenset(op.control_inputs)
     for cop in added:
-        if cop in op.control_inputs:
+        if cop in present:
             raise RerouteError(
                 f"'{cop.name}' is a control input of '{op.name}' already; leave it out"
             )

@@ -67,6 +67,8 @@ def copy_ops_in_bulk(
             node_def.CopyFrom(nodedef_fn(node_def))
     if _may_be_refused(info):
         _rehearse(info, graph_def, inputs.outside)
+    if nodedef_fn is not None:
+        info.altered_ops += ops
     input_map = {name: transform_outside(t) for name, t in inputs.outside.items()}
     scope_ = "" if renamed else info.scope_
     ops_ = _import(info.graph_, graph_def, input_map, scope_)

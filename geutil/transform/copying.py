@@ -8,7 +8,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph.contexts import whole_loops
-from geutil.graph.identity import IdentityMap, dereference
+from geutil.graph.identity import IdentityMap, IdentitySet, dereference
 from geutil.graph.kinds import Graph, Tensor, require_graph, require_tensor, type_name
 from geutil.graph.trees import flatten, map_leaves
 from geutil.select.controls import ControlOutputs
@@ -116,12 +116,13 @@ def copy_with_input_replacements(
     """
     view, dst_graph = _view_and_destination(sgv, dst_graph)
     replacements = _replacements(replacement_ts)
+    inputs = IdentitySet(view.inputs)
     for t in replacements:
-        if t not in view.inputs:
+        if t not in inputs:
             _logger.warning("'%s' is no input of %r: it is not replaced", t.name, view)
-    inputs = IdentityMap((t, t_) for t, t_ in replacements.items() if t in view.inputs)
+    replaced = IdentityMap((t, t_) for t, t_ in replacements.items() if t in inputs)
     return copy_replacing(
-        view, inputs, dst_graph, dst_scope, src_scope, reuse_dst_scope
+        view, replaced, dst_graph, dst_scope, src_scope, reuse_dst_scope
     )
 
 

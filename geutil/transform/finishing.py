@@ -21,6 +21,7 @@ from geutil.graph.importing import (
 from geutil.graph.kinds import Operation
 from geutil.graph.names import absolute_unique_name
 from geutil.graph.shapes import refine_shapes, same_static_shape
+from geutil.select.lists import get_consuming_ops
 from geutil.select.walks import get_forward_walk_ops
 from geutil.transform.state import TransformState
 
@@ -42,18 +43,19 @@ def finish_copies(info: TransformState) -> None:
 
 
 def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
-    """Return the ops behind an input whose stand-in has another static shape.
+    """Return the ops whose copies may well have other static shapes.
 
-    For these, what the original knows about shapes need not hold.
+    That is, ops that a caller's function altered, and ops behind those or behind a
+    tensor whose stand-in has another shape. For these, what the original knows about
+    shapes need not hold.
     """
-    changed = [
-        t for t in info.outside_ts if not same_static_shape(t, info.transformed_ts[t])
-    ]
-    return (
-        set(get_forward_walk_ops(changed, within_ops=info.sgv.ops))
-        if changed
-        else set()
-    )
+    pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
+    pairs += info.replacements.items()
+    changed = [t for t, t_ in pairs if not same_static_shape(t, t_)]
+    if not changed and not info.altered_ops:
+        return set()
+    ops = [*info.altered_ops, *get_consuming_ops(changed)]
+    return set(get_forward_walk_ops(ops, within_ops=info.sgv.ops))
 
 
 def _set_colocation(info: TransformState) -> None:

@@ -174,6 +174,7 @@ def copy_op_handler(
     node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
+        info.altered_ops.append(op)
     op_ = make_op(info.graph_, node_def, new_inputs)
     if copy_shape:
         copy_shapes(op, op_)

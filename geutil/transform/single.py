@@ -41,6 +41,8 @@ def transform_ops_one_by_one(
             info.loose_controls.append(op)
         for t, t_ in zip(op.outputs, outputs_, strict=False):
             info.transformed_ts[t] = t_
+            if t_.op is not info.copied.get(op):
+                info.handled_ts.append(t)
     for op, index, t in info.cyclic_ts:
         set_new_input(info.transformed_ops[op], index, info.transformed_ts[t])
 

@@ -35,6 +35,9 @@ class TransformState:
         outside_ts: the tensors from outside the view that its copies read by proxy.
         function_names: the new names of the functions that are renamed.
         loose_controls: the ops whose copies lack control inputs so far.
+        altered_ops: the ops whose definition the caller's `nodedef_fn` saw.
+        handled_ts: the tensors for which the caller's op handler gave one that is no
+            output of a copy.
         cyclic_ts: (op, index, tensor) for loop edges that wait for their producer.
         transform_original_op_handler: the handler of the running transformer.
     """
@@ -55,6 +58,8 @@ class TransformState:
         self.collections = collections_of_elements(self.graph)
         self.copied: dict[Operation, Operation] = {}
         self.loose_controls: list[Operation] = []
+        self.altered_ops: list[Operation] = []
+        self.handled_ts: list[Tensor] = []
         self.outside_ts: list[Tensor] = []
         self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
         self.has_contexts = False

@@ -279,6 +279,17 @@ def test_static_shapes_are_inferred_anew_behind_another_shape(new, expected):
     assert replaced.shape.as_list() == expected
 
 
+def test_static_shapes_behind_a_replaced_inner_tensor_are_inferred_anew():
+    with tf.Graph().as_default():
+        x = tf.constant([1.0, 2.0, 3.0, 4.0])
+        a, b = tf.split(x, 2)
+        c = tf.exp(b)
+        target = [tf.reduce_sum(a), c]
+        longer = tf.constant([1.0, 2.0, 3.0])
+        _, replaced = ge.graph_replace(target, [(x, tf.ones([4])), (b, longer)])
+    assert replaced.shape.as_list() == [3]
+
+
 def test_original_op_is_mapped():
     with tf.Graph().as_default() as graph:
         x = tf.constant(2.0, name="x")

@@ -122,6 +122,40 @@ def test_copy_shape_overrules_inference(bulk):
     assert info.transformed(y).shape.as_list() == [8, 3]
 
 
+@pytest.mark.parametrize("bulk", [True, False])
+def test_shapes_behind_a_changed_definition_are_inferred_anew(bulk):
+    def any_batch(node_def):
+        if node_def.op == "Placeholder":
+            node_def.attr["shape"].shape.dim[0].size = -1
+        return node_def
+
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [8, 3], name="x")
+        y = tf.exp(x)
+    transformer = ge.Transformer()
+    handler = functools.partial(ge.copy_op_handler, nodedef_fn=any_batch)
+    transformer.transform_op_handler = handler if bulk else disguised(handler)
+    _, info = transformer(graph, tf.Graph(), "")
+    assert info.transformed(x).shape.as_list() == [None, 3]
+    assert info.transformed(y).shape.as_list() == [None, 3]
+
+
+def test_shapes_behind_a_handlers_tensor_are_inferred_anew():
+    def widened(info, op, new_inputs):
+        op_, outputs_ = ge.copy_op_handler(info, op, new_inputs)
+        if op.type != "Const":
+            return op_, outputs_
+        with info.graph_.as_default():
+            return op_, [tf.concat([outputs_[0]] * 2, axis=0)]
+
+    with tf.Graph().as_default() as graph:
+        y = tf.exp(tf.constant([1.0, 2.0]))
+    transformer = ge.Transformer()
+    transformer.transform_op_handler = widened
+    _, info = transformer(graph, tf.Graph(), "")
+    assert info.transformed(y).shape.as_list() == [4]
+
+
 def test_inputs_and_hidden_inputs_have_a_handler_each(setting, transformer):
     def body():
         x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
