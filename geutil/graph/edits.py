@@ -69,6 +69,7 @@ def apply_edits(
     if not inputs and not controls:
         return
     _check(graph, inputs, controls, keep_order=True)
+    state_of(graph).edits += 1
     journal: list[UndoStep] = []
     try:
         for edit in inputs:
@@ -236,6 +237,7 @@ def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> UndoSte
 
 def _undo(graph: Graph, journal: list[UndoStep]) -> None:
     state = state_of(graph)
+    state.edits += 1
     for step in reversed(journal):
         step.undo()
     # The order was mended for edges that are gone again; the next edit makes it anew.

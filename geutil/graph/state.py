@@ -43,6 +43,8 @@ class GraphState:
         gradient_copies: for each gradient registered for ops copied into this graph,
             the copies of the tensors that its closure reads.
         order: a topological order of the ops, kept up to date over edits.
+        edits: how often edges were changed; with the number of ops it tells whether
+            anything is new.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -51,6 +53,7 @@ class GraphState:
     journals: list[list[UndoStep]] = field(default_factory=list)
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
+    edits: int = 0
 
 
 def state_of(graph: Graph) -> GraphState:
@@ -60,3 +63,8 @@ def state_of(graph: Graph) -> GraphState:
         state = GraphState()
         setattr(graph, _ATTRIBUTE, state)
     return state
+
+
+def fingerprint(graph: Graph) -> tuple[int, int]:
+    """Return what differs after any op was added or any edge edited by geutil."""
+    return graph.version, state_of(graph).edits

@@ -1,0 +1,121 @@
+"""FuncGraphs that are built from parts: bound captures, and functions made of them.
+
+A FuncGraph reads what lies outside (variables, tables) through *captures*: a placeholder
+inside stands for an eager tensor outside. A function is built from a FuncGraph once; so
+the graph that is edited and the graph that a function is built from are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.function.polymorphism import function_type as function_type_lib
+from tensorflow.python.eager.polymorphic_function.concrete_function import (
+    ConcreteFunction,
+)
+from tensorflow.python.framework import func_graph
+from tensorflow.python.ops import handle_data_util
+
+from geutil.graph.kinds import Graph, Operation, Tensor
+
+
+def new_function_graph(name: str) -> Graph:
+    """Return an empty FuncGraph that belongs to no other graph."""
+    with tf.init_scope():
+        return func_graph.FuncGraph(name, collections={})
+
+
+def make_capture_placeholder(
+    graph: Graph, name: str, dtype: Any, shape: Any, external: Any
+) -> Tensor:
+    """Make a placeholder called `name` in `graph` and bind it to a tensor outside.
+
+    A resource placeholder learns the shape and dtype behind the handle.
+    """
+    with graph.as_default(), graph.name_scope(None):
+        placeholder = tf.compat.v1.placeholder(dtype, shape, name)
+    if isinstance(external, tf.Tensor):
+        handle_data_util.copy_handle_data(external, placeholder)
+    bind(graph, placeholder, external)
+    return placeholder
+
+
+def bind(graph: Graph, placeholder: Tensor, external: Any) -> None:
+    """Make `placeholder` of a FuncGraph stand for a tensor outside."""
+    graph.replace_capture(external, placeholder)
+
+
+def bindings(graph: Graph) -> list[tuple[Any, Tensor]]:
+    """Return (outside tensor, placeholder) for each capture of a FuncGraph."""
+    return list(graph.captures)
+
+
+def unbind(graph: Graph, external: Any) -> None:
+    """Forget the capture of a tensor outside; its placeholder stays in the graph."""
+    graph.function_captures.pop(id(external), is_by_ref=False)
+
+
+def side_effects(graph: Graph) -> list[Operation]:
+    """Return the ops that a call of a FuncGraph's function runs besides its outputs."""
+    return list(getattr(graph, "control_outputs", ()))
+
+
+def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
+    """Tell a FuncGraph which tensors its arguments and results are."""
+    graph.inputs = list(inputs)
+    graph.outputs = list(outputs)
+
+
+def seen_variables(graph: Graph) -> list[tf.Variable]:
+    """Return the live variables that were read while `graph` was the default one."""
+    return list(graph.variables)
+
+
+def build_function(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    control_outputs: Sequence[Operation],
+    variables: Sequence[tf.Variable],
+) -> Any:
+    """Build a ConcreteFunction from a FuncGraph, which must not be edited thereafter.
+
+    Args:
+        graph: the FuncGraph.
+        inputs: its arguments; each becomes a keyword.
+        outputs: its results; the function returns a dictionary of them.
+        control_outputs: ops that run besides.
+        variables: the variables that it reads, for `tf.GradientTape`.
+    """
+    # TensorFlow flattens dictionaries by sorted key in some places and in order of
+    # insertion in others; sorted, both are the same.
+    inputs = dict(sorted(inputs.items()))
+    outputs = dict(sorted(outputs.items()))
+    graph.inputs = [*inputs.values(), *(inner for _, inner in graph.captures)]
+    graph.outputs = list(outputs.values())
+    graph.control_outputs = list(control_outputs)
+    signature = ((), {name: _spec(t, name) for name, t in inputs.items()})
+    graph.structured_input_signature = signature
+    graph.structured_outputs = {name: _spec(t, name) for name, t in outputs.items()}
+    graph.variables = variables
+    function_type = function_type_lib.from_structured_signature(
+        signature, graph.structured_outputs, graph.function_captures.capture_types
+    )
+    function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
+    # What saving a signature asks for.
+    function._arg_keywords = list(inputs)
+    function._num_positional_args = 1 if len(inputs) == 1 else 0
+    return function
+
+
+def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a function made by `build_function`; return its results by name."""
+    flat = [arguments[name] for name in function._arg_keywords]
+    results: dict[str, Any] = function._call_flat(flat, function.captured_inputs)
+    return results
+
+
+def _spec(tensor: Tensor, name: str) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype, name)

@@ -1,0 +1,99 @@
+"""Writing files and directories all or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from geutil.model.errors import ModelError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""Linux: `renameat2(2)`."""
+
+
+@contextmanager
+def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a new place beside `path` to write to, and move it there at the end.
+
+    When the block raises or the process dies, what was at `path` is whole and in its
+    place. Where the system cannot swap two paths at once (other than Linux), a directory
+    is replaced with two renames: a crash between them leaves the old one whole beside
+    its place, under a name that ends in `.old`.
+
+    Args:
+        path: where the file or directory will be.
+        overwrite: whether to replace what is there.
+
+    Raises:
+        ModelError: there is something and `overwrite` is false; or the parent is
+            missing.
+        OSError: the disk is full, or writing is forbidden.
+    """
+    if _exists(path) and not overwrite:
+        raise ModelError(f"'{path}' exists; pass overwrite=True to replace it")
+    if not path.parent.is_dir():
+        raise ModelError(f"there is no directory '{path.parent}' to write '{path}' to")
+    # In the same directory, so that moving it is a rename within one file system.
+    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        new = work / path.name
+        yield new
+        _sync(new)
+        _move_in(new, path, work / f"{path.name}.old")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _move_in(new: Path, path: Path, old: Path) -> None:
+    if not _exists(path) or not (new.is_dir() or _is_directory(path)):
+        new.replace(path)
+    elif not _exchanged(new, path):
+        path.rename(old)
+        try:
+            new.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
+    _sync_directory(path.parent)
+
+
+def _exchanged(a: Path, b: Path) -> bool:
+    """Swap two paths at once; return False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    done: int = renameat2(
+        _AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE
+    )
+    return done == 0
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or all files below a directory, are on the disk."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

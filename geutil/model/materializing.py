@@ -1,0 +1,175 @@
+"""From a program to a graph that can be edited."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.function_graphs import make_capture_placeholder, new_function_graph
+from geutil.graph.importing import add_control_edges, import_ops, neutral
+from geutil.graph.inlining import inline_calls
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.model.closures import carry_closures
+from geutil.model.errors import ModelError
+from geutil.model.program import (
+    Program,
+    canonical,
+    fresh_name,
+    legal_name,
+    node_of,
+    nodes_behind,
+    nodes_by_name,
+    subgraph,
+)
+
+_WRAPPER = re.compile(r"(^|/)Identity(_\d+)?$")
+SIDE_EFFECTS = "side_effects"
+"""Name of the op that waits for all that a call runs besides its outputs."""
+
+
+@dataclass
+class Parts:
+    """An editable graph and its ends.
+
+    Attributes:
+        graph: a FuncGraph whose captures are bound.
+        inputs: a placeholder for each input.
+        sinks: for each output an Identity that serves it alone.
+        side_effects: an op that waits for all that runs besides the outputs.
+        kept: (op, function, reason) for each call that was not inlined.
+    """
+
+    graph: Graph
+    inputs: dict[str, Tensor]
+    sinks: dict[str, Operation]
+    side_effects: Operation
+    kept: list[tuple[str, str, str]]
+
+
+def materialize(program: Program, *, inline: bool, what: str) -> Parts:
+    """Make an editable graph of a program.
+
+    Args:
+        program: the program, which is not changed.
+        inline: whether calls of functions are replaced by the functions' bodies.
+        what: what the program was made from, for messages.
+
+    Raises:
+        ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
+
+    Cost: linear in nodes and edges, function bodies included.
+    """
+    graph_def, sink = _needed(program, what)
+    outputs = {name: canonical(t) for name, t in program.outputs.items()}
+    kept: list[tuple[str, str, str]] = []
+    renamed: dict[str, str] = {}
+    origins: Any = {}
+    if inline:
+        inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
+        graph_def, kept = inlined.graph_def, list(inlined.kept)
+        renamed, origins = dict(inlined.tensors), inlined.origins
+    graph = new_function_graph("model")
+    captured = _capture(graph, graph_def, program.captures)
+    _release_colocation(graph_def)
+    try:
+        import_ops(graph, graph_def, captured)
+    except Exception as error:
+        # The importer raises whatever the C++ status and its own checks make of it.
+        raise ModelError(f"TensorFlow refuses the graph of {what}: {error}") from error
+    if program.origin is not None:
+        carry_closures(graph, program.origin, origins)
+
+    def tensor(name: str) -> Tensor:
+        name = renamed.get(name, name)
+        return captured[name] if name in captured else graph.get_tensor_by_name(name)
+
+    inputs = {name: tensor(canonical(t)) for name, t in program.inputs.items()}
+    results = {name: _behind_wrappers(tensor(t)) for name, t in outputs.items()}
+    sinks = {name: make_sink(graph, name, t) for name, t in results.items()}
+    return Parts(
+        graph,
+        inputs,
+        sinks,
+        graph.get_operation_by_name(sink),
+        kept,
+    )
+
+
+def _needed(program: Program, what: str) -> tuple[Any, str]:
+    """Return the nodes behind all ends, and the name of the side effects' op."""
+    nodes = nodes_by_name(program.graph_def)
+    ends = [*program.inputs.values(), *program.outputs.values()]
+    for end in [*ends, *program.side_effects]:
+        if node_of(end) not in nodes:
+            raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
+    stops = [node_of(t) for t in (*program.inputs.values(), *program.captures)]
+    roots = [node_of(end) for end in (*ends, *program.side_effects)]
+    graph_def = subgraph(
+        program.graph_def, nodes_behind(program.graph_def, roots, stops)
+    )
+    sink = graph_def.node.add()
+    sink.name = fresh_name(nodes, SIDE_EFFECTS)
+    sink.op = "NoOp"
+    sink.input.extend(f"^{name}" for name in program.side_effects)
+    return graph_def, sink.name
+
+
+def _capture(
+    graph: Graph, graph_def: Any, captures: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Take the nodes that stand for something outside off; make bound placeholders."""
+    by_node = {node_of(name): external for name, external in captures.items()}
+    captured: dict[str, Tensor] = {}
+    rest = []
+    for node in graph_def.node:
+        if node.name in by_node:
+            external = by_node[node.name]
+            captured[f"{node.name}:0"] = make_capture_placeholder(
+                graph, node.name, external.dtype, external.shape, external
+            )
+        else:
+            rest.append(node)
+    if captured:
+        kept = [tf.compat.v1.NodeDef.FromString(n.SerializeToString()) for n in rest]
+        del graph_def.node[:]
+        graph_def.node.extend(kept)
+    return captured
+
+
+def _release_colocation(graph_def: Any) -> None:
+    """Forget colocation with nodes that are not here; the importer refuses it."""
+    names = {node.name for node in graph_def.node}
+    for node in graph_def.node:
+        if "_class" not in node.attr:
+            continue
+        groups = node.attr["_class"].list.s
+        inside = [g for g in groups if g.removeprefix(b"loc:@").decode() in names]
+        if len(inside) == len(groups):
+            continue
+        if inside:
+            del groups[:]
+            groups.extend(inside)
+        else:
+            del node.attr["_class"]
+
+
+def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
+    """Make the op that reads an output for the outside world, and nothing else."""
+    with neutral(graph):
+        op: Operation = tf.identity(tensor, name=legal_name(name)).op
+    return op
+
+
+def _behind_wrappers(t: Tensor) -> Tensor:
+    """Return what a function's result is before the copies that wrapping it adds."""
+    while (
+        t.op.type == "Identity"
+        and _WRAPPER.search(t.op.name)
+        and not t.consumers()
+        and not t.op.control_inputs
+    ):
+        (t,) = t.op.inputs
+    return t

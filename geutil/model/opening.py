@@ -1,0 +1,184 @@
+"""Opening models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.function_graphs import bindings
+from geutil.graph.kinds import is_graph, type_name
+from geutil.model.errors import ModelError
+from geutil.model.holdings import Holdings
+from geutil.model.model import Model
+from geutil.model.program import Program
+from geutil.model.reading import read_graph_def
+from geutil.model.signatures import Signatures
+from geutil.model.sources import functions, graphs, keras_models
+from geutil.model.sources.saved_models import open_saved_model
+from geutil.model.sources.source import DEFAULT_SIGNATURE, Source
+from geutil.model.validation import check_graph_def
+
+ACCEPTED = (
+    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras file, a "
+    "tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a tf.function with an "
+    "input signature, or a Keras model"
+)
+
+
+def open(  # noqa: A001 - a module's open, as in gzip.open.
+    source: Any,
+    *,
+    signature: str | None = None,
+    tags: Sequence[str] | str | None = None,
+    inline: bool = True,
+    inputs: graphs.Ends = None,
+    outputs: graphs.Ends = None,
+    session: Any = None,
+) -> Model:
+    """Open a model to edit it.
+
+    Nothing of the model is run, beyond what `tf.saved_model.load` runs itself: it fills
+    the tables.
+
+    Args:
+        source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
+            `.keras` file, a `tf.compat.v1.GraphDef`, a `tf.Graph`, a concrete function,
+            a `tf.function` with an input signature, or a Keras model (which is opened as
+            it is called for inference).
+        signature: the signature of a SavedModel; `serving_default` or the only one if
+            None. Other sources have one signature, which gets this name.
+        tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
+            only one, if None.
+        inline: whether calls of functions are replaced by the functions' bodies. Loops
+            and conditionals remain ops either way.
+        inputs: for a graph, the tensors that are its inputs; a mapping also gives them
+            names. If None, its placeholders.
+        outputs: for a graph, the tensors that are its outputs; a mapping also gives them
+            names. If None, what nothing reads.
+        session: for a `tf.Graph`, the Session that holds its variables' values.
+
+    Returns:
+        The model of one signature; the others are in its `signatures`.
+
+    Raises:
+        ModelError: the source cannot be opened; the message names what was found and
+            what is accepted.
+
+    Cost: linear in ops, function bodies included, and in the bytes of the variables.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+        ... def double(x):
+        ...     return {"y": 2 * x}
+        >>> m = model.open(double)
+        >>> m
+        Model('serving_default', ['x'] -> ['y'], 5 ops)
+        >>> m.run(x=[1.0, 2.0])
+        {'y': array([2., 4.], dtype=float32)}
+    """
+    if not tf.executing_eagerly():
+        raise ModelError(
+            "models need eager execution, which is off here; call geutil.model outside "
+            "graphs and tf.function, in a process that did not disable version 2"
+        )
+    found = _source(source, signature, tags, inputs, outputs, session)
+    name = found.chosen(signature)
+    return Signatures(found, inline, {}, tuple(found.signatures))[name]
+
+
+def _source(
+    source: Any,
+    signature: str | None,
+    tags: Sequence[str] | str | None,
+    inputs: graphs.Ends,
+    outputs: graphs.Ends,
+    session: Any,
+) -> Source:
+    name = signature or DEFAULT_SIGNATURE
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
+            graph_def = read_graph_def(path)
+            return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
+        if path.suffix == ".keras" and path.exists():
+            return _of_keras_model(keras_models.load_keras_file(path), name)
+        return open_saved_model(path, tags)
+    if isinstance(source, tf.compat.v1.GraphDef):
+        copy = type(source)()
+        copy.CopyFrom(source)
+        return _of_graph_def(copy, "the GraphDef", name, inputs, outputs)
+    if is_graph(source):
+        return _of_graph(source, name, inputs, outputs, session)
+    if keras_models.is_keras_model(source):
+        return _of_keras_model(source, name)
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _of_function(source, name)
+    if isinstance(source, tf.types.experimental.PolymorphicFunction):
+        return _of_function(functions.concrete_function_of(source), name)
+    raise ModelError(f"cannot open a {type_name(source)}; pass {ACCEPTED}")
+
+
+def _of_graph_def(
+    graph_def: Any, what: str, name: str, inputs: graphs.Ends, outputs: graphs.Ends
+) -> Source:
+    check_graph_def(graph_def, what)
+    ends = (
+        graphs.named_ends(graph_def, inputs, what, "input"),
+        graphs.named_ends(graph_def, outputs, what, "output"),
+    )
+    programs, holdings = graphs.programs_of_graph_def(graph_def, {name: ends}, what)
+    return _single(what, name, programs[name], holdings)
+
+
+def _of_graph(
+    graph: Any, name: str, inputs: graphs.Ends, outputs: graphs.Ends, session: Any
+) -> Source:
+    graph_def = functions.graph_def_with_shapes(graph)
+    what = "the graph"
+    ends = (
+        graphs.named_ends(graph_def, inputs, what, "input"),
+        graphs.named_ends(graph_def, outputs, what, "output"),
+    )
+    programs, holdings = graphs.programs_of_graph_def(
+        graph_def,
+        {name: ends},
+        what,
+        value_of=graphs.graph_def_of_session(graph, session),
+    )
+    program = programs[name]
+    program.origin = graph
+    if hasattr(graph, "captures"):
+        program.captures |= {inner.name: outer for outer, inner in bindings(graph)}
+        holdings.add_variables(graph.variables)
+    return _single(what, name, program, holdings)
+
+
+def _of_keras_model(model: Any, name: str) -> Source:
+    program = keras_models.program_of_keras_model(model)
+    holdings = Holdings()
+    holdings.add_variables(
+        (v.value for v in model.variables), (v.path for v in model.variables)
+    )
+    return _single(f"Keras model '{model.name}'", name, program, holdings)
+
+
+def _of_function(function: Any, name: str) -> Source:
+    holdings = Holdings()
+    holdings.add_variables(function.variables)
+    program = functions.program_of_function(function)
+    return _single(f"function '{function.name}'", name, program, holdings)
+
+
+def _single(what: str, name: str, program: Program, holdings: Holdings) -> Source:
+    return Source(what, {name: partial(_same, program)}, holdings)
+
+
+def _same(program: Program) -> Program:
+    return program

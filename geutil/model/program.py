@@ -1,0 +1,113 @@
+"""A program: a graph as protobuf with named ends, between its source and a `Model`.
+
+Every source (SavedModel, GraphDef, function, Keras model) is turned into a program, and
+every program into an editable graph by the same road.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.kinds import Graph
+
+
+@dataclass
+class Program:
+    """A graph, its ends, and what it reads from outside.
+
+    Attributes:
+        graph_def: the nodes and the function library.
+        inputs: for each input its placeholder's tensor name, as in `x:0`.
+        outputs: for each output its tensor name.
+        captures: for each tensor name that stands for something outside, the eager
+            tensor: the handle of a variable or table, or a captured value.
+        side_effects: the names of ops that run besides what the outputs need.
+        origin: the graph that the nodes come from, while it is alive; it knows the
+            gradients that exist in Python only.
+    """
+
+    graph_def: Any
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    captures: dict[str, Any] = field(default_factory=dict)
+    side_effects: list[str] = field(default_factory=list)
+    origin: Graph | None = None
+
+
+def node_of(tensor_name: str) -> str:
+    """Return the node in a tensor name or in a node's input: `^x`, `x` and `x:1`."""
+    return tensor_name.removeprefix("^").partition(":")[0]
+
+
+def canonical(tensor_name: str) -> str:
+    """Return a tensor name with its index: `x` as `x:0`."""
+    return tensor_name if ":" in tensor_name else f"{tensor_name}:0"
+
+
+def short(tensor_name: str) -> str:
+    """Return a tensor name as nodes write it: `x:0` as `x`."""
+    return tensor_name.removesuffix(":0")
+
+
+def nodes_by_name(graph_def: Any) -> dict[str, Any]:
+    """Return the nodes of a `GraphDef` by name."""
+    return {node.name: node for node in graph_def.node}
+
+
+def nodes_behind(
+    graph_def: Any, ends: Iterable[str], stops: Iterable[str] = ()
+) -> list[Any]:
+    """Return the nodes that nodes called `ends` depend on, in the order of the graph.
+
+    Args:
+        graph_def: a `GraphDef`.
+        ends: names of nodes, which belong to the result.
+        stops: names of nodes whose inputs are left out; they belong to the result.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    stopping = frozenset(stops)
+    waiting = list(dict.fromkeys(ends))
+    found = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        if name in stopping:
+            continue
+        for source in nodes[name].input:
+            before = node_of(source)
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return [node for node in graph_def.node if node.name in found]
+
+
+def subgraph(graph_def: Any, nodes: Iterable[Any]) -> Any:
+    """Return a `GraphDef` with these nodes and the functions of `graph_def`."""
+    result = tf.compat.v1.GraphDef()
+    result.node.extend(nodes)
+    result.versions.CopyFrom(graph_def.versions)
+    result.library.CopyFrom(graph_def.library)
+    return result
+
+
+def fresh_name(taken: Mapping[str, Any] | set[str], name: str) -> str:
+    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
+    if name not in taken:
+        return name
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+def legal_name(name: str) -> str:
+    """Return a name for a node that resembles `name`."""
+    kept = "".join(
+        c if c.isascii() and (c.isalnum() or c in "_.-/") else "_" for c in name
+    )
+    return kept if kept[:1].isalnum() or kept[:1] == "." else f"n{kept}"

@@ -1,0 +1,119 @@
+"""Tables of version 1 graphs as objects that live outside a graph and can be saved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.model.program import canonical, node_of, nodes_behind, subgraph
+
+_numbers = itertools.count()
+_TABLES = frozenset(
+    (
+        "HashTableV2",
+        "MutableHashTableV2",
+        "MutableHashTableOfTensorsV2",
+        "MutableDenseHashTableV2",
+    )
+)
+_INITIALIZERS = frozenset(
+    ("InitializeTableV2", "InitializeTableFromTextFileV2", "LookupTableImportV2")
+)
+
+
+def is_table(node: Any) -> bool:
+    """Tell whether a node makes a table."""
+    return node.op in _TABLES
+
+
+def initializer_of(graph_def: Any, table: Any) -> str | None:
+    """Return the name of the node that fills a table, None where there is none."""
+    for node in graph_def.node:
+        if node.op in _INITIALIZERS and node_of(node.input[0]) == table.name:
+            return str(node.name)
+    return None
+
+
+class GraphResource(tf.saved_model.experimental.TrackableResource):
+    """A table that a node of a graph makes and another one fills.
+
+    Args:
+        graph_def: the graph that both are in.
+        table: the node that makes the table.
+        initializer: the name of the node that fills it, None when nothing does.
+        assets: the file for each constant node that names one.
+
+    Raises:
+        tf.errors.OpError: TensorFlow cannot make or fill the table.
+    """
+
+    def __init__(
+        self,
+        graph_def: Any,
+        table: Any,
+        initializer: str | None,
+        assets: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self._table = _without_place(table)
+        self._name = str(table.name)
+        self._initializer = initializer
+        self._asset_of: dict[str, tf.saved_model.Asset] = {}
+        if initializer is not None:
+            nodes = nodes_behind(graph_def, [initializer], [self._name, *assets])
+            needed = {node.name for node in nodes}
+            self._asset_of = {
+                name: tf.saved_model.Asset(path)
+                for name, path in assets.items()
+                if name in needed
+            }
+            left_out = {self._name, *self._asset_of}
+            self._graph_def = subgraph(
+                graph_def, [node for node in nodes if node.name not in left_out]
+            )
+            tf.function(self._initialize)()
+
+    @property
+    def assets(self) -> list[tf.saved_model.Asset]:
+        """The files that the table is filled from."""
+        return list(self._asset_of.values())
+
+    def _create_resource(self) -> Any:
+        make = tf.function(lambda: _made_by(self._table), autograph=False)
+        return make.get_concrete_function()()
+
+    def _initialize(self) -> None:
+        if self._initializer is None:
+            return
+        input_map = {canonical(self._name): _inside(self.resource_handle)}
+        for name, asset in self._asset_of.items():
+            input_map[canonical(name)] = _inside(asset.asset_path)
+        tf.import_graph_def(self._graph_def, input_map=input_map, name="")
+
+
+def _made_by(table: Any) -> Any:
+    graph_def = tf.compat.v1.GraphDef(node=[table])
+    (handle,) = tf.import_graph_def(
+        graph_def, return_elements=[canonical(table.name)], name=""
+    )
+    return handle
+
+
+def _inside(tensor: Any) -> Any:
+    """Return the stand-in for an eager tensor inside the graph that is being traced."""
+    return tf.raw_ops.Identity(input=tensor)
+
+
+def _without_place(table: Any) -> Any:
+    """Return the node with a name of its own for the table: models do not share it."""
+    node = type(table).FromString(table.SerializeToString())
+    name = f"geutil_{node.name}_{next(_numbers)}".encode()
+    node.attr["shared_name"].s = name
+    node.device = ""
+    if "_class" in node.attr:
+        del node.attr["_class"]
+    del node.input[:]
+    return node

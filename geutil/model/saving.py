@@ -1,0 +1,83 @@
+"""Writing models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from geutil.graph.trackables import new_trackable, owner_of
+from geutil.model.atomic import written_atomically
+from geutil.model.errors import ModelError
+
+if TYPE_CHECKING:
+    from geutil.model.model import Model
+
+_logger = logging.getLogger("geutil")
+
+
+def save(model: Model, path: Path, format: str, *, overwrite: bool) -> Path:
+    """Write a model; see `Model.save`."""
+    if format not in _WRITERS:
+        raise ModelError(f"unknown format '{format}'; choose one of {sorted(_WRITERS)}")
+    with written_atomically(path, overwrite=overwrite) as new:
+        _WRITERS[format](model, new)
+    return path
+
+
+def _write_saved_model(model: Model, path: Path) -> None:
+    untouched = model.unopened_signatures()
+    functions = {
+        name: opened.concrete_function()
+        for name, opened in model.opened_signatures().items()
+    }
+    root = _root(model, [*functions.values(), *untouched.values()])
+    signatures = {
+        name: functions.get(name) or untouched[name] for name in model.signatures
+    }
+    try:
+        tf.saved_model.save(root, str(path), signatures=signatures)
+    except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
+        raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
+
+
+def _root(model: Model, functions: Iterable[Any]) -> Any:
+    """Return an object that tracks all that the functions read."""
+    root = new_trackable()
+    variables = list(model.variables.values())
+    root.variables = variables
+    root.trainable_variables = [v for v in variables if v.trainable]
+    root.non_trainable_variables = [v for v in variables if not v.trainable]
+    root.geutil_resources = _resources(model, functions)
+    root.geutil_assets = list(model.holdings.assets)
+    return root
+
+
+def _resources(model: Model, functions: Iterable[Any]) -> list[Any]:
+    """Return the owners of tables, known ones and those that functions captured."""
+    resources = list(model.holdings.resources)
+    known = {id(r.resource_handle) for r in resources}
+    known |= set(model.holdings.by_handle())
+    for function in functions:
+        for captured in function.captured_inputs:
+            if captured.dtype != tf.resource or id(captured) in known:
+                continue
+            known.add(id(captured))
+            if any(captured is v.handle for v in function.variables):
+                continue
+            owner = owner_of(captured)
+            if owner is None:
+                raise ModelError(
+                    f"{model!r} reads a resource that no object in memory owns "
+                    f"({captured}); keep the table that you made it from, and save again"
+                )
+            resources.append(owner)
+    return resources
+
+
+_WRITERS: dict[str, Callable[[Model, Path], None]] = {
+    "saved_model": _write_saved_model,
+}

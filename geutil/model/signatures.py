@@ -1,0 +1,88 @@
+"""The signatures of a model, opened when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from geutil.model.holdings import Holdings
+from geutil.model.materializing import materialize
+from geutil.model.sources.source import Source
+
+if TYPE_CHECKING:
+    from geutil.model.model import Model
+
+
+class Signatures(Mapping[str, "Model"]):
+    """The signatures by name; each is a model that shares the variables.
+
+    Args:
+        source: where signatures that nobody has opened come from.
+        inline: whether calls are inlined when a signature is opened.
+        opened: the signatures that are open.
+        names: all names, in order.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        inline: bool,
+        opened: Mapping[str, Model],
+        names: tuple[str, ...],
+    ) -> None:
+        self._source = source
+        self._inline = inline
+        self._opened = dict(opened)
+        self._names = names
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._opened:
+            from geutil.model.model import Model
+
+            program = self._source.signatures[name]()
+            parts = materialize(program, inline=self._inline, what=self._source.what)
+            Model(parts, name, self, self._source.holdings)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Signatures({list(self._names)})"
+
+    def adopt(self, model: Model) -> None:
+        """Take a model in as the signature that it names."""
+        self._opened[model.signature] = model
+        if model.signature not in self._names:
+            self._names = (*self._names, model.signature)
+
+    def opened(self) -> dict[str, Model]:
+        """Return the signatures that are open."""
+        return dict(self._opened)
+
+    def unopened(self) -> dict[str, Any]:
+        """Return the functions of signatures that nobody has opened.
+
+        Signatures that have no function yet are opened on the way.
+        """
+        for name in self._names:
+            if name not in self._opened and name not in self._source.functions:
+                self[name]
+        closed = [name for name in self._names if name not in self._opened]
+        return {name: self._source.functions[name] for name in closed}
+
+    def without(self, name: str) -> Signatures:
+        """Return the other signatures."""
+        names = tuple(n for n in self._names if n != name)
+        opened = {n: m for n, m in self._opened.items() if n != name}
+        return Signatures(self._source, self._inline, opened, names)
+
+    def alone(self) -> Signatures:
+        """Return no signatures, to begin anew."""
+        source = Source(self._source.what, {}, Holdings())
+        return Signatures(source, self._inline, {}, ())

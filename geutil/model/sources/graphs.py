@@ -1,0 +1,183 @@
+"""Programs of GraphDefs and of graphs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.kinds import Graph
+from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
+from geutil.model.errors import ModelError
+from geutil.model.holdings import Holdings
+from geutil.model.program import Program, canonical, node_of, nodes_by_name
+from geutil.model.ref_variables import with_resource_variables
+from geutil.model.resources import GraphResource, initializer_of, is_table
+
+Ends = Sequence[str] | Mapping[str, str] | None
+"""Tensor names; a mapping gives each a public name."""
+
+_NOT_DATA = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
+
+
+def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, str]:
+    """Return the ends that are asked for as a mapping from public name to tensor name.
+
+    Raises:
+        ModelError: an end is no tensor of the graph.
+    """
+    if ends is None:
+        names = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+        return {name: f"{name}:0" for name in names}
+    if isinstance(ends, str):
+        ends = [ends]
+    pairs = (
+        ends.items() if isinstance(ends, Mapping) else [(_public(e), e) for e in ends]
+    )
+    nodes = nodes_by_name(graph_def)
+    named = {}
+    for public, name in pairs:
+        if node_of(name) not in nodes:
+            known = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+            raise ModelError(
+                f"{what} has no {kind} '{name}': there is no op of that name; its "
+                f"{'placeholders' if kind == 'input' else 'ends'} are {known[:20]}"
+            )
+        named[public] = canonical(name)
+    return named
+
+
+def _public(name: str) -> str:
+    return name.removesuffix(":0")
+
+
+def _placeholders(graph_def: Any) -> list[str]:
+    return [
+        node.name
+        for node in graph_def.node
+        if node.op == "Placeholder" and node.attr["dtype"].type not in _NOT_DATA
+    ]
+
+
+def _results(graph_def: Any) -> list[str]:
+    """Return the nodes with outputs that no node reads."""
+    read = {node_of(text) for node in graph_def.node for text in node.input}
+    return [
+        node.name
+        for node in graph_def.node
+        if node.name not in read and node.op not in _NO_RESULT
+    ]
+
+
+_NO_RESULT = frozenset(
+    (
+        "NoOp",
+        "Assert",
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "InitializeTableV2",
+        "InitializeTableFromTextFileV2",
+        "LookupTableImportV2",
+        "NextIteration",
+        "SaveV2",
+        "Placeholder",
+        "VarHandleOp",
+        "HashTableV2",
+        "Print",
+        "Const",
+    )
+)
+"""Types of ops that end a graph without being what it computes."""
+
+
+def programs_of_graph_def(
+    graph_def: Any,
+    signatures: Mapping[str, tuple[dict[str, str], dict[str, str]]],
+    what: str,
+    *,
+    facts: Mapping[str, VariableFacts] | None = None,
+    value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
+    assets: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Program], Holdings]:
+    """Return programs that share one graph, and the variables and tables made for it.
+
+    Args:
+        graph_def: the graph, which is changed: reference variables become resource
+            variables.
+        signatures: the (inputs, outputs) of each signature.
+        what: the source in words.
+        facts: what is known of the variables, by op name.
+        value_of: gives the value of a variable from its op's name and node; None
+            where it has none.
+        assets: the file for each constant that names one.
+    """
+    with_resource_variables(graph_def)
+    holdings = Holdings()
+    captures: dict[str, Any] = {}
+    shared: dict[bytes, tf.Variable] = {}
+    for node in graph_def.node:
+        if node.op == "VarHandleOp":
+            key = node.attr["shared_name"].s or node.name.encode()
+            if key not in shared:
+                shared[key] = _variable(node, facts or {}, value_of)
+            captures[f"{node.name}:0"] = shared[key].handle
+        elif is_table(node):
+            resource = GraphResource(
+                graph_def, node, initializer_of(graph_def, node), assets or {}
+            )
+            holdings.resources.append(resource)
+            holdings.assets += resource.assets
+            captures[f"{node.name}:0"] = resource.resource_handle
+    holdings.add_variables(shared.values())
+    programs = {
+        name: Program(graph_def, dict(inputs), dict(outputs), captures)
+        for name, (inputs, outputs) in signatures.items()
+    }
+    return programs, holdings
+
+
+def _variable(
+    node: Any,
+    facts: Mapping[str, VariableFacts],
+    value_of: Callable[[str, Any], np.ndarray[Any, Any] | None],
+) -> tf.Variable:
+    known = facts.get(node.name)
+    trainable = known.trainable if known is not None else True
+    value = value_of(node.name, node)
+    shape = tf.TensorShape(node.attr["shape"].shape)
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    if value is None:
+        return uninitialized_variable(dtype, shape, trainable, node.name)
+    return tf.Variable(
+        value, trainable=trainable, dtype=dtype, shape=shape, name=node.name
+    )
+
+
+def graph_def_of_session(
+    graph: Graph, session: Any
+) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
+    """Return what reads the values of a graph's variables from a Session."""
+    variables = {v.op.name: v for v in _graph_variables(graph)}
+
+    def value_of(name: str, _: Any) -> np.ndarray[Any, Any] | None:
+        if session is None or name not in variables:
+            return None
+        with graph.as_default():
+            if not session.run(tf.compat.v1.is_variable_initialized(variables[name])):
+                return None
+        value: np.ndarray[Any, Any] = session.run(variables[name])
+        return value
+
+    return value_of
+
+
+def _graph_variables(graph: Graph) -> Iterable[tf.Variable]:
+    seen: dict[int, tf.Variable] = {}
+    for key in sorted(graph.get_all_collection_keys(), key=str):
+        for element in graph.get_collection(key):
+            if isinstance(element, tf.Variable):
+                seen[id(element)] = element
+    return seen.values()

@@ -1,0 +1,128 @@
+"""Programs of SavedModels, of TensorFlow 2 and of version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.variable_defs import VariableFacts, variable_facts
+from geutil.model.errors import ModelError
+from geutil.model.holdings import holdings_of
+from geutil.model.loading import load_saved_model
+from geutil.model.program import Program, node_of
+from geutil.model.reading import read_saved_model, select_meta_graph
+from geutil.model.sources.functions import program_of_function
+from geutil.model.sources.graphs import programs_of_graph_def
+from geutil.model.sources.source import Source
+from geutil.model.validation import check_graph_def
+
+_INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
+
+
+def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
+    """Return a SavedModel as a source.
+
+    Raises:
+        ModelError: it cannot be read, or holds what TensorFlow refuses.
+    """
+    meta_graph = select_meta_graph(read_saved_model(path), tags)
+    what = f"SavedModel '{path}'"
+    if meta_graph.object_graph_def.nodes:
+        return _of_objects(path, meta_graph, what)
+    return _of_version_1(path, meta_graph, what)
+
+
+def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
+    loaded = load_saved_model(path, list(meta_graph.meta_info_def.tags))
+    functions = dict(loaded.signatures)
+    source = Source(what, {}, holdings_of(loaded), functions)
+    for name, function in functions.items():
+        definition = meta_graph.signature_def[name]
+        source.signatures[name] = partial(_program, function, definition)
+    return source
+
+
+def _program(function: Any, definition: Any) -> Program:
+    """Return the program of a signature; its outputs in the order of their names."""
+    del definition
+    return program_of_function(function)
+
+
+def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
+    graph_def = meta_graph.graph_def
+    check_graph_def(graph_def, what)
+    signatures = {}
+    for name, definition in meta_graph.signature_def.items():
+        if name not in _INIT_SIGNATURES:
+            inputs = _tensors(definition.inputs, what, name)
+            signatures[name] = (inputs, _tensors(definition.outputs, what, name))
+    facts = variable_facts(meta_graph.collection_def)
+    assets = {
+        node_of(asset.tensor_info.name): str(path / "assets" / asset.filename)
+        for asset in meta_graph.asset_file_def
+    }
+    programs, holdings = programs_of_graph_def(
+        graph_def,
+        signatures,
+        what,
+        facts=facts,
+        value_of=_checkpoint_values(path, facts, what),
+        assets=assets,
+    )
+    return Source(
+        what, {name: partial(_given, p) for name, p in programs.items()}, holdings
+    )
+
+
+def _given(program: Program) -> Program:
+    return program
+
+
+def _tensors(infos: Any, what: str, signature: str) -> dict[str, str]:
+    tensors = {}
+    for name in sorted(infos):
+        if not infos[name].name:
+            raise ModelError(
+                f"'{name}' in signature '{signature}' of {what} is no plain tensor; "
+                "geutil opens signatures of dense tensors"
+            )
+        tensors[name] = infos[name].name
+    return tensors
+
+
+def _checkpoint_values(
+    path: Path, facts: dict[str, VariableFacts], what: str
+) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
+    """Return what reads the value of a variable from the checkpoint of a SavedModel."""
+    prefix = path / "variables" / "variables"
+    if not prefix.with_suffix(".index").exists():
+        return lambda _name, _node: None
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+    except Exception as error:
+        # The reader raises what the C++ status says, in classes of many kinds.
+        raise ModelError(f"the variables of {what} cannot be read: {error}") from error
+
+    def value_of(name: str, node: Any) -> np.ndarray[Any, Any] | None:
+        known = facts.get(name)
+        key = known.key if known is not None else name
+        if not reader.has_tensor(key):
+            return None
+        try:
+            value: np.ndarray[Any, Any] = np.asarray(reader.get_tensor(key))
+        except Exception as error:
+            raise ModelError(
+                f"variable '{key}' of {what} cannot be read: {error}"
+            ) from error
+        if known is not None and known.offset is not None:
+            shape = [d.size for d in node.attr["shape"].shape.dim]
+            pairs = zip(known.offset, shape, strict=True)
+            value = value[tuple(slice(o, o + size) for o, size in pairs)]
+        return value
+
+    return value_of
