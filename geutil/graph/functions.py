@@ -43,6 +43,12 @@ def has_function(graph: Graph, name: str) -> bool:
     return bool(graph._is_function(name))
 
 
+def body_graph(graph: Graph, name: str) -> Graph | None:
+    """Return the FuncGraph that a function was traced in, None where it is gone."""
+    function = graph._get_function(name) if graph._is_function(name) else None
+    return getattr(function, "graph", None)
+
+
 def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:
     """Rename the functions in the attributes of a node."""
     for value in _function_values(node_def.attr):
