@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from geutil.graph.importing import import_ops, neutral
 from geutil.graph.inlining import Kept, inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.closures import carry_closures
+from geutil.model.effects import effect_roots, unwrapped
 from geutil.model.errors import ModelError
 from geutil.model.program import (
     Program,
@@ -27,7 +27,6 @@ from geutil.model.program import (
     subgraph,
 )
 
-_WRAPPER = re.compile(r"(^|/)Identity(_\d+)?$")
 SIDE_EFFECTS = "side_effects"
 """Name of the op that waits for all that a call runs besides its outputs."""
 
@@ -78,6 +77,10 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
             ) from error
         graph_def, kept = inlined.graph_def, list(inlined.kept)
         renamed, origins = dict(inlined.tensors), inlined.origins
+    outputs, waits = unwrapped(
+        graph_def, {name: renamed.get(t, t) for name, t in outputs.items()}
+    )
+    _keep_effects(graph_def, sink, waits)
     graph = new_function_graph("model")
     stand_ins = _stand_ins(graph_def, program.captures)
     _release_colocation(graph_def)
@@ -96,7 +99,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         return graph.get_tensor_by_name(name)
 
     inputs = {name: tensor(canonical(t)) for name, t in program.inputs.items()}
-    results = {name: _behind_wrappers(tensor(t)) for name, t in outputs.items()}
+    results = {name: tensor(t) for name, t in outputs.items()}
     sinks = {name: make_sink(graph, name, t) for name, t in results.items()}
     return Parts(
         graph,
@@ -124,6 +127,14 @@ def _needed(program: Program, what: str) -> tuple[Any, str]:
     sink.op = "NoOp"
     sink.input.extend(f"^{name}" for name in program.side_effects)
     return graph_def, sink.name
+
+
+def _keep_effects(graph_def: Any, sink: str, waits: list[str]) -> None:
+    """Let the side effects' op wait for what has an effect only."""
+    (node,) = (node for node in graph_def.node if node.name == sink)
+    roots = effect_roots(graph_def, [*map(node_of, node.input), *waits])
+    del node.input[:]
+    node.input.extend(f"^{name}" for name in roots)
 
 
 def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -172,15 +183,3 @@ def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
     with neutral(graph):
         op: Operation = tf.identity(tensor, name=legal_name(name)).op
     return op
-
-
-def _behind_wrappers(t: Tensor) -> Tensor:
-    """Return what a function's result is before the copies that wrapping it adds."""
-    while (
-        t.op.type == "Identity"
-        and _WRAPPER.search(t.op.name)
-        and not t.consumers()
-        and not t.op.control_inputs
-    ):
-        (t,) = t.op.inputs
-    return t
