@@ -398,6 +398,8 @@ class Model:
             self.graph, dict(self.inputs), dict(self.outputs), bindings(self.graph)
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
+        if checked:
+            program.prune()
         return program
 
     def derived(

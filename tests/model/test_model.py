@@ -173,7 +173,7 @@ def test_tensor_arguments_in_graphs(opened):
 
 
 def test_repr_says_what_it_is(opened):
-    assert repr(opened[0]) == "Model('serving_default', ['x'] -> ['y'], 9 ops)"
+    assert repr(opened[0]) == "Model('serving_default', ['x'] -> ['y'], 7 ops)"
     assert repr(opened[0].signatures) == "Signatures(['serving_default'])"
 
 
