@@ -1,0 +1,1 @@
+"""L4, models: opens, inspects, edits and saves them."""
