@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import tensorflow as tf
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorflow.core.framework import (
     attr_value_pb2,
     function_pb2,
@@ -28,6 +30,9 @@ SavedObjectGraph: TypeAlias = saved_object_graph_pb2.SavedObjectGraph
 TensorProto: TypeAlias = tensor_pb2.TensorProto
 TensorShapeProto: TypeAlias = tensor_shape_pb2.TensorShapeProto
 
+PARSE_ERRORS: tuple[type[Exception], ...] = (DecodeError, text_format.ParseError)
+"""What parsing a damaged proto raises, binary or text."""
+
 DATA_TYPES: frozenset[int] = frozenset(types_pb2.DataType.values())
 """The numbers of the data types that this TensorFlow knows."""
 
@@ -40,3 +45,12 @@ def op_def_of(op_type: str) -> Any | None:
     Cost: constant; the first look-up of a type parses its definition.
     """
     return op_def_registry.get(op_type)
+
+
+def parse_text(text: str, message: Any) -> Any:
+    """Parse the text form of a proto into `message`, and return it.
+
+    Raises:
+        Exception: one of `PARSE_ERRORS`.
+    """
+    return text_format.Parse(text, message)

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.protobuf import text_format
-from google.protobuf.message import DecodeError
-
-from geutil.graph.protos import GraphDef, MetaGraphDef, SavedModel
+from geutil.graph.protos import (
+    PARSE_ERRORS,
+    GraphDef,
+    MetaGraphDef,
+    SavedModel,
+    parse_text,
+)
 from geutil.model.errors import ModelError
 from geutil.model.kinds import (
     GRAPH_DEF,
@@ -139,23 +142,16 @@ def select_meta_graph(
             return meta_graph
     if tags is None and len(known) == 1:
         return saved_model.meta_graphs[0]
-    asked = "without tags" if tags is None else f"with the tags {sorted(wanted)}"
     listed = ", ".join(str(sorted(its_tags)) for its_tags in known) or "none at all"
+    if tags is None:
+        raise ModelError(
+            f"the SavedModel holds several MetaGraphs and none is tagged "
+            f"'{_PREFERRED_TAG}' alone; pass the tags of one of them: {listed}"
+        )
     raise ModelError(
-        f"the SavedModel holds no single MetaGraph {asked}; it holds {listed}: pass "
-        "one of these as tags=..."
-        if tags is not None
-        else f"the SavedModel holds several MetaGraphs and none is tagged "
-        f"'{_PREFERRED_TAG}'; pass the tags of one of them: {listed}"
+        f"the SavedModel holds no MetaGraph with the tags {sorted(wanted)}; it holds "
+        f"{listed}: pass one of these as tags=..."
     )
-
-
-def parse_text(text: str, message: Any, file: Path) -> Any:
-    """Parse the text form of a proto into `message`."""
-    try:
-        return text_format.Parse(text, message)
-    except (text_format.ParseError, RecursionError) as error:
-        raise ModelError(f"'{file}' is no text proto: {error}") from error
 
 
 def _tag_set(tags: Iterable[str]) -> set[str]:
@@ -209,7 +205,7 @@ def _from_binary(data: bytes, file: Path, wanted: str) -> Any:
     check_kind(kind, wanted, file)
     try:
         return _PROTOS[wanted].FromString(data)
-    except DecodeError as error:
+    except PARSE_ERRORS as error:
         raise ModelError(
             f"'{file}' holds no whole {wanted}, it is truncated or damaged: {error}"
         ) from error
@@ -223,7 +219,10 @@ def _from_text(data: bytes, file: Path, wanted: str) -> Any:
     kind = text_kind(text)
     if kind is not None:
         check_kind(kind, wanted, file)
-    return parse_text(text, _PROTOS[wanted](), file)
+    try:
+        return parse_text(text, _PROTOS[wanted]())
+    except (*PARSE_ERRORS, RecursionError) as error:
+        raise ModelError(f"'{file}' holds no {wanted} in text form: {error}") from error
 
 
 def _listed(names: list[str], shown: int = 8) -> str:

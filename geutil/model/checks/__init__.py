@@ -1,0 +1,1 @@
+"""What TensorFlow must not be given: each module holds one kind of check."""
