@@ -30,7 +30,11 @@ SavedObjectGraph: TypeAlias = saved_object_graph_pb2.SavedObjectGraph
 TensorProto: TypeAlias = tensor_pb2.TensorProto
 TensorShapeProto: TypeAlias = tensor_shape_pb2.TensorShapeProto
 
-PARSE_ERRORS: tuple[type[Exception], ...] = (DecodeError, text_format.ParseError)
+PARSE_ERRORS: tuple[type[Exception], ...] = (
+    DecodeError,
+    RecursionError,
+    text_format.ParseError,
+)
 """What parsing a damaged proto raises, binary or text."""
 
 DATA_TYPES: frozenset[int] = frozenset(types_pb2.DataType.values())

@@ -221,7 +221,7 @@ def _from_text(data: bytes, file: Path, wanted: str) -> Any:
         check_kind(kind, wanted, file)
     try:
         return parse_text(text, _PROTOS[wanted]())
-    except (*PARSE_ERRORS, RecursionError) as error:
+    except PARSE_ERRORS as error:
         raise ModelError(f"'{file}' holds no {wanted} in text form: {error}") from error
 
 
