@@ -1,8 +1,8 @@
 """Opens damaged models in a child process.
 
 `python -m tests.model.fuzzing --count 1000 --seed 7` is a campaign by hand; with
-`--child FOLDER` it is the child: it reads `target seed` from standard input, opens the
-target after the mutation of that seed, and answers with a line.
+`--child FOLDER` it is the child: it reads a target and a seed from standard input,
+opens the target after the mutation of that seed, and answers with a line.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.model.field_mutations import mutate_fields
 from tests.model.mutations import mutate
 
 TARGETS = {
@@ -32,8 +33,12 @@ TARGETS = {
     "saved_model": ("lookup", "saved_model.pb"),
     "index": ("lookup", "variables/variables.index"),
     "data": ("lookup", "variables/variables.data-00000-of-00001"),
+    "pb fields": ("frozen.pb", "."),
+    "saved_model fields": ("lookup", "saved_model.pb"),
 }
 """What is opened, and which of its files is damaged."""
+
+_FIELDS = ("pb fields", "saved_model fields")
 
 OPENED, REFUSED = "opened", "refused"
 _SECONDS = 20.0
@@ -95,7 +100,7 @@ class _Child:
 
     def ask(self, target, seed):
         with suppress(BrokenPipeError):
-            self._process.stdin.write(f"{target} {seed}\n")
+            self._process.stdin.write(f"{json.dumps([target, seed])}\n")
             self._process.stdin.flush()
         line = self._line(_SECONDS)
         if line is None:
@@ -138,9 +143,9 @@ def _serve(folder: Path) -> None:
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:
-        target, seed = line.split()
+        target, seed = json.loads(line)
         with tempfile.TemporaryDirectory() as scratch:
-            path = damaged(folder, target, int(seed), Path(scratch))
+            path = damaged(folder, target, seed, Path(scratch))
             try:
                 (load_saved_model if path.is_dir() else load_graph_def)(path)
                 answer = [OPENED, ""]
@@ -161,9 +166,18 @@ def damaged(folder: Path, target: str, seed: int, scratch: Path) -> Path:
     else:
         shutil.copy(folder / model, copy)
     victim = copy / file if copy.is_dir() else copy
-    _, data = mutate(victim.read_bytes(), random.Random(f"{target} {seed}"))
-    victim.write_bytes(data)
+    victim.write_bytes(_mutated(victim.read_bytes(), target, seed))
     return copy
+
+
+def _mutated(data: bytes, target: str, seed: int) -> bytes:
+    from geutil.graph.protos import GraphDef, SavedModel
+
+    rng = random.Random(f"{target} {seed}")
+    if target in _FIELDS:
+        proto = GraphDef if target == "pb fields" else SavedModel
+        return mutate_fields(data, proto, rng)
+    return mutate(data, rng)[1]
 
 
 def _limit_memory() -> None:
