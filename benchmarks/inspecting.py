@@ -74,8 +74,9 @@ def write_variables(path: Path, scale: int = 1) -> None:
 
 
 def write_nodes(path: Path, scale: int = 1) -> None:
-    """A model of half a million nodes, which takes no GiB, but most time."""
-    _write(path, random_graph_def(500_000 // scale, reach=50))
+    """A model of half a million nodes: never a GiB, but what takes longest."""
+    del scale  # In a small one, what does not grow with the graph would weigh more.
+    _write(path, random_graph_def(500_000, reach=50))
 
 
 MODELS: dict[str, Callable[[Path, int], None]] = {

@@ -71,8 +71,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         >>> found = inspect("testdata/two_signatures")
         >>> print(found.signatures["encode"].inputs["x"], found.variables[0].tensor)
         float32 [n,3] float32 [3,2]
-        >>> found.ops["Placeholder"]
-        2
+        >>> found.ops["VarHandleOp"]
+        1
     """
     source = Path(path)
     if not source.exists():

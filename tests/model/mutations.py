@@ -7,8 +7,11 @@ import random
 
 def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
     """Return what was done to `data`, and the result."""
-    kind = rng.choice(list(_MUTATIONS))
-    return kind, _MUTATIONS[kind](bytearray(data), rng)
+    while True:
+        kind = rng.choice(list(_MUTATIONS))
+        changed = _MUTATIONS[kind](bytearray(data), rng)
+        if changed != data:  # Two equal bytes may have been swapped.
+            return kind, changed
 
 
 def _truncate(data, rng):

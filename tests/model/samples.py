@@ -1,7 +1,13 @@
-"""Small models, made anew for each run of the tests."""
+"""Small models, made anew for each run of the tests.
+
+`python -m tests.model.samples FOLDER` writes them. In a process of their own they come
+out the same each time: TensorFlow numbers functions by process.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +15,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 tf1 = tf.compat.v1
+ROOT = Path(__file__).parents[2]
 
 
 def frozen_graph_def():
@@ -80,10 +87,24 @@ def save_lookup(folder: Path) -> Path:
     return target
 
 
-def write_all(folder: Path) -> dict[str, Path]:
-    """Write a model of each kind, and return their files."""
+def write_all(folder: Path) -> None:
+    """Write a model of each kind, in a process of its own."""
+    command = [sys.executable, "-m", "tests.model.samples", str(folder)]
+    child = subprocess.run(
+        command, cwd=ROOT, capture_output=True, check=False, text=True
+    )
+    if child.returncode:
+        raise RuntimeError(child.stderr)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
     graph_def = frozen_graph_def()
     binary, text = folder / "frozen.pb", folder / "frozen.pbtxt"
-    binary.write_bytes(graph_def.SerializeToString())
+    binary.write_bytes(graph_def.SerializeToString(deterministic=True))
     text.write_text(text_format.MessageToString(graph_def))
-    return {"pb": binary, "pbtxt": text, "saved_model": save_lookup(folder)}
+    save_lookup(folder)
+
+
+if __name__ == "__main__":
+    main()
