@@ -52,7 +52,7 @@ def test_the_models_open_before_they_are_damaged(models):
 
 
 def test_the_damage_is_the_same_for_the_same_seed(models, tmp_path):
-    for target, (model, file) in fuzzing.TARGETS.items():
+    for target, (_, file) in fuzzing.TARGETS.items():
         copies = []
         for name in ("first", "second"):
             scratch = tmp_path / target / name
