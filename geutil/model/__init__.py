@@ -1,7 +1,1 @@
-"""L4: opens, edits and saves models."""
-
-from geutil.model.errors import ModelError
-from geutil.model.model import Model
-from geutil.model.opening import open
-
-__all__ = ["Model", "ModelError", "open"]
+"""L4, models: opens, inspects, edits and saves them."""
