@@ -13,7 +13,10 @@ X = np.array([1.0, 2.0], np.float32)
 @pytest.fixture
 def chain():
     """Return a model: a = x * v, b = a + w, y = exp(b), z = a + u."""
-    v, w, u = (tf.Variable(n, name=name) for n, name in zip((2.0, 3.0, 5.0), "vwu"))
+    v, w, u = (
+        tf.Variable(n, name=name)
+        for n, name in zip((2.0, 3.0, 5.0), "vwu", strict=True)
+    )
     counter = tf.Variable(0.0, name="counter")
 
     @tf.function(

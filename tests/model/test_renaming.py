@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.model import samples
+from tests.model import small_models
 
 X = np.array([[1.0, 2.0]], np.float32)
 
 
 @pytest.fixture
 def opened():
-    function, w, b = samples.affine()
+    function, w, b = small_models.affine()
     m = model.open(function)
     m.keep = (w, b)
     m.outputs["hidden"] = m.graph.get_tensor_by_name("hidden:0")
@@ -46,7 +46,7 @@ def test_the_model_keeps_its_names(opened):
 
 
 def test_other_signatures_stay(tmp_path):
-    samples.save_two_signatures(tmp_path / "m")
+    small_models.save_two_signatures(tmp_path / "m")
     m = model.open(tmp_path / "m", signature="encode").rename(signature="shrink")
     assert sorted(m.signatures) == ["decode", "shrink"]
     m.save(tmp_path / "out")
@@ -70,7 +70,7 @@ def test_refusals(opened, arguments, message):
 
 
 def test_a_signature_that_exists_is_refused(tmp_path):
-    samples.save_two_signatures(tmp_path / "m")
+    small_models.save_two_signatures(tmp_path / "m")
     m = model.open(tmp_path / "m", signature="encode")
     with pytest.raises(model.ModelError, match=r"a signature 'decode' already"):
         m.rename(signature="decode")
