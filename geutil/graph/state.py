@@ -43,6 +43,7 @@ class GraphState:
         gradient_copies: for each gradient registered for ops copied into this graph,
             the copies of the tensors that its closure reads.
         order: a topological order of the ops, kept up to date over edits.
+        retired: ops that a rewrite rule left without readers, in order of retirement.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -51,6 +52,7 @@ class GraphState:
     journals: list[list[UndoStep]] = field(default_factory=list)
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
+    retired: dict[Operation, None] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:
