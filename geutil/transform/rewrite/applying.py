@@ -59,7 +59,8 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
     with surroundings_of(root, awaited):
         result = rule.replacement(match)
         if not isinstance(result, str):
-            pairs = _pairs(rule, root, result)
+            stand_in = [result] if not root.outputs and is_op(result) else []
+            pairs = _pairs(rule, root, None if stand_in else result)
             pairs = _ordered(pairs, frozenset(ops_since(graph, count)), awaited)
     new_ops = ops_since(graph, count)
     if isinstance(result, str):
@@ -69,7 +70,7 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
         liveness.abandon(new_ops)
         return "the replacement replaces no output"
     try:
-        return _move(match, pairs, new_ops, awaited, territory)
+        return _move(match, pairs, new_ops, stand_in or awaited, territory)
     except CycleError as error:
         liveness.forget(t.op for op in new_ops for t in op.inputs)
         liveness.abandon(new_ops)
@@ -130,7 +131,7 @@ def _move(
     match: Match,
     pairs: list[tuple[Tensor, Tensor]],
     new_ops: list[Operation],
-    awaited: list[Operation],
+    stand_ins: list[Operation],
     territory: Territory,
 ) -> Applied:
     root, liveness = match.root, territory.liveness
@@ -152,7 +153,7 @@ def _move(
         )
     )
     waiting = _move_control_outputs(
-        plan, dead, [new.op for _, new in pairs] or awaited, liveness
+        plan, dead, [new.op for _, new in pairs] or stand_ins, liveness
     )
     plan.apply()
     liveness.forget([root])

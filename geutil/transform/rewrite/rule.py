@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.kinds import Tensor, type_name
+from geutil.graph.kinds import Operation, Tensor, type_name
 from geutil.transform.rewrite.compiling import compile_pattern
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Pattern
 
-Replaced: TypeAlias = Tensor | Sequence[Tensor | None] | str | None
+Replaced: TypeAlias = Tensor | Sequence[Tensor | None] | Operation | str | None
 Replacement: TypeAlias = Callable[[Match], Replaced]
 Check: TypeAlias = Callable[[Match], bool | str | None]
 
@@ -25,7 +25,8 @@ class Rule:
             for the outputs of the root: a tensor if it has one output, else one for
             each, where None leaves an output alone. It may return a tensor that was
             there before, and it may read the root: then the root is wrapped. A str
-            means that nothing is replaced after all, and why.
+            means that nothing is replaced after all, and why. For a root without
+            outputs it returns the op that ops shall wait for in its place, or None.
             It is called with the graph as the default one, in the name scope, device
             and control-flow context of the root; new ops wait for what the matched
             ops waited for. It only builds: the edges of ops that exist are for
@@ -64,8 +65,8 @@ class Rule:
                 )
         self.replacement = replacement
         self.check = check
-        self.name: str = name or getattr(
-            replacement, "__name__", type_name(replacement)
+        self.name = str(
+            name or getattr(replacement, "__name__", type_name(replacement))
         )
         self.reach = reach
 

@@ -16,6 +16,11 @@ from enum import Enum, auto
 from geutil.errors import SelectionError
 from geutil.graph.kinds import Operation, Tensor, is_op
 from geutil.transform.rewrite.compiling import Compiled
+from geutil.transform.rewrite.conditions import (
+    has_attribute,
+    predicate_name,
+    shown,
+)
 from geutil.transform.rewrite.leaves import Leaf
 from geutil.transform.rewrite.patterns import Any, Op, Or, Output, Pattern
 from geutil.transform.rewrite.territory import Territory
@@ -131,7 +136,7 @@ class Search:
             if where and id(node) in self.bound:
                 element = self.bound[id(node)]
                 if not where(element):
-                    return f"{_predicate(where)} is false for '{element.name}'"
+                    return f"{predicate_name(where)} is false for '{element.name}'"
         found = self._outside_reader()
         if found is not None:
             return f"{found[0].describe()} asks for only_consumer: {found[1]}"
@@ -140,8 +145,8 @@ class Search:
     def _is_allowed(self, op: Operation) -> bool:
         found = self._outside_reader()
         if found is not None:
-            node, reason = found
-            words = f"only_consumer: {reason}"
+            node, reader = found
+            words = f"only_consumer: {reader}"
             self._fail(node, self.bound[id(node)], words, constraint=True)
             return False
         reason = self._territory.objection(op, self.ops())
@@ -204,11 +209,11 @@ class Search:
                 node, op, "its type is {kind}, not {0}", node.types_text()
             )
         if node.test is not None and not node.test(op):
-            return self._fail(node, op, "{0} is false", _predicate(node.test))
+            return self._fail(node, op, "{0} is false", predicate_name(node.test))
         for name, wanted in node.attrs.items():
-            if not _has(op, name, wanted):
+            if not has_attribute(op, name, wanted):
                 return self._fail(
-                    node, op, "attribute '{0}' is not {1}", name, _shown(wanted)
+                    node, op, "attribute '{0}' is not {1}", name, shown(wanted)
                 )
         if not self._bind(node, op):
             return None
@@ -262,7 +267,7 @@ class Search:
         where = getattr(node, "where", None)
         if where is not None and self._strict and not where(element):
             words = "{0} is false"
-            self._fail(node, element, words, _predicate(where), constraint=True)
+            self._fail(node, element, words, predicate_name(where), constraint=True)
             return False
         self.bound[id(node)] = element
         if name is not None and captured is None:
@@ -300,25 +305,3 @@ def _onto(goals: tuple[Goal, ...], agenda: Agenda) -> Agenda:
     for goal in reversed(goals):
         agenda = (goal, agenda)
     return agenda
-
-
-def _has(op: Operation, name: str, wanted: typing.Any) -> bool:
-    try:
-        value = op.get_attr(name)
-    except ValueError:
-        return False
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(value, bytes) and isinstance(wanted, str):
-        return value == wanted.encode()
-    if isinstance(wanted, tuple):
-        wanted = list(wanted)
-    return bool(value == wanted)
-
-
-def _predicate(function: typing.Any) -> str:
-    return f"{getattr(function, '__name__', 'predicate')}()"
-
-
-def _shown(wanted: typing.Any) -> str:
-    return f"what {_predicate(wanted)} asks" if callable(wanted) else repr(wanted)
