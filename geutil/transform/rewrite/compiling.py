@@ -111,7 +111,9 @@ def compile_pattern(pattern: Pattern) -> Compiled:
         _union(
             types[id(node)]
             for node in nodes
-            if node not in roots and (not isinstance(node, Any) or node.where)
+            if node is not pattern
+            and node not in roots
+            and (not isinstance(node, Any) or node.where)
         ),
     )
 

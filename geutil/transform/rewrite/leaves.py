@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import SelectionError
 from geutil.graph.kinds import Operation, Tensor
-from geutil.transform.rewrite.patterns import Pattern, TensorTest
+from geutil.transform.rewrite.patterns import Pattern, TensorTest, check_name
 
 MAX_IDENTITIES = 8
 """How many Identity ops in a row a leaf looks through. A frozen graph has one."""
@@ -37,6 +37,7 @@ class Leaf(Pattern):
         where: TensorTest | None = None,
         through_identity: bool = True,
     ) -> None:
+        check_name(name)
         self.name = name
         self.where = where
         self.through_identity = through_identity

@@ -64,7 +64,7 @@ class Any(Pattern):
     def __init__(
         self, name: str | None = None, *, where: TensorTest | None = None
     ) -> None:
-        _check_name(name)
+        check_name(name)
         self.name = name
         self.where = where
 
@@ -107,7 +107,7 @@ class Op(Pattern):
         commutative: bool = False,
         attrs: Mapping[str, typing.Any] | None = None,
     ) -> None:
-        _check_name(name)
+        check_name(name)
         self.test: OpTest | None = None
         self.types: frozenset[str] | None = None
         if isinstance(types, str):
@@ -266,7 +266,8 @@ def _pattern(obj: object) -> Pattern:
     return obj
 
 
-def _check_name(name: object) -> None:
+def check_name(name: object) -> None:
+    """Raise `ArgumentTypeError` unless `name` is a str or None."""
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(
             f"the name of a capture is a str, got {type_name(name)}"

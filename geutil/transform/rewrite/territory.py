@@ -10,6 +10,9 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_op
 from geutil.graph.surroundings import context_name
 from geutil.transform.rewrite.liveness import Liveness
 
+_FEW = 8
+"""How many readers besides a match are looked through for one to name."""
+
 
 class Territory:
     """The limits of a match that its pattern does not state.
@@ -52,7 +55,11 @@ class Territory:
         if protection is not None:
             return protection
         members = frozenset(ops)
-        others = [r for r in self.liveness.readers(op) if r not in members]
+        readers = self.liveness.readers(op)
+        if len(readers) > len(members) + _FEW:
+            # Not looked through: a constant may be read by every op there is.
+            return f"'{op.name}' has {len(readers)} readers"
+        others = [r for r in readers if r not in members]
         if not others:
             return None
         # A set has no order of its own; the oldest reader is the one to name.

@@ -120,9 +120,7 @@ def test_a_network_with_frozen_weights(network, request):
     frozen = freeze_weights(network.graph)
     report = rewrite(network.graph, identity_elimination(), keep=[network.output])
     assert len(report.rewritten) == frozen > 100
-    assert [r.reason for r in report.refused] == [
-        f"'{network.output.name}' is in keep"
-    ]
+    assert [r.reason for r in report.refused] == [f"'{network.output.name}' is in keep"]
     ge.verify(network.graph)
     used = ge.get_backward_walk_ops(network.output)
     assert len(ge.filter_ops(used, ge.op_type("Identity"))) == 1
