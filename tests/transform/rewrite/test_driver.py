@@ -44,9 +44,12 @@ def test_new_ops_stand_where_the_root_stood(graph):
         old = tf.exp(x, name="e")
     y = tf.negative(old, name="y")
     waited = tf.no_op()
-    with tf.name_scope("elsewhere"), tf.device("/device:GPU:7"):
-        with tf.control_dependencies([waited]):
-            report = rewrite(graph, swap("Exp", tf.sin), debug=True)
+    with (
+        tf.name_scope("elsewhere"),
+        tf.device("/device:GPU:7"),
+        tf.control_dependencies([waited]),
+    ):
+        report = rewrite(graph, swap("Exp", tf.sin), debug=True)
     new = y.op.inputs[0].op
     assert (new.type, new.name, new.device) == ("Sin", "outer/Sin", old.op.device)
     assert not new.control_inputs
