@@ -482,7 +482,7 @@ def test_a_hub_of_many_readers():
     with tf.Graph().as_default() as graph:
         hub = tf.constant(1.0, name="hub")
         graph_def = tf.compat.v1.GraphDef()
-        for i in range(20_000):
+        for i in range(5_000):
             node = graph_def.node.add(name=f"i{i}", op="Identity", input=["hub"])
             node.attr["T"].type = tf.float32.as_datatype_enum
             node = graph_def.node.add(name=f"n{i}", op="Neg", input=[f"i{i}"])
@@ -490,8 +490,8 @@ def test_a_hub_of_many_readers():
         tf.import_graph_def(graph_def, {"hub": hub}, name="")
     lone = Rule(Op("Neg", Op("Const", only_consumer=True)), lambda m: m.root.inputs[0])
     report = rewrite(graph, [identity_elimination(), lone])
-    assert report.counts["identity_elimination"] == (20_000, 0)
-    assert len(report.refused) == 20_000
+    assert report.counts["identity_elimination"] == (5_000, 0)
+    assert len(report.refused) == 5_000
 
 
 def test_the_report_reads_well(graph):
