@@ -18,6 +18,7 @@ from benchmarks import (
     inspecting,
     memory,
     rerouting,
+    rewriting,
     selecting,
     table,
     viewing,
@@ -37,6 +38,7 @@ WITH_BASELINE: dict[str, Callable[[Case], list[works.Work]]] = {
 # what does not grow with the graph is shared by few ops.
 ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
     "reroute": rerouting.rows,
+    "rewrite": rewriting.rows,
     "memory": memory.rows,
 }
 # They write the models that they read.
