@@ -25,7 +25,7 @@ from geutil.model.program import (
     nodes_by_name,
     short,
 )
-from geutil.model.renaming import rename_references, renamed
+from geutil.model.rewiring import rename_placeholders
 
 if TYPE_CHECKING:
     from geutil.model.model import Model
@@ -116,22 +116,20 @@ def with_named_ends(program: Program, dtypes: Mapping[str, tf.DType]) -> Any:
 
     Cost: linear in nodes and edges.
     """
-    graph_def, inputs, outputs = program.graph_def, program.inputs, program.outputs
+    graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)
-    ends = {node_of(t): name for name, t in inputs.items()}
+    ends = {node_of(t): name for name, t in program.inputs.items()}
     ends |= {name: name for name in in_place}
-    names = _new_names(graph_def, ends, {*inputs, *outputs})
-    rename_references(graph_def.node, names)
-    for node in graph_def.node:
-        node.name = names.get(node.name, node.name)
-    for name, tensor in outputs.items():
+    names = _new_names(graph_def, ends, {*inputs, *program.outputs})
+    rename_placeholders(program, names)
+    for name, tensor in program.outputs.items():
         if name not in in_place and name not in inputs:
-            source = short(renamed(canonical(tensor), names))
-            waits = [f"^{names.get(e, e)}" for e in program.side_effects]
+            source = short(canonical(tensor))
+            waits = [f"^{effect}" for effect in program.side_effects]
             node = graph_def.node.add(name=name, op="Identity", input=[source, *waits])
             node.attr["T"].type = dtypes[name].as_datatype_enum
     # The order of nodes tells the order of inputs and outputs.
-    rank = {name: place for place, name in enumerate((*inputs, "", *outputs))}
+    rank = {name: place for place, name in enumerate((*inputs, "", *program.outputs))}
     graph_def.node.sort(key=lambda node: rank.get(node.name, len(inputs)))
     return graph_def
 

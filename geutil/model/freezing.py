@@ -19,7 +19,7 @@ from geutil.model.handle_replacing import replace_handles
 from geutil.model.holdings import Holdings
 from geutil.model.program import Program, fresh_name, legal_name, node_of
 from geutil.model.pruning import drop_uncalled_functions, pruned
-from geutil.model.renaming import rename_references, renamed
+from geutil.model.rewiring import rename_placeholders
 
 if TYPE_CHECKING:
     from geutil.model.model import Model
@@ -102,14 +102,13 @@ def frozen_program(model: Model) -> Program:
         },
     )
     drop_uncalled_functions(program.graph_def)
+    constants = set(names.values())
     captures = {
-        t: outside
-        for t, outside in program.captures.items()
-        if node_of(t) not in sources
+        t: external
+        for t, external in program.captures.items()
+        if node_of(t) not in constants
     }
-    outputs = {name: renamed(t, names) for name, t in program.outputs.items()}
-    effects = [names.get(name, name) for name in program.side_effects]
-    return replace(program, captures=captures, outputs=outputs, side_effects=effects)
+    return replace(program, captures=captures)
 
 
 def _sources(model: Model, program: Program) -> dict[str, Source]:
@@ -164,15 +163,14 @@ def _insert_constants(
     Returns:
         For each such node the name of the constant.
     """
-    nodes = program.graph_def.node
-    taken = {node.name for node in nodes} - set(sources)
+    taken = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
-    for node in nodes:
-        source = sources.get(node.name)
-        if source is not None:
-            name = fresh_name(taken, legal_name(source.name))
-            taken.add(name)
-            names[node.name] = name
-            become_const(node, name, source.value())
-    rename_references(nodes, names)
+    for node, source in sources.items():
+        names[node] = fresh_name(taken, legal_name(source.name))
+        taken.add(names[node])
+    rename_placeholders(program, names)
+    by_name = {names[node]: source for node, source in sources.items()}
+    for node in program.graph_def.node:
+        if node.name in by_name:
+            become_const(node, node.name, by_name[node.name].value())
     return names
