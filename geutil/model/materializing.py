@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.function_graphs import make_capture_placeholder, new_function_graph
+from geutil.graph.function_registry import with_unique_functions
 from geutil.graph.importing import add_control_edges, import_ops, neutral
 from geutil.graph.inlining import inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -71,6 +72,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
         graph_def, kept = inlined.graph_def, list(inlined.kept)
         renamed, origins = dict(inlined.tensors), inlined.origins
+    with_unique_functions(graph_def)
     graph = new_function_graph("model")
     captured = _capture(graph, graph_def, program.captures)
     _release_colocation(graph_def)
