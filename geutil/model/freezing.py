@@ -89,7 +89,7 @@ def frozen_program(model: Model) -> Program:
     _check_initialized(sources)
     _check_size(repr(model), program, sources)
     names = _insert_constants(program, sources)
-    replace_handles(
+    reads = replace_handles(
         program.graph_def,
         {
             names[node]: Value(
@@ -101,14 +101,17 @@ def frozen_program(model: Model) -> Program:
             if source.is_variable
         },
     )
-    drop_uncalled_functions(program.graph_def)
     constants = set(names.values())
     captures = {
         t: external
         for t, external in program.captures.items()
         if node_of(t) not in constants
     }
-    return replace(program, captures=captures)
+    # A variable was read in its turn among the effects; a constant has no such turn.
+    effects = [name for name in program.side_effects if name not in reads]
+    frozen = pruned(replace(program, captures=captures, side_effects=effects))
+    drop_uncalled_functions(frozen.graph_def)
+    return frozen
 
 
 def _sources(model: Model, program: Program) -> dict[str, Source]:

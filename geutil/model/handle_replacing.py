@@ -10,7 +10,7 @@ from typing import Any
 
 from geutil.model.errors import ModelError
 from geutil.model.handle_flow import Carrier, Value, handle_flow, passes
-from geutil.model.program import fresh_name, short
+from geutil.model.program import fresh_name, node_of, short
 from geutil.model.value_reads import OUTPUT_NAMES, READS, turn_into_value_read
 from geutil.model.valued_calls import (
     CALLS,
@@ -24,7 +24,7 @@ from geutil.model.valued_calls import (
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
-def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> None:
+def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
     """Put values in the place of handles, in place.
 
     Args:
@@ -32,6 +32,9 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> None:
             readers are changed, and functions that took handles get versions that take
             values.
         seeds: the value by the name of each node that was a handle.
+
+    Returns:
+        The names of the nodes that read a variable and now read a value.
 
     Raises:
         ModelError: an op needs the variable itself, not its value; or a function
@@ -41,13 +44,15 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> None:
     """
     versions = Versions(graph_def.library)
     taken = {node.name for node in graph_def.node}
-    values, carriers = handle_flow(graph_def.node, seeds, in_function=False)
-    added = _change(carriers, values, seeds, taken, versions, "")
+    _, carriers = handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in READS}
+    added = _change(carriers, seeds, taken, versions, "")
     graph_def.node.extend(added)
     for version in versions.waiting():
         function = graph_def.library.function.add()
         function.CopyFrom(versions.functions[version.function])
         _make_version(function, version, versions)
+    return reads
 
 
 def _make_version(function: Any, version: Version, versions: Versions) -> None:
@@ -63,7 +68,7 @@ def _make_version(function: Any, version: Version, versions: Versions) -> None:
         if (name := OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{version.function}'"
-    function.node_def.extend(_change(carriers, values, seeds, taken, versions, where))
+    function.node_def.extend(_change(carriers, seeds, taken, versions, where))
     _set_results(function, version, values)
     for node in function.node_def if renamed else ():
         for index, text in enumerate(node.input):
@@ -95,7 +100,6 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
 
 def _change(
     carriers: Iterable[Carrier],
-    values: Mapping[str, Value],
     seeds: Mapping[str, Value],
     taken: set[str],
     versions: Versions,
@@ -115,7 +119,7 @@ def _change(
         if node.op in READS:
             handle = node.input[0]
             # What is passed on may come from inside a loop; the rest does not.
-            waits = [] if short(handle) in seeds else [f"^{handle.partition(':')[0]}"]
+            waits = [] if short(handle) in seeds else [f"^{node_of(handle)}"]
             (value,) = carrier.values.values()
             added += turn_into_value_read(
                 node, value, fresh, waits=waits, in_function=bool(where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from geutil.model.holdings import Holdings
 if TYPE_CHECKING:
     from geutil.model.model import Model
 
-_REASON_LINES = 12
+_SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 
 
 def write_tflite(model: Model, path: Path) -> None:
@@ -56,8 +57,7 @@ def _write(model: Model, path: Path, *, select_tf_ops: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what the converter says of the ops, without its trace."""
-    lines = str(error).splitlines()
-    told = [i for i, line in enumerate(lines) if "failed while converting" in line]
-    start = told[0] + 1 if told else 0
-    return "\n".join(line for line in lines[start:] if line.strip())[:1000]
+    """Return what the converter says of the ops, without its traces."""
+    text = str(error)
+    said = dict.fromkeys(m[1].strip() for m in _SAID.finditer(text))
+    return "; ".join(said)[:1500] or text[:1500]

@@ -149,8 +149,10 @@ class Model:
         """Return the model with constants in place of its variables, in all signatures.
 
         The constants have the values that the variables have now, and their names.
-        What read a variable reads its constant, in loops and other functions too, so
-        the model computes the same, bit for bit. Tables stay what they are.
+        What read a variable reads its constant, in loops and other functions too. The
+        ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
+        them where it sees constants, which shows in the last bits. Tables stay what
+        they are.
 
         Returns:
             A model without variables. This one is unchanged.
