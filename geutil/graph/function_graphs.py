@@ -53,8 +53,10 @@ def write_stand_in(node: Any, external: Any) -> None:
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
-    if external.dtype == tf.resource and data is not None and data.is_set:
-        (variable,) = data.shape_and_type
+    # Of a table there are two, of keys and of values.
+    behind = data.shape_and_type if data is not None and data.is_set else ()
+    if external.dtype == tf.resource and len(behind) == 1:
+        (variable,) = behind
         node.op = "VarHandleOp"
         node.attr["dtype"].type = variable.dtype
         node.attr["shape"].shape.CopyFrom(variable.shape)
@@ -88,7 +90,12 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
     """Return the live variables that were read while `graph` was the default one."""
-    return list(graph.variables)
+    # Tracing moves the one into the other at its end; a graph that is edited is not
+    # traced. What is watched has no order but that of the captures.
+    place = {id(outside): i for i, (outside, _) in enumerate(bindings(graph))}
+    watched = [v for v in graph._watched_variables if id(v.handle) in place]
+    watched.sort(key=lambda v: place[id(v.handle)])
+    return [*graph.variables, *watched]
 
 
 def build_function(

@@ -139,9 +139,10 @@ def _check_initialized(sources: Mapping[str, Source]) -> None:
         and not tf.raw_ops.VarIsInitializedOp(resource=source.outside)
     ]
     if empty:
+        more = " and more" if len(empty) > 10 else ""
         raise ModelError(
-            f"variables {empty} have no value, so they cannot become constants: assign "
-            "them values, or open the model with a checkpoint or session that has them"
+            f"the variables {empty[:10]}{more} have no value, so they cannot become "
+            "constants: read a checkpoint with model.restore(path) or assign values"
         )
 
 

@@ -158,11 +158,11 @@ def _refusal(node: Any, variable: str, op: str) -> str:
     if node.op.startswith(_WRITES):
         return (
             f"{op} changes variable '{variable}', so it cannot become a constant: call "
-            "strip_training() first, or cut the model off before it"
+            "strip_training() first, or cut off what it depends on"
         )
     return (
         f"{op} needs variable '{variable}' itself and not only its value, so it cannot "
-        "become a constant: cut the model off before it, or replace the op"
+        "become a constant: cut off what it depends on, or replace it"
     )
 
 
