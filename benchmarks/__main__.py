@@ -17,6 +17,7 @@ from benchmarks import (
     copying,
     memory,
     rerouting,
+    rewriting,
     selecting,
     table,
     viewing,
@@ -36,6 +37,7 @@ WITH_BASELINE: dict[str, Callable[[Case], list[works.Work]]] = {
 # what does not grow with the graph is shared by few ops.
 ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
     "reroute": rerouting.rows,
+    "rewrite": rewriting.rows,
     "memory": memory.rows,
 }
 FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST)
