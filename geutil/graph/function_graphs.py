@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
 )
@@ -87,8 +88,12 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
-    """Return the live variables that were read while `graph` was the default one."""
-    return list(graph.variables)
+    """Return the live variables that were read while `graph` was the default one.
+
+    In the order in which it captured them.
+    """
+    by_handle = {id(v.handle): v for v in graph._watched_variables}
+    return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 
 def build_function(
@@ -122,10 +127,35 @@ def build_function(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
+    _publish_functions(graph)
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function
+
+
+def _publish_functions(graph: Graph) -> None:
+    """Tell the eager runtime of the functions that an importer gave to a graph.
+
+    It knows those that were traced; a function that was imported it would not find when
+    the graph's own function calls it.
+    """
+    runtime = context.context()
+    missing = [
+        function.name
+        for function in graph._functions.values()
+        if not runtime.has_function(function.name)
+    ]
+    if missing:
+        definitions = {
+            f.signature.name: f for f in graph.as_graph_def().library.function
+        }
+        for name in missing:
+            runtime.add_function_def(definitions[_text(name)])
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings, call_function
+from geutil.graph.function_graphs import bindings, call_function, seen_variables
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
 from geutil.model import cutting, joining, renaming, saving
@@ -74,7 +74,12 @@ class Model:
 
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
-        """The variables by name, shared by all signatures."""
+        """The variables by name, shared by all signatures.
+
+        Variables that ops were added for under `with model.graph.as_default():` are
+        among them.
+        """
+        self._holdings.add_variables(seen_variables(self.graph))
         return MappingProxyType(self._holdings.variables)
 
     @property

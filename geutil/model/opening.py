@@ -150,7 +150,8 @@ def _of_graph(
         graph_def,
         {name: ends},
         what,
-        value_of=graphs.graph_def_of_session(graph, session),
+        facts=graphs.facts_of_graph(graph),
+        value_of=graphs.values_in_session(graph, session),
     )
     program = programs[name]
     program.ancestors.append(Ancestor(graph))
