@@ -15,7 +15,7 @@ from geutil.transform import rewrite as rw
 from geutil.transform.rewrite import Any, Const, Op, Rule, match, rewrite
 from geutil.transform.rewrite.rules import identity_elimination
 from tests.graph.building import chain, snapshot
-from tests.settings import default_graph, edges, evaluate, names
+from tests.settings import default_graph, edges, evaluate, names, slow
 
 X = np.array([0.25, -1.5], np.float32)
 
@@ -469,6 +469,7 @@ def test_in_any_setting(setting):
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
+@slow
 def test_a_chain_of_100_000_ops():
     graph = chain(100_000)
     end = graph.get_operation_by_name("n99999")
