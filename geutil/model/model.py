@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,15 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, call_function, seen_variables
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
-from geutil.model import cutting, freezing, joining, renaming, saving, thawing
+from geutil.model import (
+    cutting,
+    freezing,
+    joining,
+    renaming,
+    replacing,
+    saving,
+    thawing,
+)
 from geutil.model.building import build, ops_to_run
 from geutil.model.calling import ModelFunction, checked_arguments
 from geutil.model.ends import Inputs, Outputs
@@ -447,6 +455,41 @@ class Model:
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
         return renaming.rename(self, inputs or {}, outputs or {}, signature)
+
+    def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
+        """Return the model with some ops replaced.
+
+        Args:
+            ops: what to replace: a type of op; or an op, a regex that is searched in
+                names, or several of these.
+            replacement: a function, such as a custom op or a `tf.function`. It is
+                called with the inputs of each op, in the graph, name scope and device of
+                the op, and returns a tensor for each output. Or the name of another type of
+                op, which gets the inputs and attributes of the old one.
+
+        Returns:
+            A new model. The replacements wait for what the old ops waited for.
+
+        Raises:
+            ModelError: nothing is selected, an op is selected that no output needs or
+                that stands for an input or variable, or the replacement returns
+                other dtypes, shapes or numbers of tensors.
+
+        Cost: linear in the ops, plus the replacements.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": tf.nn.relu6(x, name="activation")}
+            >>> m = model.open(f)
+            >>> m.replace_op("Relu6", "Relu").run(x=[-1.0, 9.0])
+            {'y': array([0., 9.], dtype=float32)}
+            >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
+            {'y': array([ 1., 81.], dtype=float32)}
+        """
+        return replacing.replace_op(self, ops, replacement)
 
     @property
     def holdings(self) -> Holdings:
