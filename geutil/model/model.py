@@ -463,9 +463,9 @@ class Model:
             ops: what to replace: a type of op; or an op, a regex that is searched in
                 names, or several of these.
             replacement: a function, such as a custom op or a `tf.function`. It is
-                called with the inputs of each op, in the graph, name scope and device of
-                the op, and returns a tensor for each output. Or the name of another type of
-                op, which gets the inputs and attributes of the old one.
+                called with the inputs of each op, in the op's graph, name scope and
+                device, and returns a tensor for each output. Or the name of another
+                type of op, which gets the inputs and attributes of the old one.
 
         Returns:
             A new model. The replacements wait for what the old ops waited for.
