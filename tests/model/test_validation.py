@@ -305,12 +305,13 @@ FATAL = {
     ),
     "an op of the optimizers": (
         const()
-        + 'node { name: "y" op: "_ScopedAllocatorConcat" input: "c" input: "c" '
+        + 'node { name: "y" op: "_ScopedAllocatorConcat" '
+        + 'input: "c" input: "c" input: "c" '
         + attribute("shape", "shape { }")
         + attribute("T", "type: DT_FLOAT")
         + attribute("sa_name", 's: "a"')
         + attribute("id", "i: 1")
-        + attribute("N", "i: 1")
+        + attribute("N", "i: 2")
         + "}",
         "only while it runs a graph",
     ),
