@@ -253,9 +253,9 @@ class Model:
             format: "saved_model", a directory with variables, tables, assets and all
                 signatures; "graph_def" or "pbtxt", one file with this signature frozen,
                 in which input `x` is the placeholder `x` and output `y` the tensor
-                `y:0`, which nothing else reads, so that `geutil.model.open` finds both
-                by themselves; "tflite", one file with this signature, frozen, for
-                TensorFlow Lite.
+                `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
+                if an input leads to it (else `outputs=` is needed, which is logged).
+                "tflite", one file with this signature, frozen, for TensorFlow Lite.
             overwrite: whether to replace what is at `path`.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
                 TensorFlow's own, for interpreters that come with them.
