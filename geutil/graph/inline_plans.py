@@ -38,8 +38,9 @@ class Plans:
         self._library = library
         self._keep = keep
         self._effects = Effects(library.functions)
+        self._state = Effects(library.functions, reads=True)
         self._versions: dict[str, int] = {}
-        self.main = Plan(main, self._effects)
+        self.main = Plan(main, self._effects, self._state)
         self._plans: dict[Instance, Plan] = {}
         for call in self._read(self.main):
             self._add(call)
@@ -66,7 +67,7 @@ class Plans:
             )
         functions = self._library.functions
         body = flat_body(functions[call.function], functions, call.attributes)
-        plan = self._plans[call.instance] = Plan(body, self._effects)
+        plan = self._plans[call.instance] = Plan(body, self._effects, self._state)
         return plan
 
     def _read(self, plan: Plan) -> Iterator[Call]:

@@ -17,6 +17,19 @@ _MAX_SEPARATE = 1000
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """Where a call stands among the effects of its caller.
+
+    Attributes:
+        late: the arguments, by name, that come behind an effect.
+        early: whether an effect comes behind a result.
+    """
+
+    late: tuple[str, ...] = ()
+    early: bool = False
+
+
+@dataclass(frozen=True)
 class Ties:
     """What to tie, as names of nodes and arguments of the body.
 
@@ -25,40 +38,81 @@ class Ties:
         loose: the positions of the results that do not wait for all of them by
             themselves.
         done: what has to be waited for by whoever waits for the call.
+        told: the nodes that have to be told to wait for the late arguments.
         late: the nodes and arguments that have an effect or come behind one.
+        early: the nodes that yield something to an effect or to what comes before one.
     """
 
     effects: tuple[str, ...]
     loose: frozenset[int]
     done: tuple[str, ...]
+    told: tuple[str, ...]
     late: frozenset[str]
+    early: frozenset[str]
 
 
-def find_ties(plan: Plan, late_args: Iterable[str]) -> Ties:
+def find_ties(plan: Plan, around: Surroundings) -> Ties:
     """Return the ties of one body.
 
     Args:
         plan: the body.
-        late_args: the arguments that come behind an effect in the caller.
+        around: where the call stands.
 
     Cost: linear in the nodes and their inputs, times the effects over 64.
     """
     body = plan.body
-    late = set(plan.effective)
-    late.update(late_args)
-    members = [name for name in (*plan.args, *plan.names) if name in late]
     results = [producer_of(result.tensor) for result in body.results]
-    # A call is strict about effects, by the ties of its own body.
-    effects = _last(members, plan.order, plan.needs.__getitem__)
-    done = dict.fromkeys((*members, *(n for _, n in body.control_results), *results))
-    # It is not about the rest: its results need not need what it reads.
-    last = _last(done, plan.order, lambda name: _reliable_needs(plan, name))
-    if late:
-        for name in plan.order:
-            if not late.isdisjoint(plan.needs[name]):
-                late.add(name)
-    loose = _loose(plan, effects, results)
-    return Ties(tuple(effects), frozenset(loose), tuple(last), frozenset(late))
+    controls = [node for _, node in body.control_results]
+    noticed = plan.stateful if around.early else plan.effective
+    # A call is strict about effects, by the ties of its own body; not about reads.
+    needs = plan.reliable_needs if around.early else plan.needs.__getitem__
+    effects = _last((*around.late, *noticed), plan.order, needs)
+    done = (*around.late, *plan.stateful, *controls, *results)
+    late = _late(plan, around.late)
+    return Ties(
+        effects=tuple(effects),
+        loose=frozenset(_loose(plan.order, needs, effects, results)),
+        done=tuple(_last(done, plan.order, plan.reliable_needs)),
+        told=tuple(_told(plan, late)) if around.late else (),
+        late=frozenset(late),
+        early=frozenset(_early(plan, results if around.early else [])),
+    )
+
+
+def _late(plan: Plan, late_args: Iterable[str]) -> set[str]:
+    late = {*plan.effective, *late_args}
+    for name in plan.order if late else ():
+        if not late.isdisjoint(plan.needs[name]):
+            late.add(name)
+    return late
+
+
+def _early(plan: Plan, results: Iterable[str]) -> set[str]:
+    """Return the nodes whose outputs reach an effect or one of `results`."""
+    found = set(results)
+    before = {*plan.effective, *found}
+    inputs = {node.name: node.inputs for node in plan.body.nodes}
+    for name in reversed(plan.order) if before else ():
+        if name in before:
+            before.update(plan.needs[name])
+            found.update(producer_of(r) for r in inputs[name] if r[:1] != "^")
+    return found
+
+
+def _told(plan: Plan, late: set[str]) -> list[str]:
+    """Return the stateful nodes that come behind no late argument by themselves."""
+    stateful = set(plan.stateful)
+    behind = late.difference(plan.order)
+    told = []
+    for name in plan.order:
+        # A call whose argument is late finds its own nodes to tell.
+        own = name in plan.calls and not late.isdisjoint(plan.needs[name])
+        if own or not behind.isdisjoint(plan.reliable_needs(name)):
+            behind.add(name)
+        elif name in stateful:
+            behind.add(name)
+            told.append(name)
+    return told
 
 
 def _last(
@@ -75,22 +129,22 @@ def _last(
     return [name for name in members if name not in needed]
 
 
-def _reliable_needs(plan: Plan, name: str) -> Iterable[str]:
-    if name not in plan.calls:
-        return plan.needs[name]
-    return plan.control_needs(name)
-
-
-def _loose(plan: Plan, effects: Sequence[str], results: Sequence[str]) -> list[int]:
+def _loose(
+    order: Sequence[str],
+    needs: Callable[[str], Iterable[str]],
+    effects: Sequence[str],
+    results: Sequence[str],
+) -> list[int]:
+    """Return the positions of the results that do not need all of `effects`."""
     if not effects or not results:
         return []
     if len(effects) > _MAX_SEPARATE:
         return list(range(len(results)))
     # A bit for each effect that a node needs or is.
     bits = {name: 1 << i for i, name in enumerate(effects)}
-    for name in plan.order:
+    for name in order:
         bit = bits.get(name, 0)
-        for needed in plan.needs[name]:
+        for needed in needs(name):
             bit |= bits.get(needed, 0)
         if bit:
             bits[name] = bit

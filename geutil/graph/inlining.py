@@ -83,8 +83,9 @@ def inline_calls(
         keep: names of functions whose calls stay.
         limit: the most nodes that the result may have.
         protected_names: nodes and tensors that will be asked for by name. A call that
-            is named here as a node leaves a NoOp by its name; so does one that nothing
-            reads or waits for. For a tensor, see `Inlined.tensors`.
+            is named here as a node (`StatefulPartitionedCall_2`) leaves a NoOp by its
+            name; so does one that nothing reads or waits for, unless an output of it
+            (`StatefulPartitionedCall_2:0`) is named here. See `Inlined.tensors`.
 
     Returns:
         The new graph, the calls that stayed with the reasons, and the names of the
@@ -119,7 +120,7 @@ def inline_calls(
     main = _main_body(graph_def)
     plans = Plans(main, library, frozenset(keep))
     _check_size(plans, limit)
-    inliner = Inliner(plans, _protected_nodes(main, protected_names))
+    inliner = Inliner(plans, _protected(main, protected_names))
     nodes = inliner.run()
     result = graph_pb2.GraphDef()
     result.versions.CopyFrom(graph_def.versions)
@@ -128,7 +129,8 @@ def inline_calls(
         write_node(result.node.add(), node, inliner.wiring)
         if node.original in node.site.plan.kept:
             kept.append(Kept(node.name, *node.site.plan.kept[node.original]))
-    result.library.CopyFrom(library.still_called(result.node))
+    if graph_def.HasField("library"):
+        result.library.CopyFrom(library.still_called(result.node))
     return Inlined(result, tuple(kept), inliner.translated())
 
 
@@ -155,7 +157,7 @@ def _check_size(plans: Plans, limit: int) -> None:
         )
 
 
-def _protected_nodes(main: Body, protected_names: Collection[str]) -> frozenset[str]:
+def _protected(main: Body, protected_names: Collection[str]) -> frozenset[str]:
     known = {node.name for node in main.nodes}
     for name in protected_names:
         if producer_of(name) not in known:
