@@ -103,9 +103,9 @@ class Expansion:
         """Return the control inputs that nodes of the body need in addition.
 
         With control inputs at the call, nothing in the body may start before them. What
-        depends on the state of variables may not start before arguments that come
-        behind an effect. In a version 1 loop or branch, a node without inputs is
-        outside: an argument brings it in.
+        reads a variable may not start before arguments that come behind an effect, nor
+        an effect before those that come behind a read. In a version 1 loop or branch, a
+        node without inputs is outside: an argument brings it in.
         """
         site = self._site
         if site.controls:
@@ -114,15 +114,19 @@ class Expansion:
             told = self._brought_in()
         else:
             told = {}
-        if site.ties.told:
-            late = self._late_arguments()
-            told.update((n, [*told.get(n, ()), *late]) for n in site.ties.told)
+        self._tell(told, site.ties.told_late, site.around.late)
+        self._tell(told, site.ties.told_seen, site.around.seen)
         return told
 
-    def _late_arguments(self) -> list[str]:
-        site, args = self._site, self._site.plan.args
-        late = [wait_for_tensor(site.inputs[args[n]]) for n in site.around.late]
-        return self._joined(late, len(site.ties.told))
+    def _tell(
+        self, told: dict[str, list[str]], names: Sequence[str], args: Sequence[str]
+    ) -> None:
+        """Let nodes wait for arguments."""
+        if names:
+            positions = (self._site.plan.args[name] for name in args)
+            waits = [wait_for_tensor(self._site.inputs[i]) for i in positions]
+            waits = self._joined(waits, len(names))
+            told.update((name, [*told.get(name, ()), *waits]) for name in names)
 
     def _joined(self, controls: list[str], readers: int) -> list[str]:
         """Return control inputs for several readers, as one if that saves edges."""
@@ -163,7 +167,7 @@ class Expansion:
         site, args = self._site, self._site.plan.args
         nodes = site.plan.body.nodes
         waited_for = {r[1:] for n in nodes for r in n.inputs if r.startswith("^")}
-        waited_for.update(site.ties.done or args, site.ties.effects, site.around.late)
+        waited_for.update(site.ties.done or args, site.ties.effects, site.around.seen)
         return {args[name] for name in waited_for if name in args}
 
     def _add_gates(self, gates: set[int], controls: Sequence[str]) -> None:

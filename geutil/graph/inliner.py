@@ -91,13 +91,13 @@ class Inliner:
         self, site: Site, node: BodyNode, name: str, inputs: list[str], device: str
     ) -> Site:
         plan = self._plans.of(site.plan.calls[node.name])
-        read = (r for r in node.inputs if not r.startswith("^"))
-        late = tuple(
-            arg.name
-            for arg, reference in zip(plan.body.args, read, strict=True)
-            if producer_of(reference) in site.ties.late
+        read = [producer_of(r) for r in node.inputs if not r.startswith("^")]
+        args = list(zip(read, plan.args, strict=True))
+        around = Surroundings(
+            late=tuple(arg for name, arg in args if name in site.ties.late),
+            seen=tuple(arg for name, arg in args if name in site.ties.seen),
+            early=node.name in site.ties.early,
         )
-        around = Surroundings(late, node.name in site.ties.early)
         return Site(
             plan,
             around,

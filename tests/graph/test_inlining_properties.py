@@ -3,6 +3,7 @@
 import os
 
 import hypothesis
+import networkx as nx
 import tensorflow as tf
 from hypothesis import strategies as st
 
@@ -82,7 +83,8 @@ def after(last, kind, inputs, order, variable, functions):
             x, y = tf.identity(x), tf.identity(y)
         if kind != "assign":
             return apply(kind, [x, y], variable, functions)
-        change = variable.assign(variable.read_value() * 3 + x)
+        value = variable.read_value() * 3 + x
+        change = variable.assign(value, read_value=False)
     with tf.control_dependencies([change]):
         return y + 1
 
@@ -106,6 +108,30 @@ def build(functions, main, orders):
     return graph.as_graph_def(), names
 
 
+def unordered(graph_def):
+    """Return the pairs of a write and another access that no path puts in order.
+
+    Those of `init`, of `value` and of the variable itself do not count: they run in
+    steps of their own, or not at all.
+    """
+    graph = nx.DiGraph()
+    for node in graph_def.node:
+        graph.add_node(node.name, op=node.op)
+        for name in node.input:
+            graph.add_edge(name.removeprefix("^").partition(":")[0], node.name)
+    outside = nx.ancestors(graph, "init") | nx.ancestors(graph, "value")
+    outside |= {name for name in graph if name.startswith("v/")}
+    writes, accesses = (
+        [n for n, op in graph.nodes(data="op") if op in kinds and n not in outside]
+        for kinds in (["AssignVariableOp"], ["AssignVariableOp", "ReadVariableOp"])
+    )
+    pairs = []
+    for write in writes:
+        ordered = nx.ancestors(graph, write) | nx.descendants(graph, write) | {write}
+        pairs += [(write, other) for other in accesses if other not in ordered]
+    return pairs
+
+
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 @hypothesis.given(programs())
 def test_random_functions(program):
@@ -115,3 +141,4 @@ def test_random_functions(program):
     assert calls_left(inlined.graph_def) == []
     assert not inlined.graph_def.library.function
     assert in_topological_order(inlined.graph_def)
+    assert unordered(inlined.graph_def) == []
