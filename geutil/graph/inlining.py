@@ -71,8 +71,10 @@ def inline_calls(
     when it has a gradient of its own, or when its function calls itself.
 
     Consumers read what the body returns. What waited for the call waits for the body's
-    ops; the body's ops wait for what the call waited for. A result through which an
-    effect of the body would not happen is read through an Identity that waits for it.
+    ops; the body's ops wait for what the call waited for. A call runs as a whole, after
+    all that it reads and before all that reads it: where that shows, control edges make
+    up for it, and a result is read through an Identity that waits. It shows where an
+    effect would not happen, or a read and a write of a variable would change places.
 
     Names: those of the graph stay. A call gives its name as a scope, unless that is
     automatic, such as `PartitionedCall_1`; below it the body keeps its names if they

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from tests.graph.calling import calls_left, in_topological_order, same
 
-EXAMPLES = int(os.environ.get("GEUTIL_TEST_EXAMPLES", "20"))
+# More of them, drawn anew: GEUTIL_TEST_EXAMPLES=1000.
+EXAMPLES = os.environ.get("GEUTIL_TEST_EXAMPLES")
+PROPERTY = hypothesis.settings(
+    max_examples=int(EXAMPLES or 20), deadline=None, derandomize=EXAMPLES is None
+)
 
 
 @st.composite
@@ -132,7 +136,7 @@ def unordered(graph_def):
     return pairs
 
 
-@hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
+@PROPERTY
 @hypothesis.given(programs())
 def test_random_functions(program):
     graph_def, names = build(*program)
