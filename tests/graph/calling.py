@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import networkx as nx
 import numpy as np
 import tensorflow as tf
 
@@ -56,3 +57,27 @@ def in_topological_order(graph_def):
                 return False
         seen.add(node.name)
     return True
+
+
+def unordered(graph_def):
+    """Return the pairs of a write and another access that no path puts in order.
+
+    Those of `init`, of `value` and of the variable itself do not count: they run in
+    steps of their own, or not at all.
+    """
+    graph = nx.DiGraph()
+    for node in graph_def.node:
+        graph.add_node(node.name, op=node.op)
+        for name in node.input:
+            graph.add_edge(name.removeprefix("^").partition(":")[0], node.name)
+    outside = nx.ancestors(graph, "init") | nx.ancestors(graph, "value")
+    outside |= {name for name in graph if name.startswith("v/")}
+    writes, accesses = (
+        [n for n, op in graph.nodes(data="op") if op in kinds and n not in outside]
+        for kinds in (["AssignVariableOp"], ["AssignVariableOp", "ReadVariableOp"])
+    )
+    pairs = []
+    for write in writes:
+        ordered = nx.ancestors(graph, write) | nx.descendants(graph, write) | {write}
+        pairs += [(write, other) for other in accesses if other not in ordered]
+    return pairs

@@ -12,6 +12,7 @@ from tests.graph.calling import (
     node_names,
     nodes,
     same,
+    unordered,
 )
 
 
@@ -151,7 +152,6 @@ def variable_graph(build, value=(1.0, 2.0)):
         variable = tf.Variable(value, name="v", dtype=tf.float32)
         build(variable)
         tf.group(variable.initializer, name="init")
-        variable.read_value()
         tf.identity(variable.read_value(), name="value")
     return graph.as_graph_def(add_shapes=True)
 
@@ -194,14 +194,17 @@ def test_the_body_waits_for_what_the_call_waits_for():
         def nested(factor):
             return read(factor * 2.0)
 
-        assign = v.assign_add([10.0, 20.0])
-        wait = tf.debugging.assert_greater(v.read_value(), 0.0)
+        x = placeholder()
+        assign = v.assign_add([10.0, 20.0], read_value=False)
+        wait = tf.debugging.assert_greater(placeholder("w"), 0.0)
         with tf.control_dependencies([assign, wait]):
-            for i, t in enumerate(nested(placeholder())):
+            for i, t in enumerate(nested(x)):
                 tf.identity(t, name=f"out{i}")
 
     steps = [["init"], ["out0:0"], ["value:0"], ["out1:0"], ["value:0"], ["out2:0"]]
-    same(variable_graph(build), [*steps, ["value:0"]], FEED)
+    feed = {**FEED, "w:0": np.ones(2, np.float32)}
+    inlined = same(variable_graph(build), [*steps, ["value:0"]], feed)
+    assert unordered(inlined.graph_def) == []
 
 
 def test_a_control_input_does_not_touch_a_convolution():
@@ -244,6 +247,78 @@ def test_an_effect_happens_with_each_result():
     steps = [["init"], ["out0:0"], ["value:0"], ["out1:0"], ["value:0"], ["out2:0"]]
     inlined = same(variable_graph(build), [*steps, ["value:0"]], FEED)
     assert calls_left(inlined.graph_def) == []
+
+
+def test_who_waits_for_a_call_waits_for_its_effects():
+    def build(v):
+        first, *_ = loose_effect()(v.handle, placeholder())
+        with tf.control_dependencies([first.op]):
+            tf.identity(v.read_value(), name="out")
+
+    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED)
+    assert unordered(inlined.graph_def) == []
+
+
+def test_an_effect_happens_however_deep():
+    @function.Defun(tf.resource, tf.float32, func_name="Deep1")
+    def one(handle, x):
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=x)
+        return tf.constant(1.0)
+
+    @function.Defun(tf.resource, tf.float32, func_name="Deep2")
+    def two(handle, x):
+        one(handle, x)
+        return tf.constant(2.0)
+
+    @function.Defun(tf.resource, tf.float32, func_name="Deep3")
+    def three(handle, x):
+        two(handle, x)
+        return tf.constant(3.0)
+
+    @function.Defun(tf.resource, tf.float32, func_name="Deep4")
+    def four(handle, x):
+        three(handle, x)
+        return tf.constant(4.0)
+
+    def build(v):
+        tf.identity(four(v.handle, placeholder()), name="out")
+
+    for keep in ([], ["Deep1"], ["Deep2"], ["Deep3"]):
+        same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED, keep=keep)
+
+
+def test_a_write_in_a_body_comes_after_a_read_before_the_call():
+    def build(v):
+        @traced
+        def write(x):
+            v.assign([7.0, 7.0])
+            return tf.constant(1.0)
+
+        tf.identity(write(v.read_value()), name="out")
+
+    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]])
+    assert unordered(inlined.graph_def) == []
+
+
+@pytest.mark.parametrize("by_control", [True, False])
+def test_a_read_in_a_body_comes_before_a_write_behind_the_call(by_control):
+    @function.Defun(tf.resource, tf.float32, func_name="Read")
+    def read(handle, x):
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        return x * 2.0, tf.ensure_shape(value, [2])
+
+    def build(v):
+        doubled, value = read(v.handle, placeholder())
+        if by_control:
+            with tf.control_dependencies([doubled.op]):
+                change = v.assign([7.0, 7.0], read_value=False)
+        else:
+            change = v.assign(doubled, read_value=False)
+        with tf.control_dependencies([change]):
+            tf.identity(value, name="out")
+
+    inlined = same(variable_graph(build), [["init"], ["out:0"], ["value:0"]], FEED)
+    assert unordered(inlined.graph_def) == []
 
 
 def test_an_effect_before_an_unused_argument_happens():
@@ -364,6 +439,24 @@ def test_calls_in_a_branch_of_version_1(control_flow_v1, flag):
     graph_def = graph_of(build)
     inlined = same(graph_def, [["out:0"]], {**FEED, "flag:0": flag})
     assert calls_left(inlined.graph_def) == []
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_waiting_for_an_argument_in_a_branch_of_version_1(control_flow_v1, flag):
+    def build():
+        x = placeholder()
+
+        @traced
+        def waits(x):
+            with tf.control_dependencies([x]):
+                return tf.constant([5.0, 6.0])
+
+        y = tf.compat.v1.cond(
+            placeholder("flag", (), tf.bool), lambda: waits(x), lambda: x + waits(x)
+        )
+        tf.identity(y, name="out")
+
+    same(graph_of(build), [["out:0"]], {**FEED, "flag:0": flag})
 
 
 def test_loops_of_version_1_in_a_function_keep_their_frames_apart(control_flow_v1):

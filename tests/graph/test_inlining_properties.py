@@ -3,11 +3,10 @@
 import os
 
 import hypothesis
-import networkx as nx
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests.graph.calling import calls_left, in_topological_order, same
+from tests.graph.calling import calls_left, in_topological_order, same, unordered
 
 # More of them, drawn anew: GEUTIL_TEST_EXAMPLES=1000.
 EXAMPLES = os.environ.get("GEUTIL_TEST_EXAMPLES")
@@ -110,30 +109,6 @@ def build(functions, main, orders):
         tf.group(variable.initializer, name="init")
         tf.identity(variable.read_value(), name="value")
     return graph.as_graph_def(), names
-
-
-def unordered(graph_def):
-    """Return the pairs of a write and another access that no path puts in order.
-
-    Those of `init`, of `value` and of the variable itself do not count: they run in
-    steps of their own, or not at all.
-    """
-    graph = nx.DiGraph()
-    for node in graph_def.node:
-        graph.add_node(node.name, op=node.op)
-        for name in node.input:
-            graph.add_edge(name.removeprefix("^").partition(":")[0], node.name)
-    outside = nx.ancestors(graph, "init") | nx.ancestors(graph, "value")
-    outside |= {name for name in graph if name.startswith("v/")}
-    writes, accesses = (
-        [n for n, op in graph.nodes(data="op") if op in kinds and n not in outside]
-        for kinds in (["AssignVariableOp"], ["AssignVariableOp", "ReadVariableOp"])
-    )
-    pairs = []
-    for write in writes:
-        ordered = nx.ancestors(graph, write) | nx.descendants(graph, write) | {write}
-        pairs += [(write, other) for other in accesses if other not in ordered]
-    return pairs
 
 
 @PROPERTY
