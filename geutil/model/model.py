@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, call_function
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
-from geutil.model import saving
+from geutil.model import batch_size, saving
 from geutil.model.building import build, ops_to_run
 from geutil.model.calling import ModelFunction, checked_arguments
 from geutil.model.ends import Inputs, Outputs
@@ -109,6 +109,18 @@ class Model:
         Cost: a copy of the graph, unless nothing was edited since the last one.
         """
         return ModelFunction(self.concrete_function(), self.inputs, tuple(self.outputs))
+
+    def set_batch_size(
+        self,
+        size: int | None,
+        *,
+        inputs: Iterable[str] | None = None,
+        samples: Mapping[str, Any] | None = None,
+        verify: bool = True,
+    ) -> Model:
+        return batch_size.set_batch_size(
+            self, size, inputs=inputs, samples=samples, verify=verify
+        )
 
     def save(
         self,
