@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph, ops
 
 ATTRIBUTE = "_gradient_op_type"
@@ -48,3 +49,17 @@ def new_body(name: str) -> Any:
 def captures_of(body: Any) -> list[tuple[Any, Any]]:
     """Return (outside tensor, placeholder inside) for each capture of a FuncGraph."""
     return list(body.captures)
+
+
+def gradient_of(op: Any) -> str | None:
+    """Return the name of the gradient that an op names, None where it names none."""
+    try:
+        value: bytes = op.get_attr(ATTRIBUTE)
+    except ValueError:
+        return None
+    return value.decode()
+
+
+def set_gradient(op: Any, name: str) -> None:
+    """Make an op name a gradient of the registry."""
+    op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))

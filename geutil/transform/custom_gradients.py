@@ -9,6 +9,7 @@ over with every captured tensor replaced by its copy.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,30 +35,51 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
         op: an op whose `_gradient_op_type` is `gradient`.
         gradient: the name of a closure in the registry.
     """
-    source = info.graph
+    return carried_gradient(op, gradient, info.graph_, info.transformed_ts)
 
-    def gradient_of_copy(op_: Operation, *grads_: Tensor | None) -> list[Any]:
-        graph_ = tf.compat.v1.get_default_graph()
-        copies = _copies_for(op_)
+
+def carried_gradient(
+    op: Operation, gradient: str, graph_: Graph, copies: Mapping[Any, Tensor]
+) -> str:
+    """Register a gradient for an op that stands in `graph_` for `op`; return its name.
+
+    Args:
+        op: an op whose `_gradient_op_type` is `gradient`.
+        gradient: the name of a closure in the registry.
+        graph_: the graph of the other op.
+        copies: gives for tensors that the closure reads those of `graph_`.
+    """
+    source = op.graph
+    target = weakref.ref(graph_)
+
+    # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
+    @tf.autograph.experimental.do_not_convert
+    def gradient_of_copy(op_: Operation | None, *grads_: Tensor | None) -> list[Any]:
+        # TensorFlow passes no op when it traces the gradient for a SavedModel.
+        copy_graph = target() if op_ is None else op_.graph
+        copies = _copies_for(name, copy_graph, op)
+        current = tf.compat.v1.get_default_graph()
         body = gradient_registry.new_body("copied_gradient")
         with body.as_default():
             stand_ins = [None if g is None else _stand_in(g) for g in grads_]
             results = gradient_registry.lookup(gradient)(op, *stand_ins)
         results = list(results) if isinstance(results, list | tuple) else [results]
+
+        def copy_of(outside: Any) -> Tensor:
+            return _copy_of(outside, copies, source, copy_graph, current, op)
+
         inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
         for stand_in, grad in zip(stand_ins, grads_, strict=True):
             if stand_in is not None:
                 inputs[stand_in] = grad
         for outside, inside in gradient_registry.captures_of(body):
-            inputs[inside] = _copy_of(outside, copies, source, graph_, op_)
-        carried = _carry_over(body, inputs, graph_)
+            inputs[inside] = copy_of(outside)
+        carried = _carry_over(body, inputs, current)
 
         def final(leaf: Any) -> Any:
             if not is_tensor(leaf):
                 return leaf
-            if leaf.graph is body:
-                return carried[leaf]
-            return _copy_of(leaf, copies, source, graph_, op_)
+            return carried[leaf] if leaf.graph is body else copy_of(leaf)
 
         flat = tf.nest.flatten(results, expand_composites=True)
         mapped = tf.nest.pack_sequence_as(
@@ -68,16 +90,17 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
     name = gradient_registry.register(gradient_of_copy)
     # The registry lives as long as the process. The tensors hang on the destination
     # graph instead of on the closure, so that the graph can die before.
-    state_of(info.graph_).gradient_copies[name] = info.transformed_ts
+    state_of(graph_).gradient_copies[name] = copies
     return name
 
 
-def _copies_for(op_: Operation) -> Mapping[Any, Tensor]:
-    name = op_.get_attr(gradient_registry.ATTRIBUTE).decode()
-    copies: Mapping[Any, Tensor] | None = state_of(op_.graph).gradient_copies.get(name)
+def _copies_for(name: str, graph_: Graph | None, op: Operation) -> Mapping[Any, Tensor]:
+    copies: Mapping[Any, Tensor] | None = None
+    if graph_ is not None:
+        copies = state_of(graph_).gradient_copies.get(name)
     if copies is None:
         raise TransformError(
-            f"the gradient of '{op_.name}' was made for a copy in another graph; copy "
+            f"the gradient of '{op.name}' was made for a copy in another graph; copy "
             "that graph with geutil.copy instead of importing its GraphDef"
         )
     return copies
@@ -91,23 +114,24 @@ def _copy_of(
     outside: Any,
     copies: Mapping[Any, Tensor],
     source: Graph,
-    graph_: Graph,
-    op_: Operation,
+    copy_graph: Graph,
+    current: Graph,
+    op: Operation,
 ) -> Tensor:
-    """Return the tensor that stands in `graph_` for one that the closure reads."""
+    """Return the tensor that stands in `current` for one that the closure reads."""
     if not is_tensor(outside):
-        with graph_.as_default():
+        with current.as_default():
             return tf.convert_to_tensor(outside)
     copy = copies.get(outside)
     if copy is None:
-        if outside.graph is source and op_.graph is not source:
+        if outside.graph is source and copy_graph is not source:
             raise TransformError(
-                f"the gradient of '{op_.name}' reads '{outside.name}', which was not "
+                f"the gradient of '{op.name}' reads '{outside.name}', which was not "
                 "copied with it; copy the ops that make it too"
             )
         copy = outside
-    if copy.graph is not graph_ and is_func_graph(graph_):
-        return capture(graph_, copy)
+    if copy.graph is not current and is_func_graph(current):
+        return capture(current, copy)
     return copy
 
 

@@ -42,15 +42,8 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     functions = dict(loaded.signatures)
     source = Source(what, {}, holdings_of(loaded), functions)
     for name, function in functions.items():
-        definition = meta_graph.signature_def[name]
-        source.signatures[name] = partial(_program, function, definition)
+        source.signatures[name] = partial(program_of_function, function)
     return source
-
-
-def _program(function: Any, definition: Any) -> Program:
-    """Return the program of a signature; its outputs in the order of their names."""
-    del definition
-    return program_of_function(function)
 
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:

@@ -1,0 +1,115 @@
+"""Which nodes do more than compute their outputs.
+
+A call runs every stateful op of its body, whichever of its outputs is asked for. Once
+the body stands in the caller's place, only what an output needs is run: ops with an
+effect have to be tied to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from geutil.graph.calls import names_of_functions
+from geutil.graph.function_names import signature_of
+
+# Stateful by their signature, but nobody notices whether they ran: they read, or make
+# a handle or a random number.
+_UNNOTICED = frozenset(
+    (
+        "DisableCopyOnRead",
+        "HashTableV2",
+        "IsVariableInitialized",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "Multinomial",
+        "MutableHashTableV2",
+        "RandomGamma",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "TruncatedNormal",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "VariableShape",
+        "VariableV2",
+    )
+)
+# They have an effect when a function of theirs has one.
+_AS_THEIR_FUNCTIONS = frozenset(
+    (
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "SymbolicGradient",
+        "While",
+    )
+)
+
+
+class Effects:
+    """Tells which nodes have an effect, given the functions that they may call.
+
+    Cost: linear in the nodes of the functions, once.
+    """
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        callers: dict[str, list[str]] = {}
+        found: dict[str, None] = {}
+        for name, function in functions.items():
+            for node in function.node_def:
+                if self._depends(node):
+                    for called in names_of_functions(node):
+                        callers.setdefault(called, []).append(name)
+                if self._by_itself(node):
+                    found[name] = None
+        waiting = list(found)
+        while waiting:
+            for caller in callers.get(waiting.pop(), ()):
+                if caller not in found:
+                    found[caller] = None
+                    waiting.append(caller)
+        self._found = found
+
+    def of(self, node: Any) -> bool:
+        """Tell whether a node has an effect."""
+        return self._by_itself(node) or (
+            self._depends(node)
+            and any(name in self._found for name in names_of_functions(node))
+        )
+
+    def among(self, nodes: Iterable[Any]) -> list[str]:
+        """Return the names of the nodes that have an effect."""
+        return [node.name for node in nodes if self.of(node)]
+
+    def is_kernel(self, node: Any) -> bool:
+        """Tell whether a node is an op that only computes."""
+        signature = signature_of(node.op, {})
+        return not (self._depends(node) or signature is None or signature.is_stateful)
+
+    def _depends(self, node: Any) -> bool:
+        return node.op in _AS_THEIR_FUNCTIONS or node.op in self._functions
+
+    def _by_itself(self, node: Any) -> bool:
+        if self._depends(node):
+            # An attribute of the function decides what is called.
+            return any(
+                value.WhichOneof("value") == "placeholder" and name in _FUNCTION
+                for name, value in node.attr.items()
+            )
+        if node.op in _UNNOTICED:
+            return False
+        signature = signature_of(node.op, {})
+        return signature is None or signature.is_stateful
+
+
+_FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branches"))
