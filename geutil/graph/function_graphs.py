@@ -121,11 +121,22 @@ def build_function(
     function_type = function_type_lib.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
+    _publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function
+
+
+def _publish_functions(graph: Graph) -> None:
+    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
+
+    Functions of an imported graph are known to that graph alone until somebody reads
+    their definition.
+    """
+    for function in graph._functions.values():
+        _ = function.definition
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

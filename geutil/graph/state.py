@@ -45,6 +45,7 @@ class GraphState:
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
+        call_functions: the functions as which calls were differentiated.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -54,6 +55,7 @@ class GraphState:
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
     edits: int = 0
+    call_functions: dict[Any, Any] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph.function_graphs import bind, new_function_graph, write_stand_in
+from geutil.graph.function_registry import with_unique_functions
 from geutil.graph.importing import import_ops, neutral
 from geutil.graph.inlining import Kept, inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -78,6 +79,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
             ) from error
         graph_def, kept = inlined.graph_def, list(inlined.kept)
         renamed, origins = dict(inlined.tensors), inlined.origins
+    with_unique_functions(graph_def)
     graph = new_function_graph("model")
     stand_ins = _stand_ins(graph_def, program.captures)
     _release_colocation(graph_def)
