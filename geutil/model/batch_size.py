@@ -139,6 +139,7 @@ def _set_placeholders(
         node = nodes[node_of(program.inputs[name])]
         dims = tensor.shape.as_list()
         node.attr["shape"].CopyFrom(attribute_of_shape((size, *dims[1:])))
+        node.attr.pop("_output_shapes", None)
 
 
 def _derived(model: Model, program: Program, size: int | None) -> Model:

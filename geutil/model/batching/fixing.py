@@ -90,9 +90,12 @@ def _change(
     if isinstance(edit, SetAttribute):
         node.attr[edit.name].CopyFrom(edit.value)
     elif isinstance(edit, BiasToAdd):
-        node.op = "AddV2"
+        # As an Identity of the sum it keeps the names of the node and of its output.
+        dtype = node.attr["T"].type
+        total = writer.add(name, node.input[0], edit.bias, dtype)
+        node.op = "Identity"
         node.attr.pop("data_format", None)
-        node.input[1] = edit.bias
+        node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
     elif isinstance(edit, SetConstant):
         after = _controls(by_name.get(node_of(node.input[edit.index])))
         dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum

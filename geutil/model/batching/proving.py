@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import tensorflow as tf
-
-from geutil.model.batching.rounding import noise, same_bits, tolerance
+from geutil.graph.kinds import Tensor
+from geutil.model.batching.judging import Kind, Verdict
+from geutil.model.batching.trials import SKIP, Trial
 from geutil.model.errors import ModelError
-from geutil.model.samples import Arrays, random_inputs
+from geutil.select.walks import get_forward_walk_ops
 
 if TYPE_CHECKING:
     from geutil.model.model import Model
@@ -21,8 +20,7 @@ _WRITES = re.compile(
     r"|^LookupTable(Insert|Import|Remove)|^InitializeTable|^Write|^Save|^Print"
     r"|PyFunc|Enqueue|Dequeue|StackPush|StackPop"
 )
-_MOST_WINDOWS = 6
-SKIP = "pass verify=False to take the model without the proof"
+_MOST_BEHIND = 24
 
 
 def prove(
@@ -52,7 +50,7 @@ def prove(
     Cost: some ten executions.
     """
     _refuse_writes(model)
-    trial = _Trial(model, changed, batched, samples)
+    trial = Trial(model, changed, batched, samples)
     if old is None:
         sizes = [new or 1]
     elif new is None:
@@ -60,10 +58,12 @@ def prove(
     else:
         sizes = [new]
     for size in sizes:
-        if size == (old or size):
-            trial.same_size(size)
+        if old is None or size == old:
+            for name in trial.same_size(size):
+                raise _wrong(model, name, f"at batch size {size} it is not the same")
         else:
-            trial.rows(size, old or size)
+            for name, verdict in trial.rows(size, old).items():
+                _settle(trial, name, verdict, size, old)
 
 
 def _refuse_writes(model: Model) -> None:
@@ -77,184 +77,90 @@ def _refuse_writes(model: Model) -> None:
     ]
     if writers:
         raise ModelError(
-            f"{model!r} cannot be run to prove that the batch size may change, because a "
+            f"{model!r} cannot be run to prove that the batch size may change, since a "
             f"run has effects: {', '.join(writers[:5])}; {SKIP}, or use "
-            "model.strip_training() first"
+            "strip_training() first"
         )
 
 
-class _Trial:
-    def __init__(
-        self,
-        model: Model,
-        changed: Model,
-        batched: Sequence[str],
-        samples: Mapping[str, Any] | None,
-    ) -> None:
-        self._model, self._changed = model, changed
-        self._batched = frozenset(batched)
-        self._samples = {n: np.asarray(a) for n, a in (samples or {}).items()}
-        unknown = [n for n in self._samples if n not in model.inputs]
-        if unknown:
-            raise ModelError(
-                f"samples name no inputs: {unknown}; the inputs are {list(model.inputs)}"
-            )
-        self._rng = np.random.default_rng(0)
-
-    def same_size(self, size: int) -> None:
-        """Compare at a size that both take."""
-        inputs = self._inputs(size)
-        before = self._old(inputs)
-        after = self._new(inputs, size)
-        for name, wanted in before.items():
-            if not same_bits(wanted, after[name]):
-                self._refuse_random(inputs, before)
-                raise self._wrong(name, f"at batch size {size} it is not the same")
-
-    def rows(self, size: int, old: int) -> None:
-        """Compare row by row at another size."""
-        inputs = self._inputs(size)
-        after = self._new(inputs, size)
-        windows = list(_windows(size, old))
-        before = [self._old(self._taken(inputs, w)) for w in windows]
-        rounding = noise(
-            lambda arrays: self._old(self._taken(arrays, windows[0])),
-            inputs,
-            before[0],
-            self._rng,
+def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> None:
+    """Accept a verdict, or raise what it means."""
+    if verdict.kind is Kind.DIFFERS:
+        raise _wrong(
+            trial.model,
+            name,
+            f"at batch size {size}, row {verdict.row} differs by {verdict.distance:.3g} "
+            "from what the old model makes of it (rounding explains "
+            f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
+            f"constant holds on to the old batch. If that is meant, {SKIP}",
         )
-        for name in self._model.outputs:
-            references = [results[name] for results in before]
-            self._compare(name, references, after[name], windows, size, rounding[name])
-
-    def _compare(
-        self,
-        name: str,
-        references: Sequence[np.ndarray[Any, Any]],
-        found: np.ndarray[Any, Any],
-        windows: Sequence[np.ndarray[Any, Any]],
-        size: int,
-        rounding: float,
-    ) -> None:
-        first, old = references[0], len(windows[0])
-        allowed = tolerance(references, rounding)
-        axis = _batch_axis(first.shape, found.shape, old, size)
-        if axis is None:
-            if all(_distance(r, found) <= allowed for r in references):
-                return
-            raise self._wrong(
-                name,
-                f"its shape is {first.shape} at batch size {old} and {found.shape} at "
-                f"{size}: it has no axis with a row for each input, so its rows cannot "
-                f"be compared; {SKIP}",
-            )
-        factor = first.shape[axis] // old
-        for window, wanted in zip(windows, references, strict=True):
-            rows = (window[:, None] * factor + np.arange(factor)).ravel()
-            distance = _distance(wanted, np.take(found, rows, axis))
-            if not distance <= allowed:
-                raise self._wrong(
-                    name,
-                    f"at batch size {size}, row {window[0]} differs by {distance:.3g} "
-                    f"from what the old model makes of it (rounding: {allowed:.3g}); "
-                    "rows of the batch depend on each other, or a constant holds on to "
-                    f"the old batch. If that is meant, {SKIP}",
-                )
-        if size > 1 and all(_distance(first, r) <= allowed for r in references):
-            raise self._wrong(
-                name,
-                "it is the same for all rows that were tried, which proves nothing; pass "
-                f"samples={{input: rows}} that differ in it, or {SKIP.removeprefix('pass ')}",
-            )
-
-    def _inputs(self, size: int) -> Arrays:
-        batch = dict.fromkeys(self._batched, size)
-        arrays = random_inputs(self._model.inputs, self._rng, batch)
-        for name, given in self._samples.items():
-            arrays[name] = given
-            if name in self._batched:
-                arrays[name] = np.take(given, np.arange(size) % len(given), 0)
-        return arrays
-
-    def _taken(self, inputs: Arrays, rows: Any) -> Arrays:
-        return {
-            n: np.take(a, rows, 0) if n in self._batched else a
-            for n, a in inputs.items()
-        }
-
-    def _old(self, inputs: Arrays) -> Arrays:
-        try:
-            return self._model.run(**inputs)
-        except tf.errors.OpError as error:
-            raise ModelError(
-                f"{self._model!r} fails on the inputs it was tried on, so that nothing "
-                f"can be proved: {error.message}; pass samples={{input: rows}}, or {SKIP}"
-            ) from error
-
-    def _new(self, inputs: Arrays, size: int) -> Arrays:
-        try:
-            return self._changed.run(**inputs)
-        except tf.errors.OpError as error:
-            raise ModelError(
-                f"{self._model!r} fails at batch size {size}: {error.message}; an op "
-                "there holds on to the old batch size: rewrite it, or cut the model"
-            ) from error
-
-    def _refuse_random(self, inputs: Arrays, before: Arrays) -> None:
-        again = self._old(inputs)
-        if not all(same_bits(before[name], again[name]) for name in before):
-            raise ModelError(
-                f"{self._model!r} computes something else each time it runs, so that "
-                f"nothing can be proved; {SKIP}"
-            )
-
-    def _wrong(self, name: str, what: str) -> ModelError:
-        return ModelError(
-            f"the batch size of {self._model!r} cannot be changed: of output '{name}', "
-            f"{what}"
+    if verdict.kind is Kind.UNGROUPED:
+        raise _wrong(
+            trial.model,
+            name,
+            f"the shape does not tell which row of it comes from which input at batch "
+            f"size {size}, so nothing can be proved; {SKIP}",
+        )
+    if verdict.kind is Kind.SILENT and not _proved_behind(trial, name, size, old):
+        raise _wrong(
+            trial.model,
+            name,
+            "all rows that were tried come out the same, which proves nothing; pass "
+            "samples={input: rows} that make a difference, or verify=False to take the "
+            "model without the proof",
         )
 
 
-def _windows(size: int, old: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the rows that the old model is run on: at most six windows, ends included."""
-    starts = list(range(0, size, old))
-    if size > old:
-        starts[-1] = size - old
-    picked = np.linspace(0, len(starts) - 1, min(len(starts), _MOST_WINDOWS))
-    for index in dict.fromkeys(int(i) for i in picked):
-        yield (starts[index] + np.arange(old)) % size
+def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
+    """Tell whether the tensors behind an output match, up to where rows differ."""
+    start = trial.model.outputs[output]
+    behind = _behind(start, trial.model, trial.changed)
+    if behind is None:
+        return True  # It does not depend on the inputs: it is a constant.
+    names = dict.fromkeys(name for before in behind.values() for name in before)
+    verdicts = trial.of(list(names)).rows(size, old) if names else {}
+    waiting, seen = [start.name], {start.name}
+    while waiting:
+        before = behind.get(waiting.pop())
+        if not before:
+            return False
+        for name in before:
+            kind = verdicts[name].kind
+            if kind not in (Kind.MATCHES, Kind.SILENT):
+                return False
+            if kind is Kind.SILENT and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return True
 
 
-def _batch_axis(
-    before: Sequence[int], after: Sequence[int], old: int, new: int
-) -> int | None:
-    """Return the one axis that is as much longer as the batch is."""
-    if len(before) != len(after):
+def _behind(
+    start: Tensor, model: Model, changed: Model
+) -> dict[str, list[str]] | None:
+    """Return the floating-point inputs of tensors behind one, nearest first.
+
+    Only what depends on the inputs of the model counts, and no more than two dozen
+    tensors. None if `start` itself does not depend on them.
+    """
+    growing = frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
+    if start.op not in growing:
         return None
-    differing = [
-        i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b
-    ]
-    if len(differing) != 1:
-        return None
-    axis = differing[0]
-    grown = before[axis] % old == 0 and after[axis] == before[axis] // old * new
-    return axis if grown else None
-
-
-def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """Return the largest difference; infinite where shapes, NaNs or texts differ."""
-    if a.shape != b.shape:
-        return float("inf")
-    if not a.size or same_bits(a, b):
-        return 0.0
-    if a.dtype == object or a.dtype == bool:
-        return float("inf")
-    x, y = _wide(a), _wide(b)
-    equal = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):
-        differences = np.where(equal, 0.0, np.abs(x - y))
-    return float("inf") if np.isnan(differences).any() else float(differences.max())
-
-
-def _wide(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return a.astype(np.complex128 if np.iscomplexobj(a) else np.float64)
+    kept = {op.name for op in changed.graph.get_operations()}
+    behind: dict[str, list[str]] = {}
+    waiting = [start]
+    for t in waiting:
+        found = list(t.op.inputs)
+        # What the new model does not have is looked through.
+        for u in found:
+            if u.op.name not in kept:
+                found += u.op.inputs
+        before = [
+            u
+            for u in found
+            if u.dtype.is_floating and u.op in growing and u.op.name in kept
+        ]
+        behind[t.name] = [u.name for u in before]
+        for u in before:
+            if u.name not in behind and len(waiting) < _MOST_BEHIND:
+                waiting.append(u)
+    return behind

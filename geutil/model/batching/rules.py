@@ -29,7 +29,7 @@ def reshape(site: Site) -> None:
             _set_first(site, target, grown)
         return
     place = batch_axis_after_reshape(
-        [d or 0 for d in old], axis, wanted, old[axis] or 0
+        [d or 0 for d in old], axis, wanted, site.sizes.old
     )
     if place is None:
         site.problem(

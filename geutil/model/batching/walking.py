@@ -110,12 +110,12 @@ def _tried(site: Site) -> list[Tensor]:
         rule(site)
     try:
         return site.probing.make(site.node, site.operands)
-    except REFUSALS:
-        if _joined(site):
-            try:
-                return site.probing.make(site.node, site.operands)
-            except REFUSALS as again:
-                refusal = again
+    except REFUSALS as refusal:
+        if not _joined(site):
+            return _unknown(site, refusal)
+    try:
+        return site.probing.make(site.node, site.operands)
+    except REFUSALS as refusal:
         return _unknown(site, refusal)
 
 

@@ -85,11 +85,11 @@ class Writer:
         masked = sum(1 << i for i in range(rank) if i != axis)
         return self._slice(name, tensor, ([0] * rank, end), masked, 0, dtype, after)
 
-    def identity(self, name: str, tensor: str, dtype: int) -> str:
-        """Add a copy of a tensor."""
-        node = self._node(name, "Identity", [tensor])
+    def add(self, name: str, x: str, y: str, dtype: int) -> str:
+        """Add a sum."""
+        node = self._node(name, "AddV2", [x, y])
         node.attr["T"].type = dtype
-        return self._output(node, "output")
+        return self._output(node, "z")
 
     def _size(
         self, name: str, factor: int, source: Source, dtype: int, after: Sequence[str]

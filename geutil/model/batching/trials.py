@@ -1,0 +1,137 @@
+"""Runs of two models on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.model.batching.judging import Verdict, judge, windows
+from geutil.model.batching.rounding import noise, same_bits
+from geutil.model.errors import ModelError
+from geutil.model.samples import Arrays, random_inputs
+
+if TYPE_CHECKING:
+    from geutil.model.model import Model
+
+SKIP = "pass verify=False to take the model without the proof"
+
+
+class Trial:
+    """Runs of a model and of the one with another batch size.
+
+    Args:
+        model: the model.
+        changed: the one with another batch size.
+        batched: the inputs with a batch axis.
+        samples: rows to run on, for some inputs; the others are drawn.
+
+    Raises:
+        ModelError: `samples` names what is no input.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        changed: Model,
+        batched: Iterable[str],
+        samples: Mapping[str, Any] | None,
+    ) -> None:
+        self.model, self.changed = model, changed
+        self.batched = frozenset(batched)
+        self.samples = {n: np.asarray(a) for n, a in (samples or {}).items()}
+        unknown = [n for n in self.samples if n not in model.inputs]
+        if unknown:
+            raise ModelError(
+                f"samples name no inputs: {unknown}; the inputs are "
+                f"{list(model.inputs)}"
+            )
+
+    def of(self, outputs: Sequence[str]) -> Trial:
+        """Return a trial of the tensors called so in both graphs."""
+        parts = []
+        for model in (self.model, self.changed):
+            program = model.program()
+            program.outputs = {name: name for name in outputs}
+            parts.append(model.derived(program, alone=True))
+        return Trial(*parts, self.batched, self.samples)
+
+    def same_size(self, size: int) -> list[str]:
+        """Return the outputs that are not the same, bit for bit, at some size.
+
+        Raises:
+            ModelError: a model fails, or computes something else each time.
+        """
+        inputs = self._inputs(size)
+        before, after = self._old(inputs), self._new(inputs, size)
+        wrong = [n for n in before if not same_bits(before[n], after[n])]
+        if wrong:
+            self._refuse_random(inputs, before)
+        return wrong
+
+    def rows(self, size: int, old: int) -> dict[str, Verdict]:
+        """Compare each output row by row at another size.
+
+        Raises:
+            ModelError: a model fails, or computes something else each time.
+        """
+        inputs = self._inputs(size)
+        after = self._new(inputs, size)
+        rows = windows(size, old)
+        before = [self._old(self._taken(inputs, window)) for window in rows]
+        self._refuse_random(self._taken(inputs, rows[0]), before[0])
+        rounding = noise(
+            lambda arrays: self._old(self._taken(arrays, rows[0])),
+            inputs,
+            before[0],
+            np.random.default_rng(1),
+        )
+        return {
+            name: judge([b[name] for b in before], after[name], rows, size, measured)
+            for name, measured in rounding.items()
+        }
+
+    def _inputs(self, size: int) -> Arrays:
+        batch = dict.fromkeys(self.batched, size)
+        arrays = random_inputs(self.model.inputs, np.random.default_rng(0), batch)
+        for name, given in self.samples.items():
+            arrays[name] = given
+            if name in self.batched:
+                arrays[name] = np.take(given, np.arange(size) % len(given), 0)
+        return arrays
+
+    def _taken(self, inputs: Arrays, rows: Any) -> Arrays:
+        return {
+            n: np.take(a, rows, 0) if n in self.batched else a
+            for n, a in inputs.items()
+        }
+
+    def _old(self, inputs: Arrays) -> Arrays:
+        try:
+            return self.model.run(**inputs)
+        except tf.errors.OpError as error:
+            raise ModelError(
+                f"{self.model!r} fails on the inputs it was tried on, so that nothing "
+                f"can be proved: {error.message}; pass samples={{input: rows}}, or "
+                f"{SKIP}"
+            ) from error
+
+    def _new(self, inputs: Arrays, size: int) -> Arrays:
+        try:
+            return self.changed.run(**inputs)
+        except tf.errors.OpError as error:
+            raise ModelError(
+                f"{self.model!r} fails at batch size {size}: {error.message}; the op "
+                "named there holds on to the old batch size: rewrite it, or cut the "
+                "model around it"
+            ) from error
+
+    def _refuse_random(self, inputs: Arrays, before: Arrays) -> None:
+        again = self._old(inputs)
+        if not all(same_bits(before[name], again[name]) for name in before):
+            raise ModelError(
+                f"{self.model!r} computes something else each time it runs, so that "
+                f"nothing can be proved; {SKIP}"
+            )
