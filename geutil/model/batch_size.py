@@ -35,9 +35,7 @@ def set_batch_size(
     verify: bool,
 ) -> Model:
     """Return a model with another batch size; see `Model.set_batch_size`."""
-    if isinstance(size, bool) or not (
-        size is None or (isinstance(size, int) and size > 0)
-    ):
+    if size is not None and (type(size) is not int or size < 1):
         raise ModelError(f"a batch size is a positive number or None, not {size!r}")
     batched = _batched_inputs(model, inputs)
     old = _old_size(batched)

@@ -132,9 +132,7 @@ def _described(t: Tensor) -> str:
 def _drawn(model: Model, other: Model, rng: np.random.Generator) -> Arrays:
     """Draw inputs that fit both: what one does not know of a shape, the other may."""
     specs = {
-        name: tf.TensorSpec(
-            t.shape.merge_with(other.inputs[name].shape), t.dtype, name
-        )
+        name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
         for name, t in model.inputs.items()
     }
     return random_inputs(specs, rng, _shared_batch(specs))
@@ -161,5 +159,3 @@ def _run(model: Model, arrays: Mapping[str, Any]) -> Arrays:
             f"{model!r} fails on the inputs it was given: {error.message}; pass inputs= "
             "that it can take"
         ) from error
-
-

@@ -82,7 +82,12 @@ def difference(
     Example:
         >>> import numpy as np
         >>> d = difference(
-        ...     "y", np.array([1.0, 2.5]), np.array([1.0, 2.0]), sample=0, rtol=0, atol=0
+        ...     "y",
+        ...     np.array([1.0, 2.5]),
+        ...     np.array([1.0, 2.0]),
+        ...     sample=0,
+        ...     rtol=0,
+        ...     atol=0,
         ... )
         >>> print(d)
         y: largest difference 0.5 absolute, 0.25 relative, at [1] of sample 0: 2.5 and
@@ -123,7 +128,9 @@ def _mismatch(a: Array, b: Array) -> str | None:
     return None
 
 
-def _distances(a: Array, b: Array, rtol: float, atol: float) -> tuple[Array, Array, Array]:
+def _distances(
+    a: Array, b: Array, rtol: float, atol: float
+) -> tuple[Array, Array, Array]:
     """Return absolute and relative differences, and what is close enough."""
     same = np.asarray(a == b)
     if a.dtype == object or a.dtype == bool or a.dtype.kind not in "fciuV":

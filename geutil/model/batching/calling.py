@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -11,11 +10,18 @@ from geutil.errors import TransformError
 from geutil.graph.functions import functions_of_attributes
 from geutil.graph.kinds import Tensor
 from geutil.model.batching.edits import CallAnew
-from geutil.model.batching.probing import Probing
+from geutil.model.batching.functions import (
+    OPAQUE,
+    Called,
+    Callee,
+    match_result,
+    merged,
+)
+from geutil.model.batching.loops import settle
 from geutil.model.batching.scopes import scope_of_function
-from geutil.model.batching.sites import Site, broadcast_for_batch
+from geutil.model.batching.sites import Site
 from geutil.model.batching.sizes import Shape, shape_of
-from geutil.model.batching.walking import Walk, walk
+from geutil.model.batching.walking import walk
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _BRANCHES = {
@@ -25,25 +31,6 @@ _BRANCHES = {
     "StatelessCase": ("branches",),
 }
 _LOOPS = frozenset(("While", "StatelessWhile"))
-_OPAQUE = (tf.resource, tf.variant)
-
-
-@dataclass(frozen=True)
-class Callee:
-    """A function as a node names it."""
-
-    attribute: str | None
-    position: int
-    name: str
-
-
-@dataclass
-class Called:
-    """A walk through a function."""
-
-    callee: Callee
-    done: Walk
-    results: list[Tensor]
 
 
 def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
@@ -127,9 +114,9 @@ def _conditional(
     for index, parallel in enumerate(zip(*(b.results for b in branches), strict=True)):
         for branch in branches:
             for other in parallel:
-                _match(site, branch, index, other)
+                match_result(site, branch, index, other)
         together = [branch.results[index] for branch in branches]
-        outputs.append(_merged(site.probing, together))
+        outputs.append(merged(site.probing, together))
     for branch in branches:
         _commit(site, branch)
     _record_shapes(site, outputs)
@@ -138,34 +125,16 @@ def _conditional(
 
 def _loop(site: Site, active: tuple[str, ...]) -> list[Tensor]:
     (condition,), (body,) = _callees(site, "cond"), _callees(site, "body")
-    probing = site.probing
     fixed = _passed_through(site, body)
-    state = [
-        t if i in fixed or t.dtype in _OPAQUE else _stand_in(probing, [t])
-        for i, t in enumerate(site.operands)
-    ]
-    # Each round, a variable gains the batch, or loses what is known of its shape.
-    while True:
-        called = _call(site, body, state, active)
-        after = []
-        for index, (t, result) in enumerate(zip(state, called.results, strict=True)):
-            if index in fixed or t.dtype in _OPAQUE:
-                after.append(result if t.dtype in _OPAQUE else t)
-                continue
-            _match(site, called, index, t)
-            result = called.results[index]
-            after.append(_next_state(site, index, t, result))
-        if all(
-            shape_of(a) == shape_of(b) and probing.grows(a) == probing.grows(b)
-            for a, b in zip(state, after, strict=True)
-        ):
-            break
-        state = after
-    _commit(site, _call(site, condition, state, active))
-    _commit(site, called)
+    settled = settle(site, lambda at, state: _call(at, body, state, active), fixed)
+    site.adopt(settled.site)
+    _commit(site, _call(site, condition, settled.state, active))
+    _commit(site, settled.called)
     outputs = [
-        t if t.dtype in _OPAQUE or i in fixed else _stand_in(probing, [t])
-        for i, t in enumerate(state)
+        t
+        if t.dtype in OPAQUE or i in fixed
+        else site.probing.placeholder(t.dtype, shape_of(t), like=[t])
+        for i, t in enumerate(settled.state)
     ]
     _record_shapes(site, outputs)
     return outputs
@@ -190,78 +159,13 @@ def _passed_through(site: Site, body: Callee) -> frozenset[int]:
     )
 
 
-def _next_state(site: Site, index: int, before: Tensor, result: Tensor) -> Tensor:
-    """Return what a loop variable is, given what it is before and after an iteration."""
-    probing = site.probing
-    shape, grown = shape_of(before), shape_of(result)
-    axis = probing.axis(result)
-    if (
-        axis is not None
-        and shape is not None
-        and len(shape) == len(grown or ())
-        and probing.axis(before) is None
-        and shape[axis] == site.sizes.before((grown or ())[axis] or 0)
-        and not probing.grows(site.operands[index])
-    ):
-        factor = site.sizes.factor((grown or ())[axis])
-        if site.broadcast(index, axis, factor):
-            return site.operands[index]
-    return _merged(probing, [before, result])
-
-
-def _match(site: Site, called: Called, index: int, like: Tensor) -> None:
-    """Repeat a function's result for the batch where `like` has the batch."""
-    probing, result = site.probing, called.results[index]
-    axis, shape, wanted = probing.axis(like), shape_of(result), shape_of(like)
-    if (
-        axis is None
-        or probing.axis(result) is not None
-        or shape is None
-        or len(shape) != len(wanted or ())
-        or probing.grows(result)
-    ):
-        return
-    dim = (wanted or ())[axis] or 0
-    if shape[axis] != site.sizes.before(dim) or called.done.source is None:
-        return
-    inner = site.inside(called.done.source)
-    made = broadcast_for_batch(
-        inner, result, index, axis, site.sizes.factor(dim), result=True
-    )
-    if made is not None:
-        edit, called.results[index] = made
-        called.done.plan.edits.append(edit)
-
-
-def _stand_in(probing: Probing, tensors: Sequence[Tensor]) -> Tensor:
-    return probing.placeholder(tensors[0].dtype, _common(tensors), like=list(tensors))
-
-
-def _merged(probing: Probing, tensors: Sequence[Tensor]) -> Tensor:
-    """Return what stands for one of several tensors, no one knows which."""
-    if tensors[0].dtype in _OPAQUE:
-        grown = [t for t in tensors if probing.grows(t)]
-        return (grown or list(tensors))[0]
-    return _stand_in(probing, tensors)
-
-
-def _common(tensors: Sequence[Tensor]) -> Shape:
-    shapes = [shape_of(t) for t in tensors]
-    known = [s for s in shapes if s is not None]
-    if len(known) < len(shapes) or len({len(s) for s in known}) != 1:
-        return None
-    return tuple(
-        dims[0] if len(set(dims)) == 1 else None for dims in zip(*known, strict=True)
-    )
-
-
 def _record_shapes(site: Site, outputs: Sequence[Tensor]) -> None:
     """Say anew what shapes the outputs of a loop or conditional have."""
     if not site.node.attr["output_shapes"].list.shape:
         return
     value = tf.compat.v1.AttrValue()
     for t, old in zip(outputs, site.node.attr["output_shapes"].list.shape, strict=True):
-        if t.dtype in _OPAQUE or not site.probing.grows(t):
+        if t.dtype in OPAQUE or not site.probing.grows(t):
             value.list.shape.add().CopyFrom(old)
         else:
             value.list.shape.add().CopyFrom(

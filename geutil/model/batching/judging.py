@@ -20,6 +20,7 @@ class Kind(Enum):
 
     MATCHES = "the rows match, and differ from each other"
     SILENT = "the rows match, and are all the same"
+    CONSTANT = "it is the same for any batch"
     DIFFERS = "a row does not match"
     UNGROUPED = "there is no axis with a row for each input"
 
@@ -85,7 +86,7 @@ def judge(
     axis = batch_axis(first.shape, found.shape, old, size)
     if axis is None:
         constant = all(distance(r, found) <= allowed for r in references)
-        return Verdict(Kind.SILENT if constant else Kind.UNGROUPED)
+        return Verdict(Kind.CONSTANT if constant else Kind.UNGROUPED)
     factor = first.shape[axis] // old
     for window, wanted in zip(rows, references, strict=True):
         places = (window[:, None] * factor + np.arange(factor)).ravel()

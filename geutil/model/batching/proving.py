@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geutil.graph.kinds import Tensor
+from geutil.graph.kinds import Operation, Tensor
 from geutil.model.batching.judging import Kind, Verdict
 from geutil.model.batching.trials import SKIP, Trial
 from geutil.model.errors import ModelError
@@ -94,7 +94,8 @@ def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> N
             f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
             f"constant holds on to the old batch. If that is meant, {SKIP}",
         )
-    if verdict.kind is Kind.UNGROUPED:
+    constant = verdict.kind is Kind.CONSTANT and not _grows(trial.model, name)
+    if verdict.kind in (Kind.UNGROUPED, Kind.CONSTANT) and not constant:
         raise _wrong(
             trial.model,
             name,
@@ -115,14 +116,13 @@ def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
     """Tell whether the tensors behind an output match, up to where rows differ."""
     start = trial.model.outputs[output]
     behind = _behind(start, trial.model, trial.changed)
-    if behind is None:
-        return True  # It does not depend on the inputs: it is a constant.
+    inputs = [t.name for t in trial.model.inputs.values()]
     names = dict.fromkeys(name for before in behind.values() for name in before)
     verdicts = trial.of(list(names)).rows(size, old) if names else {}
     waiting, seen = [start.name], {start.name}
     while waiting:
         before = behind.get(waiting.pop())
-        if not before:
+        if not before or any(name in inputs for name in before):
             return False
         for name in before:
             kind = verdicts[name].kind
@@ -134,17 +134,22 @@ def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
     return True
 
 
-def _behind(
-    start: Tensor, model: Model, changed: Model
-) -> dict[str, list[str]] | None:
+def _growing(model: Model) -> frozenset[Operation]:
+    return frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
+
+
+def _grows(model: Model, output: str) -> bool:
+    """Tell whether an output depends on the inputs."""
+    return model.outputs[output].op in _growing(model)
+
+
+def _behind(start: Tensor, model: Model, changed: Model) -> dict[str, list[str]]:
     """Return the floating-point inputs of tensors behind one, nearest first.
 
     Only what depends on the inputs of the model counts, and no more than two dozen
-    tensors. None if `start` itself does not depend on them.
+    tensors.
     """
-    growing = frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
-    if start.op not in growing:
-        return None
+    growing = _growing(model)
     kept = {op.name for op in changed.graph.get_operations()}
     behind: dict[str, list[str]] = {}
     waiting = [start]
@@ -164,3 +169,9 @@ def _behind(
             if u.name not in behind and len(waiting) < _MOST_BEHIND:
                 waiting.append(u)
     return behind
+
+
+def _wrong(model: Model, output: str, what: str) -> ModelError:
+    return ModelError(
+        f"the batch size of {model!r} cannot be changed: of output '{output}', {what}"
+    )

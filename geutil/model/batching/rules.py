@@ -24,9 +24,8 @@ def reshape(site: Site) -> None:
     old = [None if d is None else site.sizes.before(d) for d in shape]
     wanted = _resolved(target, old)
     if wanted is None:
-        if target[0] == old[axis] and axis == 0 and -1 in target:
-            grown = Grown(site.sizes.factor(shape[axis]))
-            _set_first(site, target, grown)
+        if axis == 0 and target[0] == old[0]:
+            _set_first(site, target, Grown(site.sizes.factor(shape[0])))
         return
     place = batch_axis_after_reshape(
         [d or 0 for d in old], axis, wanted, site.sizes.old
@@ -90,8 +89,11 @@ def _pack(site: Site, changes: Mapping[int, int]) -> None:
 
 
 def _set_first(site: Site, target: list[int | None], grown: Grown) -> None:
+    """Let the first element be the batch, where others are not known."""
     known = [d for d in target if d is not None]
-    if len(known) == len(target):
+    if -1 not in target:
+        _set_elements(site, target, {0: -1})
+    elif len(known) == len(target):
         site.set_dims(1, (grown, *known[1:]), 0)
     else:
         site.problem(

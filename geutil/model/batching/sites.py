@@ -59,12 +59,25 @@ class Site:
         self.fallback = fallback
         self.producers = producers
         self.readers = readers
-        self._plan = plan
+        self.plan = plan
 
     def inside(self, source: Source) -> Site:
         """Return the site as a function that it calls sees it: its batch is there."""
         entry = Entry(self.node, (), ())
-        return Site(entry, [], self.probing, self._plan, source)
+        return Site(entry, [], self.probing, self.plan, source)
+
+    def attempt(self) -> Site:
+        """Return the site as it is, with changes of its own that can be given up."""
+        entry = Entry(self.node, (), self.written)
+        made = Site(entry, list(self.operands), self.probing, Plan(), self.fallback)
+        made.producers, made.readers = self.producers, self.readers
+        return made
+
+    def adopt(self, attempt: Site) -> None:
+        """Take the changes of an attempt over."""
+        self.node, self.operands = attempt.node, attempt.operands
+        self.plan.edits += attempt.plan.edits
+        self.plan.problems += attempt.plan.problems
 
     @property
     def sizes(self) -> Sizes:
@@ -89,11 +102,11 @@ class Site:
 
     def edit(self, edit: Edit) -> None:
         """Plan a change."""
-        self._plan.edits.append(edit)
+        self.plan.edits.append(edit)
 
     def problem(self, reason: str, remedy: str) -> None:
         """Note what cannot be mended."""
-        self._plan.problems.append(
+        self.plan.problems.append(
             Problem(self.node.name, self.node.op, reason, remedy, self._constants())
         )
 

@@ -134,7 +134,8 @@ def batch_axis_after_reshape(
         >>> batch_axis_after_reshape([4, 6], 0, [2, 12], 4)  # The batch is split.
     """
     before = prod(shape[:axis])
-    merged, alone = [], []
+    merged: list[int] = []
+    alone: list[int] = []
     for index, dim in enumerate(target):
         done = prod(target[:index])
         if done and before % done == 0 and (done * dim) % (before * batch) == 0:

@@ -51,12 +51,8 @@ class Trial:
 
     def of(self, outputs: Sequence[str]) -> Trial:
         """Return a trial of the tensors called so in both graphs."""
-        parts = []
-        for model in (self.model, self.changed):
-            program = model.program()
-            program.outputs = {name: name for name in outputs}
-            parts.append(model.derived(program, alone=True))
-        return Trial(*parts, self.batched, self.samples)
+        model, changed = (_with_outputs(m, outputs) for m in (self.model, self.changed))
+        return Trial(model, changed, self.batched, self.samples)
 
     def same_size(self, size: int) -> list[str]:
         """Return the outputs that are not the same, bit for bit, at some size.
@@ -135,3 +131,9 @@ class Trial:
                 f"{self.model!r} computes something else each time it runs, so that "
                 f"nothing can be proved; {SKIP}"
             )
+
+
+def _with_outputs(model: Model, names: Sequence[str]) -> Model:
+    program = model.program()
+    program.outputs = {name: name for name in names}
+    return model.derived(program, alone=True)
