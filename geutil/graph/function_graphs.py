@@ -53,8 +53,12 @@ def write_stand_in(node: Any, external: Any) -> None:
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
-    if external.dtype == tf.resource and data is not None and data.is_set:
-        (variable,) = data.shape_and_type
+    # Of a table there are two, of keys and of values.
+    behind: list[Any] = (
+        list(data.shape_and_type) if data is not None and data.is_set else []
+    )
+    if external.dtype == tf.resource and len(behind) == 1:
+        (variable,) = behind
         node.op = "VarHandleOp"
         node.attr["dtype"].type = variable.dtype
         node.attr["shape"].shape.CopyFrom(variable.shape)
@@ -87,8 +91,12 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
-    """Return the live variables that were read while `graph` was the default one."""
-    return list(graph.variables)
+    """Return the live variables that were read while `graph` was the default one.
+
+    In the order in which it captured them.
+    """
+    by_handle = {id(v.handle): v for v in graph._watched_variables}
+    return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 
 def build_function(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,10 +11,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings, call_function
+from geutil.graph.function_graphs import bindings, call_function, seen_variables
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
-from geutil.model import batch_size, comparing, cutting, joining, renaming, saving
+from geutil.model import (
+    batch_size,
+    comparing,
+    cutting,
+    freezing,
+    joining,
+    renaming,
+    saving,
+    thawing,
+)
 from geutil.model.building import build, ops_to_run
 from geutil.model.calling import ModelFunction, checked_arguments
 from geutil.model.comparing import Comparison
@@ -75,7 +85,12 @@ class Model:
 
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
-        """The variables by name, shared by all signatures."""
+        """The variables by name, shared by all signatures.
+
+        Variables that ops were added for under `with model.graph.as_default():` are
+        among them.
+        """
+        self._holdings.add_variables(seen_variables(self.graph))
         return MappingProxyType(self._holdings.variables)
 
     @property
@@ -145,12 +160,91 @@ class Model:
         """
         return ModelFunction(self.concrete_function(), self.inputs, tuple(self.outputs))
 
+    def freeze(self) -> Model:
+        """Return the model with constants in place of its variables, in all signatures.
+
+        The constants have the values that the variables have now, and their names.
+        What read a variable reads its constant, in loops and other functions too. The
+        ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
+        them where it sees constants, which shows in the last bits. Tables stay what
+        they are.
+
+        Returns:
+            A model without variables. This one is unchanged.
+
+        Raises:
+            ModelError: an op changes a variable, or needs it and not only its value; a
+                variable has no value; or the constants need more than the 2 GiB that
+                one protobuf holds (no variable is read then).
+
+        Cost: linear in the ops of all signatures and the bytes of the variables.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> w = tf.Variable(3.0, name="w")
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def scaled(x):
+            ...     return {"y": w * x}
+            >>> frozen = model.open(scaled).freeze()
+            >>> len(frozen.variables)
+            0
+            >>> frozen.graph.get_operation_by_name("w").type
+            'Const'
+            >>> float(frozen.run(x=2.0)["y"])
+            6.0
+        """
+        return freezing.freeze(self)
+
+    def thaw(self, regex: str | re.Pattern[str]) -> Model:
+        """Return the model with variables in place of constants, to be trained again.
+
+        Floating-point and complex constants whose op's name the regex matches become
+        trainable variables with the constants' values and names. Constants of other
+        dtypes stay, even if they match: they are shapes, axes and the like, which
+        TensorFlow reads while it builds graphs, and gradients do not reach them. So do
+        constants in version 1 loops. Which matching constants stay is logged.
+
+        In other signatures, constants of the same name and value become the same
+        variables. Constants in the bodies of functions are no ops of the graph, and
+        stay.
+
+        Args:
+            regex: what to look for in the names of ops (anywhere, as `re.search`).
+
+        Returns:
+            A model with more variables. This one is unchanged.
+
+        Raises:
+            ModelError: no constant matches, or none that matches can become a variable.
+            SelectionError: `regex` is no regular expression.
+
+        Cost: linear in the ops of all signatures and the bytes of the constants.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> with tf.Graph().as_default() as graph:
+            ...     x = tf.compat.v1.placeholder(tf.float32, [], "x")
+            ...     y = tf.multiply(x, tf.constant(3.0, name="w"), "y")
+            >>> thawed = model.open(graph).thaw("^w$")
+            >>> list(thawed.variables)
+            ['w']
+            >>> f = thawed.to_function()
+            >>> with tf.GradientTape() as tape:
+            ...     loss = f(x=2.0)["y"]
+            >>> float(tape.gradient(loss, thawed.variables["w"]))
+            2.0
+        """
+        return thawing.thaw(self, regex)
+
     def save(
         self,
         path: str | Path,
         format: str = "saved_model",
         *,
         overwrite: bool = False,
+        select_tf_ops: bool = False,
     ) -> Path:
         """Write the model to a file or directory.
 
@@ -161,8 +255,12 @@ class Model:
             format: "saved_model", a directory with variables, tables, assets and all
                 signatures; "graph_def" or "pbtxt", one file with this signature frozen,
                 in which input `x` is the placeholder `x` and output `y` the tensor
-                `y:0`; "tflite", one file with this signature for TensorFlow Lite.
+                `y:0`, which nothing else reads, so that `geutil.model.open` finds both
+                by themselves; "tflite", one file with this signature, frozen, for
+                TensorFlow Lite.
             overwrite: whether to replace what is at `path`.
+            select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
+                TensorFlow's own, for interpreters that come with them.
 
         Returns:
             The path.
@@ -173,7 +271,13 @@ class Model:
 
         Cost: linear in the ops and the bytes of the variables.
         """
-        return saving.save(self, Path(path), format, overwrite=overwrite)
+        return saving.save(
+            self,
+            Path(path),
+            format,
+            overwrite=overwrite,
+            select_tf_ops=select_tf_ops,
+        )
 
     def cut(
         self, inputs: Selection | None = None, outputs: Selection | None = None
@@ -508,6 +612,8 @@ class Model:
             self.graph, dict(self.inputs), dict(self.outputs), bindings(self.graph)
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
+        if checked:
+            program.prune()
         return program
 
     def derived(
@@ -529,3 +635,11 @@ class Model:
             others,
             self._holdings if holdings is None else holdings,
         )
+
+    def rebuilt(self, programs: Mapping[str, Program], holdings: Holdings) -> Model:
+        """Return a model with a new program for each signature."""
+        signatures = self._signatures.alone()
+        for name, program in programs.items():
+            parts = materialize(program, inline=False, what=repr(self))
+            Model(parts, name, signatures, holdings)
+        return signatures[self.signature]

@@ -1,0 +1,71 @@
+"""What wrapping a function adds around its results, taken off.
+
+A traced function returns copies of its results that wait for all its effects, and a
+SavedModel wraps each signature once more. Left in place, every output would depend on
+every effect, and so on every input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from geutil.graph.effects import Effects
+from geutil.model.program import node_of, nodes_by_name
+
+_COPY = re.compile(r"(^|/)Identity(_\d+)?$")
+
+
+def without_wrappers(
+    graph_def: Any, outputs: Mapping[str, str], side_effects: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the ends of a graph without the copies that wrapping adds.
+
+    Args:
+        graph_def: a `GraphDef` whose calls are inlined, or not.
+        outputs: the tensor of each output.
+        side_effects: the nodes that run besides.
+
+    Returns:
+        The tensors that are copied, and the nodes with an effect that ran besides or
+        that the copies waited for.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    readers: dict[str, set[str]] = {}
+    for node in graph_def.node:
+        for text in node.input:
+            readers.setdefault(node_of(text), set()).add(node.name)
+    waited: dict[str, None] = dict.fromkeys(side_effects)
+    copies: set[str] = set()
+    tensors = {}
+    for name, tensor in outputs.items():
+        node = nodes[node_of(tensor)]
+        while (
+            node.op == "Identity"
+            and _COPY.search(node.name)
+            and readers.get(node.name, copies) <= copies
+        ):
+            copies.add(node.name)
+            waited |= dict.fromkeys(t[1:] for t in node.input if t.startswith("^"))
+            tensor = node.input[0]
+            node = nodes[node_of(tensor)]
+        tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    effective = frozenset(Effects(functions).among(graph_def.node))
+    return tensors, [n for n in _behind_no_ops(nodes, waited) if n in effective]
+
+
+def _behind_no_ops(nodes: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the nodes that are waited for, directly or by way of NoOps."""
+    waiting = list(names)
+    found = dict.fromkeys(waiting)
+    for name in waiting:
+        if nodes[name].op == "NoOp":
+            new = [node_of(text) for text in nodes[name].input]
+            new = [n for n in new if n not in found]
+            found |= dict.fromkeys(new)
+            waiting += new
+    return [name for name in waiting if nodes[name].op != "NoOp"]
