@@ -11,6 +11,7 @@ from geutil.graph.kinds import Tensor
 from geutil.model.batching.calling import through_calls
 from geutil.model.batching.edits import Plan
 from geutil.model.batching.fixing import fixed_graph_def
+from geutil.model.batching.frames import walk_loops
 from geutil.model.batching.probing import REFUSALS, Probing
 from geutil.model.batching.proving import prove
 from geutil.model.batching.scopes import scope_of_graph
@@ -63,8 +64,9 @@ def _batched_inputs(model: Model, names: Iterable[str] | None) -> dict[str, Tens
         for name, t in model.inputs.items():
             if t.shape.rank is None:
                 raise ModelError(
-                    f"input '{name}' has an unknown rank, so there is no telling whether "
-                    "it has a batch axis; name the inputs that do with inputs=[...]"
+                    f"input '{name}' has an unknown rank, so there is no telling "
+                    "whether it has a batch axis; name the inputs that have one "
+                    "with inputs=[...]"
                 )
         names = [name for name, t in model.inputs.items() if t.shape.rank]
     names = [names] if isinstance(names, str) else list(names)
@@ -84,8 +86,8 @@ def _old_size(batched: Mapping[str, Tensor]) -> int | None:
     found = {name: t.shape.as_list()[0] for name, t in batched.items()}
     if len(set(found.values())) > 1:
         raise ModelError(
-            f"the inputs do not agree on the batch size: {found}; name those whose first "
-            "axis is the batch with inputs=[...]"
+            f"the inputs do not agree on the batch size: {found}; name those whose "
+            "first axis is the batch with inputs=[...]"
         )
     size: int | None = next(iter(found.values()))
     return size
@@ -112,7 +114,12 @@ def _walked(
             else probing.variable(variable.dtype, variable.shape)
         )
     try:
-        return walk(scope_of_graph(program.graph_def), feeds, probing, through_calls)
+        scope = scope_of_graph(program.graph_def)
+        return walk_loops(
+            scope,
+            probing,
+            lambda starts: walk(scope, feeds, probing, through_calls, starts=starts),
+        )
     except (*REFUSALS, TransformError) as error:
         raise ModelError(
             f"{model!r} cannot be followed with another batch size: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,6 @@ def _run(model: Model, arrays: Mapping[str, Any]) -> Arrays:
         return model.run(**arrays)
     except tf.errors.OpError as error:
         raise ModelError(
-            f"{model!r} fails on the inputs it was given: {error.message}; pass inputs= "
+            f"{model!r} fails on these inputs: {error.message}; pass inputs= "
             "that it can take"
         ) from error

@@ -56,7 +56,7 @@ class Difference:
         if other is None:
             return self
         first, second = (
-            (other, self) if other._badness >= self._badness else (self, other)
+            (other, self) if other.badness >= self.badness else (self, other)
         )
         return Difference(
             first.output,
@@ -70,7 +70,8 @@ class Difference:
         )
 
     @property
-    def _badness(self) -> tuple[bool, float, bool]:
+    def badness(self) -> tuple[bool, float, bool]:
+        """Return what differences are ordered by."""
         return (self.mismatch is not None, self.absolute, not self.equal)
 
 

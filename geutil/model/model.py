@@ -532,11 +532,11 @@ class Model:
         Args:
             other: the other model, with inputs of the same names.
             inputs: the inputs to run on, by name, or several of these. If None, they
-                are drawn from dtypes and shapes, the same ones each time: normal floats,
-                integers from 0 to 9 (`uint8` to 255), strings of four letters. An
-                unknown first dimension is that of the inputs that know it, else 3; other
-                unknown ones are 8, in images 32. Pass inputs for a model that takes
-                nothing of this kind.
+                are drawn from dtypes and shapes, the same ones each time: normal
+                floats, integers from 0 to 9 (`uint8` to 255), strings of four letters.
+                An unknown first dimension is that of the inputs that know it, else 3;
+                other unknown ones are 8, in images 32. Pass inputs for a model that
+                takes nothing of this kind.
             samples: how many inputs to draw.
             rtol: the relative tolerance.
             atol: the absolute tolerance.

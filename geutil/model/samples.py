@@ -74,5 +74,6 @@ def _draw(
         high = 256 if dtype == tf.uint8 else _INTEGERS
         return rng.integers(0, high, shape).astype(dtype.as_numpy_dtype)
     raise ModelError(
-        f"there are no random values for input '{name}' of dtype {dtype.name}; pass some"
+        f"there are no random values for input '{name}' of dtype {dtype.name}; pass "
+        "some"
     )

@@ -179,11 +179,9 @@ CASES = {
     "bias of one row": Case(
         lambda x: tf.nn.bias_add(x, tf.squeeze(x * 2.0)), lambda x: x + x * 2.0
     ),
-    "loop from zeros": Case(
-        looped(lambda x: tf.zeros([1, 6])), looped(lambda x: tf.zeros_like(x))
-    ),
+    "loop from zeros": Case(looped(lambda x: tf.zeros([1, 6])), looped(tf.zeros_like)),
     "loop from zeros of 3": Case(
-        looped(lambda x: tf.zeros([3, 6])), looped(lambda x: tf.zeros_like(x)), old=3
+        looped(lambda x: tf.zeros([3, 6])), looped(tf.zeros_like), old=3
     ),
     "collecting loop": Case(collected(1), collected(None)),
     "collecting loop of 3": Case(collected(3), collected(None), old=3),
@@ -247,7 +245,7 @@ def test_back_again_is_the_same_model(name):
 def test_the_size_can_be_left_open_in_calls(name):
     case = CASES[name]
     inner = tf.function(case.fixed, autograph=False)
-    m = opened(lambda x: inner(x), case.shape, case.old, inline=False)
+    m = opened(inner, case.shape, case.old, inline=False)
     changed = m.set_batch_size(None)
     x = sample(4, case.shape)
     np.testing.assert_allclose(
@@ -276,6 +274,49 @@ def test_version_1_graph():
     m = model.open(graph).set_batch_size(None)
     x = sample(3, (2, 3))
     np.testing.assert_allclose(m.run(x=x)["y"], x.reshape(3, 6) @ W, rtol=1e-5)
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+@pytest.mark.parametrize("old", [1, 3])
+def test_version_1_loop(old, collecting):
+    """Enter, Merge, NextIteration, and the arrays of that time."""
+
+    def free(x):
+        h = tf.zeros_like(x)
+        for _ in range(3):
+            h = tf.tanh(tf.matmul(h, W) + x)
+        return h
+
+    graph = version_1_loop(old, collecting)
+    assert "NextIteration" in {op.type for op in graph.get_operations()}
+    m = model.open(graph, inputs=["x:0"], outputs=["y:0"])
+    for new in (None, 5):
+        changed = m.set_batch_size(new)
+        x = sample(5, (6,))
+        np.testing.assert_allclose(changed.run(x=x)["y"], free(x), rtol=1e-4)
+        assert changed.outputs["y"].shape.is_compatible_with([5, 6])
+
+
+def version_1_loop(batch, collecting):
+    v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [batch, 6], "x")
+            array = tf.TensorArray(tf.float32, 3, element_shape=[batch, 6])
+
+            def step(i, h, a):
+                h = tf.tanh(tf.matmul(h, W) + x)
+                return i + 1, h, a.write(i, h)
+
+            _, h, array = tf.while_loop(
+                lambda i, h, a: i < 3, step, (0, tf.zeros([batch, 6]), array)
+            )
+            tf.identity(array.stack()[2] if collecting else h, name="y")
+        return graph
+    finally:
+        if v2:
+            tf.compat.v1.enable_control_flow_v2()
 
 
 def test_shared_target_is_changed_only_where_the_batch_is():

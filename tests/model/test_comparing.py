@@ -56,7 +56,7 @@ def test_largest_differences_and_where():
 
 
 def test_the_worst_of_several_inputs():
-    m, n = opened(lambda x: named(x * 1.5)), opened(lambda x: named(x))
+    m, n = opened(lambda x: named(x * 1.5)), opened(named)
     given_ = [{"x": np.full([1, 4], v, np.float32)} for v in (1.0, 8.0, 2.0)]
     result = m.compare(n, iter(given_))
     assert result.samples == 3
@@ -69,7 +69,7 @@ def test_the_worst_of_several_inputs():
     [(0.0, 0.0, False), (0.1, 0.0, True), (0.0, 1.0, True), (0.01, 0.0, False)],
 )
 def test_tolerances(rtol, atol, equal):
-    m, n = opened(lambda x: named(x * 1.05)), opened(lambda x: named(x))
+    m, n = opened(lambda x: named(x * 1.05)), opened(named)
     x = np.full([1, 4], 10.0, np.float32)
     assert bool(m.compare(n, {"x": x}, rtol=rtol, atol=atol)) is equal
 
@@ -101,13 +101,13 @@ def test_outputs_that_do_not_match(outputs):
     ],
 )
 def test_inputs_that_do_not_match(spec, message):
-    m = opened(lambda x: named(x))
+    m = opened(named)
     with pytest.raises(model.ModelError, match=message):
-        m.compare(opened(lambda x: named(x), spec))
+        m.compare(opened(named, spec))
 
 
 def test_other_refusals():
-    m = opened(lambda x: named(x))
+    m = opened(named)
     with pytest.raises(model.ModelError, match=re.escape("geutil.model.open")):
         m.compare("path")
     with pytest.raises(model.ModelError, match="draw at least one"):
@@ -237,7 +237,7 @@ def test_special_values(a, b, absolute, equal):
 
 
 def test_texts():
-    m = opened(lambda x: named(x), tf.TensorSpec([None], tf.string, "x"))
+    m = opened(named, tf.TensorSpec([None], tf.string, "x"))
     n = opened(lambda x: named(x + "!"), tf.TensorSpec([None], tf.string, "x"))
     assert m.compare(m)
     found = m.compare(n).differences["y"]

@@ -128,7 +128,7 @@ def _vaguer(before: Tensor, after: Tensor) -> bool:
 
 
 def _next_state(site: Site, index: int, before: Tensor, result: Tensor) -> Tensor:
-    """Return what a loop variable is, given what it is before and after an iteration."""
+    """Return what a variable is, given what it is before and after an iteration."""
     probing = site.probing
     shape, grown = shape_of(before), shape_of(result)
     axis = probing.axis(result)

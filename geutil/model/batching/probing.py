@@ -19,6 +19,7 @@ _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
 """What TensorFlow raises for a node that its shape inference refuses."""
 _EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))
+_LOOP_EDGES = frozenset(("Enter", "Exit", "NextIteration"))
 _COPIES = frozenset(("Identity", "Enter", "StopGradient", "Snapshot", "Cast"))
 
 
@@ -50,9 +51,13 @@ class Probing:
                 stand_in = self.placeholder(node.attr["dtype"].type, dims)
                 self._large[stand_in.name] = node
                 return [stand_in]
-        copy = tf.compat.v1.NodeDef(name=f"n{next(self._numbers)}", op=node.op)
+        op, kept = node.op, frozenset(node.attr)
+        if op in _LOOP_EDGES:
+            # Shape inference forgets the shape there.
+            op, kept = "Identity", frozenset("T")
+        copy = tf.compat.v1.NodeDef(name=f"n{next(self._numbers)}", op=op)
         for name, value in node.attr.items():
-            if not name.startswith("_"):
+            if name in kept and not name.startswith("_"):
                 copy.attr[name].CopyFrom(value)
         outputs = list(make_op(self._graph, copy, operands).outputs)
         if any(self.grows(t) for t in operands):
@@ -92,7 +97,7 @@ class Probing:
         return self.sizes.axis(shape_of(tensor))
 
     def value(self, tensor: Tensor) -> np.ndarray[Any, Any] | None:
-        """Return the value of a tensor that depends on constants only, if it is known."""
+        """Return the value of a tensor that constants alone make, if it is known."""
         node = self._large.get(tensor.name)
         if node is not None:
             value: np.ndarray[Any, Any] = constant_value(node)
@@ -102,9 +107,14 @@ class Probing:
     def dims(self, tensor: Tensor) -> list[int | None] | None:
         """Return what is known of the elements of a vector."""
         value = tf.get_static_value(tensor, partial=True)
-        if value is None or np.ndim(value) != 1:
+        if value is not None and np.ndim(value) == 1 and None not in value:
+            return [int(v) for v in value]
+        if tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank != 1:
             return None
-        return [None if v is None else int(v) for v in value]
+        # TensorFlow evaluates more of it where it is a shape.
+        with self._graph.as_default():
+            shape = shape_of(tf.raw_ops.Fill(dims=tensor, value=0))
+        return None if shape is None else list(shape)
 
     def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether it is certain that all slices along an axis are equal."""

@@ -89,7 +89,7 @@ def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> N
         raise _wrong(
             trial.model,
             name,
-            f"at batch size {size}, row {verdict.row} differs by {verdict.distance:.3g} "
+            f"at batch size {size}, row {verdict.row} is {verdict.distance:.3g} away "
             "from what the old model makes of it (rounding explains "
             f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
             f"constant holds on to the old batch. If that is meant, {SKIP}",

@@ -229,6 +229,7 @@ def bias_add(site: Site) -> None:
         return
     site.edit(BiasToAdd(site.node.name, producer.written[0]))
     site.operands[1] = squeezed.inputs[0]
+    site.replaced |= {1}
     site.node.op = "AddV2"
     del site.node.attr["data_format"]
 

@@ -39,6 +39,7 @@ class Site:
         fallback: where the batch can be read if none of the operands shows it.
         producers: the ops that make what it reads, None for an argument.
         readers: (type, index) of each input that reads what it makes.
+        replaced: the operands that are not what `written` says any more.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Site:
         self.producers = producers
         self.readers = readers
         self.plan = plan
+        self.replaced: frozenset[int] = frozenset()
 
     def inside(self, source: Source) -> Site:
         """Return the site as a function that it calls sees it: its batch is there."""
@@ -71,11 +73,13 @@ class Site:
         entry = Entry(self.node, (), self.written)
         made = Site(entry, list(self.operands), self.probing, Plan(), self.fallback)
         made.producers, made.readers = self.producers, self.readers
+        made.replaced = self.replaced
         return made
 
     def adopt(self, attempt: Site) -> None:
         """Take the changes of an attempt over."""
         self.node, self.operands = attempt.node, attempt.operands
+        self.replaced = attempt.replaced
         self.plan.edits += attempt.plan.edits
         self.plan.problems += attempt.plan.problems
 
@@ -93,10 +97,11 @@ class Site:
         return self.probing.axis(self.operands[index])
 
     def source(self, index: int | None = None) -> Source | None:
-        """Return where the size of the batch can be read: at an operand, if it shows."""
+        """Return where the size of the batch can be read, at an operand if it shows."""
         for i in range(len(self.operands)) if index is None else [index]:
             axis = self.axis(i)
-            if axis is not None:
+            # Under the name of an operand that is replaced, the old one is read.
+            if axis is not None and i not in self.replaced:
                 return source_at(self.probing, self.operands[i], self.written[i], axis)
         return self.fallback
 
@@ -155,6 +160,7 @@ class Site:
         if made is None:
             return False
         edit, self.operands[index] = made
+        self.replaced |= {index}
         self.edit(edit)
         return True
 

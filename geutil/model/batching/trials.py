@@ -116,13 +116,22 @@ class Trial:
 
     def _new(self, inputs: Arrays, size: int) -> Arrays:
         try:
-            return self.changed.run(**inputs)
+            results = self.changed.run(**inputs)
         except tf.errors.OpError as error:
             raise ModelError(
                 f"{self.model!r} fails at batch size {size}: {error.message}; the op "
                 "named there holds on to the old batch size: rewrite it, or cut the "
                 "model around it"
             ) from error
+        for name, t in self.changed.outputs.items():
+            if not t.shape.is_compatible_with(results[name].shape):
+                raise ModelError(
+                    f"output '{name}' of {self.model!r} has shape "
+                    f"{results[name].shape} at batch size {size}, where {t.shape} is "
+                    f"expected: '{t.op.name}' ({t.op.type}) or what is behind it holds "
+                    "on to the old batch size; cut the model in front of it"
+                )
+        return results
 
     def _refuse_random(self, inputs: Arrays, before: Arrays) -> None:
         again = self._old(inputs)

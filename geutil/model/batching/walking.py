@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from geutil.graph.kinds import Tensor
 from geutil.model.batching.edits import Plan
 from geutil.model.batching.probing import REFUSALS, Probing
@@ -30,6 +32,8 @@ class Walk:
     source: Source | None = None
 
 
+Starts = Mapping[str, tuple[int, int]]
+
 Caller = Callable[[Site, tuple[str, ...]], "list[Tensor] | None"]
 """Walks through the functions that an op calls; None if it calls none."""
 
@@ -40,6 +44,7 @@ def walk(
     probing: Probing,
     calls: Caller,
     active: tuple[str, ...] = (),
+    starts: Starts | None = None,
 ) -> Walk:
     """Find what a graph or a function body has to have changed.
 
@@ -49,6 +54,8 @@ def walk(
         probing: where shapes are inferred.
         calls: walks through functions.
         active: the functions that the walk is in, for `calls`.
+        starts: for variables of version 1 loops that have to have the batch from the
+            start, by the Enter op: the axis, and how many times the batch it is long.
 
     Cost: linear in the nodes and edges; some 300 us a node.
     """
@@ -59,7 +66,8 @@ def walk(
     for entry in scope.entries:
         if f"{entry.node.name}:0" in done.values:
             continue
-        _visit(entry, done, probing, calls, active, entries, readers)
+        start = (starts or {}).get(entry.node.name)
+        _visit(entry, done, probing, calls, active, entries, readers, start)
     return done
 
 
@@ -79,6 +87,7 @@ def _visit(
     active: tuple[str, ...],
     entries: Mapping[str, Entry],
     readers: Mapping[str, list[tuple[Entry, int]]],
+    start: tuple[int, int] | None,
 ) -> None:
     # The edge that closes a loop has no value yet; the loop keeps the shape it has.
     first = next((done.values[n] for n in entry.inputs if n in done.values), None)
@@ -92,9 +101,14 @@ def _visit(
         [entries.get(node_of(name)) for name in entry.inputs],
         [(e.node.op, i) for e, i in readers.get(f"{entry.node.name}:0", ())],
     )
+    if start is not None:
+        site.broadcast(0, *start)
     outputs = calls(site, active)
     if outputs is None:
         outputs = _tried(site)
+    if any(name not in done.values for name in entry.inputs):
+        # What comes round a loop is not known here; it may depend on the inputs.
+        probing.mark(outputs)
     for index, t in enumerate(outputs):
         done.values[f"{entry.node.name}:{index}"] = t
     if any(probing.grows(t) for t in outputs):
@@ -150,9 +164,12 @@ def _unknown(site: Site, refusal: Exception) -> list[Tensor]:
         "rewrite this part of the model, or cut the model around it",
     )
     blank = [
-        site.probing.placeholder(t.dtype, None, like=[t])
-        if site.probing.grows(t)
-        else t
+        t
+        if t.dtype in (tf.resource, tf.variant) or site.probing.value(t) is not None
+        else site.probing.placeholder(t.dtype, None, like=[t])
         for t in site.operands
     ]
-    return site.probing.make(site.node, blank)
+    outputs = site.probing.make(site.node, blank)
+    if any(site.probing.grows(t) for t in site.operands):
+        site.probing.mark(outputs)
+    return outputs
