@@ -45,6 +45,8 @@ def set_batch_size(
         sizes = Sizes(old, choose_probe(program.graph_def), size)
         done = _walked(model, program, batched, sizes)
         _refuse(model, done.plan, size)
+        for edit in done.plan.edits:
+            _logger.debug("batch size %s of %r: %s", size, model, edit)
         program.graph_def = fixed_graph_def(program.graph_def, done.plan, size)
     else:
         growing = Plan(growing={n.name for n in program.graph_def.node})

@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.graph.importing import make_op, new_graph
 from geutil.graph.kinds import Tensor
 from geutil.model.batching.scopes import constant_value
-from geutil.model.batching.sizes import Shape, Sizes, shape_of
+from geutil.model.batching.sizes import Sizes, shape_of
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
@@ -57,7 +57,9 @@ class Probing:
             op, kept = "Identity", frozenset("T")
         copy = tf.compat.v1.NodeDef(name=f"n{next(self._numbers)}", op=op)
         for name, value in node.attr.items():
-            if name in kept and not name.startswith("_"):
+            # A rule that looks for an attribute leaves an empty one behind.
+            given = value.WhichOneof("value") is not None
+            if given and name in kept and not name.startswith("_"):
                 copy.attr[name].CopyFrom(value)
         outputs = list(make_op(self._graph, copy, operands).outputs)
         if any(self.grows(t) for t in operands):
@@ -132,8 +134,3 @@ class Probing:
             if tensor.op.type not in _COPIES:
                 return False
             tensor = tensor.op.inputs[0]
-
-
-def element(shape: Shape, axis: int) -> int | None:
-    """Return a dimension, None if it is unknown."""
-    return None if shape is None else shape[axis]

@@ -93,15 +93,10 @@ def _numbers(graph_def: Any) -> Iterable[int]:
         for node in nodes:
             if node.op == "Const":
                 yield from _numbers_of(node.attr["value"].tensor)
-            for shape in (
-                node.attr["_output_shapes"].list.shape if recorded(node) else ()
-            ):
-                yield from (d.size for d in shape.dim if d.size > 0)
-
-
-def recorded(node: Any) -> bool:
-    """Tell whether a node's attributes say what shapes its outputs have."""
-    return "_output_shapes" in node.attr
+            # To ask for what is not there would put it there.
+            if "_output_shapes" in node.attr:
+                for shape in node.attr["_output_shapes"].list.shape:
+                    yield from (d.size for d in shape.dim if d.size > 0)
 
 
 def _numbers_of(proto: Any) -> Iterable[int]:

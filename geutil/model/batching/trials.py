@@ -41,13 +41,17 @@ class Trial:
     ) -> None:
         self.model, self.changed = model, changed
         self.batched = frozenset(batched)
-        self.samples = {n: np.asarray(a) for n, a in (samples or {}).items()}
-        unknown = [n for n in self.samples if n not in model.inputs]
+        unknown = [n for n in samples or () if n not in model.inputs]
         if unknown:
             raise ModelError(
                 f"samples name no inputs: {unknown}; the inputs are "
                 f"{list(model.inputs)}"
             )
+        # numpy's own arrays of bytes lose zeros at the end.
+        self.samples = {
+            n: np.asarray(a, object if model.inputs[n].dtype == tf.string else None)
+            for n, a in (samples or {}).items()
+        }
 
     def of(self, outputs: Sequence[str]) -> Trial:
         """Return a trial of the tensors called so in both graphs."""
