@@ -13,7 +13,8 @@ def dtype_behind(handle: Any) -> tf.DType | None:
     None if it leads to no variable, but to a table or the like.
     """
     data = getattr(handle, "_handle_data", None)
-    if handle.dtype != tf.resource or data is None or not data.is_set:
+    behind = list(data.shape_and_type) if data is not None and data.is_set else []
+    # Of a table there are two, of keys and of values.
+    if handle.dtype != tf.resource or len(behind) != 1:
         return None
-    (behind,) = data.shape_and_type if len(data.shape_and_type) == 1 else (None,)
-    return None if behind is None else tf.as_dtype(behind.dtype)
+    return tf.as_dtype(behind[0].dtype)

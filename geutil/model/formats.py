@@ -26,6 +26,7 @@ from geutil.model.program import (
     short,
 )
 from geutil.model.rewiring import rename_placeholders
+from geutil.model.sources.graphs import named_ends
 
 if TYPE_CHECKING:
     from geutil.model.model import Model
@@ -48,6 +49,7 @@ def _write(model: Model, path: Path, *, as_text: bool) -> None:
     check_names(model)
     dtypes = {name: tensor.dtype for name, tensor in model.outputs.items()}
     graph_def = with_named_ends(stateless_program(model), dtypes)
+    _tell_what_opening_misses(graph_def, list(model.outputs))
     tf.io.write_graph(graph_def, str(path.parent), path.name, as_text=as_text)
 
 
@@ -65,18 +67,25 @@ def check_names(model: Model) -> None:
                     f"asks for; choose another one with rename({kind}s={{...}})"
                 )
     for name, tensor in model.outputs.items():
-        if name in model.inputs:
-            if tensor is not model.inputs[name]:
-                raise ModelError(
-                    f"'{name}' is an input and also an output, '{tensor.name}', and "
-                    "this format has one node of each name; choose another name with "
-                    "rename(outputs={...})"
-                )
-            _logger.warning(
-                "output '%s' is the input of that name: name it in outputs= to "
-                "geutil.model.open",
-                name,
+        if name in model.inputs and tensor is not model.inputs[name]:
+            raise ModelError(
+                f"'{name}' is an input and also an output, '{tensor.name}', and this "
+                "format has one node of each name; choose another name with "
+                "rename(outputs={...})"
             )
+
+
+def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
+    """Log outputs that the graph does not show: inputs, and what no input leads to."""
+    shown = named_ends(graph_def, None, "the file", "output")
+    missed = [name for name in outputs if name not in shown]
+    if missed:
+        _logger.warning(
+            "the file does not show that %s are outputs, as no input leads to them; "
+            "geutil.model.open takes their names: outputs=%s",
+            missed,
+            outputs,
+        )
 
 
 def stateless_program(model: Model) -> Program:

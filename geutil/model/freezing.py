@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import seen_variables
+from geutil.graph.calls import Library
 from geutil.graph.handles import dtype_behind
 from geutil.graph.importing import BULK_LIMIT
 from geutil.model.constants import become_const
@@ -18,7 +18,6 @@ from geutil.model.handle_flow import Value
 from geutil.model.handle_replacing import replace_handles
 from geutil.model.holdings import Holdings
 from geutil.model.program import Program, fresh_name, legal_name, node_of
-from geutil.model.pruning import drop_uncalled_functions, pruned
 from geutil.model.rewiring import rename_placeholders
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class Captured:
     """What becomes a constant: a variable, or a value that was too large for one.
 
     Attributes:
@@ -84,7 +83,7 @@ def frozen_program(model: Model) -> Program:
 
     Cost: linear in nodes and edges and in the bytes of the variables.
     """
-    program = pruned(model.program())
+    program = model.program()
     sources = _sources(model, program)
     _check_initialized(sources)
     _check_size(repr(model), program, sources)
@@ -101,22 +100,18 @@ def frozen_program(model: Model) -> Program:
             if source.is_variable
         },
     )
-    constants = set(names.values())
-    captures = {
-        t: external
-        for t, external in program.captures.items()
-        if node_of(t) not in constants
-    }
+    for name in names.values():
+        del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
-    effects = [name for name in program.side_effects if name not in reads]
-    frozen = pruned(replace(program, captures=captures, side_effects=effects))
-    drop_uncalled_functions(frozen.graph_def)
-    return frozen
+    program.side_effects = [n for n in program.side_effects if n not in reads]
+    program.prune()
+    library = Library(program.graph_def.library).still_called(program.graph_def.node)
+    program.graph_def.library.CopyFrom(library)
+    return program
 
 
-def _sources(model: Model, program: Program) -> dict[str, Source]:
+def _sources(model: Model, program: Program) -> dict[str, Captured]:
     """Return what becomes a constant, by the name of the node that stands for it."""
-    model.holdings.add_variables(seen_variables(model.graph))
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
     for tensor, outside in program.captures.items():
@@ -125,13 +120,13 @@ def _sources(model: Model, program: Program) -> dict[str, Source]:
             dtype = dtype_behind(outside)
             if dtype is not None:
                 name = names.get(id(outside), node)
-                sources[node] = Source(name, outside, dtype, True)
+                sources[node] = Captured(name, outside, dtype, True)
         elif outside.dtype != tf.variant:
-            sources[node] = Source(node, outside, outside.dtype, False)
+            sources[node] = Captured(node, outside, outside.dtype, False)
     return sources
 
 
-def _check_initialized(sources: Mapping[str, Source]) -> None:
+def _check_initialized(sources: Mapping[str, Captured]) -> None:
     empty = [
         source.name
         for source in sources.values()
@@ -146,7 +141,7 @@ def _check_initialized(sources: Mapping[str, Source]) -> None:
         )
 
 
-def _check_size(what: str, program: Program, sources: Mapping[str, Source]) -> None:
+def _check_size(what: str, program: Program, sources: Mapping[str, Captured]) -> None:
     total = program.graph_def.ByteSize()
     for outside in {id(s.outside): s for s in sources.values()}.values():
         elements = int(np.prod(outside.shape(), dtype=object))
@@ -160,7 +155,7 @@ def _check_size(what: str, program: Program, sources: Mapping[str, Source]) -> N
 
 
 def _insert_constants(
-    program: Program, sources: Mapping[str, Source]
+    program: Program, sources: Mapping[str, Captured]
 ) -> dict[str, str]:
     """Put constants in the place of the nodes that stand for variables.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from geutil.model import (
     freezing,
     joining,
     renaming,
+    replacing,
     saving,
     thawing,
 )
@@ -255,9 +256,9 @@ class Model:
             format: "saved_model", a directory with variables, tables, assets and all
                 signatures; "graph_def" or "pbtxt", one file with this signature frozen,
                 in which input `x` is the placeholder `x` and output `y` the tensor
-                `y:0`, which nothing else reads, so that `geutil.model.open` finds both
-                by themselves; "tflite", one file with this signature, frozen, for
-                TensorFlow Lite.
+                `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
+                if an input leads to it (else `outputs=` is needed, which is logged).
+                "tflite", one file with this signature, frozen, for TensorFlow Lite.
             overwrite: whether to replace what is at `path`.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
                 TensorFlow's own, for interpreters that come with them.
@@ -457,6 +458,41 @@ class Model:
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
         return renaming.rename(self, inputs or {}, outputs or {}, signature)
+
+    def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
+        """Return the model with some ops replaced.
+
+        Args:
+            ops: what to replace: a type of op; or an op, a regex that is searched in
+                names, or several of these.
+            replacement: a function, such as a custom op or a `tf.function`. It is
+                called with the inputs of each op, in the op's graph, name scope and
+                device, and returns a tensor for each output. Or the name of another
+                type of op, which gets the inputs and attributes of the old one.
+
+        Returns:
+            A new model. The replacements wait for what the old ops waited for.
+
+        Raises:
+            ModelError: nothing is selected, an op is selected that no output needs or
+                that stands for an input or variable, or the replacement returns
+                other dtypes, shapes or numbers of tensors.
+
+        Cost: linear in the ops, plus the replacements.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": tf.nn.relu6(x, name="activation")}
+            >>> m = model.open(f)
+            >>> m.replace_op("Relu6", "Relu").run(x=[-1.0, 9.0])
+            {'y': array([0., 9.], dtype=float32)}
+            >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
+            {'y': array([ 1., 81.], dtype=float32)}
+        """
+        return replacing.replace_op(self, ops, replacement)
 
     def set_batch_size(
         self,

@@ -13,7 +13,6 @@ from geutil.model.constants import value_of_const
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
 from geutil.model.program import Program, canonical, fresh_name, node_of
-from geutil.model.pruning import pruned
 from geutil.select.regexes import make_regex
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def thaw(model: Model, regex: str | re.Pattern[str]) -> Model:
     pattern = make_regex(regex)
     # This signature first: its constants give the variables their names.
     order = dict.fromkeys((model.signature, *model.signatures))
-    programs = {name: pruned(model.signatures[name].program()) for name in order}
+    programs = {name: model.signatures[name].program() for name in order}
     matches = {name: _matches(p.graph_def, pattern) for name, p in programs.items()}
     _check(programs[model.signature], matches[model.signature], pattern)
     variables = Variables()
@@ -110,11 +109,10 @@ def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None
     candidates = _matches(program.graph_def, re.compile("")).found
     names = [node.name for node in candidates[:_LISTED]]
     raise ModelError(
-        f"no constant has a name that '{pattern.pattern}' matches; there are "
-        f"{len(candidates)} that could become variables, such as {names}"
-        if names
-        else f"no constant has a name that '{pattern.pattern}' matches, and the graph "
-        "has none that could become a variable"
+        f"no constant has a name that '{pattern.pattern}' matches; "
+        f"{len(candidates)} could become variables"
+        + (f", such as {names}" if names else "")
+        + " (those in functions cannot: open the model with inline=True)"
     )
 
 

@@ -204,7 +204,7 @@ def dtypes() -> Sample:
 
     def body(x: Any) -> Any:
         reads = {v.name.partition(":")[0]: v.read_value() for v in (*numbers, *others)}
-        return {"x": x + 0.0, **reads}
+        return {"plus": x + 0.0, **reads}
 
     return of_function(body, floats())
 

@@ -11,6 +11,8 @@ from tensorflow.python.framework.convert_to_constants import (
 
 from geutil import model
 from geutil.model import freezing
+from geutil.model.handle_flow import Value
+from geutil.model.handle_replacing import replace_handles
 from tests.model.frozen_samples import (
     FLOATS,
     SAMPLES,
@@ -123,12 +125,11 @@ def test_agrees_with_what_tensorflow_freezes(name):
     assert_same(run(frozen, sample.value), [expected.numpy()])
 
 
-@pytest.mark.parametrize("name", ["cnn", "lstm", "embedding", "conditional", "nested"])
-def test_gradients_reach_the_input_as_before(name):
+@pytest.mark.parametrize("inline", [True, False], ids=["inlined", "with calls"])
+@pytest.mark.parametrize("name", ["cnn", "lstm", "conditional", "calls", "nested"])
+def test_gradients_reach_the_input_as_before(name, inline):
     sample = SAMPLES[name]()
-    if sample.value.dtype != np.float32:
-        sample = SAMPLES["cnn"]()
-    opened = model.open(sample.source)
+    opened = model.open(sample.source, inline=inline)
 
     def gradient(f):
         x = tf.constant(sample.value)
@@ -312,13 +313,13 @@ def test_an_op_that_writes_and_is_cut_off_does_not_matter():
     v = variable(3)
 
     def body(x):
-        y = tf.add(x, x, name="twice") + v
+        y = tf.add(tf.add(x, x, name="twice"), v, name="sum")
         v.assign_add(x[0])
         return {"y": y}
 
     opened = model.open(of_function(body, floats()).source)
     refused(opened, "AssignAddVariableOp", "cut off")
-    frozen = opened.cut(inputs={"h": "twice"}).freeze()
+    frozen = opened.cut(inputs={"h": "twice"}, outputs={"y": "sum"}).freeze()
     assert_same(run(frozen, floats()), [floats() + v.numpy()])
 
 
@@ -372,7 +373,7 @@ def test_too_many_bytes_are_refused_before_a_variable_is_read(monkeypatch):
     def read(_):
         raise AssertionError("a variable was read")
 
-    monkeypatch.setattr(freezing.Source, "value", read)
+    monkeypatch.setattr(freezing.Captured, "value", read)
     refused(opened, "SavedModel", "100,000")
 
 
@@ -390,3 +391,35 @@ def test_a_mixture_of_handles_in_a_merge_is_refused():
     opened = model.open(graph_def, outputs=["z"])
     opened.variables["v"].assign(tf.ones([4, 3]))
     refused(opened, "'mixed' (Merge)")
+
+
+def test_a_chain_of_100_000_ops_and_of_1_000_functions_is_no_deeper_than_any_other():
+    resource, single = tf.resource.as_datatype_enum, tf.float32.as_datatype_enum
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="n0", op="Const")
+    for i in range(1, 100_000):
+        node = graph_def.node.add(name=f"n{i}", op="Identity", input=[f"n{i - 1}"])
+        node.attr["T"].type = resource
+    call = graph_def.node.add(name="y", op="PartitionedCall", input=["n99999"])
+    for i in range(1_000):
+        call.attr["Tin"].list.type.append(resource)
+        call.attr["f"].func.name = f"f{i}"
+        function = graph_def.library.function.add()
+        function.signature.name = f"f{i}"
+        function.signature.input_arg.add(name="handle", type=resource)
+        function.signature.output_arg.add(name="result", type=single)
+        function.ret["result"] = "call:output:0"
+        call = function.node_def.add(
+            name="call", op="PartitionedCall", input=["handle"]
+        )
+    call.op = "ReadVariableOp"
+    function.ret["result"] = "call:value:0"
+    value = Value("v", single, tf.TensorShape([3]).as_proto().SerializeToString())
+    assert replace_handles(graph_def, {"n0": value}) == set()
+    assert {n.attr["T"].type for n in graph_def.node if n.op == "Identity"} == {single}
+    versions = [f for f in graph_def.library.function if "_frozen_" in f.signature.name]
+    assert len(versions) == 1_000
+    assert {f.signature.input_arg[0].type for f in versions} == {single}
+    last = next(f for f in versions if f.signature.name.startswith("f999_"))
+    assert [(n.op, *n.input) for n in last.node_def] == [("Identity", "handle")]
+    assert dict(last.ret) == {"result": "call:output:0"}

@@ -224,6 +224,107 @@ def test_what_is_wrong_is_refused_and_named(case):
     assert graph_def.SerializeToString(deterministic=True) == before
 
 
+PLACEHOLDER = """
+    node {{ name: "{name}" op: "Placeholder"
+      attr {{ key: "dtype" value {{ type: {dtype} }} }}
+      attr {{ key: "shape" value {{ shape {{ {dims} }} }} }} }}"""
+
+
+def placeholder(name, dtype, *sizes):
+    dims = " ".join(f"dim {{ size: {size} }}" for size in sizes)
+    return PLACEHOLDER.format(name=name, dtype=dtype, dims=dims)
+
+
+# Each of these takes the process down when TensorFlow 2.21 imports it.
+FATAL = {
+    "transposed by the many": (
+        placeholder("x", "DT_FLOAT").replace(
+            "shape { }", "shape { unknown_rank: true }"
+        )
+        + placeholder("p", "DT_INT32", 2**32)
+        + 'node { name: "y" op: "Transpose" input: "x" input: "p" '
+        + attribute("T", "type: DT_FLOAT")
+        + attribute("Tperm", "type: DT_INT32")
+        + "}",
+        "for more than 254 dimensions",
+    ),
+    "split by a matrix": (
+        placeholder("x", "DT_FLOAT", 4)
+        + const("s", "DT_INT32", "tensor_shape { dim { size: 1 } dim { size: 1 } }")
+        + const("a", "DT_INT32", "int_val: 0")
+        + 'node { name: "y" op: "SplitV" input: "x" input: "s" input: "a" '
+        + attribute("T", "type: DT_FLOAT")
+        + attribute("Tlen", "type: DT_INT32")
+        + attribute("num_split", "i: 1")
+        + "}",
+        "not a vector",
+    ),
+    "dequeued by a vector": (
+        placeholder("q", "DT_RESOURCE")
+        + const("n", "DT_INT32", "tensor_shape { dim { size: 3 } }")
+        + 'node { name: "y" op: "QueueDequeueManyV2" input: "q" input: "n" '
+        + attribute("component_types", "list { type: DT_FLOAT }")
+        + "}",
+        "not a scalar",
+    ),
+    "more shapes than outputs": (
+        'node { name: "y" op: "InfeedDequeueTuple" '
+        + attribute("dtypes", "list { type: DT_FLOAT }")
+        + attribute("shapes", "list { shape { } shape { } }")
+        + "}",
+        "2 shapes for 1 outputs",
+    ),
+    "a group beyond 32 bits": (
+        const()
+        + 'node { name: "y" op: "CollectiveGather" input: "c" '
+        + attribute("T", "type: DT_FLOAT")
+        + attribute("group_size", f"i: {2**40}")
+        + attribute("group_key", "i: 1")
+        + attribute("instance_key", "i: 1")
+        + attribute("shape", "shape { }")
+        + "}",
+        "'group_size' is",
+    ),
+    "features without a dimension": (
+        placeholder("t", "DT_RESOURCE")
+        + const("f", "DT_INT32", "int_val: 1")
+        + 'node { name: "y" op: "BoostedTreesPredict" input: "t" input: "f" '
+        + attribute("num_bucketized_features", "i: 1")
+        + attribute("logits_dimension", "i: 1")
+        + "}",
+        "at least 1 dimensions",
+    ),
+    "a mask that is none": (
+        placeholder("v", "DT_VARIANT")
+        + 'node { name: "y" op: "SplitDedupData" input: "v" '
+        + attribute("integer_type", "type: DT_INT32")
+        + attribute("float_type", "type: DT_FLOAT")
+        + attribute("tuple_mask", 's: "abc"')
+        + "}",
+        "'tuple_mask' holds no tensor",
+    ),
+    "an op of the optimizers": (
+        const()
+        + 'node { name: "y" op: "_ScopedAllocatorConcat" '
+        + 'input: "c" input: "c" input: "c" '
+        + attribute("shape", "shape { }")
+        + attribute("T", "type: DT_FLOAT")
+        + attribute("sa_name", 's: "a"')
+        + attribute("id", "i: 1")
+        + attribute("N", "i: 2")
+        + "}",
+        "only while it runs a graph",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FATAL)
+def test_what_would_take_the_process_down_is_refused(case):
+    text, message = FATAL[case]
+    with pytest.raises(ModelError, match=message):
+        check_graph_def(parse(text), "the file")
+
+
 ACCEPTED = {
     "nothing": "",
     "defaults left out": (
