@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from geutil.graph.effects import Effects
+from geutil.model.effects import effect_roots
 from geutil.model.program import node_of, nodes_by_name
 
 _COPY = re.compile(r"(^|/)Identity(_\d+)?$")
@@ -53,19 +53,4 @@ def without_wrappers(
             tensor = node.input[0]
             node = nodes[node_of(tensor)]
         tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
-    functions = {f.signature.name: f for f in graph_def.library.function}
-    effective = frozenset(Effects(functions).among(graph_def.node))
-    return tensors, [n for n in _behind_no_ops(nodes, waited) if n in effective]
-
-
-def _behind_no_ops(nodes: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the nodes that are waited for, directly or by way of NoOps."""
-    waiting = list(names)
-    found = dict.fromkeys(waiting)
-    for name in waiting:
-        if nodes[name].op == "NoOp":
-            new = [node_of(text) for text in nodes[name].input]
-            new = [n for n in new if n not in found]
-            found |= dict.fromkeys(new)
-            waiting += new
-    return [name for name in waiting if nodes[name].op != "NoOp"]
+    return tensors, effect_roots(graph_def, waited)

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import selectors
 import shutil
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.model.field_mutations import mutate_fields
 from tests.model.mutations import mutate
@@ -134,8 +136,7 @@ class _Child:
 
 
 def _serve(folder: Path) -> None:
-    from geutil.model.errors import ModelError
-    from geutil.model.loading import load_graph_def, load_saved_model
+    from geutil import model
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ops that print do not answer.
@@ -147,14 +148,27 @@ def _serve(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             path = damaged(folder, target, seed, Path(scratch))
             try:
-                (load_saved_model if path.is_dir() else load_graph_def)(path)
+                _open(model, path)
                 answer = [OPENED, ""]
-            except ModelError as error:
+            except model.ModelError as error:
                 answer = [REFUSED, str(error)[:500]]
             except BaseException:
                 answer = ["raised another error", traceback.format_exc()[-3000:]]
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _open(model: Any, path: Path) -> None:
+    """Open a model, and with it each of its signatures."""
+    try:
+        opened = model.open(path)
+    except model.ModelError as error:
+        name = re.search(r"signature= as one of \['(\w+)'", str(error))
+        if name is None:
+            raise
+        opened = model.open(path, signature=name[1])
+    for name in opened.signatures:
+        _ = opened.signatures[name].outputs
 
 
 def damaged(folder: Path, target: str, seed: int, scratch: Path) -> Path:
