@@ -32,7 +32,7 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     Cost: linear in nodes and edges.
     """
     effects = Effects({f.signature.name: f for f in graph_def.library.function})
-    effective = set(effects.among(graph_def.node))
+    effective = {node.name for node in graph_def.node if effects.of(node)}
     if not effective:
         return []
     nodes = nodes_by_name(graph_def)
