@@ -53,8 +53,12 @@ def write_stand_in(node: Any, external: Any) -> None:
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
-    if external.dtype == tf.resource and data is not None and data.is_set:
-        (variable,) = data.shape_and_type
+    # Of a table there are two, of keys and of values.
+    behind: list[Any] = (
+        list(data.shape_and_type) if data is not None and data.is_set else []
+    )
+    if external.dtype == tf.resource and len(behind) == 1:
+        (variable,) = behind
         node.op = "VarHandleOp"
         node.attr["dtype"].type = variable.dtype
         node.attr["shape"].shape.CopyFrom(variable.shape)
@@ -87,8 +91,12 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
-    """Return the live variables that were read while `graph` was the default one."""
-    return list(graph.variables)
+    """Return the live variables that were read while `graph` was the default one.
+
+    In the order in which it captured them.
+    """
+    by_handle = {id(v.handle): v for v in graph._watched_variables}
+    return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 
 def build_function(
@@ -121,11 +129,22 @@ def build_function(
     function_type = function_type_lib.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
+    _publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function
+
+
+def _publish_functions(graph: Graph) -> None:
+    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
+
+    Functions of an imported graph are known to that graph alone until somebody reads
+    their definition.
+    """
+    for function in graph._functions.values():
+        _ = function.definition
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,8 +125,9 @@ def _shorten_names(program: Program) -> None:
 
 def _check_inputs(model: Model, program: Program, fed: dict[str, str]) -> None:
     needed = _needed(program, list(program.outputs.values()))
+    used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
-        if node_of(t) not in needed:
+        if node_of(t) not in used:
             raise ModelError(
                 f"no output depends on '{name}' once the others are inputs; leave "
                 "it out"
@@ -143,11 +144,9 @@ def _possible_side_effects(model: Model, program: Program) -> list[str]:
     """Return the side effects that need no input which was cut off."""
     kept_inputs = {node_of(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
-    inside = _needed(program, list(program.outputs.values()))
     possible = []
     for name in program.side_effects:
-        behind = _needed(program, [name])
-        if original.isdisjoint(behind) and not inside.isdisjoint(behind):
+        if original.isdisjoint(_needed(program, [name])):
             possible.append(name)
         else:
             _logger.info("'%s' is not in the part that was cut out; left out", name)

@@ -79,7 +79,7 @@ def open(
         ...     return {"y": 2 * x}
         >>> m = model.open(double)
         >>> m
-        Model('serving_default', ['x'] -> ['y'], 4 ops)
+        Model('serving_default', ['x'] -> ['y'], 3 ops)
         >>> m.run(x=[1.0, 2.0])
         {'y': array([2., 4.], dtype=float32)}
     """
@@ -150,7 +150,8 @@ def _of_graph(
         graph_def,
         {name: ends},
         what,
-        value_of=graphs.graph_def_of_session(graph, session),
+        facts=graphs.facts_of_graph(graph),
+        value_of=graphs.values_in_session(graph, session),
     )
     program = programs[name]
     program.ancestors.append(Ancestor(graph))

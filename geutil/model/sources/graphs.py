@@ -161,7 +161,15 @@ def _variable(
     )
 
 
-def graph_def_of_session(
+def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
+    """Return what the variable objects of a graph tell of its variables."""
+    return {
+        v.op.name: VariableFacts(v.op.name, bool(v.trainable), None, "")
+        for v in _graph_variables(graph)
+    }
+
+
+def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
     """Return what reads the values of a graph's variables from a Session."""

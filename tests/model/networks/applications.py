@@ -111,7 +111,7 @@ class Network:
             scopes = op.name.split("/")[:-1]
             wanted = self.application.middle
             return any(
-                s == wanted or s.rpartition("_")[0] == wanted and s[-1].isdigit()
+                s == wanted or (s.rpartition("_")[0] == wanted and s[-1].isdigit())
                 for s in scopes
             )
 

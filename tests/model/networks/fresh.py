@@ -15,9 +15,10 @@ Calls = list[tuple[Any, ...]]
 
 
 class FreshProcesses:
-    """Gives each request a process that has imported TensorFlow and done nothing else.
+    """Gives each request a process that has imported TensorFlow and done no more.
 
-    A server imports TensorFlow once and forks for each request. It never imports geutil.
+    A server imports TensorFlow once and forks for each request; it never imports
+    geutil.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class FreshProcesses:
         - `("gradients", signature, inputs, output)`: the gradients of the sum of the
           output's squares, by the name of each trainable variable.
 
-        With `plain`, TensorFlow runs the ops as they are in the graph, without Grappler.
+        With `plain`, TensorFlow runs the ops as they are in the graph: no Grappler.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
