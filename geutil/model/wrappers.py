@@ -37,7 +37,9 @@ def without_wrappers(
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
         for text in node.input:
-            readers.setdefault(node_of(text), set()).add(node.name)
+            # What waits for a copy does not mind that nobody reads it.
+            if not text.startswith("^"):
+                readers.setdefault(node_of(text), set()).add(node.name)
     waited: dict[str, None] = dict.fromkeys(side_effects)
     copies: set[str] = set()
     tensors = {}

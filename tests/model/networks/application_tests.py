@@ -70,12 +70,7 @@ class RoundTrips:
             [("run", "serving_default", outputs), ("variables",)],
             plain=True,
         )
-        np.testing.assert_allclose(
-            outputs["middle"],
-            evaluate(network.head, network.images),
-            rtol=1e-4,
-            atol=1e-5,
-        )
+        _assert_close(outputs["middle"], evaluate(network.head, network.images))
         np.testing.assert_array_equal(scores["scores"], self.expected(network))
         # Each part has the variables that Keras' own parts have, and no others.
         assert set(in_head) == _names(network.head)
@@ -93,7 +88,7 @@ class RoundTrips:
         merged = merged.prepend(geutil_model.open(_preprocessing(network)))
         merged = merged.append(geutil_model.open(_labels()), {"scores": "scores"})
         assert list(merged.inputs) == ["bytes"]
-        assert sorted(merged.outputs) == ["label", "share"]
+        assert sorted(merged.outputs) == ["doubled", "label"]
         merged.save(tmp_path / "spliced")
         outputs, variables = fresh.do(
             tmp_path / "spliced",
@@ -104,22 +99,30 @@ class RoundTrips:
         def by_keras(images):
             hidden = network.head(images, training=False)
             scores = network.tail(tf.nn.relu(hidden) * 0.5 + 0.1, training=False)
-            return tf.nn.softmax(scores)
+            return scores * 2
 
         images = tf.cast(network.bytes, tf.float32) / 127.5 - 1
-        share = tf.function(by_keras)(images).numpy()
-        np.testing.assert_allclose(outputs["share"], share, rtol=1e-4, atol=1e-6)
-        np.testing.assert_array_equal(outputs["label"], share.argmax(-1))
+        doubled = tf.function(by_keras)(images).numpy()
+        _assert_close(outputs["doubled"], doubled)
+        np.testing.assert_array_equal(outputs["label"], doubled.argmax(-1))
         # It makes a difference, or the test would show nothing.
-        plain = tf.nn.softmax(evaluate(network.model, images)).numpy()
-        assert np.abs(plain - share).max() > 1e-4
+        plain = evaluate(network.model, images) * 2
+        assert np.abs(plain - doubled).max() > 0.01 * np.abs(doubled).max()
         assert variables["gate"] == ([], True)
-        assert set(variables) == {*_names(network.model), "gate"}
+        assert set(variables) >= {*_names(network.model), "gate"}
+
+
+def _assert_close(values, expected):
+    """Compare with what Keras computes by other ops, up to rounding."""
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-4 * scale)
 
 
 def _names(model):
+    """Return the variables that inference reads, by the names TensorFlow gives them."""
     names = {v.value.name.partition(":")[0] for v in model.variables}
-    return {name for name in names if "seed_generator" not in name}
+    unread = "seed_generator", "normalization/"
+    return {name for name in names if not name.startswith(unread)}
 
 
 def _gate(middle):
@@ -144,7 +147,7 @@ def _labels():
     return tf.function(
         lambda scores: {
             "label": tf.argmax(scores, -1),
-            "share": tf.nn.softmax(scores),
+            "doubled": scores * 2,
         },
         [spec],
     )

@@ -62,9 +62,10 @@ class Network:
             weights=None,
             input_shape=(pixels, pixels, 3),
             classes=CLASSES,
+            classifier_activation=None,
             **dict(self.application.options),
         )
-        randomize_statistics(self.model)
+        enliven(self.model)
 
     @cached_property
     def saved(self) -> Path:
@@ -125,14 +126,34 @@ class Network:
         return leaving[0]
 
 
-def randomize_statistics(model: Any) -> None:
-    """Give moving means and variances values that make a difference."""
+def enliven(model: Any) -> None:
+    """Give a network statistics and scales with which its output follows its input.
+
+    As they are made, moving statistics are 0 and 1, and the signal dies on the way.
+    """
     random = np.random.default_rng(3)
+    norms = [
+        x for x in model.layers if isinstance(x, tf.keras.layers.BatchNormalization)
+    ]
+    momenta = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.momentum = 0.0
+    if norms:
+        images = random.uniform(-1, 1, (8, *model.input_shape[1:]))
+        model(images.astype(np.float32), training=True)
+    for layer, momentum in zip(norms, momenta, strict=True):
+        layer.momentum = momentum
+        variance = layer.moving_variance.numpy()
+        # A channel that hardly moves in eight images must not rule all others.
+        variance = np.maximum(variance, 0.1 * variance.mean())
+        shift = random.uniform(-0.2, 0.2, variance.shape) * np.sqrt(variance)
+        layer.moving_mean.assign_add(shift)
+        layer.moving_variance.assign(
+            variance * random.uniform(0.5, 1.5, variance.shape)
+        )
     for variable in model.variables:
-        if variable.path.endswith("moving_mean"):
-            variable.assign(random.uniform(-0.2, 0.2, variable.shape))
-        elif variable.path.endswith("moving_variance"):
-            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+        if "layer_scale" in variable.path:
+            variable.assign(random.uniform(0.2, 0.4, variable.shape))
 
 
 def evaluate(function: Any, *arguments: Any) -> np.ndarray:

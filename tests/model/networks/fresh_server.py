@@ -87,7 +87,7 @@ def _gradients(
         loss = tf.reduce_sum(tf.square(value))
     gradients = tape.gradient(loss, variables)
     return {
-        _name(v): g.numpy()
+        _name(v): tf.convert_to_tensor(g).numpy()
         for v, g in zip(variables, gradients, strict=True)
         if g is not None
     }
