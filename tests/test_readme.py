@@ -1,7 +1,10 @@
 """The code that the README shows runs, and the names it gives exist."""
 
+import importlib
 import re
 from pathlib import Path
+
+import tensorflow as tf
 
 import geutil as ge
 
@@ -17,9 +20,24 @@ def test_every_python_block_runs():
 
 def test_every_name_in_the_table_exists():
     rows = re.findall(
-        r"^\| \w[\w ]* \| `geutil\.\w+` \| (.*) \|$", README, re.MULTILINE
+        r"^\| \w[\w ]* \| `(geutil\.[\w.]+)` \| (.*) \|$", README, re.MULTILINE
     )
-    assert len(rows) == 4
+    assert len(rows) == 6
+    flat = {f"geutil.{layer}" for layer in ("select", "reroute", "transform", "graph")}
+    for module, row in rows:
+        home = ge if module in flat else importlib.import_module(module)
+        for name in re.findall(r"`(\w+)`", row):
+            assert hasattr(home, name), name
+
+
+def test_every_method_in_the_table_of_models_exists():
+    rows = re.findall(
+        r"^\| (?:use|take|turn|reach|write)[\w ]* \| (.*) \|$", README, re.MULTILINE
+    )
+    assert len(rows) == 5
+    opened = ge.model.open(
+        tf.function(lambda x: {"y": x}, [tf.TensorSpec([], name="x")])
+    )
     for row in rows:
         for name in re.findall(r"`(\w+)`", row):
-            assert hasattr(ge, name), name
+            assert hasattr(opened, name), name

@@ -116,6 +116,15 @@ class Model:
             tf.errors.OpError: an op fails.
 
         Cost: one execution; after an edit also a copy of the graph.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": 2 * x}
+            >>> model.open(f).run(x=[1.0, 2.0])
+            {'y': array([2., 4.], dtype=float32)}
         """
         arguments = checked_arguments(self.inputs, inputs)
         function = self.concrete_function()
@@ -144,6 +153,23 @@ class Model:
                 another shape or dtype for one; no variable is changed.
 
         Cost: linear in the bytes of the variables.
+
+        Example:
+            >>> import tempfile
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> v1 = tf.compat.v1
+            >>> with tf.Graph().as_default() as graph, v1.Session() as session:
+            ...     w = v1.get_variable("w", initializer=3.0)
+            ...     y = tf.multiply(v1.placeholder(tf.float32, [], "x"), w, name="y")
+            ...     session.run(w.initializer)
+            ...     folder = tempfile.mkdtemp()
+            ...     checkpoint = v1.train.Saver().save(session, f"{folder}/model.ckpt")
+            >>> m = model.open(graph.as_graph_def())
+            >>> m.restore(checkpoint)
+            []
+            >>> float(m.run(x=5.0)["y"])
+            15.0
         """
         return restore(self._holdings, str(checkpoint))
 
@@ -158,6 +184,19 @@ class Model:
             ModelError: an output depends on a placeholder that is no input.
 
         Cost: a copy of the graph, unless nothing was edited since the last one.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> w = tf.Variable(3.0)
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def f(x):
+            ...     return {"y": w * x}
+            >>> function = model.open(f).to_function()
+            >>> with tf.GradientTape() as tape:
+            ...     y = function(5.0)["y"]
+            >>> float(y), float(tape.gradient(y, w))
+            (15.0, 5.0)
         """
         return ModelFunction(self.concrete_function(), self.inputs, tuple(self.outputs))
 
@@ -271,6 +310,20 @@ class Model:
                 model holds what the format cannot: the message names it.
 
         Cost: linear in the ops and the bytes of the variables.
+
+        Example:
+            >>> import tempfile
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": 2 * x}
+            >>> path = model.open(f).save(f"{tempfile.mkdtemp()}/doubling")
+            >>> loaded = tf.saved_model.load(str(path))
+            >>> float(
+            ...     loaded.signatures["serving_default"](x=tf.constant([3.0]))["y"][0]
+            ... )
+            6.0
         """
         return saving.save(
             self,

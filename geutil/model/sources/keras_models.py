@@ -51,6 +51,8 @@ def program_of_keras_model(model: Any) -> Program:
     program.inputs = dict(zip([s.name for s in flat], placeholders, strict=True))
     if not isinstance(function.structured_outputs, dict):
         names = list(getattr(model, "output_names", None) or ())
+        if isinstance(model, tf.keras.Sequential):
+            names = [model.layers[-1].name]
         if len(set(names)) == len(program.outputs):
             program.outputs = dict(zip(names, program.outputs.values(), strict=True))
     return program

@@ -4,6 +4,7 @@ A rule is a pattern, a check and a replacement; `rewrite` applies rules to a gra
 none applies. `geutil.transform.rewrite.rules` holds rules that are often wanted.
 """
 
+from geutil.transform.rewrite import rules
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.explaining import Explanation, explain
 from geutil.transform.rewrite.leaves import Const, Variable, Weight, constant_value
@@ -35,4 +36,5 @@ __all__ = [
     "Rewritten",
     "Rule",
     "rewrite",
+    "rules",
 ]

@@ -1,0 +1,46 @@
+"""A model of more than 2 GiB: more than one protobuf holds."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from geutil import model
+
+ROWS = 2**19 + 1
+COLUMNS = 2**10
+"""Float32: 2 GiB and 4 KiB."""
+
+
+@pytest.fixture(scope="module")
+def large():
+    table = tf.Variable(tf.zeros([ROWS, COLUMNS]), name="table")
+    table.scatter_nd_update([[ROWS - 1, 0]], [7.0])
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="row")])
+    def look_up(row):
+        return {"y": tf.gather(table, row)[:, :2]}
+
+    m = model.open(look_up)
+    m.keep = table
+    return m
+
+
+def test_it_is_saved_and_opened(large, tmp_path, request):
+    with large.graph.as_default():
+        large.outputs["doubled"] = large.outputs["y"] * 2.0
+    large.save(tmp_path / "m")
+    request.addfinalizer(lambda: shutil.rmtree(tmp_path))
+    assert (tmp_path / "m" / "saved_model.pb").stat().st_size < 2**20
+    again = model.open(tmp_path / "m")
+    result = again.run(row=[ROWS - 1])
+    assert result["y"].tolist() == [[7.0, 0.0]]
+    assert result["doubled"].tolist() == [[14.0, 0.0]]
+    assert large.cut(outputs=["y"]).run(row=[0])["y"].tolist() == [[0.0, 0.0]]
+
+
+def test_it_cannot_be_frozen(large):
+    with pytest.raises(model.ModelError, match=r"2,147,483,647.*SavedModel"):
+        large.freeze()
