@@ -19,6 +19,7 @@ from benchmarks import (
     memory,
     rerouting,
     rewriting,
+    round_trip,
     selecting,
     table,
     viewing,
@@ -44,6 +45,7 @@ ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
 # They write the models that they read.
 ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
     "inspect": inspecting.rows,
+    "round_trip": round_trip.rows,
 }
 FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN)
 
