@@ -7,6 +7,7 @@ the graph that is edited and the graph that a function is built from are two.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ def build_function(
     graph.inputs = [*inputs.values(), *(inner for _, inner in graph.captures)]
     graph.outputs = list(outputs.values())
     graph.control_outputs = list(control_outputs)
-    signature = ((), {name: _spec(t, name) for name, t in inputs.items()})
+    signature = ((), {_parameter(n): _spec(t, n) for n, t in inputs.items()})
     graph.structured_input_signature = signature
     graph.structured_outputs = {name: _spec(t, name) for name, t in outputs.items()}
     graph.variables = variables
@@ -152,6 +153,11 @@ def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]
     flat = [arguments[name] for name in function._arg_keywords]
     results: dict[str, Any] = function._call_flat(flat, function.captured_inputs)
     return results
+
+
+def _parameter(name: str) -> str:
+    """Return a name that Python accepts for a parameter."""
+    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def _spec(tensor: Tensor, name: str) -> tf.TensorSpec:

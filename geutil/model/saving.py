@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -60,13 +61,15 @@ def _write_saved_model(model: Model, path: Path) -> None:
 
 def _check_input_names(model: Model) -> None:
     for name in model.inputs:
-        if _INPUT_NAME.fullmatch(name) is None:
+        taken = name == "self" or keyword.iskeyword(name)
+        if taken or _INPUT_NAME.fullmatch(name) is None:
             legal = re.sub("[^A-Za-z0-9_]", "_", name)
-            legal = legal if legal[0].isalpha() else f"input_{legal}"
+            if taken or not legal[0].isalpha():
+                legal = f"input_{legal}"
             raise ModelError(
                 f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
-                "digits and '_', a letter first; save model.rename(inputs={"
-                f"{name!r}: {legal!r}}})"
+                "digits and '_', a letter first, and no word of Python; save "
+                f"model.rename(inputs={{{name!r}: {legal!r}}})"
             )
 
 
