@@ -362,3 +362,36 @@ def test_a_graph_is_fed_in_its_middle():
     assert (list(m.inputs), list(m.outputs)) == (["y"], ["z"])
     assert_same(m.run(y=[-1.0, 1.0]), {"z": np.float32([0, 2])})
     ge.verify(m.graph)
+
+
+def test_default_placeholders_and_tensors_of_an_op_are_fed(tmp_path):
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        rate = tf1.placeholder_with_default(0.5, [], "rate")
+        first, second = tf.split(tf1.placeholder(tf.float32, [4], "x"), 2, name="split")
+        tf.add(first * rate, second, name="y")
+    m = geutil_model.open(
+        graph.as_graph_def(),
+        inputs={"rate": "rate:0", "low": "split:0", "high": "split:1"},
+        outputs=["y"],
+    )
+    inputs = {"rate": 2.0, "low": [1.0, 2.0], "high": [10.0, 20.0]}
+    assert_round_trip(m, tmp_path, inputs, {"y": np.float32([12, 24])})
+
+
+def test_a_default_that_is_not_fed():
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        rate = tf1.placeholder_with_default(0.5, [], "rate")
+        tf.multiply(tf1.placeholder(tf.float32, [2], "x"), rate, name="y")
+    m = geutil_model.open(graph, inputs=["x"], outputs=["y"])
+    assert_same(m.run(x=[1.0, 2.0]), {"y": np.float32([0.5, 1])})
+
+
+def test_an_input_that_is_an_output():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
+        tf.nn.relu(tf.nn.relu(x, name="mid"), name="y")
+    m = geutil_model.open(graph, inputs=["mid"], outputs=["mid", "y"])
+    x = np.float32([-1, 2])
+    assert_same(m.run(mid=x), {"mid": x, "y": np.maximum(x, 0)})

@@ -16,6 +16,7 @@ from geutil.model.holdings import Holdings
 from geutil.model.program import Program, canonical, node_of, nodes_by_name
 from geutil.model.ref_variables import with_resource_variables
 from geutil.model.resources import GraphResource, initializer_of, is_table
+from geutil.model.sources.feeding import with_placeholders
 
 Ends = Sequence[str] | Mapping[str, str] | None
 """Tensor names; a mapping gives each a public name."""
@@ -140,7 +141,9 @@ def programs_of_graph_def(
             captures[f"{node.name}:0"] = resource.resource_handle
     holdings.add_variables(shared.values())
     programs = {
-        name: Program(graph_def, dict(inputs), dict(outputs), captures)
+        name: with_placeholders(
+            Program(graph_def, dict(inputs), dict(outputs), captures), what
+        )
         for name, (inputs, outputs) in signatures.items()
     }
     return programs, holdings
