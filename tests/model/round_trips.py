@@ -34,6 +34,6 @@ def assert_same(outputs: dict, expected: dict) -> None:
     """Check that dictionaries of arrays are equal to the bit."""
     assert sorted(outputs) == sorted(expected)
     for name, value in expected.items():
-        value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        value = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
         assert outputs[name].dtype == value.dtype, name
         np.testing.assert_array_equal(outputs[name], value, err_msg=name)
