@@ -91,7 +91,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    carry_closures(graph, program.ancestors, origins)
+    carry_closures(graph, graph_def.node, program.ancestors, origins)
 
     def tensor(name: str) -> Tensor:
         name = canonical(name)
