@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +52,16 @@ class Parts:
     kept: list[Kept]
 
 
-def materialize(program: Program, *, inline: bool, what: str) -> Parts:
+def materialize(
+    program: Program, *, inline: bool, what: str, keep: Collection[str] = ()
+) -> Parts:
     """Make an editable graph of a program.
 
     Args:
         program: the program, which is not changed.
         inline: whether calls of functions are replaced by the functions' bodies.
         what: what the program was made from, for messages.
+        keep: names of functions whose calls stay.
 
     Raises:
         ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
@@ -71,7 +75,9 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     origins: Any = {}
     if inline:
         try:
-            inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
+            inlined = inline_calls(
+                graph_def, keep=keep, protected_names=list(outputs.values())
+            )
         except TransformError as error:
             raise ModelError(
                 f"the calls of {what} cannot be inlined: {error}"
@@ -119,6 +125,12 @@ def _needed(program: Program, what: str) -> tuple[Any, str]:
     graph_def = subgraph(
         program.graph_def, nodes_behind(program.graph_def, roots, stops)
     )
+    fed = {node_of(t) for t in program.inputs.values()}
+    for node in graph_def.node:
+        if node.name in fed and node.op == "PlaceholderWithDefault":
+            # Inputs are always given, and what makes the default is not here.
+            node.op = "Placeholder"
+            del node.input[:]
     sink = graph_def.node.add()
     sink.name = fresh_name(nodes, SIDE_EFFECTS)
     sink.op = "NoOp"
