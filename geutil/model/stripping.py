@@ -16,7 +16,7 @@ from geutil.model.training.options import Options, checked_options
 from geutil.model.training.pruning import prune
 from geutil.model.training.report import Stripped, StripReport
 from geutil.model.training.switches import set_switches
-from geutil.model.training.turning import Turned, turn_batch_norms
+from geutil.model.training.turning import Turned, turn_batch_norms, write_fused
 from geutil.model.training.working import program_of_parts
 from geutil.model.training.writes import Known, decide_effects
 
@@ -41,6 +41,7 @@ def strip_training(
     bypassed = bypass_layers(parts, options)
     entries += [*turned.entries, *bypassed.entries]
     program = program_of_parts(parts)
+    write_fused(program.graph_def, turned.fused)
     known = _known(model, parts, names, turned, bypassed)
     decision = decide_effects(program, options, known)
     entries += decision.entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -51,23 +52,76 @@ def moving_averages(graph: Graph) -> list[MovingAverage]:
     return found
 
 
+def unknown_averages(
+    graph: Graph, live: frozenset[Operation], known: Iterable[MovingAverage]
+) -> Iterator[tuple[Operation, Tensor]]:
+    """Yield (update, tensor) where a variable tracks what outputs are computed from.
+
+    Nothing live reads the variable, as with the moving average of a batch norm in
+    training; but the tensor is no statistic that is known.
+
+    Args:
+        graph: the graph.
+        live: the ops that outputs are computed by.
+        known: updates that are left out.
+
+    Cost: linear in the ops and the readers of what is tracked.
+    """
+    left_out = frozenset(average.update for average in known)
+    for op in graph.get_operations():
+        if op.type not in _ASSIGNMENTS or op in left_out:
+            continue
+        handle, value = op.inputs[:2]
+        if any(c in live for c in handle.consumers()):
+            continue
+        parts = _parts(value, handle)
+        if parts is None or not parts.reads:
+            continue
+        for tensor in (*parts.statistics, *parts.others):
+            if tensor.op in live and _is_scaled(value):
+                yield op, tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a value is a linear combination of, coefficients left out."""
+
+    reads: list[Tensor]
+    statistics: list[Tensor]
+    others: list[Tensor]
+
+
+def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
+    leaves = _leaves(value)
+    if leaves is None:
+        return None
+    parts = _Parts([], [], [])
+    for leaf in leaves:
+        if is_batch_statistic(leaf):
+            parts.statistics.append(leaf)
+        elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
+            parts.reads.append(leaf)
+        elif leaf.shape.rank != 0 and not Const().accepts(leaf):
+            parts.others.append(leaf)
+    return parts
+
+
+def _is_scaled(value: Tensor) -> bool:
+    """Tell whether a value is a product or a sum of products: sums only count up."""
+    while value.op.type in SHAPING:
+        value = value.op.inputs[0]
+    return value.op.type == "Mul" or any(t.op.type == "Mul" for t in value.op.inputs)
+
+
 def _moving_average(update: Operation) -> MovingAverage | None:
     handle, value = update.inputs[:2]
-    reads: dict[int, Tensor] = {}
-    statistics: dict[int, Tensor] = {}
-    for leaf in _leaves(value) or ():
-        if is_batch_statistic(leaf):
-            statistics[id(leaf)] = leaf
-        elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
-            reads[id(leaf)] = leaf
-        elif leaf.shape.rank != 0 and not Const().accepts(leaf):
-            return None
-    if len(statistics) != 1:
+    parts = _parts(value, handle)
+    if parts is None or len(parts.statistics) != 1 or parts.others:
         return None
-    (statistic,) = statistics.values()
-    if not reads and not _averages_itself(statistic, handle):
+    (statistic,) = parts.statistics
+    if not parts.reads and not _averages_itself(statistic, handle):
         return None
-    return MovingAverage(update, handle, statistic, next(iter(reads.values()), None))
+    return MovingAverage(update, handle, statistic, next(iter(parts.reads), None))
 
 
 def _averages_itself(statistic: Tensor, handle: Tensor) -> bool:

@@ -73,7 +73,7 @@ def _mean_below(variance: Tensor) -> Tensor | None:
 
 def _differences(squares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (a, b) if a tensor holds (a - b)^2, perhaps weighted."""
-    squares = behind_shaping(squares)
+    squares = _unmasked(squares)
     factors = [squares]
     if squares.op.type == "Mul":
         factors += [behind_shaping(t) for t in squares.op.inputs]
@@ -81,6 +81,14 @@ def _differences(squares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if t.op.type == "SquaredDifference":
             yield t.op.inputs[0], t.op.inputs[1]
         elif t.op.type == "Square":
-            difference = behind_shaping(t.op.inputs[0])
+            difference = _unmasked(t.op.inputs[0])
             if difference.op.type == "Sub":
                 yield difference.op.inputs[0], difference.op.inputs[1]
+
+
+def _unmasked(tensor: Tensor) -> Tensor:
+    """Return what a mask lets through of a tensor: Keras puts zeros for the rest."""
+    tensor = behind_shaping(tensor)
+    if tensor.op.type in ("Select", "SelectV2"):
+        return behind_shaping(tensor.op.inputs[1])
+    return tensor

@@ -12,14 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.adjacency import consumers, control_inputs
+from geutil.graph.adjacency import consumers
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation, Tensor
 from geutil.model.errors import ModelError
 from geutil.model.materializing import Parts
+from geutil.model.program import short
 from geutil.model.training.axes import SHAPING
-from geutil.model.training.moving import MovingAverage, moving_averages
+from geutil.model.training.moving import (
+    MovingAverage,
+    moving_averages,
+    unknown_averages,
+)
 from geutil.model.training.norms import BatchNorm, batch_norms
 from geutil.model.training.options import Options
 from geutil.model.training.report import Stripped
@@ -37,11 +42,15 @@ class Turned:
         updates: the updates of moving averages of norms that were turned: for the name
             of each the norm.
         kept_updates: those of norms that were kept, likewise.
+        fused: for the name of each fused batch norm the names of the tensors that are
+            its mean and variance now; the attributes of an op in a graph cannot
+            change, so this is for its program.
     """
 
     entries: list[Stripped] = field(default_factory=list)
     updates: dict[str, str] = field(default_factory=dict)
     kept_updates: dict[str, str] = field(default_factory=dict)
+    fused: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +104,8 @@ def turn_batch_norms(
         turned.updates |= updates
     _check_names(options, norms)
     if not faults:
-        _apply(parts, chosen, live)
-        faults = [
-            f"'{norm.name}': its statistics are still read"
-            for norm in _norms(parts)[1]
-            if not options.keeps(norm.name)
-        ]
+        _apply(parts, chosen, live, turned)
+        faults = _left(parts, options, turned, averages)
     if faults:
         raise ModelError(
             "batch norms in training mode cannot be turned to inference: "
@@ -108,6 +113,32 @@ def turn_batch_norms(
             "names of their variables, or keep=[name] to leave them as they are"
         )
     return turned
+
+
+def _left(
+    parts: Parts,
+    options: Options,
+    turned: Turned,
+    averages: Mapping[Tensor, list[MovingAverage]],
+) -> list[str]:
+    """Return what still depends on the batch, in words."""
+    live, norms = _norms(parts)
+    faults = [
+        f"'{norm.name}': its statistics are still read"
+        for norm in norms
+        if norm.name not in turned.fused and not options.keeps(norm.name)
+    ]
+    claimed = {**turned.updates, **turned.kept_updates}
+    known = (
+        a for group in averages.values() for a in group if a.update.name in claimed
+    )
+    faults += [
+        f"'{update.name}' moves a variable towards '{tensor.name}', which outputs are "
+        "computed from and which is no statistic of a batch norm that geutil knows"
+        for update, tensor in unknown_averages(parts.graph, live, known)
+        if not options.keeps(update.name)
+    ]
+    return faults
 
 
 def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchNorm]]:
@@ -195,56 +226,42 @@ def _apply(
     parts: Parts,
     chosen: list[tuple[BatchNorm, _Source, _Source]],
     live: frozenset[Operation],
+    turned: Turned,
 ) -> None:
-    ends = frozenset(parts.sinks.values())
-    for norm, mean, variance in chosen:
-        if norm.fused is not None:
-            _unfuse_training(norm.fused, mean.value, variance.value)
-        _redirect(norm, norm.variance, variance.value, live, ends)
+    for norm, _, variance in chosen:
+        _redirect(norm, norm.variance, variance.value, live)
     # Who computes the variances needs the means; now those do not count any more.
     live = live_ops(parts)
-    for norm, mean, _ in chosen:
-        _redirect(norm, norm.mean, mean.value, live, ends)
+    for norm, mean, variance in chosen:
+        _redirect(norm, norm.mean, mean.value, live)
+        if norm.fused is not None:
+            with neutral(parts.graph):
+                turned.fused[norm.name] = (
+                    _fitted(mean.value, norm.mean).name,
+                    _fitted(variance.value, norm.variance).name,
+                )
 
 
-def _unfuse_training(op: Operation, mean: Tensor, variance: Tensor) -> None:
-    """Let the readers of a fused batch norm read one that takes the statistics."""
-    x, scale, offset = list(op.inputs)[:3]
-    make: Any = getattr(tf.raw_ops, op.type)
-    with neutral(op.graph), tf.device(op.device or None):
-        waited = control_inputs(op)
-        with op.graph.control_dependencies(waited):
-            results = make(
-                x=x,
-                scale=scale,
-                offset=offset,
-                mean=_fitted(mean, op.outputs[1]),
-                variance=_fitted(variance, op.outputs[2]),
-                epsilon=op.get_attr("epsilon"),
-                data_format=op.get_attr("data_format").decode(),
-                is_training=False,
-                name=f"{op.name}_inference",
-            )
-    reroute_ts(results[0], op.outputs[0])
+def write_fused(graph_def: Any, fused: Mapping[str, tuple[str, str]]) -> None:
+    """Turn the fused batch norms of a `GraphDef` to inference, in place."""
+    for node in graph_def.node:
+        if node.name in fused:
+            node.attr["is_training"].b = False
+            node.attr.pop("exponential_avg_factor", None)
+            node.input[3], node.input[4] = map(short, fused[node.name])
 
 
 def _redirect(
-    norm: BatchNorm,
-    statistic: Tensor,
-    value: Tensor,
-    live: frozenset[Operation],
-    ends: frozenset[Operation],
+    norm: BatchNorm, statistic: Tensor, value: Tensor, live: frozenset[Operation]
 ) -> None:
     """Let whoever reads a statistic, in whatever shape, read a variable's value."""
     shapes = [statistic]
     for tensor in shapes:
-        readers = []
-        for op in consumers(tensor):
-            passes_on = op.type in SHAPING and op.inputs[0] is tensor
-            if passes_on and op not in ends:
-                shapes.append(op.outputs[0])
-            elif op in live:
-                readers.append(op)
+        readers = [op for op in consumers(tensor) if op in live]
+        if tensor.dtype != value.dtype or not _same_shape(tensor, value):
+            passing = [op for op in readers if op.type in SHAPING]
+            shapes += [op.outputs[0] for op in passing if op.inputs[0] is tensor]
+            readers = [op for op in readers if op.type not in SHAPING]
         if not readers:
             continue
         if not _fits(value, tensor):
@@ -255,6 +272,13 @@ def _redirect(
             )
         with neutral(tensor.graph):
             reroute_ts(_fitted(value, tensor), tensor, can_modify=readers)
+
+
+def _same_shape(tensor: Tensor, value: Tensor) -> bool:
+    rank = value.shape.rank
+    return rank is not None and (
+        tensor.shape.rank == rank and value.shape.is_compatible_with(tensor.shape)
+    )
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
