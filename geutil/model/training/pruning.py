@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from geutil.model.program import (
@@ -18,7 +18,7 @@ _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 _MERGES = frozenset(("Merge", "RefMerge"))
 
 
-def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None:
+def prune(program: Program, dropped: Collection[str], kept: Iterable[str]) -> None:
     """Drop nodes, and what outputs and the effects that stay do not need, in place.
 
     A node is waited for no more, unless an effect that stays happens before it, its
@@ -45,8 +45,11 @@ def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None
     awaited |= _ahead(graph_def, _of_types(graph_def, _FRAMES), frozenset())
     # A conditional ends at its Merge, whose output is there whichever branch ran.
     awaited |= _ahead(graph_def, _of_types(graph_def, _SWITCHES), _MERGES)
+    emptied = frozenset(dropped)
     for node in graph_def.node:
-        inputs = [t for t in node.input if t[0] != "^" or node_of(t) in awaited]
+        # What a dropped node read, it need not wait for.
+        before = effective if node.name in emptied else awaited
+        inputs = [t for t in node.input if t[0] != "^" or node_of(t) in before]
         if len(inputs) < len(node.input):
             del node.input[:]
             node.input.extend(inputs)
