@@ -44,7 +44,8 @@ def strip_training(
     write_fused(program.graph_def, turned.fused)
     known = _known(model, parts, names, turned, bypassed)
     decision = decide_effects(program, options, known)
-    entries += decision.entries
+    named = {entry.name for entry in entries}
+    entries += [entry for entry in decision.entries if entry.name not in named]
     if any(entry.action != "kept" for entry in entries):
         prune(program, decision.dropped, decision.kept)
         entries += _drop_inputs(original, program)

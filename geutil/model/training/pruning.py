@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from geutil.model.program import (
@@ -18,7 +18,7 @@ _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 _MERGES = frozenset(("Merge", "RefMerge"))
 
 
-def prune(program: Program, dropped: Collection[str], kept: Iterable[str]) -> None:
+def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None:
     """Drop nodes, and what outputs and the effects that stay do not need, in place.
 
     A node is waited for no more, unless an effect that stays happens before it, its
@@ -34,20 +34,21 @@ def prune(program: Program, dropped: Collection[str], kept: Iterable[str]) -> No
     """
     graph_def = subgraph(program.graph_def, program.graph_def.node)
     nodes = nodes_by_name(graph_def)
-    for name in dropped:
-        _as_no_op(nodes[name])
     effects = list(kept)
     stops = [node_of(t) for t in program.captures]
     roots = [*map(node_of, program.outputs.values()), *effects]
     needed = _behind(nodes, roots)
+    # Nobody needs what is computed from a dropped node; it can only be waited for.
+    emptied = _ahead(graph_def, dropped, frozenset(), data_only=True)
+    for name in emptied:
+        _as_no_op(nodes[name])
     effective = _ahead(graph_def, effects, frozenset())
     awaited = needed | effective
     awaited |= _ahead(graph_def, _of_types(graph_def, _FRAMES), frozenset())
     # A conditional ends at its Merge, whose output is there whichever branch ran.
     awaited |= _ahead(graph_def, _of_types(graph_def, _SWITCHES), _MERGES)
-    emptied = frozenset(dropped)
     for node in graph_def.node:
-        # What a dropped node read, it need not wait for.
+        # What an emptied node read, it need not wait for.
         before = effective if node.name in emptied else awaited
         inputs = [t for t in node.input if t[0] != "^" or node_of(t) in before]
         if len(inputs) < len(node.input):
@@ -79,12 +80,19 @@ def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
     return found
 
 
-def _ahead(graph_def: Any, names: Iterable[str], ends: frozenset[str]) -> set[str]:
+def _ahead(
+    graph_def: Any,
+    names: Iterable[str],
+    ends: frozenset[str],
+    *,
+    data_only: bool = False,
+) -> set[str]:
     """Return nodes and all that runs after them, up to nodes of some types."""
     readers: dict[str, list[Any]] = {}
     for node in graph_def.node:
         for text in node.input:
-            readers.setdefault(node_of(text), []).append(node)
+            if text[0] != "^" or not data_only:
+                readers.setdefault(node_of(text), []).append(node)
     waiting = list(names)
     found = set(waiting)
     while waiting:

@@ -172,20 +172,28 @@ def test_other_side_effects_stay():
     assert table.lookup(tf.constant("seen")).numpy() == 1
 
 
-def test_what_waited_for_a_dropped_op_waits_for_what_that_waited_for():
+@pytest.mark.parametrize(
+    "make_check",
+    [
+        lambda x: tf.raw_ops.Assert(condition=True, data=[x]),
+        # A conditional whose result is waited for.
+        v1.assert_positive,
+    ],
+)
+def test_what_waited_for_a_dropped_op_waits_for_what_that_waited_for(make_check):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None], name="x")
         v = v1.get_variable("v", initializer=1.0, use_resource=True)
         first = v.assign_add(1.0, read_value=False)
         with tf.control_dependencies([first]):
-            check = tf.raw_ops.Assert(condition=True, data=[x])
+            check = make_check(x)
         with tf.control_dependencies([check]):
             tf.add(x, v.read_value(), name="y")
         session = v1.Session(graph=graph)
         session.run(v1.global_variables_initializer())
     m = model.open(graph, session=session, outputs=["y"])
     stripped = m.strip_training()
-    assert "Assert" not in types_of(stripped)
+    assert not {"Assert", "If"} & types_of(stripped)
     np.testing.assert_array_equal(stripped.run(x=X)["y"], X + 2)
     np.testing.assert_array_equal(stripped.run(x=X)["y"], X + 3)
 
