@@ -43,13 +43,13 @@ def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None
     for name in emptied:
         _as_no_op(nodes[name])
     effective = _ahead(graph_def, effects, frozenset())
-    awaited = needed | effective
-    awaited |= _ahead(graph_def, _of_types(graph_def, _FRAMES), frozenset())
+    awaited = effective | _ahead(graph_def, _of_types(graph_def, _FRAMES), frozenset())
     # A conditional ends at its Merge, whose output is there whichever branch ran.
     awaited |= _ahead(graph_def, _of_types(graph_def, _SWITCHES), _MERGES)
+    awaited_or_needed = awaited | needed
     for node in graph_def.node:
         # What an emptied node read, it need not wait for.
-        before = effective if node.name in emptied else awaited
+        before = awaited if node.name in emptied else awaited_or_needed
         inputs = [t for t in node.input if t[0] != "^" or node_of(t) in before]
         if len(inputs) < len(node.input):
             del node.input[:]

@@ -171,3 +171,24 @@ def test_calls_that_were_kept_are_not_inlined():
     assert types_of(stripped) & {"PartitionedCall", "StatefulPartitionedCall"}
     assert "If" not in types_of(stripped)
     np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_loops_of_version_1(version):
+    def looped(training, x):
+        def body(i, y):
+            with tf.control_dependencies([v1.assert_less(tf.reduce_sum(y), 1e9)]):
+                y = tf.identity(y)
+            y = v1.cond(training, lambda: y * 5.0, lambda: y + tf.constant(0.0))
+            return i + 1, tf.nn.dropout(y, rate=0.5) * 2.0
+
+        return tf.while_loop(lambda i, _: i < 3, body, [0, x])[1]
+
+    m = model.open(graph_of(version, looped), outputs=["y"])
+    if version == 2:
+        entry = by_name(m.strip_training())["while"]
+        assert entry.kind == "body" and "RandomUniform" in entry.reason
+        return
+    stripped = m.strip_training()
+    assert is_deterministic(stripped) and "Assert" not in types_of(stripped)
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 8)
