@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
-from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
 )
@@ -54,8 +53,12 @@ def write_stand_in(node: Any, external: Any) -> None:
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
-    if external.dtype == tf.resource and data is not None and data.is_set:
-        (variable,) = data.shape_and_type
+    # Of a table there are two, of keys and of values.
+    behind: list[Any] = (
+        list(data.shape_and_type) if data is not None and data.is_set else []
+    )
+    if external.dtype == tf.resource and len(behind) == 1:
+        (variable,) = behind
         node.op = "VarHandleOp"
         node.attr["dtype"].type = variable.dtype
         node.attr["shape"].shape.CopyFrom(variable.shape)
@@ -126,8 +129,8 @@ def build_function(
     function_type = function_type_lib.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
-    function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     _publish_functions(graph)
+    function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
@@ -135,27 +138,13 @@ def build_function(
 
 
 def _publish_functions(graph: Graph) -> None:
-    """Tell the eager runtime of the functions that an importer gave to a graph.
+    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
 
-    It knows those that were traced; a function that was imported it would not find when
-    the graph's own function calls it.
+    Functions of an imported graph are known to that graph alone until somebody reads
+    their definition.
     """
-    runtime = context.context()
-    missing = [
-        function.name
-        for function in graph._functions.values()
-        if not runtime.has_function(function.name)
-    ]
-    if missing:
-        definitions = {
-            f.signature.name: f for f in graph.as_graph_def().library.function
-        }
-        for name in missing:
-            runtime.add_function_def(definitions[_text(name)])
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+    for function in graph._functions.values():
+        _ = function.definition
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

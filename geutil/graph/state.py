@@ -46,6 +46,7 @@ class GraphState:
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
         retired: ops that a rewrite rule left without readers, in order of retirement.
+        call_functions: the functions as which calls were differentiated.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -56,6 +57,7 @@ class GraphState:
     order: TopologicalOrder | None = None
     edits: int = 0
     retired: dict[Operation, None] = field(default_factory=dict)
+    call_functions: dict[Any, Any] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:

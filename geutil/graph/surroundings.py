@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.importing import neutral
@@ -26,15 +26,19 @@ def surroundings_of(
     """
     graph = op.graph
     scope = scope_dirname(op.name)
-    with neutral(graph):
+    awaited = list(control_inputs)
+    with ExitStack() as stack:
+        stack.enter_context(neutral(graph))
         graph._set_control_flow_context(control_flow_context(op))
-        # A scope that ends in a slash is absolute.
-        with (
-            graph.name_scope(scope or None),
-            graph.device(op.device or None),
-            graph.control_dependencies(list(control_inputs)),
-        ):
-            yield
+        # Each of these takes as long as a small edit, so what is not needed is left.
+        if scope:
+            # One that ends in a slash is absolute.
+            stack.enter_context(graph.name_scope(scope))
+        if op.device:
+            stack.enter_context(graph.device(op.device))
+        if awaited:
+            stack.enter_context(graph.control_dependencies(awaited))
+        yield
 
 
 def count_ops(graph: Graph) -> int:

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.model import samples
 from tests.model.training.helpers import (
     at_inference,
     by_name,
@@ -18,6 +17,18 @@ from tests.model.training.helpers import (
 
 layers = tf.keras.layers
 IMAGES = tf.TensorSpec([None, 8, 8, 3], name="x")
+
+
+def affine():
+    """Return y = x * w + b, and its variables."""
+    w = tf.Variable([2.0, 3.0], name="w")
+    b = tf.Variable([1.0, -1.0], name="b", trainable=False)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="x")])
+    def function(x):
+        return {"y": x * w + b}
+
+    return function, w, b
 
 
 def layered(*stack, shape=(8, 8, 3), dtype=None):
@@ -170,7 +181,7 @@ def test_saved_without_training_ops(tmp_path):
 
 
 def test_nothing_to_strip():
-    function, *_ = samples.affine()
+    function, *_ = affine()
     m = model.open(function)
     stripped = m.strip_training()
     report = stripped.strip_report
@@ -323,7 +334,7 @@ def test_a_signature_besides_is_kept(tmp_path):
     ],
 )
 def test_refusals(options, message):
-    m = model.open(samples.affine()[0])
+    m = model.open(affine()[0])
     before = m.program().graph_def.SerializeToString(deterministic=True)
     with pytest.raises(model.ModelError, match=message):
         m.strip_training(**options)

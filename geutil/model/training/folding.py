@@ -42,7 +42,7 @@ def folded(program: Program, switches: Iterable[str], what: str) -> Program:
     Cost: linear in nodes and edges, for each level of conditionals in conditionals.
     """
     rules = (constant_folding(max_bytes=_SCALAR), dead_branch_folding(), _selection())
-    before = _called(program)
+    calls = set(_calls(program))
     deciding = set(switches)
     parts = materialize(program, inline=False, what=what)
     while True:
@@ -52,21 +52,22 @@ def folded(program: Program, switches: Iterable[str], what: str) -> Program:
         deciding.update(name for done in report.rewritten for name in done.new_ops)
         program = program_of_parts(parts)
         _decide(program.graph_def)
-        if not _called(program) - before:
+        called = _calls(program)
+        if called.keys() <= calls:
             return program
-        parts = materialize(program, inline=True, keep=before, what=what)
+        keep = {f for name in calls & called.keys() for f in called[name]}
+        parts = materialize(program, inline=True, keep=keep, what=what)
         program = program_of_parts(parts)
         # What could not be inlined stays a call.
-        before |= _called(program)
+        calls |= _calls(program).keys()
 
 
-def _called(program: Program) -> set[str]:
-    """Return the functions that calls of a program call."""
+def _calls(program: Program) -> dict[str, list[str]]:
+    """Return the functions that each call of a program calls."""
     return {
-        name
+        node.name: list(functions_of_attributes(node.attr))
         for node in program.graph_def.node
         if node.op in ("PartitionedCall", "StatefulPartitionedCall")
-        for name in functions_of_attributes(node.attr)
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph.edits import transaction
 from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.importing import neutral
 from geutil.graph.kinds import (
     Graph,
     Operation,
@@ -123,7 +124,8 @@ def rewrite(
     count = count_ops(graph)
     driver = _Driver(graph, listed, territory, limit, debug)
     try:
-        with transaction(graph):
+        # Neutral from here on, so that each replacement has little to set aside.
+        with transaction(graph), neutral(graph):
             driver.run(topological_sort(roots))
     except BaseException:
         # The edges are back; what was built for them leads nowhere.

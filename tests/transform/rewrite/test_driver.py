@@ -15,7 +15,7 @@ from geutil.transform import rewrite as rw
 from geutil.transform.rewrite import Any, Const, Op, Rule, match, rewrite
 from geutil.transform.rewrite.rules import identity_elimination
 from tests.graph.building import chain, snapshot
-from tests.settings import default_graph, edges, evaluate, names
+from tests.settings import default_graph, edges, evaluate, names, slow
 
 X = np.array([0.25, -1.5], np.float32)
 
@@ -44,9 +44,12 @@ def test_new_ops_stand_where_the_root_stood(graph):
         old = tf.exp(x, name="e")
     y = tf.negative(old, name="y")
     waited = tf.no_op()
-    with tf.name_scope("elsewhere"), tf.device("/device:GPU:7"):
-        with tf.control_dependencies([waited]):
-            report = rewrite(graph, swap("Exp", tf.sin), debug=True)
+    with (
+        tf.name_scope("elsewhere"),
+        tf.device("/device:GPU:7"),
+        tf.control_dependencies([waited]),
+    ):
+        report = rewrite(graph, swap("Exp", tf.sin), debug=True)
     new = y.op.inputs[0].op
     assert (new.type, new.name, new.device) == ("Sin", "outer/Sin", old.op.device)
     assert not new.control_inputs
@@ -466,6 +469,7 @@ def test_in_any_setting(setting):
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
+@slow
 def test_a_chain_of_100_000_ops():
     graph = chain(100_000)
     end = graph.get_operation_by_name("n99999")
@@ -479,7 +483,7 @@ def test_a_hub_of_many_readers():
     with tf.Graph().as_default() as graph:
         hub = tf.constant(1.0, name="hub")
         graph_def = tf.compat.v1.GraphDef()
-        for i in range(20_000):
+        for i in range(5_000):
             node = graph_def.node.add(name=f"i{i}", op="Identity", input=["hub"])
             node.attr["T"].type = tf.float32.as_datatype_enum
             node = graph_def.node.add(name=f"n{i}", op="Neg", input=[f"i{i}"])
@@ -487,8 +491,8 @@ def test_a_hub_of_many_readers():
         tf.import_graph_def(graph_def, {"hub": hub}, name="")
     lone = Rule(Op("Neg", Op("Const", only_consumer=True)), lambda m: m.root.inputs[0])
     report = rewrite(graph, [identity_elimination(), lone])
-    assert report.counts["identity_elimination"] == (20_000, 0)
-    assert len(report.refused) == 20_000
+    assert report.counts["identity_elimination"] == (5_000, 0)
+    assert len(report.refused) == 5_000
 
 
 def test_the_report_reads_well(graph):

@@ -17,7 +17,7 @@ from geutil.transform.rewrite import (
     match,
 )
 from tests.graph.building import chain, snapshot
-from tests.settings import default_graph, names
+from tests.settings import default_graph, names, slow
 
 
 def roots(graph, pattern, **options):
@@ -324,6 +324,7 @@ def read_of(tensor):
     return next(op for op in ops if op.type == "ReadVariableOp")
 
 
+@slow
 def test_a_chain_of_100_000_ops():
     graph = chain(100_000)
     pattern = Op("Identity", Op("Identity", Op("Identity", Op("Placeholder"))))

@@ -16,7 +16,7 @@ from geutil.transform.rewrite.compiling import compile_pattern
         (lambda: Optional("Relu"), SelectionError),
         (lambda: Optional(Op("Relu")), SelectionError),
         (lambda: Optional(Any()), SelectionError),
-        (lambda: Or(), SelectionError),
+        (Or, SelectionError),
         (lambda: Op([]), SelectionError),
         (lambda: Op("AddN", ..., Any()), SelectionError),
         (lambda: Op("Split")[-1], SelectionError),

@@ -7,7 +7,7 @@ from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import dead_branch_folding
 from geutil.transform.rewrite.rules.dead_branch import is_true
 from tests.graph.building import snapshot
-from tests.settings import evaluate
+from tests.settings import evaluate, needs_eager
 
 X = np.array([0.25, -1.5], np.float32)
 PREDICATES = [
@@ -83,6 +83,7 @@ def test_an_if_that_no_constant_decides_is_no_candidate():
     assert snapshot(graph) == before
 
 
+@needs_eager
 def test_an_if_with_a_state_stays_in_a_function():
     reports = []
 
@@ -101,7 +102,9 @@ def test_an_if_with_a_state_stays_in_a_function():
 
 def test_what_waits_for_an_if_without_outputs_waits_for_the_call():
     with tf.Graph().as_default() as graph:
-        v = tf.compat.v1.get_variable("v", [], initializer=tf.zeros_initializer())
+        v = tf.compat.v1.get_variable(
+            "v", [], initializer=tf.zeros_initializer(), use_resource=True
+        )
 
         @tf.function
         def add(amount):

@@ -7,7 +7,7 @@ import geutil as ge
 from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import dropout_removal
 from tests.graph.building import snapshot
-from tests.settings import default_graph, evaluate
+from tests.settings import default_graph, evaluate, needs_eager
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 RANDOM = {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
@@ -71,6 +71,7 @@ LAYERS = {
 }
 
 
+@needs_eager
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 def test_keras_layers_in_training(make):
     model = keras.Sequential(

@@ -6,7 +6,7 @@ import geutil as ge
 from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import identity_elimination
 from tests.graph.building import snapshot
-from tests.settings import default_graph, evaluate, names
+from tests.settings import default_graph, evaluate, names, needs_eager
 
 
 def test_a_run_of_identities_goes():
@@ -114,6 +114,7 @@ def freeze_weights(graph):
     return len(constants)
 
 
+@needs_eager
 @pytest.mark.parametrize("network", ["efficientnet_copy", "mobilenet_copy"])
 def test_a_network_with_frozen_weights(network, request):
     network = request.getfixturevalue(network)

@@ -4,7 +4,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import relu6_to_relu
-from tests.settings import default_graph, edges, evaluate
+from tests.settings import default_graph, edges, evaluate, needs_eager
 
 X = np.array([-1.0, 3.0, 9.0], np.float32)
 
@@ -50,6 +50,7 @@ def test_a_kept_relu6_is_refused():
         assert edges(graph) == before
 
 
+@needs_eager
 def test_a_network(mobilenet_copy):
     network = mobilenet_copy
     count = len(ge.filter_ops(network.graph, ge.op_type("Relu6")))
