@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,13 +50,16 @@ class Parts:
     kept: list[Kept]
 
 
-def materialize(program: Program, *, inline: bool, what: str) -> Parts:
+def materialize(
+    program: Program, *, inline: bool, what: str, keep: Collection[str] = ()
+) -> Parts:
     """Make an editable graph of a program.
 
     Args:
         program: the program, which is not changed.
         inline: whether calls of functions are replaced by the functions' bodies.
         what: what the program was made from, for messages.
+        keep: names of functions whose calls stay.
 
     Raises:
         ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
@@ -66,6 +69,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     _check_ends(program, what)
     program = replace(program)
     program.prune()
+    _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: canonical(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
@@ -75,7 +79,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         # A call leaves a node by its name if that is protected, to be waited for.
         protected = [*outputs.values(), *effects]
         try:
-            inlined = inline_calls(graph_def, protected_names=protected)
+            inlined = inline_calls(graph_def, keep=keep, protected_names=protected)
         except TransformError as error:
             raise ModelError(
                 f"the calls of {what} cannot be inlined: {error}"
@@ -112,6 +116,15 @@ def _check_ends(program: Program, what: str) -> None:
     for end in ends:
         if node_of(end) not in nodes:
             raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
+
+
+def _forget_defaults(program: Program) -> None:
+    """Make inputs placeholders; they are always given, and the default is not here."""
+    fed = {node_of(t) for t in program.inputs.values()}
+    for node in program.graph_def.node:
+        if node.name in fed and node.op == "PlaceholderWithDefault":
+            node.op = "Placeholder"
+            del node.input[:]
 
 
 def _imported(
