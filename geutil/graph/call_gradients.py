@@ -13,7 +13,9 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import attributes as function_attributes
+from tensorflow.python.eager.polymorphic_function import (
+    attributes as function_attributes,
+)
 from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
 )

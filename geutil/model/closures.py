@@ -35,7 +35,9 @@ class Origin:
 class _Copies(Mapping[Any, Tensor]):
     """The tensors of a graph that stand for those of another one, found by name."""
 
-    def __init__(self, graph: Graph, source: Graph, rename: Callable[[str], str]) -> None:
+    def __init__(
+        self, graph: Graph, source: Graph, rename: Callable[[str], str]
+    ) -> None:
         self._graph = graph
         self._source = source
         self._rename = rename
@@ -63,9 +65,7 @@ class _Copies(Mapping[Any, Tensor]):
         return 0
 
 
-def carry_closures(
-    graph: Graph, source: Graph, origins: Mapping[str, Origin]
-) -> None:
+def carry_closures(graph: Graph, source: Graph, origins: Mapping[str, Origin]) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
     Args:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.graph.function_graphs import make_capture_placeholder, new_function_graph
 from geutil.graph.function_registry import with_unique_functions
-from geutil.graph.importing import add_control_edges, import_ops, neutral
+from geutil.graph.importing import import_ops, neutral
 from geutil.graph.inlining import inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.closures import carry_closures
@@ -75,7 +75,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     with_unique_functions(graph_def)
     graph = new_function_graph("model")
     captured = _capture(graph, graph_def, program.captures)
-    _release_colocation(graph_def)
+    release_colocation(graph_def)
     try:
         import_ops(graph, graph_def, captured)
     except Exception as error:
@@ -89,7 +89,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         return captured[name] if name in captured else graph.get_tensor_by_name(name)
 
     inputs = {name: tensor(canonical(t)) for name, t in program.inputs.items()}
-    results = {name: _behind_wrappers(tensor(t)) for name, t in outputs.items()}
+    results = {name: behind_wrappers(tensor(t)) for name, t in outputs.items()}
     sinks = {name: make_sink(graph, name, t) for name, t in results.items()}
     return Parts(
         graph,
@@ -141,7 +141,7 @@ def _capture(
     return captured
 
 
-def _release_colocation(graph_def: Any) -> None:
+def release_colocation(graph_def: Any) -> None:
     """Forget colocation with nodes that are not here; the importer refuses it."""
     names = {node.name for node in graph_def.node}
     for node in graph_def.node:
@@ -165,7 +165,7 @@ def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
     return op
 
 
-def _behind_wrappers(t: Tensor) -> Tensor:
+def behind_wrappers(t: Tensor) -> Tensor:
     """Return what a function's result is before the copies that wrapping it adds."""
     while (
         t.op.type == "Identity"

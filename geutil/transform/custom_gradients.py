@@ -94,9 +94,7 @@ def carried_gradient(
     return name
 
 
-def _copies_for(
-    name: str, graph_: Graph | None, op: Operation
-) -> Mapping[Any, Tensor]:
+def _copies_for(name: str, graph_: Graph | None, op: Operation) -> Mapping[Any, Tensor]:
     copies: Mapping[Any, Tensor] | None = None
     if graph_ is not None:
         copies = state_of(graph_).gradient_copies.get(name)
