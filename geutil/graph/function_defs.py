@@ -50,7 +50,7 @@ def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
-    """Make the placeholder of a function's argument, with what is known of a resource."""
+    """Make the placeholder of an argument, with what is known of a resource."""
     graph_def = tf.compat.v1.GraphDef()
     # An older producer would make TensorFlow forget that a shape is scalar.
     graph_def.versions.CopyFrom(graph.graph_def_versions)

@@ -1,6 +1,6 @@
 """FuncGraphs that are built from parts: bound captures, and functions made of them.
 
-A FuncGraph reads what lies outside (variables, tables) through *captures*: a placeholder
+A FuncGraph reads what lies outside (variables, tables) through *captures*: a tensor
 inside stands for an eager tensor outside. A function is built from a FuncGraph once; so
 the graph that is edited and the graph that a function is built from are two.
 """
@@ -30,21 +30,49 @@ def new_function_graph(name: str) -> Graph:
 def make_capture_placeholder(
     graph: Graph, name: str, dtype: Any, shape: Any, external: Any
 ) -> Tensor:
-    """Make a placeholder called `name` in `graph` and bind it to a tensor outside.
-
-    A resource placeholder learns the shape and dtype behind the handle.
-    """
+    """Make a placeholder called `name` in `graph` and bind it to a tensor outside."""
     with graph.as_default(), graph.name_scope(None):
         placeholder = tf.compat.v1.placeholder(dtype, shape, name)
-    if isinstance(external, tf.Tensor):
-        handle_data_util.copy_handle_data(external, placeholder)
     bind(graph, placeholder, external)
     return placeholder
 
 
-def bind(graph: Graph, placeholder: Tensor, external: Any) -> None:
-    """Make `placeholder` of a FuncGraph stand for a tensor outside."""
-    graph.replace_capture(external, placeholder)
+def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
+    """Return the tensor of a FuncGraph that stands for one outside, made if need be."""
+    for outside, inside in bindings(graph):
+        if outside is external:
+            return inside
+    return make_capture_placeholder(
+        graph, name, external.dtype, external.shape, external
+    )
+
+
+def bind(graph: Graph, inside: Tensor, external: Any) -> None:
+    """Make a tensor of a FuncGraph stand for one outside."""
+    if inside.op.type == "Placeholder" and isinstance(external, tf.Tensor):
+        handle_data_util.copy_handle_data(external, inside)
+    graph.replace_capture(external, inside)
+
+
+def write_stand_in(node: Any, external: Any) -> None:
+    """Make a node definition one of an op that can stand for a tensor outside.
+
+    A variable's handle is a VarHandleOp: unlike a placeholder it tells the importer the
+    shape and dtype of what is read. Anything else is a placeholder.
+    """
+    data = getattr(external, "_handle_data", None)
+    node.ClearField("attr")
+    del node.input[:]
+    if external.dtype == tf.resource and data is not None and data.is_set:
+        (variable,) = data.shape_and_type
+        node.op = "VarHandleOp"
+        node.attr["dtype"].type = variable.dtype
+        node.attr["shape"].shape.CopyFrom(variable.shape)
+        node.attr["shared_name"].s = node.name.encode()
+    else:
+        node.op = "Placeholder"
+        node.attr["dtype"].type = external.dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(external.shape.as_proto())
 
 
 def bindings(graph: Graph) -> list[tuple[Any, Tensor]]:
@@ -69,8 +97,12 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
-    """Return the live variables that were read while `graph` was the default one."""
-    return list(graph.variables)
+    """Return the live variables that were read while `graph` was the default one.
+
+    In the order in which it captured them.
+    """
+    by_handle = {id(v.handle): v for v in graph._watched_variables}
+    return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 
 def build_function(

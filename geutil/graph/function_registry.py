@@ -66,7 +66,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     gradients = {g.function_name: g.gradient_func for g in library.gradient}
 
     def callees(name: str) -> Iterator[str]:
-        found = [*called_names(definitions[name].node_def), gradients.get(name)]
+        found = [*called_names(definitions[name].node_def), gradients.get(name, "")]
         return (f for f in dict.fromkeys(found) if f in definitions)
 
     registered = [g.gradient_func for g in library.registered_gradients]

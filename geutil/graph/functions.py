@@ -49,6 +49,46 @@ def body_graph(graph: Graph, name: str) -> Graph | None:
     return getattr(function, "graph", None)
 
 
+def merge_libraries(into: Any, added: Any) -> None:
+    """Give a `GraphDef` the functions of another one, whose nodes it will have, too.
+
+    A function of `added` that has the name of a different one in `into` is renamed,
+    throughout `added`, which is changed in place.
+
+    Args:
+        into: the `GraphDef` that gets the functions.
+        added: the one that they come from.
+
+    Cost: linear in the functions and the nodes of `added`.
+    """
+    known = {f.signature.name: f for f in into.library.function}
+    renamed: dict[str, str] = {}
+    for function in added.library.function:
+        name = function.signature.name
+        if name in known and known[name] != function:
+            renamed[name] = f"{name}_merged_{next(_numbers)}"
+    if renamed:
+        bodies = (function.node_def for function in added.library.function)
+        for node in itertools.chain(added.node, *bodies):
+            rename_functions(node, renamed)
+            node.op = renamed.get(node.op, node.op)
+        for function in added.library.function:
+            name = function.signature.name
+            function.signature.name = renamed.get(name, name)
+        for gradient in added.library.gradient:
+            name = gradient.function_name
+            gradient.function_name = renamed.get(name, name)
+            name = gradient.gradient_func
+            gradient.gradient_func = renamed.get(name, name)
+    for function in added.library.function:
+        if function.signature.name not in known:
+            into.library.function.append(function)
+    present = {g.function_name for g in into.library.gradient}
+    into.library.gradient.extend(
+        g for g in added.library.gradient if g.function_name not in present
+    )
+
+
 def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:
     """Rename the functions in the attributes of a node."""
     for value in _function_values(node_def.attr):

@@ -7,7 +7,7 @@ body still happens whenever a result of the call is used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ from tensorflow.core.framework import graph_pb2
 from geutil.errors import TransformError
 from geutil.graph.bodies import Body, BodyNode
 from geutil.graph.calls import Library
+from geutil.graph.gradient_registry import ATTRIBUTE as GRADIENT
+from geutil.graph.inline_expansion import NewNode
 from geutil.graph.inline_nodes import canonical, write_node
 from geutil.graph.inline_plan import producer_of
 from geutil.graph.inline_plans import Plans
@@ -41,6 +43,23 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a node of the result comes from.
+
+    Attributes:
+        function: the function whose body it was in.
+        node: its name there.
+        arguments: the tensors of the result that the function's arguments became.
+        tensor: gives the tensor of the result for one of the body, `node:k`.
+    """
+
+    function: str
+    node: str
+    arguments: tuple[str, ...]
+    tensor: Callable[[str], str] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Inlined:
     """A graph whose calls were replaced.
 
@@ -49,11 +68,14 @@ class Inlined:
         kept: the calls that are still there, in the order of their nodes.
         tensors: for each output of a call of the original graph, such as
             `StatefulPartitionedCall:1`, the name of the tensor that it became.
+        origins: where nodes come from that were in bodies and name a gradient of their
+            own; the name is known to TensorFlow's Python part only.
     """
 
     graph_def: Any = field(repr=False)
     kept: tuple[Kept, ...]
     tensors: Mapping[str, str]
+    origins: Mapping[str, Origin] = field(repr=False)
 
 
 def inline_calls(
@@ -129,7 +151,32 @@ def inline_calls(
         if node.original in node.site.plan.kept:
             kept.append(Kept(node.name, *node.site.plan.kept[node.original]))
     result.library.CopyFrom(library.still_called(result.node))
-    return Inlined(result, tuple(kept), inliner.translated())
+    return Inlined(result, tuple(kept), inliner.translated(), _origins(nodes, inliner))
+
+
+def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, Origin]:
+    """Say where the nodes with a gradient of their own come from."""
+
+    def origin(node: NewNode) -> Origin:
+        site = node.site
+
+        def tensor(name: str) -> str:
+            return _with_index(inliner.wiring.tensor(site.reference(canonical(name))))
+
+        inputs = (_with_index(inliner.wiring.tensor(name)) for name in site.inputs)
+        return Origin(site.plan.body.name, node.original, tuple(inputs), tensor)
+
+    return {
+        node.name: origin(node)
+        for node in nodes
+        if node.original
+        and node.site.plan.body.name
+        and GRADIENT in node.definition.attr
+    }
+
+
+def _with_index(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
 
 
 def _main_body(graph_def: Any) -> Body:

@@ -16,8 +16,8 @@ def new_trackable() -> Any:
 def owner_of(handle: Any) -> Any:
     """Return the object that holds a resource handle as its `resource_handle`.
 
-    A function captures the handle of a table and not the table; TensorFlow can only save
-    the table. None if no such object is alive.
+    A function captures the handle of a table and not the table; TensorFlow can save the
+    table only. None if no such object is alive.
 
     Cost: one scan of the objects that refer to the handle.
     """

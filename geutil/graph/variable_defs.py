@@ -29,7 +29,7 @@ class VariableFacts:
 
 
 def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
-    """Return what the collections of a MetaGraph tell, by the name of the variable's op.
+    """Return what the collections of a MetaGraph tell, by the name of a variable's op.
 
     Args:
         collections: `CollectionDef` protos by name.

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.graph.function_calls import Caller
-from geutil.graph.importing import capture, neutral
+from geutil.graph.function_graphs import stand_in_for
+from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.model.errors import ModelError
 from geutil.model.program import legal_name
@@ -68,8 +69,8 @@ def _eager(value: Any, spec: tf.TensorSpec) -> Any:
         ) from error
     if not spec.shape.is_compatible_with(eager.shape):
         raise ModelError(
-            f"a value of shape {eager.shape} cannot be passed as input '{spec.name}' of "
-            f"shape {spec.shape}"
+            f"a value of shape {eager.shape} cannot be passed as input '{spec.name}', "
+            f"which is of shape {spec.shape}"
         )
     return value if isinstance(value, tf.Variable) else eager
 
@@ -82,6 +83,6 @@ def in_graph(graph: Graph, value: Any, name: str) -> Tensor:
         with neutral(graph):
             return tf.identity(value, name=legal_name(name))
     if value.dtype in (tf.resource, tf.variant):
-        return capture(graph, value)
+        return stand_in_for(graph, value, legal_name(name))
     with neutral(graph):
         return tf.constant(value.numpy(), value.dtype, name=legal_name(name))

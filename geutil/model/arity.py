@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from geutil.graph.adjacency import consumers
 from geutil.graph.function_calls import Caller
-from geutil.graph.function_graphs import seen_variables
-from geutil.graph.importing import capture
+from geutil.graph.function_graphs import seen_variables, stand_in_for
 from geutil.graph.kinds import Operation, Tensor
 from geutil.model.arguments import Value, in_graph, value_for
 from geutil.model.callers import NewOutput, Rebuild, same_ends
@@ -70,8 +69,8 @@ def family(library: Library, entry: Entry) -> Family:
             elif not caller.is_call:
                 raise ModelError(
                     f"'{caller.op.name}' ({caller.op.type}) calls '{entry.key}', and "
-                    "geutil does not know how its arguments go with its inputs; replace "
-                    "that op first"
+                    "geutil does not know how its arguments go with its inputs; "
+                    "replace that op first"
                 )
         if len(names) == len(entries):
             return Family(entries, callers)
@@ -111,7 +110,8 @@ def take_captures(library: Library, entry: Entry) -> None:
         found = family(library, entry)
         _check_loops(found)
         outside = body.forget_capture(inside)
-        passed = {c.op: capture(c.op.graph, outside) for c in found.callers}
+        graphs = {caller.op: caller.op.graph for caller in found.callers}
+        passed = {op: stand_in_for(g, outside, name) for op, g in graphs.items()}
         for member in found.entries:
             if member is not entry:
                 library.open(member)
@@ -223,7 +223,8 @@ def remove_output(library: Library, entry: Entry, name: str) -> None:
     body = library.open(entry)
     if name not in body.outputs:
         raise ModelError(
-            f"function '{entry.key}' has no output '{name}'; it has {list(body.outputs)}"
+            f"function '{entry.key}' has no output '{name}'; its outputs are "
+            f"{list(body.outputs)}"
         )
     if len(body.outputs) == 1:
         raise ModelError(f"'{name}' is the only output of function '{entry.key}'")
@@ -234,8 +235,8 @@ def remove_output(library: Library, entry: Entry, name: str) -> None:
         reading = [op.name for op in readers if op not in library.retired]
         if reading:
             raise ModelError(
-                f"'{caller.op.name}' returns output '{name}' of function '{entry.key}', "
-                f"and {reading} read it; rewire these first"
+                f"'{caller.op.name}' returns output '{name}' of function "
+                f"'{entry.key}', and {reading} read it; rewire these first"
             )
     rebuilds = {}
     for caller in found.callers:

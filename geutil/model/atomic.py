@@ -22,8 +22,8 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give a new place beside `path` to write to, and move it there at the end.
 
     When the block raises or the process dies, what was at `path` is whole and in its
-    place. Where the system cannot swap two paths at once (other than Linux), a directory
-    is replaced with two renames: a crash between them leaves the old one whole beside
+    place. Where the system cannot swap two paths at once (not on Linux), a directory is
+    replaced with two renames: a crash between them leaves the old one whole beside
     its place, under a name that ends in `.old`.
 
     Args:

@@ -33,8 +33,8 @@ class BodyOutputs(Outputs):
         require_tensor(tensor)
         if name not in self:
             raise ModelError(
-                f"{self._what} has no output '{name}'; its callers must be given the new "
-                "output too: use add_output"
+                f"{self._what} has no output '{name}'; its callers must be given the "
+                "new output too: use add_output"
             )
         if tensor.dtype != self[name].dtype:
             raise ModelError(

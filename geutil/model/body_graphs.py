@@ -27,7 +27,7 @@ from geutil.model.materializing import (
 from geutil.model.program import canonical
 
 if TYPE_CHECKING:
-    from geutil.model.ends import Inputs, Outputs
+    from geutil.model.ends import Outputs
 
 
 def materialize_body(
@@ -89,7 +89,7 @@ def _import_nodes(graph: Graph, flat: FlatBody, arguments: dict[str, Tensor]) ->
     graph_def = tf.compat.v1.GraphDef()
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     graph_def.node.extend(flat.node_defs())
-    read = set()
+    read: set[str] = set()
     for node in graph_def.node:
         # Arguments are there before anything runs; there is nothing to wait for.
         inputs = [
@@ -126,7 +126,7 @@ def _side_effects(graph: Graph, flat: FlatBody) -> list[Operation]:
 def definition_of(
     graph: Graph,
     name: str,
-    inputs: Inputs,
+    inputs: Mapping[str, Tensor],
     outputs: Outputs,
     side_effects: Operation,
     like: Any,

@@ -23,6 +23,7 @@ from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
+from geutil.model.program import fresh_name
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.copying import copy_with_input_replacements
 
@@ -68,8 +69,8 @@ def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tenso
     for outside, inside in needed:
         if not hasattr(outside, "numpy"):
             raise ModelError(
-                f"'{inside.name}' stands for '{outside.name}' of another graph; a model "
-                "can read eager tensors and variables only"
+                f"'{inside.name}' stands for '{outside.name}' of another graph; a "
+                "model can read eager tensors and variables only"
             )
     return needed
 
@@ -106,14 +107,15 @@ def build(
     read = IdentitySet(t for op in ops for t in op.inputs)
     replaced: list[tuple[Tensor, Tensor]] = []
     arguments: dict[str, Tensor] = {}
+    names = _ArgumentNames(ops)
     with neutral(target):
         for name, t in inputs.items():
-            arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, t.op.name)
+            arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, names(t.op))
             if t in read:
                 replaced.append((t, arguments[name]))
     for outside, inside in captures:
         stand_in = make_capture_placeholder(
-            target, inside.op.name, inside.dtype, inside.shape, outside
+            target, names(inside.op), inside.dtype, inside.shape, outside
         )
         replaced.append((inside, stand_in))
     _, info = copy_with_input_replacements(ops, replaced, dst_graph=target)
@@ -121,3 +123,20 @@ def build(
     waits = [info.transformed(op) for op in side_effects.control_inputs]
     variables = variables_of(graph, captures, holdings)
     return build_function(target, arguments, results, waits, variables)
+
+
+class _ArgumentNames:
+    """Names for placeholders that leave all other ops theirs.
+
+    The importer renames an op that is called like the scope of an op that is there
+    already, so an argument must not open a scope that an op is called like.
+    """
+
+    def __init__(self, ops: Iterable[Operation]) -> None:
+        self._taken = {op.name for op in ops}
+        self._taken |= {name.partition("/")[0] for name in self._taken}
+
+    def __call__(self, op: Operation) -> str:
+        name = fresh_name(self._taken, op.name.replace("/", "."))
+        self._taken.add(name)
+        return name

@@ -7,29 +7,15 @@ of such a graph get gradients that read their own graph's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from geutil.graph import gradient_registry
 from geutil.graph.functions import body_graph
+from geutil.graph.inlining import Origin
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.model.program import Ancestor
 from geutil.transform.custom_gradients import carried_gradient
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where an op of the new graph comes from.
-
-    Attributes:
-        function: the function whose body it was in; empty for the graph itself.
-        node: its name there.
-        tensor: gives the name in the new graph of a tensor of that body.
-    """
-
-    function: str
-    node: str
-    tensor: Callable[[str], str]
 
 
 class _Copies(Mapping[Any, Tensor]):
@@ -65,33 +51,62 @@ class _Copies(Mapping[Any, Tensor]):
         return 0
 
 
-def carry_closures(graph: Graph, source: Graph, origins: Mapping[str, Origin]) -> None:
+def carry_closures(
+    graph: Graph, ancestors: Iterable[Ancestor], origins: Mapping[str, Origin]
+) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
     Args:
         graph: the new graph.
-        source: the graph whose nodes it was made from.
-        origins: where ops with a gradient come from, if not from the op of the same
-            name in `source`.
+        ancestors: the graphs whose nodes it was made from.
+        origins: where ops that were in the body of a function come from.
 
     Cost: linear in the ops.
     """
+    ancestors = list(ancestors)
     for op_ in graph.get_operations():
         gradient = gradient_registry.gradient_of(op_)
         if gradient is None or not gradient_registry.is_closure(gradient):
             continue
-        origin = origins.get(op_.name, Origin("", op_.name, str))
-        body = body_graph(source, origin.function) if origin.function else source
-        op = None if body is None else _op(body, origin.node)
-        if op is not None:
-            copies = _Copies(graph, body, origin.tensor)
-            carried = carried_gradient(op, gradient, graph, copies)
-            gradient_registry.set_gradient(op_, carried)
+        for ancestor in ancestors:
+            found = _origin(ancestor, op_, origins.get(op_.name))
+            if (
+                found is not None
+                and gradient_registry.gradient_of(found[0]) == gradient
+            ):
+                copies = _Copies(graph, found[0].graph, found[1])
+                carried = carried_gradient(found[0], gradient, graph, copies)
+                gradient_registry.set_gradient(op_, carried)
+                break
+
+
+def _origin(
+    ancestor: Ancestor, op_: Operation, origin: Origin | None
+) -> tuple[Operation, Callable[[str], str]] | None:
+    """Return the op that `op_` was made from, and what tensors near it are called."""
+    if origin is not None:
+        body = body_graph(ancestor.graph, origin.function)
+        if body is None:
+            return None
+        op = _op(body, origin.node)
+        return None if op is None else (op, _renaming(body, origin))
+    if not op_.name.startswith(ancestor.prefix):
+        return None
+    op = _op(ancestor.graph, op_.name.removeprefix(ancestor.prefix))
+    return None if op is None else (op, ancestor.tensor)
+
+
+def _renaming(body: Graph, origin: Origin) -> Callable[[str], str]:
+    """Return what finds the names that tensors of a function's FuncGraph have now."""
+    # The FuncGraph calls its arguments otherwise than the function's definition does.
+    names = (t.name for t in body.inputs)
+    arguments = dict(zip(names, origin.arguments, strict=True))
+    return lambda name: arguments.get(name) or origin.tensor(name)
 
 
 def _op(graph: Graph, name: str) -> Operation | None:
     try:
         op: Operation = graph.get_operation_by_name(name)
-    except KeyError:
+    except (KeyError, ValueError):
         return None
     return op

@@ -29,7 +29,7 @@ class Holdings:
     def add_variables(
         self, variables: Iterable[tf.Variable], names: Iterable[str] = ()
     ) -> None:
-        """Hold more variables, under the given or their own names where these are free."""
+        """Hold more variables, under given or their own names where these are free."""
         known = {id(v) for v in self.variables.values()}
         for variable, given in itertools.zip_longest(variables, names):
             if id(variable) not in known:

@@ -160,7 +160,7 @@ class Library:
         return [self.root, *opened]
 
     def reachable(self, start: Entry | None) -> list[Entry]:
-        """Return the functions that an entry, or the model, calls however indirectly."""
+        """Return what an entry, or the model, calls however indirectly."""
         if start is None:
             return self.entries()
         called = set(callees_first(self.called_in(start), self._callees))

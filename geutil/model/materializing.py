@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.function_graphs import make_capture_placeholder, new_function_graph
+from geutil.errors import TransformError
+from geutil.graph.function_graphs import bind, new_function_graph, write_stand_in
 from geutil.graph.function_registry import with_unique_functions
 from geutil.graph.importing import import_ops, neutral
-from geutil.graph.inlining import inline_calls
+from geutil.graph.inlining import Kept, inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.closures import carry_closures
 from geutil.model.errors import ModelError
@@ -23,6 +24,7 @@ from geutil.model.program import (
     node_of,
     nodes_behind,
     nodes_by_name,
+    short,
     subgraph,
 )
 
@@ -40,14 +42,14 @@ class Parts:
         inputs: a placeholder for each input.
         sinks: for each output an Identity that serves it alone.
         side_effects: an op that waits for all that runs besides the outputs.
-        kept: (op, function, reason) for each call that was not inlined.
+        kept: the calls that were not inlined, with the reasons.
     """
 
     graph: Graph
     inputs: dict[str, Tensor]
     sinks: dict[str, Operation]
     side_effects: Operation
-    kept: list[tuple[str, str, str]]
+    kept: list[Kept]
 
 
 def materialize(program: Program, *, inline: bool, what: str) -> Parts:
@@ -65,28 +67,35 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     """
     graph_def, sink = _needed(program, what)
     outputs = {name: canonical(t) for name, t in program.outputs.items()}
-    kept: list[tuple[str, str, str]] = []
+    kept: list[Kept] = []
     renamed: dict[str, str] = {}
     origins: Any = {}
     if inline:
-        inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
+        try:
+            inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
+        except TransformError as error:
+            raise ModelError(
+                f"the calls of {what} cannot be inlined: {error}"
+            ) from error
         graph_def, kept = inlined.graph_def, list(inlined.kept)
         renamed, origins = dict(inlined.tensors), inlined.origins
     with_unique_functions(graph_def)
     graph = new_function_graph("model")
-    captured = _capture(graph, graph_def, program.captures)
+    stand_ins = _stand_ins(graph_def, program.captures)
     release_colocation(graph_def)
     try:
-        import_ops(graph, graph_def, captured)
+        import_ops(graph, graph_def, {})
     except Exception as error:
         # The importer raises whatever the C++ status and its own checks make of it.
         raise ModelError(f"TensorFlow refuses the graph of {what}: {error}") from error
-    if program.origin is not None:
-        carry_closures(graph, program.origin, origins)
+    for inside, external in dict(stand_ins.values()).items():
+        bind(graph, graph.get_tensor_by_name(inside), external)
+    carry_closures(graph, program.ancestors, origins)
 
     def tensor(name: str) -> Tensor:
         name = renamed.get(name, name)
-        return captured[name] if name in captured else graph.get_tensor_by_name(name)
+        name = stand_ins[name][0] if name in stand_ins else name
+        return graph.get_tensor_by_name(name)
 
     inputs = {name: tensor(canonical(t)) for name, t in program.inputs.items()}
     results = {name: behind_wrappers(tensor(t)) for name, t in outputs.items()}
@@ -119,26 +128,28 @@ def _needed(program: Program, what: str) -> tuple[Any, str]:
     return graph_def, sink.name
 
 
-def _capture(
-    graph: Graph, graph_def: Any, captures: dict[str, Any]
-) -> dict[str, Tensor]:
-    """Take the nodes that stand for something outside off; make bound placeholders."""
-    by_node = {node_of(name): external for name, external in captures.items()}
-    captured: dict[str, Tensor] = {}
-    rest = []
+def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Write the nodes that stand for something outside, one for each thing.
+
+    Returns:
+        For each capture the tensor that stands for it, and what it stands for.
+    """
+    first: dict[int, str] = {}
+    stand_ins: dict[str, tuple[str, Any]] = {}
+    by_node = {node_of(name): (name, external) for name, external in captures.items()}
     for node in graph_def.node:
         if node.name in by_node:
-            external = by_node[node.name]
-            captured[f"{node.name}:0"] = make_capture_placeholder(
-                graph, node.name, external.dtype, external.shape, external
-            )
-        else:
-            rest.append(node)
-    if captured:
-        kept = [tf.compat.v1.NodeDef.FromString(n.SerializeToString()) for n in rest]
-        del graph_def.node[:]
-        graph_def.node.extend(kept)
-    return captured
+            name, external = by_node[node.name]
+            write_stand_in(node, external)
+            stand_ins[name] = (first.setdefault(id(external), name), external)
+    # A graph binds one tensor to one outside; nodes that stand for the same share it.
+    shared = {short(n): short(t) for n, (t, _) in stand_ins.items() if n != t}
+    if shared:
+        for node in graph_def.node:
+            inputs = [shared.get(text, text) for text in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+    return stand_ins
 
 
 def release_colocation(graph_def: Any) -> None:

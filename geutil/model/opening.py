@@ -15,7 +15,7 @@ from geutil.graph.kinds import is_graph, type_name
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
 from geutil.model.model import Model
-from geutil.model.program import Program
+from geutil.model.program import Ancestor, Program
 from geutil.model.reading import read_graph_def
 from geutil.model.signatures import Signatures
 from geutil.model.sources import functions, graphs, keras_models
@@ -30,7 +30,7 @@ ACCEPTED = (
 )
 
 
-def open(  # noqa: A001 - a module's open, as in gzip.open.
+def open(
     source: Any,
     *,
     signature: str | None = None,
@@ -48,8 +48,8 @@ def open(  # noqa: A001 - a module's open, as in gzip.open.
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
             `.keras` file, a `tf.compat.v1.GraphDef`, a `tf.Graph`, a concrete function,
-            a `tf.function` with an input signature, or a Keras model (which is opened as
-            it is called for inference).
+            a `tf.function` with an input signature, or a Keras model (opened as it is
+            called for inference).
         signature: the signature of a SavedModel; `serving_default` or the only one if
             None. Other sources have one signature, which gets this name.
         tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
@@ -58,8 +58,8 @@ def open(  # noqa: A001 - a module's open, as in gzip.open.
             and conditionals remain ops either way.
         inputs: for a graph, the tensors that are its inputs; a mapping also gives them
             names. If None, its placeholders.
-        outputs: for a graph, the tensors that are its outputs; a mapping also gives them
-            names. If None, what nothing reads.
+        outputs: for a graph, the tensors that are its outputs; a mapping also gives
+            them names. If None, what nothing reads.
         session: for a `tf.Graph`, the Session that holds its variables' values.
 
     Returns:
@@ -79,7 +79,7 @@ def open(  # noqa: A001 - a module's open, as in gzip.open.
         ...     return {"y": 2 * x}
         >>> m = model.open(double)
         >>> m
-        Model('serving_default', ['x'] -> ['y'], 5 ops)
+        Model('serving_default', ['x'] -> ['y'], 4 ops)
         >>> m.run(x=[1.0, 2.0])
         {'y': array([2., 4.], dtype=float32)}
     """
@@ -150,10 +150,11 @@ def _of_graph(
         graph_def,
         {name: ends},
         what,
-        value_of=graphs.graph_def_of_session(graph, session),
+        facts=graphs.facts_of_graph(graph),
+        value_of=graphs.values_in_session(graph, session),
     )
     program = programs[name]
-    program.origin = graph
+    program.ancestors.append(Ancestor(graph))
     if hasattr(graph, "captures"):
         program.captures |= {inner.name: outer for outer, inner in bindings(graph)}
         holdings.add_variables(graph.variables)

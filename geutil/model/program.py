@@ -15,6 +15,26 @@ import tensorflow as tf
 from geutil.graph.kinds import Graph
 
 
+@dataclass(frozen=True)
+class Ancestor:
+    """A graph that nodes of a program come from, and how to find them again.
+
+    Attributes:
+        graph: the graph.
+        prefix: what stands before the names of its nodes in the program.
+        tensors: for tensors that others have taken the place of, the names of those in
+            the program.
+    """
+
+    graph: Graph
+    prefix: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> str:
+        """Return the name in the program of a tensor of the graph."""
+        return self.tensors.get(name, f"{self.prefix}{name}")
+
+
 @dataclass
 class Program:
     """A graph, its ends, and what it reads from outside.
@@ -26,8 +46,8 @@ class Program:
         captures: for each tensor name that stands for something outside, the eager
             tensor: the handle of a variable or table, or a captured value.
         side_effects: the names of ops that run besides what the outputs need.
-        origin: the graph that the nodes come from, while it is alive; it knows the
-            gradients that exist in Python only.
+        ancestors: the graphs that the nodes come from; they know the gradients that
+            exist in Python only.
     """
 
     graph_def: Any
@@ -35,7 +55,7 @@ class Program:
     outputs: dict[str, str]
     captures: dict[str, Any] = field(default_factory=dict)
     side_effects: list[str] = field(default_factory=list)
-    origin: Graph | None = None
+    ancestors: list[Ancestor] = field(default_factory=list)
 
 
 def node_of(tensor_name: str) -> str:
@@ -84,6 +104,48 @@ def nodes_behind(
                 found.add(before)
                 waiting.append(before)
     return [node for node in graph_def.node if node.name in found]
+
+
+def cycle_of(graph_def: Any) -> list[str] | None:
+    """Return the nodes on a cycle by name, first and last the same, if there is one.
+
+    The back edges of loops, from NextIteration to Merge, do not count.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    before = {
+        name: [
+            source
+            for source in map(node_of, node.input)
+            if "NextIteration" not in nodes[source].op
+        ]
+        for name, node in nodes.items()
+    }
+    waiting = {name: len(sources) for name, sources in before.items()}
+    readers: dict[str, list[str]] = {}
+    for name, sources in before.items():
+        for source in sources:
+            readers.setdefault(source, []).append(name)
+    ready = [name for name, count in waiting.items() if not count]
+    while ready:
+        name = ready.pop()
+        del waiting[name]
+        for reader in readers.get(name, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    if not waiting:
+        return None
+    # Each that still waits, waits for another one: going back ends in a cycle.
+    path = [next(iter(waiting))]
+    place = {path[0]: 0}
+    while True:
+        name = next(source for source in before[path[-1]] if source in waiting)
+        if name in place:
+            return [name, *reversed(path[place[name] + 1 :]), name]
+        place[name] = len(path)
+        path.append(name)
 
 
 def subgraph(graph_def: Any, nodes: Iterable[Any]) -> Any:

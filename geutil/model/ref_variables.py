@@ -1,8 +1,8 @@
 """Version 1 reference variables turned into resource variables, on the GraphDef.
 
-A reference variable (`VariableV2`) hands out the buffer itself. TensorFlow 2 cannot keep
-such a variable outside a graph, so its ops are replaced by those of resource variables:
-same names, same values read at the same points of a run.
+A reference variable (`VariableV2`) hands out the buffer itself. TensorFlow 2 cannot
+keep such a variable outside a graph, so its ops are replaced by those of resource
+variables: same names, same values read at the same points of a run.
 """
 
 from __future__ import annotations

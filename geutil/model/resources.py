@@ -74,7 +74,11 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
             self._graph_def = subgraph(
                 graph_def, [node for node in nodes if node.name not in left_out]
             )
-            tf.function(self._initialize)()
+            # Asked for first inside the trace, it would belong to the trace.
+            _ = self.resource_handle
+            # Called by a concrete function, TensorFlow does not count traces and warn.
+            fill = tf.function(self._initialize, autograph=False)
+            fill.get_concrete_function()()
 
     @property
     def assets(self) -> list[tf.saved_model.Asset]:

@@ -72,7 +72,8 @@ def _resources(model: Model, functions: Iterable[Any]) -> list[Any]:
             if owner is None:
                 raise ModelError(
                     f"{model!r} reads a resource that no object in memory owns "
-                    f"({captured}); keep the table that you made it from, and save again"
+                    f"({captured}); keep the table that you made it from, and save "
+                    "again"
                 )
             resources.append(owner)
     return resources

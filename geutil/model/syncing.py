@@ -42,10 +42,10 @@ def _check(library: Library, entry: Entry) -> None:
     for name, before, after in shapes:
         if not before.is_compatible_with(after):
             raise ModelError(
-                f"output '{name}' of function '{entry.key}' was of shape {before} and is "
-                f"{after} now; what reads it in the callers was made for the former: "
-                "reshape it in the body, or give the callers another output with "
-                "add_output"
+                f"output '{name}' of function '{entry.key}' was of shape {before} and "
+                f"is {after} now; what reads it in the callers was made for the "
+                "former: reshape it in the body, or give the callers another output "
+                "with add_output"
             )
 
 

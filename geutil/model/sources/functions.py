@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, side_effects
 from geutil.graph.kinds import Graph, Tensor
 from geutil.model.errors import ModelError
-from geutil.model.program import Program, nodes_by_name
+from geutil.model.program import Ancestor, Program, nodes_by_name
 
 CONSTANT_LIMIT = 64 * 2**20
 """Captured values of at most so many bytes become constants of the graph."""
@@ -58,7 +58,7 @@ def program_of_graph(
     outputs: dict[str, Tensor],
     captures: Iterable[tuple[Any, Tensor]] | None = None,
 ) -> Program:
-    """Return the program of a FuncGraph, or of a `tf.Graph` (which captures nothing)."""
+    """Return the program of a FuncGraph or of a `tf.Graph`, which captures nothing."""
     if captures is None:
         captures = bindings(graph) if hasattr(graph, "captures") else ()
     graph_def = graph_def_with_shapes(graph)
@@ -69,7 +69,7 @@ def program_of_graph(
         {name: t.name for name, t in outputs.items()},
         _small_values_as_constants(graph_def, outside),
         [op.name for op in side_effects(graph)],
-        graph,
+        [Ancestor(graph)],
     )
 
 
@@ -94,7 +94,7 @@ def graph_def_with_shapes(graph: Graph) -> Any:
 
 
 def _argument_names(function: Any, arguments: list[Tensor]) -> list[str]:
-    """Name the arguments by keyword where there are only keywords, else by placeholder."""
+    """Name arguments by keyword if there are only keywords, else by placeholder."""
     signature = function.structured_input_signature
     if signature is not None and not signature[0]:
         keywords = signature[1]

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.kinds import Graph
+from geutil.graph.op_defs import has_outputs
 from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
@@ -62,34 +63,38 @@ def _placeholders(graph_def: Any) -> list[str]:
 
 
 def _results(graph_def: Any) -> list[str]:
-    """Return the nodes with outputs that no node reads."""
+    """Return the nodes with outputs that no node reads.
+
+    If some of them depend on a placeholder, only those: the others initialize or save.
+    """
     read = {node_of(text) for node in graph_def.node for text in node.input}
-    return [
+    ends = [
         node.name
         for node in graph_def.node
-        if node.name not in read and node.op not in _NO_RESULT
+        if node.name not in read and node.op not in _NO_RESULT and has_outputs(node.op)
     ]
+    fed = _ahead_of(graph_def, _placeholders(graph_def))
+    return [name for name in ends if name in fed] or ends
 
 
-_NO_RESULT = frozenset(
-    (
-        "NoOp",
-        "Assert",
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "InitializeTableV2",
-        "InitializeTableFromTextFileV2",
-        "LookupTableImportV2",
-        "NextIteration",
-        "SaveV2",
-        "Placeholder",
-        "VarHandleOp",
-        "HashTableV2",
-        "Print",
-        "Const",
-    )
-)
+def _ahead_of(graph_def: Any, names: Iterable[str]) -> set[str]:
+    """Return the names of the nodes that depend on some nodes."""
+    readers: dict[str, list[str]] = {}
+    for node in graph_def.node:
+        for text in node.input:
+            if not text.startswith("^"):
+                readers.setdefault(node_of(text), []).append(node.name)
+    waiting = list(names)
+    found: set[str] = set()
+    while waiting:
+        for reader in readers.get(waiting.pop(), ()):
+            if reader not in found:
+                found.add(reader)
+                waiting.append(reader)
+    return found
+
+
+_NO_RESULT = frozenset(("Const", "NextIteration", "Placeholder", "VarHandleOp"))
 """Types of ops that end a graph without being what it computes."""
 
 
@@ -156,7 +161,15 @@ def _variable(
     )
 
 
-def graph_def_of_session(
+def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
+    """Return what the variable objects of a graph tell of its variables."""
+    return {
+        v.op.name: VariableFacts(v.op.name, bool(v.trainable), None, "")
+        for v in _graph_variables(graph)
+    }
+
+
+def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
     """Return what reads the values of a graph's variables from a Session."""

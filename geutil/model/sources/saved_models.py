@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph.asset_defs import asset_files
 from geutil.graph.variable_defs import VariableFacts, variable_facts
 from geutil.model.errors import ModelError
 from geutil.model.holdings import holdings_of
 from geutil.model.loading import load_saved_model
-from geutil.model.program import Program, node_of
+from geutil.model.program import Program
 from geutil.model.reading import read_saved_model, select_meta_graph
 from geutil.model.sources.functions import program_of_function
 from geutil.model.sources.graphs import programs_of_graph_def
@@ -42,15 +43,8 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     functions = dict(loaded.signatures)
     source = Source(what, {}, holdings_of(loaded), functions)
     for name, function in functions.items():
-        definition = meta_graph.signature_def[name]
-        source.signatures[name] = partial(_program, function, definition)
+        source.signatures[name] = partial(program_of_function, function)
     return source
-
-
-def _program(function: Any, definition: Any) -> Program:
-    """Return the program of a signature; its outputs in the order of their names."""
-    del definition
-    return program_of_function(function)
 
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
@@ -63,8 +57,8 @@ def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
             signatures[name] = (inputs, _tensors(definition.outputs, what, name))
     facts = variable_facts(meta_graph.collection_def)
     assets = {
-        node_of(asset.tensor_info.name): str(path / "assets" / asset.filename)
-        for asset in meta_graph.asset_file_def
+        name: str(path / "assets" / file)
+        for name, file in asset_files(meta_graph).items()
     }
     programs, holdings = programs_of_graph_def(
         graph_def,
