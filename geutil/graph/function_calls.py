@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
 
-from geutil.graph.call_gradients import CALL_GRADIENT
+from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
 from geutil.graph.calls import CALLS
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
@@ -135,8 +135,8 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
     _forget_traces(caller)
     if _READ_ONLY in node.attr:
         op._set_attr(_READ_ONLY, attr_value_pb2.AttrValue(list=_NONE))
-    if op.type in CALLS:
-        op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=CALL_GRADIENT.encode()))
+    if names_own_gradient(node):
+        op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
 
 
@@ -166,6 +166,5 @@ def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
     for stale in (_READ_ONLY, "_output_shapes"):
         if stale in node.attr:
             del node.attr[stale]
-    if node.op in CALLS:
-        node.attr[ATTRIBUTE].s = CALL_GRADIENT.encode()
+    forget_own_gradient(node)
     return node

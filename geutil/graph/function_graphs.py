@@ -19,12 +19,16 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util
 
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.loop_handles import carry_loop_handles
+from geutil.graph.state import state_of
 
 
 def new_function_graph(name: str) -> Graph:
     """Return an empty FuncGraph that belongs to no other graph."""
     with tf.init_scope():
-        return func_graph.FuncGraph(name, collections={})
+        graph = func_graph.FuncGraph(name, collections={})
+    state_of(graph).own = True
+    return graph
 
 
 def make_capture_placeholder(
@@ -135,6 +139,7 @@ def build_function(
     function_type = function_type_lib.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
+    carry_loop_handles(graph)
     _publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.

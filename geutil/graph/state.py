@@ -46,6 +46,7 @@ class GraphState:
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
         call_functions: the functions as which calls were differentiated.
+        own: whether geutil made the graph, for a model.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -56,6 +57,7 @@ class GraphState:
     order: TopologicalOrder | None = None
     edits: int = 0
     call_functions: dict[Any, Any] = field(default_factory=dict)
+    own: bool = False
 
 
 def state_of(graph: Graph) -> GraphState:
@@ -65,6 +67,12 @@ def state_of(graph: Graph) -> GraphState:
         state = GraphState()
         setattr(graph, _ATTRIBUTE, state)
     return state
+
+
+def is_own_graph(graph: Graph) -> bool:
+    """Tell whether geutil made a graph, for a model."""
+    state: GraphState | None = getattr(graph, _ATTRIBUTE, None)
+    return state is not None and state.own
 
 
 def fingerprint(graph: Graph) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.graph.adjacency import consumers
@@ -71,19 +72,32 @@ class Body(Model):
         self._library.sync()
         return tuple(c.op for c in self._library.callers_of([self._entry]))
 
+    def run(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Compute the outputs for some inputs; see `Model.run`.
+
+        Raises:
+            ModelError: as `Model.run`; or an argument is a resource, which only a
+                caller can pass.
+        """
+        self._refuse_resources()
+        return super().run(**inputs)
+
     def concrete_function(self) -> Any:
         """Return a concrete function of the body as it is now.
 
         Raises:
             ModelError: an argument is a resource, which only a caller can pass.
         """
+        self._refuse_resources()
+        return super().concrete_function()
+
+    def _refuse_resources(self) -> None:
         for name, t in self.inputs.items():
             if t.dtype in (tf.resource, tf.variant):
                 raise ModelError(
                     f"input '{name}' of {self!r} is a {t.dtype.name}, which cannot be "
                     "given by value; run the model that calls the function"
                 )
-        return super().concrete_function()
 
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value

@@ -42,6 +42,12 @@ class BodyOutputs(Outputs):
                 f"'{tensor.name}' is {tensor.dtype.name}; the callers read the former: "
                 "cast it, or use remove_output and add_output"
             )
+        if not self[name].shape.is_compatible_with(tensor.shape):
+            raise ModelError(
+                f"output '{name}' of {self._what} is of shape {self[name].shape}, and "
+                f"'{tensor.name}' of shape {tensor.shape}; the callers were made for "
+                "the former: reshape it, or use add_output"
+            )
         super().__setitem__(name, tensor)
 
     def __delitem__(self, name: str) -> None:

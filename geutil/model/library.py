@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +100,14 @@ class Library:
         with self.writing():
             sync(self)
 
-    def writing(self) -> _Writing:
-        """Return a context in which the bodies are not written back on access."""
-        return _Writing(self)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write no bodies back on access while this context is open."""
+        before, self._syncing = self._syncing, True
+        try:
+            yield
+        finally:
+            self._syncing = before
 
     def entries(self) -> list[Entry]:
         """Return the functions that can be reached, callers before their callees."""
@@ -225,20 +231,6 @@ class Library:
                         if t.dtype in (tf.resource, tf.variant)
                     }
         return {}
-
-
-class _Writing:
-    """While it is open, bodies are not written back on access."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def __enter__(self) -> None:
-        self._before = self._library._syncing
-        self._library._syncing = True
-
-    def __exit__(self, *_: object) -> None:
-        self._library._syncing = self._before
 
 
 class Functions(Mapping[str, "Body"]):

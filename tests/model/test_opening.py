@@ -128,9 +128,7 @@ def test_a_checkpoint_gives_the_values(tmp_path):
         session.run(tf.compat.v1.global_variables_initializer())
         expected = session.run(y, {"in/x:0": [[1.0, 2.0, 3.0]]})
         # By parts, as the graph has them: a Saver joins them.
-        values = {
-            v.op.name: session.run(v) for v in tf.compat.v1.global_variables()
-        }
+        values = {v.op.name: session.run(v) for v in tf.compat.v1.global_variables()}
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variables = [
             tf.compat.v1.get_variable(n, initializer=v) for n, v in values.items()
