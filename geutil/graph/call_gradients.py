@@ -25,9 +25,15 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
 from tensorflow.python.framework import function_def_to_graph, ops
 from tensorflow.python.ops import gradients_util, handle_data_util
 
-from geutil.graph.calls import CALLS, names_of_functions
+from geutil.graph.calls import CALLS
+from geutil.graph.functions import (
+    add_functions,
+    publish_functions,
+    with_own_control_flow,
+)
 from geutil.graph.gradient_registry import ATTRIBUTE, registered_names
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.loop_handles import carry_loop_handles
 from geutil.graph.state import is_own_graph, state_of
 
 _OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")
@@ -108,29 +114,23 @@ def _holder(graph: Graph, name: str) -> Graph:
 
 
 def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
-    definition = graph._get_function(name).cached_definition
+    """Return a function that does what `op` calls and that TensorFlow differentiates.
+
+    Its loops and conditionals have bodies of their own: TensorFlow names what it makes
+    of a body after the body, and two such things must not have the same name.
+    """
+    known = graph._get_function(name).cached_definition
+    definition, library = with_own_control_flow(graph, known)
+    add_functions(graph, library.function)
     handles = (tf.resource, tf.variant)
     shapes = [None if t.dtype in handles else t.shape for t in op.inputs]
     with graph.as_default():
         body = function_def_to_graph.function_def_to_graph(definition, shapes)
     for outside, inside in zip(op.inputs, body.inputs, strict=True):
         handle_data_util.copy_handle_data(outside, inside)
-    for function in _called(graph, definition):
-        body._add_function_recursive(function)
+    carry_loop_handles(body)
+    add_functions(body, library.function)
+    publish_functions(body)
     allowed = function_attributes.MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     return ConcreteFunction.from_func_graph(body, None, attributes)
-
-
-def _called(graph: Graph, definition: Any) -> Iterator[Any]:
-    """Yield the functions of `graph` that a definition calls, however indirectly."""
-    waiting = [definition]
-    known = set()
-    while waiting:
-        for node in waiting.pop().node_def:
-            for name in names_of_functions(node):
-                if name not in known and graph._is_function(name):
-                    known.add(name)
-                    function = graph._get_function(name)
-                    waiting.append(function.cached_definition)
-                    yield function

@@ -10,12 +10,11 @@ from tensorflow.core.framework import attr_value_pb2
 
 from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
 from geutil.graph.calls import CALLS
+from geutil.graph.functions import BRANCHINGS, LOOPS
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import state_of
 
-WHILE = frozenset(("While", "StatelessWhile"))
-BRANCHING = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
 _READ_ONLY = "_read_only_resource_inputs"
 _NONE = attr_value_pb2.AttrValue.ListValue()
 _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
@@ -56,12 +55,12 @@ class Caller:
     @property
     def is_loop(self) -> bool:
         """Tell whether the functions are condition and body of a loop."""
-        return self.op.type in WHILE
+        return self.op.type in LOOPS
 
     @property
     def is_branching(self) -> bool:
         """Tell whether one of the functions is run, with the inputs after the first."""
-        return self.op.type in BRANCHING
+        return self.op.type in BRANCHINGS
 
     @property
     def is_call(self) -> bool:

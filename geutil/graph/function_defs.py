@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,17 +36,6 @@ def definition_in(graph: Graph, name: str) -> Any | None:
     if not graph._is_function(name):
         return None
     return graph._get_function(name).cached_definition
-
-
-def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
-    """Add functions to the library of a graph; those that it holds are left out."""
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.versions.CopyFrom(graph.graph_def_versions)
-    graph_def.library.function.extend(
-        d for d in definitions if not graph._is_function(d.signature.name)
-    )
-    if graph_def.library.function:
-        import_ops(graph, graph_def, {})
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:

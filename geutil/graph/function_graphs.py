@@ -18,6 +18,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util
 
+from geutil.graph.functions import publish_functions
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.loop_handles import carry_loop_handles
 from geutil.graph.state import state_of
@@ -140,22 +141,12 @@ def build_function(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
     carry_loop_handles(graph)
-    _publish_functions(graph)
+    publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function
-
-
-def _publish_functions(graph: Graph) -> None:
-    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
-
-    Functions of an imported graph are known to that graph alone until somebody reads
-    their definition.
-    """
-    for function in graph._functions.values():
-        _ = function.definition
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.function_calls import WHILE
+from geutil.graph.functions import LOOPS
 from geutil.graph.kinds import Graph
 from geutil.graph.placeholders import copy_handle_data
 
@@ -19,7 +19,7 @@ def carry_loop_handles(graph: Graph) -> None:
     Cost: linear in the ops.
     """
     for op in graph.get_operations():
-        if op.type in WHILE:
+        if op.type in LOOPS:
             for before, after in zip(op.inputs, op.outputs, strict=True):
                 if before.dtype == tf.resource:
                     copy_handle_data(before, after)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.adjacency import consumers
 from geutil.graph.function_graphs import bindings, unbind
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
 from geutil.graph.placeholders import copy_handle_data
 from geutil.graph.state import fingerprint
-from geutil.model import arity
+from geutil.model import body_inputs, body_outputs
 from geutil.model.arguments import Value
 from geutil.model.body_ends import BodyOutputs
 from geutil.model.building import captures_of, ops_to_run
@@ -146,7 +145,7 @@ class Body(Model):
         """
         self._library.sync()
         spec = tf.TensorSpec(shape, dtype, name)
-        return arity.add_input(self._library, self._entry, spec, value)
+        return body_inputs.add_input(self._library, self._entry, spec, value)
 
     def remove_input(self, name: str) -> None:
         """Take an argument away that nothing reads, from all callers too.
@@ -164,7 +163,7 @@ class Body(Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         self._library.sync()
-        arity.remove_input(self._library, self._entry, name)
+        body_inputs.remove_input(self._library, self._entry, name)
 
     def add_output(
         self, name: str, tensor: Tensor | Mapping[str, Tensor]
@@ -187,7 +186,7 @@ class Body(Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         self._library.sync()
-        return arity.add_output(self._library, self._entry, name, tensor)
+        return body_outputs.add_output(self._library, self._entry, name, tensor)
 
     def remove_output(self, name: str) -> None:
         """Take a result away that no caller's consumers read.
@@ -204,7 +203,7 @@ class Body(Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         self._library.sync()
-        arity.remove_output(self._library, self._entry, name)
+        body_outputs.remove_output(self._library, self._entry, name)
 
     # What follows serves the writing of bodies; it changes this graph alone.
 
@@ -278,36 +277,6 @@ class Body(Model):
     def _set_ends(
         self, inputs: Mapping[str, Tensor], sinks: Mapping[str, Operation]
     ) -> None:
+        self._built = None  # It may have other arguments.
         self.inputs = Inputs(inputs)
         self.outputs = self.outputs.changed(self.inputs, sinks)
-
-    def readers_of(self, index: int, in_loop: bool) -> list[str]:
-        """Return what reads an argument; a loop's body may return it as it is."""
-        argument = list(self.inputs.values())[index]
-        passing: set[Operation] = set()
-        if in_loop:
-            result = list(self.outputs.values())[index]
-            passing = _way_back(result, argument)
-            if result is not argument and not passing:
-                return [f"{result.op.name} (it is another value after each round)"]
-            passing.add(list(self.outputs.sinks.values())[index])
-        needed = frozenset(self.needed_ops())
-        sinks = {sink: f"output '{n}'" for n, sink in self.outputs.sinks.items()}
-        read = [argument, *(t for op in passing for t in op.outputs)]
-        found = [op for t in read for op in consumers(t)]
-        return [
-            sinks.get(op, op.name)
-            for op in dict.fromkeys(found)
-            if op in needed and op not in passing
-        ]
-
-
-def _way_back(t: Tensor, source: Tensor) -> set[Operation]:
-    """Return the Identity ops between two tensors; none if there are others."""
-    ops = set()
-    while t is not source:
-        if t.op.type != "Identity":
-            return set()
-        ops.add(t.op)
-        (t,) = t.op.inputs
-    return ops

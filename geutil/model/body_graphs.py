@@ -10,8 +10,9 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph.bodies import Body as FlatBody
 from geutil.graph.bodies import flat_body
-from geutil.graph.function_defs import add_functions, define, make_argument
+from geutil.graph.function_defs import define, make_argument
 from geutil.graph.function_graphs import new_function_graph
+from geutil.graph.functions import add_functions
 from geutil.graph.importing import add_control_edges, import_ops, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.placeholders import copy_handle_data

@@ -84,6 +84,7 @@ class Library:
         self._entries: dict[str, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._seen: Any = None
+        self._callers: dict[int, tuple[Any, list[Caller]]] = {}
         self._syncing = False
 
     def sync(self) -> None:
@@ -134,7 +135,10 @@ class Library:
         """Return the ops of a graph that call functions, without retired ones."""
         if graph is None:
             return []
-        return [c for c in callers_in(graph) if c.op not in self.retired]
+        known = self._callers.get(id(graph))
+        if known is None or known[0] != fingerprint(graph):
+            known = self._callers[id(graph)] = fingerprint(graph), callers_in(graph)
+        return [c for c in known[1] if c.op not in self.retired]
 
     def callers_of(self, entries: Iterable[Entry]) -> list[Caller]:
         """Return the ops that call functions; the bodies that hold some are opened."""

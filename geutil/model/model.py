@@ -72,7 +72,7 @@ class Model:
 
     def _size(self) -> int:
         # Not those that stand for the model's ends.
-        return len(self.graph.get_operations()) - len(self.outputs) - 1
+        return len(self._graph.get_operations()) - len(self.outputs) - 1
 
     @property
     def graph(self) -> Graph:

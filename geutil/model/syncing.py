@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from geutil.graph.function_calls import call_others
-from geutil.graph.function_defs import add_functions, functions_behind
+from geutil.graph.function_defs import functions_behind
 from geutil.graph.function_registry import register, unused_name
+from geutil.graph.functions import add_functions
 from geutil.graph.kinds import Graph, Operation
 from geutil.model.body_graphs import definition_of, materialize_body, result_shapes
 from geutil.model.callers import Rebuild, replace_caller, same_ends
@@ -19,16 +20,12 @@ if TYPE_CHECKING:
 
 def sync(library: Library) -> None:
     """Write the edited bodies of a library back; see `Library.sync`."""
-    from geutil.model.arity import take_captures
+    from geutil.model.body_inputs import take_all_captures
 
     for entry in library.entries():
         if entry.edited:
             _check(library, entry)
-    # Callees first: what a callee reads from outside becomes something that the body
-    # around it reads from outside.
-    for entry in reversed(library.entries()):
-        if entry.body is not None:
-            take_captures(library, entry)
+    take_all_captures(library)
     write(library, [entry for entry in library.entries() if entry.edited], {})
 
 
@@ -93,6 +90,7 @@ def write(
         register(definition)
         library.redefine(entry, definition)
         entry.written = entry.opened().state()
+        entry.shapes = [t.shape for t in entry.opened().outputs.values()]
     replaced |= _update(library, library.root, names, sources, rebuilds)
     return replaced
 

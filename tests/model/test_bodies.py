@@ -473,3 +473,38 @@ def test_grouped_convolution():
     for body in convs:
         swap_op(body, "Conv2D", lambda x, k: tf.nn.relu(tf.nn.conv2d(x, k, 1, "VALID")))
     close(m.run(x=x)[output], tf.nn.relu(network(x)))
+
+
+def test_an_op_whose_type_is_a_function():
+    graph_def = graph_def_calling_f(tf.sin)
+    definition = graph_def.library.function[0]
+    definition.signature.name = "LegacyCall"
+    for node in graph_def.node:
+        if node.op.endswith("PartitionedCall"):
+            node.op = "LegacyCall"
+            node.attr.clear()
+    m = model.open(graph_def, inline=False, inputs=["x"], outputs=["y"])
+    assert list(m.functions) == ["LegacyCall"]
+    body = m.functions["LegacyCall"]
+    swap_op(body, "Sin", tf.cos)
+    close(m.run(x=X)["y"], np.cos(X))
+    factor = body.add_input("k", tf.float32, [], value=2.0)
+    swap_op(body, "Cos", lambda x: tf.cos(x) * factor)
+    close(m.run(x=X)["y"], 2 * np.cos(X))
+
+
+def test_functions_of_a_function_that_calls_itself_stay():
+    graph_def = graph_def_calling_f(tf.sin)
+    (definition,) = graph_def.library.function
+    call = definition.node_def.add(name="again", op="PartitionedCall", input=["x"])
+    for node in graph_def.node:
+        if "f" in node.attr:
+            call.attr["f"].CopyFrom(node.attr["f"])
+            call.attr["Tin"].CopyFrom(node.attr["Tin"])
+            call.attr["Tout"].CopyFrom(node.attr["Tout"])
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    m = model.open(graph, inline=False, inputs=["x"], outputs=["y"])
+    swap_op(m.functions["f"], "Sin", tf.cos)
+    with pytest.raises(ModelError, match="'f' calls itself"):
+        m.run(x=X)
