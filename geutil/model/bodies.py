@@ -60,9 +60,20 @@ class Body(Model):
         return f"Body{super().__repr__().removeprefix('Model')}"
 
     @property
+    def graph(self) -> Graph:
+        """The body as a `tf.Graph` to edit; see `Model.graph`.
+
+        Raises:
+            ModelError: an edited body of a function that this one calls cannot be
+                written back.
+        """
+        self._library.sync_below(self._entry)
+        return self.live
+
+    @property
     def functions(self) -> Functions:
         """The functions that the body calls; see `Model.functions`."""
-        self._library.sync()
+        self._library.sync_below(self._entry)
         return Functions(self._library, self._entry)
 
     @property

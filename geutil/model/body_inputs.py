@@ -58,7 +58,7 @@ def take_all_captures(library: Library) -> None:
 
 def _take_captures(library: Library, entry: Entry) -> None:
     """Turn what a body reads from outside into arguments that its callers pass."""
-    body = library.open(entry)
+    body = entry.opened()
     captured = body.captured()
     if captured:
         library.holdings.add_variables(seen_variables(body.live))

@@ -101,6 +101,20 @@ class Library:
         with self.writing():
             sync(self)
 
+    def sync_below(self, start: Entry) -> None:
+        """Write bodies back if one was edited that a body calls, however indirectly.
+
+        An edit of the body itself may be half done; nothing is behind for its graph.
+
+        Raises:
+            ModelError: as `sync`.
+        """
+        if self._syncing:
+            return
+        edited = [e for e in self._entries.values() if e is not start and e.edited]
+        if edited and not set(edited).isdisjoint(self.reachable(start)):
+            self.sync()
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Write no bodies back on access while this context is open."""
@@ -112,11 +126,14 @@ class Library:
 
     def entries(self) -> list[Entry]:
         """Return the functions that can be reached, callers before their callees."""
-        state = tuple(fingerprint(graph) for graph in self.graphs())
+        state = self._state()
         if self._seen is None or self._seen[0] != state:
             order = callees_first(self.called_in(None)[::-1], self._callees)
             self._seen = (state, [self._by_name[name] for name in reversed(order)])
         return list(self._seen[1])
+
+    def _state(self) -> Any:
+        return tuple(fingerprint(graph) for graph in self.graphs())
 
     def _callees(self, name: str) -> list[str]:
         # Backwards, so that the order read from its end is that of the calls.
@@ -199,6 +216,9 @@ class Library:
         """
         from geutil.model.bodies import Body
 
+        if entry.body is not None:
+            return entry.body
+        known = self.entries()
         for opening in self._way_to(entry):
             parts = materialize_body(
                 opening.definition, self.definitions_for(opening), self.handles(opening)
@@ -206,6 +226,8 @@ class Library:
             opening.shapes = result_shapes(parts)
             opening.body = Body(self, opening, parts)
             opening.written = opening.body.state()
+            # An open body calls what its definition calls.
+            self._seen = (self._state(), known)
         return entry.opened()
 
     def _way_to(self, entry: Entry) -> list[Entry]:

@@ -209,6 +209,19 @@ def ge_called(definition):
     return [a.func.name for n in definition.node_def for a in n.attr.values()]
 
 
+def test_an_edit_may_take_several_steps(nested):
+    """While a body is edited, its graph and its ends can be looked at."""
+    m, body = nested.model, body_of(nested.model, "inner")
+    with body.graph.as_default():
+        hole = tf.compat.v1.placeholder(tf.float32, [2], "hole")
+    ge.reroute_ts(hole, op_of(body, "Sin").outputs[0])
+    with body.graph.as_default():
+        cos = tf.cos(body.inputs["x"])
+    assert list(body.functions) == []
+    ge.reroute_ts(cos, hole)
+    close(m.run(x=X)["y"], nested.reference(X, lambda x: tf.cos(x) * 2.0))
+
+
 def test_program_save_and_load(nested, tmp_path):
     m = nested.model
     swap_op(body_of(m, "inner"), "Sin", tf.cos)
