@@ -15,8 +15,10 @@ import tensorflow as tf
 import geutil
 from benchmarks import (
     copying,
+    inspecting,
     memory,
     rerouting,
+    rewriting,
     selecting,
     table,
     viewing,
@@ -36,9 +38,14 @@ WITH_BASELINE: dict[str, Callable[[Case], list[works.Work]]] = {
 # what does not grow with the graph is shared by few ops.
 ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
     "reroute": rerouting.rows,
+    "rewrite": rewriting.rows,
     "memory": memory.rows,
 }
-FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST)
+# They write the models that they read.
+ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "inspect": inspecting.rows,
+}
+FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN)
 
 
 def main() -> None:
@@ -70,8 +77,13 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(names: list[str], quick: bool) -> Iterator[Row]:
-    pending = groups(quick)
-    largest = max(case.size or 0 for cases in pending for case in cases)
+    for name in names:
+        if name in ON_THEIR_OWN:
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+            yield from ON_THEIR_OWN[name](quick)
+    names = [name for name in names if name not in ON_THEIR_OWN]
+    pending = groups(quick) if names else []
+    largest = max((case.size or 0 for cases in pending for case in cases), default=0)
     while pending:
         # Popped, so that large graphs are gone before the next ones are measured.
         cases = pending.pop(0)

@@ -2,10 +2,11 @@
 
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
-`allow_stale`. The names below are grouped by layer; see CONTRIBUTING.md.
+`allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
+applies rewrite rules. The names below are grouped by layer; see CONTRIBUTING.md.
 """
 
-from geutil import edit, match, reroute, select, subgraph, transform, util
+from geutil import edit, match, model, reroute, select, subgraph, transform, util
 from geutil.edit import (
     bypass,
     connect,
@@ -175,6 +176,7 @@ __all__ = [
     # submodules
     "edit",
     "match",
+    "model",
     "reroute",
     "select",
     "subgraph",

@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 V1_VARIABLE = "GEUTIL_TEST_V1"
 V1 = os.environ.get(V1_VARIABLE) == "1"
+needs_eager = pytest.mark.skipif(V1, reason="needs eager execution")
+"""Marks tests whose reference is computed eagerly."""
+slow = pytest.mark.skipif(V1, reason="takes long, and once is enough")
+"""Marks tests that run in one setting only."""
 NAMES = ("v1_graph",) if V1 else ("graph", "func_graph")
 
 

@@ -1,27 +1,23 @@
-"""Which nodes do more than compute their outputs.
+"""Which nodes do more than compute their outputs, and which depend on what others did.
 
-A call runs every stateful op of its body, whichever of its outputs is asked for. Once
-the body stands in the caller's place, only what an output needs is run: ops with an
-effect have to be tied to it.
+A call runs every stateful op of its body, whichever of its outputs is asked for, after
+all that it reads and before all that reads it. Once the body stands in the caller's
+place, only data and control edges order it, and only what an output needs is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from geutil.graph.calls import names_of_functions
 from geutil.graph.function_names import signature_of
 
-# Stateful by their signature, but nobody notices whether they ran: they read, or make
-# a handle or a random number.
+# Stateful by their signature, but they make a handle or a random number: nobody notices
+# whether or when they ran.
 _UNNOTICED = frozenset(
     (
-        "DisableCopyOnRead",
         "HashTableV2",
-        "IsVariableInitialized",
-        "LookupTableFindV2",
-        "LookupTableSizeV2",
         "Multinomial",
         "MutableHashTableV2",
         "RandomGamma",
@@ -29,17 +25,26 @@ _UNNOTICED = frozenset(
         "RandomStandardNormal",
         "RandomUniform",
         "RandomUniformInt",
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
         "TruncatedNormal",
         "VarHandleOp",
-        "VarIsInitializedOp",
         "VariableShape",
         "VariableV2",
     )
 )
-# They have an effect when a function of theirs has one.
+# Nobody notices whether they ran, but what they see depends on when.
+_READS = frozenset(
+    (
+        "DisableCopyOnRead",
+        "IsVariableInitialized",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarIsInitializedOp",
+    )
+)
+# They do what a function of theirs does.
 _AS_THEIR_FUNCTIONS = frozenset(
     (
         "Case",
@@ -58,11 +63,16 @@ _AS_THEIR_FUNCTIONS = frozenset(
 class Effects:
     """Tells which nodes have an effect, given the functions that they may call.
 
+    Args:
+        functions: all functions by name, as `FunctionDef`.
+        reads: whether a read of a variable or table counts as an effect, too.
+
     Cost: linear in the nodes of the functions, once.
     """
 
-    def __init__(self, functions: Mapping[str, Any]) -> None:
+    def __init__(self, functions: Mapping[str, Any], *, reads: bool = False) -> None:
         self._functions = functions
+        self._reads = reads
         callers: dict[str, list[str]] = {}
         found: dict[str, None] = {}
         for name, function in functions.items():
@@ -87,10 +97,6 @@ class Effects:
             and any(name in self._found for name in names_of_functions(node))
         )
 
-    def among(self, nodes: Iterable[Any]) -> list[str]:
-        """Return the names of the nodes that have an effect."""
-        return [node.name for node in nodes if self.of(node)]
-
     def is_kernel(self, node: Any) -> bool:
         """Tell whether a node is an op that only computes."""
         signature = signature_of(node.op, {})
@@ -108,6 +114,8 @@ class Effects:
             )
         if node.op in _UNNOTICED:
             return False
+        if node.op in _READS:
+            return self._reads
         signature = signature_of(node.op, {})
         return signature is None or signature.is_stateful
 

@@ -68,8 +68,12 @@ def write_stand_in(node: Any, external: Any) -> None:
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
-    if external.dtype == tf.resource and data is not None and data.is_set:
-        (variable,) = data.shape_and_type
+    # Of a table there are two, of keys and of values.
+    behind: list[Any] = (
+        list(data.shape_and_type) if data is not None and data.is_set else []
+    )
+    if external.dtype == tf.resource and len(behind) == 1:
+        (variable,) = behind
         node.op = "VarHandleOp"
         node.attr["dtype"].type = variable.dtype
         node.attr["shape"].shape.CopyFrom(variable.shape)

@@ -15,7 +15,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from geutil.errors import TransformError
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.names import absolute_unique_name
+from geutil.graph.protos import op_def_of
 
 BULK_LIMIT = 2**31 - 1
 """Bytes that one protobuf can hold, and with it one bulk import."""
@@ -159,6 +162,38 @@ def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
         op = tf.Operation.from_node_def(node_def, graph, inputs=list(inputs))
         set_device(op, node_def.device)
     return op
+
+
+def make_op_like(op: Operation, op_type: str) -> Operation:
+    """Make an op of another type with the inputs, device and attributes of `op`.
+
+    Attributes that the type does not have are left out.
+
+    Raises:
+        TransformError: there is no such type, or it does not take the inputs.
+    """
+    definition = op_def_of(op_type)
+    if definition is None:
+        raise TransformError(
+            f"TensorFlow has no op of type '{op_type}'; load a custom op with "
+            "tf.load_op_library first"
+        )
+    node_def = op.node_def
+    known = {attribute.name for attribute in definition.attr}
+    for name in list(node_def.attr):
+        if name not in known and not name.startswith("_"):
+            del node_def.attr[name]
+    node_def.op = op_type
+    node_def.name = absolute_unique_name(op.graph, op.name)
+    try:
+        made = make_op(op.graph, node_def, list(op.inputs))
+    # TensorFlow looks for missing inputs by index.
+    except (ValueError, TypeError, IndexError) as error:
+        raise TransformError(
+            f"a '{op_type}' cannot stand in for '{op.name}' ({op.type}): {error}"
+        ) from error
+    add_control_edges(made, op.control_inputs)
+    return made
 
 
 def python_gradient(op: Operation) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from geutil.graph.bodies import BodyNode
 from geutil.graph.function_names import tensor_name
 from geutil.graph.inline_names import Namespace
 from geutil.graph.inline_plan import Plan, producer_of
-from geutil.graph.inline_ties import Ties
+from geutil.graph.inline_ties import Surroundings, Ties
 from geutil.graph.inline_wiring import Group, Wiring, wait_for_tensor
 
 _RESOURCE = tf.resource.as_datatype_enum
@@ -25,6 +25,7 @@ class Site:
 
     Attributes:
         plan: the body.
+        around: where the call stands among the effects of its caller.
         ties: what has to be tied to its results.
         name: the name of the call in the result, reserved for what stands for it.
         op: the op of the call.
@@ -38,6 +39,7 @@ class Site:
     """
 
     plan: Plan
+    around: Surroundings
     ties: Ties
     name: str = ""
     op: str = ""
@@ -100,22 +102,52 @@ class Expansion:
     def told_to_wait(self) -> dict[str, list[str]]:
         """Return the control inputs that nodes of the body need in addition.
 
-        With control inputs at the call, nothing in the body may start before them. In
-        a version 1 loop or branch, a node without inputs is outside: whatever the call
-        reads brings it in.
+        With control inputs at the call, nothing in the body may start before them. What
+        reads a variable may not start before arguments that come behind an effect, nor
+        an effect before those that come behind a read. In a version 1 loop or branch, a
+        node without inputs is outside: an argument brings it in.
         """
         site = self._site
         if site.controls:
-            return self._after_controls()
-        if not (site.branched and site.inputs):
-            return {}
-        anchor = wait_for_tensor(site.inputs[0])
-        return {n.name: [anchor] for n in site.plan.waiting if not n.inputs}
+            told = self._after_controls()
+        elif site.branched and site.inputs:
+            told = self._brought_in()
+        else:
+            told = {}
+        self._tell(told, site.ties.told_late, site.around.late)
+        self._tell(told, site.ties.told_seen, site.around.seen)
+        return told
+
+    def _tell(
+        self, told: dict[str, list[str]], names: Sequence[str], args: Sequence[str]
+    ) -> None:
+        """Let nodes wait for arguments."""
+        if names:
+            positions = (self._site.plan.args[name] for name in args)
+            waits = [wait_for_tensor(self._site.inputs[i]) for i in positions]
+            waits = self._joined(waits, len(names))
+            told.update((name, [*told.get(name, ()), *waits]) for name in names)
+
+    def _joined(self, controls: list[str], readers: int) -> list[str]:
+        """Return control inputs for several readers, as one if that saves edges."""
+        if len(controls) < 2 or readers < 2:
+            return controls
+        start = self._space.unique(f"{self._site.name}/start")
+        self._add("NoOp", start, controls)
+        return [f"^{start}"]
+
+    def _brought_in(self) -> dict[str, list[str]]:
+        site = self._site
+        sources = [n.name for n in site.plan.waiting if not n.inputs]
+        self._add_gates(self._branch_gates() | ({0} if sources else set()), [])
+        return {name: [wait_for_tensor(site.inputs[0])] for name in sources}
 
     def _after_controls(self) -> dict[str, list[str]]:
         site, args = self._site, self._site.plan.args
         results = (producer_of(r.tensor) for r in site.plan.body.results)
         gates = {args[name] for name in results if name in args}
+        if site.branched:
+            gates |= self._branch_gates()
         told = []
         for node in site.plan.waiting:
             gate = self._gate(node)
@@ -123,18 +155,30 @@ class Expansion:
                 told.append(node.name)
             else:
                 gates.add(gate)
-        controls = site.controls
-        if len(controls) > 1 and len(gates) + len(told) > 1:
-            start = self._space.unique(f"{site.name}/start")
-            self._add("NoOp", start, controls)
-            controls = [f"^{start}"]
+        controls = self._joined(site.controls, len(gates) + len(told))
+        self._add_gates(gates, controls)
+        return dict.fromkeys(told, controls)
+
+    def _branch_gates(self) -> set[int]:
+        """Return the arguments that something waits for without reading them.
+
+        A Switch is no use there: it runs, whichever of its outputs comes to life.
+        """
+        site, args = self._site, self._site.plan.args
+        nodes = site.plan.body.nodes
+        waited_for = {r[1:] for n in nodes for r in n.inputs if r.startswith("^")}
+        waited_for.update(site.ties.done or args, site.ties.effects, site.around.seen)
+        return {args[name] for name in waited_for if name in args}
+
+    def _add_gates(self, gates: set[int], controls: Sequence[str]) -> None:
+        """Let arguments pass through an Identity that waits."""
+        site = self._site
         for position in sorted(gates):
             arg = site.plan.body.args[position]
             name = self._space.unique(f"{site.name}/{arg.name}")
             inputs = [site.inputs[position], *controls]
             self._add("Identity", name, inputs, arg.dtype)
             site.inputs[position] = name
-        return dict.fromkeys(told, controls)
 
     def _gate(self, node: BodyNode) -> int | None:
         """Return the argument of a kernel that can wait instead of the kernel.

@@ -19,7 +19,8 @@ from geutil.graph.names import scope_basename, scope_dirname
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
-_KIND = re.compile(r"^_*(inference|forward|backward)_+(?=.)")
+_KIND = re.compile(r"^__(inference|forward|backward)_(?=.)")
+_LONGEST = 1000
 
 
 def is_automatic(name: str, op: str) -> bool:
@@ -35,7 +36,13 @@ def is_automatic(name: str, op: str) -> bool:
 
 
 def call_scope(name: str, op: str) -> str:
-    """Return the scope that a call gives its body: its name, unless it is automatic."""
+    """Return the scope that a call gives its body: its name, unless it is automatic.
+
+    A name of more than a thousand characters is none that anybody reads: below it, the
+    scopes start anew.
+    """
+    if len(name) > _LONGEST:
+        return ""
     basename = scope_basename(name)
     plain = _NUMBER.sub("", basename)
     if plain in CALLS or plain in (op, readable(op)) or basename == op:
@@ -51,11 +58,9 @@ def readable(function: str) -> str:
         >>> readable("__inference_dense_layer_call_fn_1234")
         'dense_layer_call_fn'
     """
-    name, kinds = _KIND.subn("", function)
-    while kinds:
-        name, kinds = _KIND.subn("", _NUMBER.sub("", name))
-    if name != function:
-        name = _NUMBER.sub("", name)
+    name = function
+    while _KIND.match(name):
+        name = _NUMBER.sub("", _KIND.sub("", name))
     name = _ILLEGAL.sub("_", name).strip("_.-")
     return name or "call"
 

@@ -28,6 +28,7 @@ class Plan:
     Attributes:
         body: its nodes.
         effects: tells which nodes have an effect.
+        state: tells which nodes have one or read what effects change.
         calls: what the nodes call that will be replaced.
         kept: the function and the reason of each other call.
         size: number of nodes, those of the calls' bodies included.
@@ -37,6 +38,7 @@ class Plan:
 
     body: Body
     effects: Effects = field(repr=False)
+    state: Effects = field(repr=False)
     calls: dict[str, Call] = field(default_factory=dict)
     kept: dict[str, tuple[str, str]] = field(default_factory=dict)
     size: int = 0
@@ -80,9 +82,14 @@ class Plan:
             for node in self.body.nodes
         }
 
-    def control_needs(self, call: str) -> list[str]:
-        """Return the nodes and arguments that a call waits for but does not read."""
-        return self._control_needs[call]
+    def reliable_needs(self, name: str) -> list[str]:
+        """Return the needs that hold for all that stands for a node in the end.
+
+        What a call reads, its body need not read.
+        """
+        return self._control_needs.get(name) or (
+            [] if name in self.calls else self.needs[name]
+        )
 
     @cached_property
     def _control_needs(self) -> dict[str, list[str]]:
@@ -129,7 +136,12 @@ class Plan:
     @cached_property
     def effective(self) -> list[str]:
         """The nodes with an effect."""
-        return self.effects.among(node.definition for node in self.body.nodes)
+        return [n.name for n in self.body.nodes if self.effects.of(n.definition)]
+
+    @cached_property
+    def stateful(self) -> list[str]:
+        """The nodes with an effect and those that read what effects change."""
+        return [n.name for n in self.body.nodes if self.state.of(n.definition)]
 
     @cached_property
     def frames(self) -> list[str]:

@@ -13,7 +13,6 @@ from geutil.graph.bodies import Body, BodyNode, flat_body
 from geutil.graph.calls import Call, Instance, Library
 from geutil.graph.dependencies import dependency_order, on_cycles
 from geutil.graph.effects import Effects
-from geutil.graph.inline_names import call_scope
 from geutil.graph.inline_plan import Plan
 
 _MAX_VERSIONS = 1000
@@ -38,8 +37,9 @@ class Plans:
         self._library = library
         self._keep = keep
         self._effects = Effects(library.functions)
+        self._state = Effects(library.functions, reads=True)
         self._versions: dict[str, int] = {}
-        self.main = Plan(main, self._effects)
+        self.main = Plan(main, self._effects, self._state)
         self._plans: dict[Instance, Plan] = {}
         for call in self._read(self.main):
             self._add(call)
@@ -66,7 +66,7 @@ class Plans:
             )
         functions = self._library.functions
         body = flat_body(functions[call.function], functions, call.attributes)
-        plan = self._plans[call.instance] = Plan(body, self._effects)
+        plan = self._plans[call.instance] = Plan(body, self._effects, self._state)
         return plan
 
     def _read(self, plan: Plan) -> Iterator[Call]:
@@ -126,15 +126,10 @@ class Plans:
         self._measure_one(self.main, 0)
 
     def _measure_one(self, plan: Plan, own_bytes: int) -> None:
-        callees = [
-            (self.of(call), len(call_scope(name, "")))
-            for name, call in plan.calls.items()
-        ]
-        plan.size = len(plan.body.nodes) + sum(p.size for p, _ in callees)
-        plan.automatic = len(plan.automatic_names) + sum(
-            p.automatic for p, _ in callees
-        )
-        plan.bytes = own_bytes + sum(p.bytes + scope * p.size for p, scope in callees)
+        callees = [self.of(call) for call in plan.calls.values()]
+        plan.size = len(plan.body.nodes) + sum(p.size for p in callees)
+        plan.automatic = len(plan.automatic_names) + sum(p.automatic for p in callees)
+        plan.bytes = own_bytes + sum(p.bytes for p in callees)
 
 
 def _check_count(

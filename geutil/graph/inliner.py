@@ -13,7 +13,7 @@ from geutil.graph.inline_expansion import Expansion, NewNode, Site
 from geutil.graph.inline_names import Claim, Namespace, call_scope, readable
 from geutil.graph.inline_plan import Plan, is_loop_edge, producer_of
 from geutil.graph.inline_plans import Plans
-from geutil.graph.inline_ties import Ties, find_ties
+from geutil.graph.inline_ties import Surroundings, Ties, find_ties
 from geutil.graph.inline_wiring import Wiring
 
 
@@ -22,7 +22,7 @@ class Inliner:
 
     Args:
         plans: what to replace.
-        protected: the nodes that will be asked for by name.
+        protected: the nodes and tensors that will be asked for by name.
     """
 
     def __init__(self, plans: Plans, protected: Collection[str]) -> None:
@@ -30,11 +30,11 @@ class Inliner:
         self._plans = plans
         self._space = Namespace(main.names)
         self._frames = Namespace(main.frames)
-        self._ties: dict[tuple[int, tuple[str, ...]], Ties] = {}
+        self._ties: dict[tuple[int, Surroundings], Ties] = {}
         self._devices: dict[tuple[str, str], str] = {}
-        self._main = Site(main, self._find_ties(main, ()))
-        read = {name for needs in main.needs.values() for name in needs}
-        self._forced = {n for n in main.calls if n not in read or n in protected}
+        around = Surroundings()
+        self._main = Site(main, around, self._find_ties(main, around))
+        self._forced = _needed_by_name(main, protected)
         self.wiring = Wiring(self._space)
 
     def run(self) -> list[NewNode]:
@@ -91,15 +91,17 @@ class Inliner:
         self, site: Site, node: BodyNode, name: str, inputs: list[str], device: str
     ) -> Site:
         plan = self._plans.of(site.plan.calls[node.name])
-        read = (r for r in node.inputs if not r.startswith("^"))
-        late = tuple(
-            arg.name
-            for arg, reference in zip(plan.body.args, read, strict=True)
-            if producer_of(reference) in site.ties.late
+        read = [producer_of(r) for r in node.inputs if not r.startswith("^")]
+        args = list(zip(read, plan.args, strict=True))
+        around = Surroundings(
+            late=tuple(arg for name, arg in args if name in site.ties.late),
+            seen=tuple(arg for name, arg in args if name in site.ties.seen),
+            early=node.name in site.ties.early,
         )
         return Site(
             plan,
-            self._find_ties(plan, late),
+            around,
+            self._find_ties(plan, around),
             name,
             node.definition.op,
             [r for r in inputs if not r.startswith("^")],
@@ -108,10 +110,10 @@ class Inliner:
             site.branched or node.name in site.plan.branched,
         )
 
-    def _find_ties(self, plan: Plan, late: tuple[str, ...]) -> Ties:
-        key = id(plan), late
+    def _find_ties(self, plan: Plan, around: Surroundings) -> Ties:
+        key = id(plan), around
         if key not in self._ties:
-            self._ties[key] = find_ties(plan, late)
+            self._ties[key] = find_ties(plan, around)
         return self._ties[key]
 
     def _name(self, level: Sequence[Site]) -> None:
@@ -138,6 +140,13 @@ class Inliner:
         if key not in self._devices:
             self._devices[key] = _merged(outer, inner)
         return self._devices[key]
+
+
+def _needed_by_name(main: Plan, protected: Collection[str]) -> frozenset[str]:
+    """Return the calls that will be run by name, as far as anybody can tell."""
+    read = {name for needs in main.needs.values() for name in needs}
+    read.update(producer_of(name) for name in protected if ":" in name)
+    return frozenset(n for n in main.calls if n not in read or n in protected)
 
 
 def _merged(outer: str, inner: str) -> str:

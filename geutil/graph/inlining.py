@@ -93,8 +93,10 @@ def inline_calls(
     when it has a gradient of its own, or when its function calls itself.
 
     Consumers read what the body returns. What waited for the call waits for the body's
-    ops; the body's ops wait for what the call waited for. A result through which an
-    effect of the body would not happen is read through an Identity that waits for it.
+    ops; the body's ops wait for what the call waited for. A call runs as a whole, after
+    all that it reads and before all that reads it: where that shows, control edges make
+    up for it, and a result is read through an Identity that waits. It shows where an
+    effect would not happen, or a read and a write of a variable would change places.
 
     Names: those of the graph stay. A call gives its name as a scope, unless that is
     automatic, such as `PartitionedCall_1`; below it the body keeps its names if they
@@ -105,8 +107,9 @@ def inline_calls(
         keep: names of functions whose calls stay.
         limit: the most nodes that the result may have.
         protected_names: nodes and tensors that will be asked for by name. A call that
-            is named here as a node leaves a NoOp by its name; so does one that nothing
-            reads or waits for. For a tensor, see `Inlined.tensors`.
+            is named here as a node (`StatefulPartitionedCall_2`) leaves a NoOp by its
+            name; so does one that nothing reads or waits for, unless an output of it
+            (`StatefulPartitionedCall_2:0`) is named here. See `Inlined.tensors`.
 
     Returns:
         The new graph, the calls that stayed with the reasons, and the names of the
@@ -141,7 +144,7 @@ def inline_calls(
     main = _main_body(graph_def)
     plans = Plans(main, library, frozenset(keep))
     _check_size(plans, limit)
-    inliner = Inliner(plans, _protected_nodes(main, protected_names))
+    inliner = Inliner(plans, _protected(main, protected_names))
     nodes = inliner.run()
     result = graph_pb2.GraphDef()
     result.versions.CopyFrom(graph_def.versions)
@@ -150,7 +153,8 @@ def inline_calls(
         write_node(result.node.add(), node, inliner.wiring)
         if node.original in node.site.plan.kept:
             kept.append(Kept(node.name, *node.site.plan.kept[node.original]))
-    result.library.CopyFrom(library.still_called(result.node))
+    if graph_def.HasField("library"):
+        result.library.CopyFrom(library.still_called(result.node))
     return Inlined(result, tuple(kept), inliner.translated(), _origins(nodes, inliner))
 
 
@@ -202,7 +206,7 @@ def _check_size(plans: Plans, limit: int) -> None:
         )
 
 
-def _protected_nodes(main: Body, protected_names: Collection[str]) -> frozenset[str]:
+def _protected(main: Body, protected_names: Collection[str]) -> frozenset[str]:
     known = {node.name for node in main.nodes}
     for name in protected_names:
         if producer_of(name) not in known:

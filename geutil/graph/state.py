@@ -45,6 +45,7 @@ class GraphState:
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
+        retired: ops that a rewrite rule left without readers, in order of retirement.
         call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
     """
@@ -56,6 +57,7 @@ class GraphState:
     gradient_copies: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
     edits: int = 0
+    retired: dict[Operation, None] = field(default_factory=dict)
     call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
 

@@ -1,7 +1,19 @@
-"""L4: opens, edits and saves models."""
+"""L4, models: opens, inspects, edits and saves them."""
 
+from geutil.model.comparing import Comparison
+from geutil.model.differences import Difference
 from geutil.model.errors import ModelError
+from geutil.model.inspecting import inspect
+from geutil.model.inspection import Inspection
 from geutil.model.model import Model
 from geutil.model.opening import open
 
-__all__ = ["Model", "ModelError", "open"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Inspection",
+    "Model",
+    "ModelError",
+    "inspect",
+    "open",
+]

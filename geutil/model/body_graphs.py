@@ -21,7 +21,6 @@ from geutil.model.errors import ModelError
 from geutil.model.materializing import (
     SIDE_EFFECTS,
     Parts,
-    behind_wrappers,
     make_sink,
     release_colocation,
 )
@@ -64,13 +63,25 @@ def materialize_body(
         found = arguments.get(where)
         return graph.get_tensor_by_name(canonical(where)) if found is None else found
 
-    results = {r.name: behind_wrappers(tensor(r.tensor)) for r in flat.results}
+    results = {r.name: _behind_copies(tensor(r.tensor)) for r in flat.results}
     effects = _side_effects(graph, flat)
     with neutral(graph):
         waiting = tf.no_op(SIDE_EFFECTS)
     add_control_edges(waiting, effects)
     sinks = {result: make_sink(graph, result, t) for result, t in results.items()}
     return Parts(graph, arguments, sinks, waiting, [])
+
+
+def _behind_copies(t: Tensor) -> Tensor:
+    """Return what a result is before the Identity ops that tracing puts behind it."""
+    while (
+        t.op.type == "Identity"
+        and t.op.name.rpartition("/")[2].startswith("Identity")
+        and not t.consumers()
+        and not t.op.control_inputs
+    ):
+        (t,) = t.op.inputs
+    return t
 
 
 def _make_arguments(

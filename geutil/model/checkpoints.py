@@ -112,7 +112,7 @@ def _check_footer(index: Path) -> None:
 
 
 def _check_shards(prefix: Path) -> None:
-    found = {}
+    found: dict[int, set[int]] = {}
     for path in prefix.parent.glob(prefix.name + ".data-*"):
         match = _SHARD.search(path.name)
         if match:

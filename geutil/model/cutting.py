@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -67,10 +68,38 @@ def _feed(model: Model, program: Program, inputs: dict[str, Tensor]) -> None:
         taken.add(stand_ins[t.name])
         program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
     redirect(program, stand_ins)
+    _release(program, stand_ins.values())
     fed = {name: f"{stand_ins[t.name]}:0" for name, t in inputs.items()}
     _check_inputs(model, program, fed)
     program.inputs = fed
     _shorten_names(program)
+
+
+def _release(program: Program, stand_ins: Iterable[str]) -> None:
+    """Let nothing that can be computed wait for what the old inputs feed.
+
+    What is cut off cannot be waited for: neither its ops nor their effects are there.
+    """
+    readers: dict[str, list[str]] = {}
+    for node in program.graph_def.node:
+        for text in node.input:
+            if not text.startswith("^"):
+                readers.setdefault(node_of(text), []).append(node.name)
+    kept = set(stand_ins)
+    waiting = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
+    fed = set(waiting)
+    while waiting:
+        for reader in readers.get(waiting.pop(), ()):
+            if reader not in fed:
+                fed.add(reader)
+                waiting.append(reader)
+    for node in program.graph_def.node:
+        if node.name in fed:
+            continue
+        inputs = [t for t in node.input if t[0] != "^" or node_of(t) not in fed]
+        if len(inputs) != len(node.input):
+            del node.input[:]
+            node.input.extend(inputs)
 
 
 def _placeholder(name: str, t: Tensor) -> Any:
@@ -96,8 +125,9 @@ def _shorten_names(program: Program) -> None:
 
 def _check_inputs(model: Model, program: Program, fed: dict[str, str]) -> None:
     needed = _needed(program, list(program.outputs.values()))
+    used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
-        if node_of(t) not in needed:
+        if node_of(t) not in used:
             raise ModelError(
                 f"no output depends on '{name}' once the others are inputs; leave "
                 "it out"
@@ -114,11 +144,9 @@ def _possible_side_effects(model: Model, program: Program) -> list[str]:
     """Return the side effects that need no input which was cut off."""
     kept_inputs = {node_of(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
-    inside = _needed(program, list(program.outputs.values()))
     possible = []
     for name in program.side_effects:
-        behind = _needed(program, [name])
-        if original.isdisjoint(behind) and not inside.isdisjoint(behind):
+        if original.isdisjoint(_needed(program, [name])):
             possible.append(name)
         else:
             _logger.info("'%s' is not in the part that was cut out; left out", name)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 
-import tensorflow as tf
-
-from geutil.errors import RerouteError
-from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_graphs import set_ends
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
 from geutil.model.errors import ModelError
@@ -69,15 +65,9 @@ class Outputs(MutableMapping[str, Tensor]):
                 f"'{tensor.name}' cannot be output '{name}': it is in another graph; "
                 "make it under `with model.graph.as_default():`"
             )
-        sink = self._sinks.get(name)
-        if sink is None or sink.inputs[0].dtype != tensor.dtype:
-            self._sinks[name] = make_sink(self._graph, name, tensor)
-            self._publish()
-            return
-        try:
-            apply_edits(self._graph, [InputEdit(sink, 0, tensor)])
-        except RerouteError as error:
-            raise ModelError(f"output '{name}' cannot be set: {error}") from error
+        # A new op, because an old one would keep the static shape that it has.
+        self._sinks[name] = make_sink(self._graph, name, tensor)
+        self._publish()
 
     def __delitem__(self, name: str) -> None:
         if len(self._sinks) == 1 and name in self._sinks:
@@ -98,11 +88,6 @@ class Outputs(MutableMapping[str, Tensor]):
         """Tell the graph; rewrite rules leave its outputs as they are."""
         results = [sink.outputs[0] for sink in self._sinks.values()]
         set_ends(self._graph, self._inputs.values(), results)
-
-
-def spec(name: str, tensor: Tensor) -> tf.TensorSpec:
-    """Return the dtype and shape of a tensor, under a public name."""
-    return tf.TensorSpec(tensor.shape, tensor.dtype, name)
 
 
 def _listed(ends: Mapping[str, Tensor]) -> str:

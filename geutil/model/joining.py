@@ -12,7 +12,6 @@ from geutil.graph.kinds import Tensor
 from geutil.model.errors import ModelError
 from geutil.model.program import (
     Program,
-    canonical,
     cycle_of,
     fresh_name,
     node_of,
@@ -73,18 +72,29 @@ def splice(
     program, added = model.program(), other.program()
     for name in dropped:
         del program.outputs[name]
-    used_inputs = _inputs_needed(program)
+    before = _needed_inputs(program, program.inputs)
     prefix = _separate(program, added, scope)
     _connect(program, {k.old.name: f"{prefix}{k.new.name}" for k in links})
     _connect(added, {f"{prefix}{k.old.name}": k.new.name for k in feed_links})
-    merged = _merged(program, added, links, feed_links, prefix)
-    _check_acyclic(merged, model, other)
-    needed = _inputs_needed(merged)
+    program.graph_def.node.extend(added.graph_def.node)
+    _check_acyclic(program, model, other)
+    read = {k.new.name for k in links}
+    outputs = _added(program.outputs, added.outputs, read, prefix)
+    merged = Program(
+        program.graph_def,
+        {},
+        {**program.outputs, **outputs},
+        {**program.captures, **added.captures},
+        [*program.side_effects, *added.side_effects],
+        [*program.ancestors, *added.ancestors],
+    )
+    # Inputs that nothing needs any more go, and so do their names.
+    needed = _needed_inputs(merged, program.inputs)
     merged.inputs = {
-        name: t
-        for name, t in merged.inputs.items()
-        if t in needed or t not in used_inputs
+        n: t for n, t in program.inputs.items() if n in needed or n not in before
     }
+    fed = {k.old.name for k in feed_links}
+    merged.inputs |= _added(merged.inputs, added.inputs, fed, prefix)
     return model.derived(merged, holdings=model.holdings.merged(other.holdings))
 
 
@@ -173,40 +183,24 @@ def _connect(program: Program, stand_ins: dict[str, str]) -> None:
     redirect(program, stand_ins)
 
 
-def _merged(
-    program: Program,
-    added: Program,
-    links: list[Link],
-    feed_links: list[Link],
-    prefix: str,
-) -> Program:
-    fed = {f"{prefix}{link.old.name}" for link in feed_links}
-    read = {f"{prefix}{link.new.name}" for link in links}
-    program.graph_def.node.extend(added.graph_def.node)
-    inputs = dict(program.inputs)
-    for name, t in added.inputs.items():
-        if t not in fed:
-            inputs[fresh_name(inputs, name)] = t
-    outputs = dict(program.outputs)
-    for name, t in added.outputs.items():
-        if t not in read:
-            outputs[fresh_name(outputs, name)] = t
-    return Program(
-        program.graph_def,
-        inputs,
-        outputs,
-        {**program.captures, **added.captures},
-        [*program.side_effects, *added.side_effects],
-        [*program.ancestors, *added.ancestors],
-    )
+def _added(
+    mine: Mapping[str, str], theirs: Mapping[str, str], used: set[str], prefix: str
+) -> dict[str, str]:
+    """Return the ends of the other model that nothing uses, under free names."""
+    ends: dict[str, str] = {}
+    used = {f"{prefix}{name}" for name in used}
+    for name, t in theirs.items():
+        if t not in used:
+            ends[fresh_name({**mine, **ends}, name)] = t
+    return ends
 
 
-def _inputs_needed(program: Program) -> set[str]:
-    """Return the inputs that the outputs depend on."""
+def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
+    """Return the names of the inputs that the ends depend on."""
     ends = [*program.outputs.values(), *program.side_effects]
     behind = nodes_behind(program.graph_def, map(node_of, ends))
     names = {node.name for node in behind}
-    return {canonical(t) for t in program.inputs.values() if node_of(t) in names}
+    return {name for name, t in inputs.items() if node_of(t) in names}
 
 
 def _check_acyclic(program: Program, model: Model, other: Model) -> None:

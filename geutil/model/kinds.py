@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 from geutil.model.errors import ModelError
 from geutil.model.wire import BYTES, VARINT, Buffer, Field, fields
@@ -63,18 +64,25 @@ def binary_kind(buffer: Buffer) -> str | None:
             first.append(field)
     if (1, VARINT) in seen:
         return SAVED_MODEL if seen <= _SUBSETS[SAVED_MODEL] else None
-    nodes = [f for f in first if f.number == 1]
-    if seen <= _SUBSETS[GRAPH_DEF] and all(_is_node(buffer, f) for f in nodes):
+    if _are_nodes(buffer, [f for f in first if f.number == 1]):
         return GRAPH_DEF
-    if seen <= _SUBSETS[META_GRAPH] and (2, BYTES) in seen:
-        return META_GRAPH
-    return None
+    if (2, BYTES) in seen and seen <= _SUBSETS[META_GRAPH]:
+        graph = next(f for f in first if f.number == 2)
+        inner = list(islice(fields(buffer, graph.start, graph.end), _LOOKED_AT))
+        if _are_nodes(buffer, [f for f in inner if f.number == 1]):
+            return META_GRAPH
+    return GRAPH_DEF if seen <= _SUBSETS[GRAPH_DEF] else None
 
 
 def text_kind(text: str) -> str | None:
     """Return which of the three protos `text` writes down, by its first field."""
     match = _FIRST_KEY.match(text)
     return _TEXT_KINDS.get(match[1]) if match else None
+
+
+def _are_nodes(buffer: Buffer, found: list[Field]) -> bool:
+    """Tell whether most of the fields look like a NodeDef: one may be damaged."""
+    return 2 * sum(_is_node(buffer, f) for f in found) > len(found)
 
 
 def _is_node(buffer: Buffer, field: Field) -> bool:

@@ -1,4 +1,4 @@
-"""Loads a SavedModel with TensorFlow, once it is known to be whole."""
+"""Loads models with TensorFlow, once they are known to be whole."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.protos import SavedModel
+from geutil.graph.kinds import Graph
+from geutil.graph.protos import GraphDef, SavedModel
 from geutil.model.checkpoints import has_checkpoint, open_checkpoint, variables_prefix
 from geutil.model.errors import ModelError
-from geutil.model.reading import PathLike, read_saved_model, select_meta_graph
+from geutil.model.reading import (
+    PathLike,
+    read_graph_def,
+    read_saved_model,
+    select_meta_graph,
+)
 from geutil.model.validation import check_graph_def
 
 
@@ -47,6 +53,51 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
     except Exception as error:  # The loader raises whatever its Python code meets.
         reason = str(error).strip() or type(error).__name__
         raise ModelError(f"'{folder}' cannot be loaded: {reason}") from error
+
+
+def load_graph_def(path: PathLike) -> Graph:
+    """Import a GraphDef from a file into a new graph, checked before.
+
+    Args:
+        path: a `.pb` file (binary) or a `.pbtxt` file (text).
+
+    Returns:
+        A `tf.Graph` with the nodes under their own names.
+
+    Raises:
+        ModelError: the file holds no whole GraphDef, or TensorFlow refuses it;
+            TensorFlow's error is the cause.
+
+    Cost: linear in the graph, beside what `tf.import_graph_def` takes.
+
+    Example:
+        >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
+        'x'
+    """
+    graph_def = read_graph_def(path)
+    check_graph_def(graph_def, f"'{path}'")
+    return import_graph_def(graph_def, f"'{path}'")
+
+
+def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
+    """Import a GraphDef that passed `check_graph_def` into a new graph.
+
+    Args:
+        graph_def: the graph with its library.
+        what: how messages call it.
+
+    Raises:
+        ModelError: TensorFlow refuses it; TensorFlow's error is the cause.
+
+    Cost: that of `tf.import_graph_def`.
+    """
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            tf.import_graph_def(graph_def, name="")
+    except Exception as error:  # The importer raises several kinds.
+        raise ModelError(f"{what} cannot be imported: {error}") from error
+    return graph
 
 
 def check_saved_model(saved_model: SavedModel, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from geutil.errors import TransformError
 from geutil.graph.function_graphs import bind, new_function_graph, write_stand_in
 from geutil.graph.function_registry import with_unique_functions
 from geutil.graph.importing import import_ops, neutral
-from geutil.graph.inlining import Kept, inline_calls
+from geutil.graph.inlining import Kept, Origin, inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.closures import carry_closures
 from geutil.model.errors import ModelError
@@ -22,13 +22,11 @@ from geutil.model.program import (
     fresh_name,
     legal_name,
     node_of,
-    nodes_behind,
     nodes_by_name,
     short,
-    subgraph,
 )
+from geutil.model.wrappers import without_wrappers
 
-_WRAPPER = re.compile(r"(^|/)Identity(_\d+)?$")
 SIDE_EFFECTS = "side_effects"
 """Name of the op that waits for all that a call runs besides its outputs."""
 
@@ -65,23 +63,71 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
 
     Cost: linear in nodes and edges, function bodies included.
     """
-    graph_def, sink = _needed(program, what)
+    _check_ends(program, what)
+    program = replace(program)
+    program.prune()
+    graph_def = program.graph_def
     outputs = {name: canonical(t) for name, t in program.outputs.items()}
-    kept: list[Kept] = []
-    renamed: dict[str, str] = {}
-    origins: Any = {}
+    effects: list[str] = list(program.side_effects)
+    kept: tuple[Kept, ...] = ()
+    origins: Mapping[str, Origin] = {}
     if inline:
+        # A call leaves a node by its name if that is protected, to be waited for.
+        protected = [*outputs.values(), *effects]
         try:
-            inlined = inline_calls(graph_def, protected_names=list(outputs.values()))
+            inlined = inline_calls(graph_def, protected_names=protected)
         except TransformError as error:
             raise ModelError(
                 f"the calls of {what} cannot be inlined: {error}"
             ) from error
-        graph_def, kept = inlined.graph_def, list(inlined.kept)
-        renamed, origins = dict(inlined.tensors), inlined.origins
+        graph_def, kept, origins = inlined.graph_def, inlined.kept, inlined.origins
+        outputs = {name: inlined.tensors.get(t, t) for name, t in outputs.items()}
+    outputs, effects = without_wrappers(graph_def, outputs, effects)
+    program = replace(
+        program, graph_def=graph_def, outputs=outputs, side_effects=effects
+    )
+    program.prune()
+    graph_def = program.graph_def
+    sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
+    sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)
+    graph, stand_ins = _imported(graph_def, program.captures, what)
+    carry_closures(graph, program.ancestors, origins)
+
+    def tensor(name: str) -> Tensor:
+        name = canonical(name)
+        return graph.get_tensor_by_name(stand_ins.get(name, name))
+
+    return Parts(
+        graph,
+        {name: tensor(t) for name, t in program.inputs.items()},
+        {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},
+        graph.get_operation_by_name(sink.name),
+        list(kept),
+    )
+
+
+def _check_ends(program: Program, what: str) -> None:
+    nodes = nodes_by_name(program.graph_def)
+    ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
+    for end in ends:
+        if node_of(end) not in nodes:
+            raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
+
+
+def _imported(
+    graph_def: Any, captures: dict[str, Any], what: str
+) -> tuple[Graph, dict[str, str]]:
+    """Make a FuncGraph of a `GraphDef`, with its captures bound.
+
+    Returns:
+        The graph, and the tensor that stands for each capture.
+
+    Raises:
+        ModelError: TensorFlow refuses the nodes.
+    """
     with_unique_functions(graph_def)
     graph = new_function_graph("model")
-    stand_ins = _stand_ins(graph_def, program.captures)
+    stand_ins = _stand_ins(graph_def, captures)
     release_colocation(graph_def)
     try:
         import_ops(graph, graph_def, {})
@@ -90,42 +136,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         raise ModelError(f"TensorFlow refuses the graph of {what}: {error}") from error
     for inside, external in dict(stand_ins.values()).items():
         bind(graph, graph.get_tensor_by_name(inside), external)
-    carry_closures(graph, program.ancestors, origins)
-
-    def tensor(name: str) -> Tensor:
-        name = renamed.get(name, name)
-        name = stand_ins[name][0] if name in stand_ins else name
-        return graph.get_tensor_by_name(name)
-
-    inputs = {name: tensor(canonical(t)) for name, t in program.inputs.items()}
-    results = {name: behind_wrappers(tensor(t)) for name, t in outputs.items()}
-    sinks = {name: make_sink(graph, name, t) for name, t in results.items()}
-    return Parts(
-        graph,
-        inputs,
-        sinks,
-        graph.get_operation_by_name(sink),
-        kept,
-    )
-
-
-def _needed(program: Program, what: str) -> tuple[Any, str]:
-    """Return the nodes behind all ends, and the name of the side effects' op."""
-    nodes = nodes_by_name(program.graph_def)
-    ends = [*program.inputs.values(), *program.outputs.values()]
-    for end in [*ends, *program.side_effects]:
-        if node_of(end) not in nodes:
-            raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
-    stops = [node_of(t) for t in (*program.inputs.values(), *program.captures)]
-    roots = [node_of(end) for end in (*ends, *program.side_effects)]
-    graph_def = subgraph(
-        program.graph_def, nodes_behind(program.graph_def, roots, stops)
-    )
-    sink = graph_def.node.add()
-    sink.name = fresh_name(nodes, SIDE_EFFECTS)
-    sink.op = "NoOp"
-    sink.input.extend(f"^{name}" for name in program.side_effects)
-    return graph_def, sink.name
+    return graph, {name: inside for name, (inside, _) in stand_ins.items()}
 
 
 def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -174,15 +185,3 @@ def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
     with neutral(graph):
         op: Operation = tf.identity(tensor, name=legal_name(name)).op
     return op
-
-
-def behind_wrappers(t: Tensor) -> Tensor:
-    """Return what a function's result is before the copies that wrapping it adds."""
-    while (
-        t.op.type == "Identity"
-        and _WRAPPER.search(t.op.name)
-        and not t.consumers()
-        and not t.op.control_inputs
-    ):
-        (t,) = t.op.inputs
-    return t

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,20 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, call_function, seen_variables
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
-from geutil.model import cutting, joining, renaming, saving
+from geutil.model import (
+    batch_size,
+    comparing,
+    cutting,
+    freezing,
+    joining,
+    renaming,
+    replacing,
+    saving,
+    thawing,
+)
 from geutil.model.building import build, ops_to_run
 from geutil.model.calling import ModelFunction, checked_arguments
+from geutil.model.comparing import Comparison
 from geutil.model.ends import Inputs, Outputs
 from geutil.model.holdings import Holdings
 from geutil.model.library import Functions, Library
@@ -203,12 +215,91 @@ class Model:
         """
         return ModelFunction(self.concrete_function(), self.inputs, tuple(self.outputs))
 
+    def freeze(self) -> Model:
+        """Return the model with constants in place of its variables, in all signatures.
+
+        The constants have the values that the variables have now, and their names.
+        What read a variable reads its constant, in loops and other functions too. The
+        ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
+        them where it sees constants, which shows in the last bits. Tables stay what
+        they are.
+
+        Returns:
+            A model without variables. This one is unchanged.
+
+        Raises:
+            ModelError: an op changes a variable, or needs it and not only its value; a
+                variable has no value; or the constants need more than the 2 GiB that
+                one protobuf holds (no variable is read then).
+
+        Cost: linear in the ops of all signatures and the bytes of the variables.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> w = tf.Variable(3.0, name="w")
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def scaled(x):
+            ...     return {"y": w * x}
+            >>> frozen = model.open(scaled).freeze()
+            >>> len(frozen.variables)
+            0
+            >>> frozen.graph.get_operation_by_name("w").type
+            'Const'
+            >>> float(frozen.run(x=2.0)["y"])
+            6.0
+        """
+        return freezing.freeze(self)
+
+    def thaw(self, regex: str | re.Pattern[str]) -> Model:
+        """Return the model with variables in place of constants, to be trained again.
+
+        Floating-point and complex constants whose op's name the regex matches become
+        trainable variables with the constants' values and names. Constants of other
+        dtypes stay, even if they match: they are shapes, axes and the like, which
+        TensorFlow reads while it builds graphs, and gradients do not reach them. So do
+        constants in version 1 loops. Which matching constants stay is logged.
+
+        In other signatures, constants of the same name and value become the same
+        variables. Constants in the bodies of functions are no ops of the graph, and
+        stay.
+
+        Args:
+            regex: what to look for in the names of ops (anywhere, as `re.search`).
+
+        Returns:
+            A model with more variables. This one is unchanged.
+
+        Raises:
+            ModelError: no constant matches, or none that matches can become a variable.
+            SelectionError: `regex` is no regular expression.
+
+        Cost: linear in the ops of all signatures and the bytes of the constants.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> with tf.Graph().as_default() as graph:
+            ...     x = tf.compat.v1.placeholder(tf.float32, [], "x")
+            ...     y = tf.multiply(x, tf.constant(3.0, name="w"), "y")
+            >>> thawed = model.open(graph).thaw("^w$")
+            >>> list(thawed.variables)
+            ['w']
+            >>> f = thawed.to_function()
+            >>> with tf.GradientTape() as tape:
+            ...     loss = f(x=2.0)["y"]
+            >>> float(tape.gradient(loss, thawed.variables["w"]))
+            2.0
+        """
+        return thawing.thaw(self, regex)
+
     def save(
         self,
         path: str | Path,
         format: str = "saved_model",
         *,
         overwrite: bool = False,
+        select_tf_ops: bool = False,
     ) -> Path:
         """Write the model to a file or directory.
 
@@ -219,8 +310,12 @@ class Model:
             format: "saved_model", a directory with variables, tables, assets and all
                 signatures; "graph_def" or "pbtxt", one file with this signature frozen,
                 in which input `x` is the placeholder `x` and output `y` the tensor
-                `y:0`; "tflite", one file with this signature for TensorFlow Lite.
+                `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
+                if an input leads to it (else `outputs=` is needed, which is logged).
+                "tflite", one file with this signature, frozen, for TensorFlow Lite.
             overwrite: whether to replace what is at `path`.
+            select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
+                TensorFlow's own, for interpreters that come with them.
 
         Returns:
             The path.
@@ -231,7 +326,13 @@ class Model:
 
         Cost: linear in the ops and the bytes of the variables.
         """
-        return saving.save(self, Path(path), format, overwrite=overwrite)
+        return saving.save(
+            self,
+            Path(path),
+            format,
+            overwrite=overwrite,
+            select_tf_ops=select_tf_ops,
+        )
 
     def cut(
         self, inputs: Selection | None = None, outputs: Selection | None = None
@@ -412,6 +513,155 @@ class Model:
         """
         return renaming.rename(self, inputs or {}, outputs or {}, signature)
 
+    def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
+        """Return the model with some ops replaced.
+
+        Args:
+            ops: what to replace: a type of op; or an op, a regex that is searched in
+                names, or several of these.
+            replacement: a function, such as a custom op or a `tf.function`. It is
+                called with the inputs of each op, in the op's graph, name scope and
+                device, and returns a tensor for each output. Or the name of another
+                type of op, which gets the inputs and attributes of the old one.
+
+        Returns:
+            A new model. The replacements wait for what the old ops waited for.
+
+        Raises:
+            ModelError: nothing is selected, an op is selected that no output needs or
+                that stands for an input or variable, or the replacement returns
+                other dtypes, shapes or numbers of tensors.
+
+        Cost: linear in the ops, plus the replacements.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": tf.nn.relu6(x, name="activation")}
+            >>> m = model.open(f)
+            >>> m.replace_op("Relu6", "Relu").run(x=[-1.0, 9.0])
+            {'y': array([0., 9.], dtype=float32)}
+            >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
+            {'y': array([ 1., 81.], dtype=float32)}
+        """
+        return replacing.replace_op(self, ops, replacement)
+
+    def set_batch_size(
+        self,
+        size: int | None,
+        *,
+        inputs: Iterable[str] | None = None,
+        samples: Mapping[str, Any] | None = None,
+        verify: bool = True,
+    ) -> Model:
+        """Return the model with another batch size: a number, or None for any.
+
+        The first axis of the inputs is the batch. Constants that hold on to its old
+        size (targets of Reshape, states of loops that start at zeros, sizes of slices
+        and of transposed convolutions and others) are found by letting TensorFlow infer
+        all shapes for another size, and are replaced. That the result is right is then
+        proved by running both models on random inputs: at the old size the results are
+        the same bit for bit, and at others each row is what the old model makes of that
+        row, up to rounding (32 times what changing the inputs in the last bit does).
+        Where an output comes out the same for all rows, as in many untrained networks,
+        the tensors behind it are compared.
+
+        Args:
+            size: the new batch size.
+            inputs: the inputs with a batch axis; if None, all but scalars.
+            samples: rows to run on for the proof, for some inputs; other inputs are
+                drawn: normal floats, integers from 0 to 9.
+            verify: whether to prove the result by running it; if False, it is made by
+                the rules alone, which can misjudge what a constant 1 stands for.
+
+        Returns:
+            A new model, with the other signatures as they are.
+
+        Raises:
+            ModelError: ops hold on to the old size, and the message lists each with its
+                constants, the reason and what to do; or the proof fails, or is not
+                possible: the rows of an output depend on each other, the model has side
+                effects, it computes something else each time.
+
+        Cost: some 300 us an op, a copy of the graph and some ten executions.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([1, 2, 2], name="x")])
+            ... def flat(x):
+            ...     return {"y": tf.reshape(x, [1, 4])}
+            >>> m = model.open(flat).set_batch_size(None)
+            >>> m.inputs["x"].shape, m.outputs["y"].shape
+            (TensorShape([None, 2, 2]), TensorShape([None, 4]))
+            >>> m.run(x=tf.reshape(tf.range(8.0), [2, 2, 2]))
+            {'y': array([[0., 1., 2., 3.],
+                         [4., 5., 6., 7.]], dtype=float32)}
+        """
+        return batch_size.set_batch_size(
+            self, size, inputs=inputs, samples=samples, verify=verify
+        )
+
+    def compare(
+        self,
+        other: Model,
+        inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
+        samples: int = 8,
+        rtol: float = 1e-5,
+        atol: float = 1e-6,
+    ) -> Comparison:
+        """Run two models on the same inputs and say how far their outputs are apart.
+
+        Outputs are paired by name; where the two models share no name and have equally
+        many, in order. Elements agree if |a - b| <= atol + rtol * |b|, where b is the
+        other model's; NaN agrees with NaN, and an infinity with itself. Integers,
+        booleans and strings are compared exactly.
+
+        Args:
+            other: the other model, with inputs of the same names.
+            inputs: the inputs to run on, by name, or several of these. If None, they
+                are drawn from dtypes and shapes, the same ones each time: normal
+                floats, integers from 0 to 9 (`uint8` to 255), strings of four letters.
+                An unknown first dimension is that of the inputs that know it, else 3;
+                other unknown ones are 8, in images 32. Pass inputs for a model that
+                takes nothing of this kind.
+            samples: how many inputs to draw.
+            rtol: the relative tolerance.
+            atol: the absolute tolerance.
+
+        Returns:
+            The comparison, true if all outputs agree; `str` of it says for each output
+            how large the largest difference is, and where.
+
+        Raises:
+            ModelError: inputs or outputs of the two do not match, or one of them fails
+                on the inputs.
+
+        Cost: one execution of each model for each input.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": x * 2}
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def g(x):
+            ...     return {"y": x + x + 1}
+            >>> result = model.open(f).compare(model.open(g), {"x": [1.0, 2.0]})
+            >>> print(result)
+            different on 1 samples (rtol 1e-05, atol 1e-06)
+              y: largest difference 1 absolute, 0.333 relative, at [0] of sample 0: 2.0
+              and 3.0 (too much)
+            >>> bool(result)
+            False
+        """
+        return comparing.compare(
+            self, other, inputs, samples=samples, rtol=rtol, atol=atol
+        )
+
     @property
     def holdings(self) -> Holdings:
         """What the signatures share: variables, tables, assets."""
@@ -452,6 +702,8 @@ class Model:
             self.graph, dict(self.inputs), dict(self.outputs), bindings(self.graph)
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
+        if checked:
+            program.prune()
         return program
 
     def derived(
@@ -473,3 +725,11 @@ class Model:
             others,
             self._holdings if holdings is None else holdings,
         )
+
+    def rebuilt(self, programs: Mapping[str, Program], holdings: Holdings) -> Model:
+        """Return a model with a new program for each signature."""
+        signatures = self._signatures.alone()
+        for name, program in programs.items():
+            parts = materialize(program, inline=False, what=repr(self))
+            Model(parts, name, signatures, holdings)
+        return signatures[self.signature]

@@ -79,7 +79,7 @@ def open(
         ...     return {"y": 2 * x}
         >>> m = model.open(double)
         >>> m
-        Model('serving_default', ['x'] -> ['y'], 4 ops)
+        Model('serving_default', ['x'] -> ['y'], 3 ops)
         >>> m.run(x=[1.0, 2.0])
         {'y': array([2., 4.], dtype=float32)}
     """

@@ -57,6 +57,15 @@ class Program:
     side_effects: list[str] = field(default_factory=list)
     ancestors: list[Ancestor] = field(default_factory=list)
 
+    def prune(self) -> None:
+        """Drop the nodes that no end needs."""
+        stops = [node_of(t) for t in (*self.inputs.values(), *self.captures)]
+        ends = [*self.inputs.values(), *self.outputs.values(), *self.side_effects]
+        nodes = nodes_behind(self.graph_def, map(node_of, ends), stops)
+        self.graph_def = subgraph(self.graph_def, nodes)
+        left = {node.name for node in nodes}
+        self.captures = {t: e for t, e in self.captures.items() if node_of(t) in left}
+
 
 def node_of(tensor_name: str) -> str:
     """Return the node in a tensor name or in a node's input: `^x`, `x` and `x:1`."""

@@ -23,6 +23,7 @@ from geutil.model.kinds import (
     foreign_kind,
     text_kind,
 )
+from geutil.model.wire import Buffer
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -180,8 +181,33 @@ def read_bytes(file: Path) -> bytes:
     return data
 
 
-def check_kind(found: str | None, wanted: str, file: Path) -> None:
-    """Raise `ModelError` unless the kind that was found is the wanted one."""
+def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
+    """Check which proto a file holds, by the look of it.
+
+    Args:
+        buffer: what the file holds.
+        file: its name.
+        wanted: the kind that it should be of.
+
+    Raises:
+        ModelError: it is of another kind, truncated, or no proto.
+    """
+    foreign = foreign_kind(buffer[:16])
+    if foreign:
+        raise ModelError(f"'{file}' is {foreign}, no {wanted}")
+    try:
+        found = binary_kind(buffer)
+    except ModelError as error:
+        hint = text_kind(buffer[:4096].decode(errors="replace"))
+        if hint:
+            raise ModelError(
+                f"'{file}' is a {hint} in text form: name it .pbtxt"
+            ) from error
+        raise ModelError(f"'{file}' holds no whole {wanted}: {error}") from error
+    _check_kind(found, wanted, file)
+
+
+def _check_kind(found: str | None, wanted: str, file: Path) -> None:
     if found == wanted:
         return
     if found is None:
@@ -190,19 +216,7 @@ def check_kind(found: str | None, wanted: str, file: Path) -> None:
 
 
 def _from_binary(data: bytes, file: Path, wanted: str) -> Any:
-    foreign = foreign_kind(data[:16])
-    if foreign:
-        raise ModelError(f"'{file}' is {foreign}, no {wanted}")
-    try:
-        kind = binary_kind(data)
-    except ModelError as error:
-        hint = text_kind(data[:4096].decode(errors="replace"))
-        if hint:
-            raise ModelError(
-                f"'{file}' is a {hint} in text form: name it .pbtxt"
-            ) from error
-        raise ModelError(f"'{file}' holds no whole {wanted}: {error}") from error
-    check_kind(kind, wanted, file)
+    check_binary(data, file, wanted)
     try:
         return _PROTOS[wanted].FromString(data)
     except PARSE_ERRORS as error:
@@ -218,7 +232,7 @@ def _from_text(data: bytes, file: Path, wanted: str) -> Any:
         raise ModelError(f"'{file}' is no text: {error}") from error
     kind = text_kind(text)
     if kind is not None:
-        check_kind(kind, wanted, file)
+        _check_kind(kind, wanted, file)
     try:
         return parse_text(text, _PROTOS[wanted]())
     except PARSE_ERRORS as error:

@@ -12,6 +12,8 @@ import tensorflow as tf
 from geutil.graph.trackables import new_trackable, owner_of
 from geutil.model.atomic import written_atomically
 from geutil.model.errors import ModelError
+from geutil.model.formats import write_graph_def, write_pbtxt
+from geutil.model.lite import write_tflite, write_tflite_with_tf_ops
 
 if TYPE_CHECKING:
     from geutil.model.model import Model
@@ -19,12 +21,19 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("geutil")
 
 
-def save(model: Model, path: Path, format: str, *, overwrite: bool) -> Path:
+def save(
+    model: Model, path: Path, format: str, *, overwrite: bool, select_tf_ops: bool
+) -> Path:
     """Write a model; see `Model.save`."""
     if format not in _WRITERS:
         raise ModelError(f"unknown format '{format}'; choose one of {sorted(_WRITERS)}")
+    write = _WRITERS[format]
+    if select_tf_ops:
+        if format != "tflite":
+            raise ModelError(f"select_tf_ops=True is for 'tflite', not for '{format}'")
+        write = write_tflite_with_tf_ops
     with written_atomically(path, overwrite=overwrite) as new:
-        _WRITERS[format](model, new)
+        write(model, new)
     return path
 
 
@@ -81,4 +90,7 @@ def _resources(model: Model, functions: Iterable[Any]) -> list[Any]:
 
 _WRITERS: dict[str, Callable[[Model, Path], None]] = {
     "saved_model": _write_saved_model,
+    "graph_def": write_graph_def,
+    "pbtxt": write_pbtxt,
+    "tflite": write_tflite,
 }

@@ -20,6 +20,7 @@ from geutil.model.checks.edges import (
 from geutil.model.checks.flow import check_cycles, check_recursion
 from geutil.model.checks.nodes import check_nodes
 from geutil.model.checks.signatures import Signatures
+from geutil.model.checks.tensors import check_type
 from geutil.model.errors import ModelError
 
 
@@ -91,6 +92,8 @@ def _check_graph(graph_def: GraphDef, signatures: Signatures) -> None:
 
 
 def _check_body(function: FunctionDef, signatures: Signatures) -> None:
+    for arg in (*function.signature.input_arg, *function.signature.output_arg):
+        check_type(arg.type)
     arguments = argument_types(function.signature.input_arg)
     if len(arguments) < len(function.signature.input_arg):
         raise ModelError("two of its arguments have the same name")

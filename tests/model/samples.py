@@ -1,122 +1,110 @@
-"""Small models that tests of several modules open."""
+"""Small models, made anew for each run of the tests.
+
+`python -m tests.model.samples FOLDER` writes them. In a process of their own they come
+out the same each time: TensorFlow numbers functions by process.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
+
+tf1 = tf.compat.v1
+ROOT = Path(__file__).parents[2]
 
 
-def affine():
-    """Return y = x * w + b with a hidden tensor, and its variables."""
-    w = tf.Variable([2.0, 3.0], name="w")
-    b = tf.Variable([1.0, -1.0], name="b", trainable=False)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="x")])
-    def function(x):
-        hidden = tf.multiply(x, w, name="hidden")
-        return {"y": tf.add(hidden, b, name="sum")}
-
-    return function, w, b
-
-
-def two_signatures():
-    """Return a module with signatures `encode` and `decode` that share a variable."""
-    module = tf.Module()
-    module.w = tf.Variable(np.eye(3, 2, dtype=np.float32) * 2, name="weight")
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
-    def encode(x):
-        return {"code": tf.matmul(x, module.w)}
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="code")])
-    def decode(code):
-        return {"x": tf.matmul(code, module.w, transpose_b=True)}
-
-    module.encode, module.decode = encode, decode
-    return module
-
-
-def save_two_signatures(path):
-    module = two_signatures()
-    tf.saved_model.save(
-        module, str(path), {"encode": module.encode, "decode": module.decode}
-    )
-    return module
-
-
-def version_1_graph(use_resource, vocabulary=None):
-    """Return a version 1 graph with variables, a partition, a loop and a table."""
-    v1 = tf.compat.v1
-    graph = tf.Graph()
-    with graph.as_default():
-        x = v1.placeholder(tf.float32, [None, 3], name="in/x")
-        kwargs = {"use_resource": use_resource}
-        w = v1.get_variable("w", [3, 4], initializer=_normal(1), **kwargs)
-        parts = v1.get_variable(
-            "p",
-            [4, 6],
-            initializer=_normal(2),
-            partitioner=v1.fixed_size_partitioner(2, axis=1),
-            **kwargs,
-        )
-        n = v1.get_variable(
-            "n", [], initializer=v1.ones_initializer(), trainable=False, **kwargs
-        )
-        h = tf.matmul(tf.matmul(x, w), tf.convert_to_tensor(parts)) + n
-        cond = v1.while_loop(
-            lambda i, _: i < 3, lambda i, a: (i + 1, a * 1.5 + 1), [tf.constant(0), h]
-        )
-        y = tf.identity(cond[1], name="y")
-        if vocabulary is not None:
-            words = v1.placeholder(tf.string, [None], name="words")
-            table = tf.lookup.StaticVocabularyTable(
-                tf.lookup.TextFileInitializer(
-                    str(vocabulary), tf.string, -2, tf.int64, -1
-                ),
-                1,
+def frozen_graph_def():
+    """Return a graph with loops of both versions, a call, a Switch, strings."""
+    function = tf.function(_called, input_signature=[tf.TensorSpec([None, 4])])
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 4], name="x")
+        weights = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+        y = tf.nn.relu(x @ tf.constant(weights, name="weights"), name="relu")
+        y = tf.reshape(y, [-1, 2, 2], name="reshape")
+        first, second = tf.split(y, 2, axis=1, name="split")
+        y = tf.reshape(tf.concat([second, first], 1), tf.shape(x), name="again")
+        y = function(y)
+        tf1.disable_control_flow_v2()
+        try:
+            _, y = tf1.while_loop(
+                lambda i, _: i < 3, lambda i, v: (i + 1, v * 0.5), [0, y], name="old"
             )
-            tf.identity(table.lookup(words), name="ids")
-    return graph, y
-
-
-def _normal(seed):
-    return tf.compat.v1.random_normal_initializer(seed=seed)
-
-
-def save_version_1(path, use_resource, vocabulary):
-    """Write the version 1 graph as a SavedModel; return its `y` for one input."""
-    v1 = tf.compat.v1
-    graph, y = version_1_graph(use_resource, vocabulary)
-    predict = v1.saved_model.signature_def_utils.predict_signature_def
-
-    def tensor(name):
-        return graph.get_tensor_by_name(f"{name}:0")
-
-    with graph.as_default(), v1.Session(graph=graph) as session:
-        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
-        builder = v1.saved_model.Builder(str(path))
-        builder.add_meta_graph_and_variables(
-            session,
-            ["serve"],
-            {
-                "serving_default": predict({"x": tensor("in/x")}, {"y": y}),
-                "ids": predict({"words": tensor("words")}, {"ids": tensor("ids")}),
-            },
-            main_op=v1.tables_initializer(),
-            assets_collection=graph.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+        finally:
+            tf1.enable_control_flow_v2()
+        _, y = tf.while_loop(
+            lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), [0, y], name="new"
         )
-        builder.save()
-        return session.run(y, {tensor("in/x"): [[1.0, 2.0, 3.0]]})
+        label = tf.constant(["cat", "dog", "bird", "fish"], name="labels")
+        tf.gather(label, tf.argmax(y, 1), name="label")
+        tf.identity(y, name="y")
+    return graph.as_graph_def()
 
 
-def control_flow_v1():
-    """Return a context in which `while_loop` makes loops of version 1."""
-    return _ControlFlowV1()
+def _called(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x + 1.0, lambda: x - 1.0)
 
 
-class _ControlFlowV1:
-    def __enter__(self):
-        tf.compat.v1.disable_control_flow_v2()
+class Lookup(tf.Module):
+    """Two signatures that share a variable; one reads a table with an asset."""
 
-    def __exit__(self, *_):
-        tf.compat.v1.enable_control_flow_v2()
+    def __init__(self, vocabulary):
+        self.table = tf.lookup.StaticHashTable(
+            tf.lookup.TextFileInitializer(
+                str(vocabulary),
+                tf.string,
+                tf.lookup.TextFileIndex.WHOLE_LINE,
+                tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            ),
+            default_value=-1,
+        )
+        self.weight = tf.Variable(np.eye(4, 3, dtype=np.float32), name="weight")
+        self.bias = tf.Variable([1.0, 2.0, 3.0], name="bias", trainable=False)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "words")])
+    def look_up(self, words):
+        rows = tf.maximum(self.table.lookup(words), 0)
+        return {"rows": tf.gather(self.weight, rows)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "x")])
+    def project(self, x):
+        return {"y": x @ self.weight + self.bias}
+
+
+def save_lookup(folder: Path) -> Path:
+    """Save a SavedModel with variables, a table, an asset and two signatures."""
+    vocabulary = folder / "vocabulary.txt"
+    vocabulary.write_text("cat\ndog\nbird\nfish\n")
+    module = Lookup(vocabulary)
+    target = folder / "lookup"
+    signatures = {"look_up": module.look_up, "project": module.project}
+    tf.saved_model.save(module, str(target), signatures=signatures)
+    return target
+
+
+def write_all(folder: Path) -> None:
+    """Write a model of each kind, in a process of its own."""
+    command = [sys.executable, "-m", "tests.model.samples", str(folder)]
+    child = subprocess.run(
+        command, cwd=ROOT, capture_output=True, check=False, text=True
+    )
+    if child.returncode:
+        raise RuntimeError(child.stderr)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    graph_def = frozen_graph_def()
+    binary, text = folder / "frozen.pb", folder / "frozen.pbtxt"
+    binary.write_bytes(graph_def.SerializeToString(deterministic=True))
+    text.write_text(text_format.MessageToString(graph_def))
+    save_lookup(folder)
+
+
+if __name__ == "__main__":
+    main()

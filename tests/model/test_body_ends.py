@@ -63,6 +63,8 @@ def test_an_input_for_every_caller(value):
     assert body.inputs["factor"] is factor
     close(m.run(x=X)["y"], nested.reference(X))
     scale_result(body, "identity", factor)
+    for graph in (m.graph, *(body.graph for body in m.functions.values())):
+        ge.verify(graph)
     reference = lambda x: nested.reference(x, lambda x: tf.sin(x) * 10.0)  # noqa: E731
     close(m.run(x=X)["y"], reference(X))
     close(slope(lambda x: m.to_function()(x)["y"], X), slope(reference, X))

@@ -7,7 +7,7 @@ from parameterized import parameterized
 
 import geutil as ge
 from geutil import model
-from tests.model import samples
+from tests.model import small_models
 from tests.settings import evaluate
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
@@ -15,7 +15,7 @@ X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
 @pytest.fixture
 def function():
-    return samples.affine()
+    return small_models.affine()
 
 
 def frozen_graph_def():
@@ -76,7 +76,7 @@ def test_a_graph_def_takes_placeholders_and_ends():
 
 
 def test_the_graph_def_is_not_changed():
-    graph_def = samples.version_1_graph(use_resource=False)[0].as_graph_def()
+    graph_def = small_models.version_1_graph(use_resource=False)[0].as_graph_def()
     before = graph_def.SerializeToString(deterministic=True)
     model.open(graph_def)
     assert graph_def.SerializeToString(deterministic=True) == before
@@ -103,7 +103,7 @@ def test_a_file_with_a_graph(suffix):
 
 
 def test_a_graph_with_a_session_has_its_values():
-    graph, y = samples.version_1_graph(use_resource=True)
+    graph, y = small_models.version_1_graph(use_resource=True)
     session = tf.compat.v1.Session(graph=graph)
     with graph.as_default():
         session.run(tf.compat.v1.global_variables_initializer())
@@ -115,14 +115,14 @@ def test_a_graph_with_a_session_has_its_values():
 
 
 def test_variables_of_a_graph_without_values_are_named():
-    graph, _ = samples.version_1_graph(use_resource=False)
+    graph, _ = small_models.version_1_graph(use_resource=False)
     m = model.open(graph.as_graph_def(), outputs=["y"])
     with pytest.raises(model.ModelError, match=r"'w'.*no value.*restore"):
         m.run(**{"in/x": [[1.0, 2.0, 3.0]]})
 
 
 def test_a_checkpoint_gives_the_values(tmp_path):
-    graph, y = samples.version_1_graph(use_resource=False)
+    graph, y = small_models.version_1_graph(use_resource=False)
     prefix = str(tmp_path / "model.ckpt")
     with graph.as_default(), tf.compat.v1.Session() as session:
         session.run(tf.compat.v1.global_variables_initializer())
@@ -185,7 +185,7 @@ def test_a_built_subclass_of_keras_model():
 
 
 def test_a_saved_model_with_two_signatures(tmp_path):
-    module = samples.save_two_signatures(tmp_path / "m")
+    module = small_models.save_two_signatures(tmp_path / "m")
     with pytest.raises(model.ModelError, match=r"several signatures.*decode.*encode"):
         model.open(tmp_path / "m")
     m = model.open(tmp_path / "m", signature="encode")
@@ -207,7 +207,7 @@ def test_a_saved_model_of_version_1(_, use_resource):
         vocabulary = pathlib.Path(folder) / "words.txt"
         vocabulary.write_text("a\nb\nc\n")
         path = pathlib.Path(folder) / "saved"
-        expected = samples.save_version_1(path, use_resource, vocabulary)
+        expected = small_models.save_version_1(path, use_resource, vocabulary)
         vocabulary.unlink()
         m = model.open(path)
         assert [p.name for p in m.assets] == ["words.txt"]
@@ -222,7 +222,7 @@ def test_a_saved_model_of_version_1(_, use_resource):
 
 def test_a_loop_of_version_1():
     graph = tf.Graph()
-    with samples.control_flow_v1(), graph.as_default():
+    with small_models.control_flow_v1(), graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, [], "x")
         loop = tf.compat.v1.while_loop(lambda a: a < 100.0, lambda a: a * 2, [x])
         tf.identity(loop, name="y")
@@ -265,7 +265,7 @@ def test_what_cannot_be_opened(_, source, message):
 
 
 def test_an_unknown_signature(tmp_path):
-    samples.save_two_signatures(tmp_path / "m")
+    small_models.save_two_signatures(tmp_path / "m")
     with pytest.raises(model.ModelError, match=r"no signature 'x'.*decode.*encode"):
         model.open(tmp_path / "m", signature="x")
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from geutil.model.checks.signatures import Signature, Signatures
-from geutil.model.checks.tensors import check_shape, check_tensor, check_type
+from geutil.model.checks.tensors import (
+    check_shape,
+    check_tensor,
+    check_type,
+    type_name,
+)
 from geutil.model.errors import ModelError
 
 _FIELDS = {
@@ -56,20 +61,41 @@ def check_attributes(
         kind = value.WhichOneof("value")
         if kind == "placeholder" and in_function:
             continue
-        expected = declared.get(name)
-        if expected is not None:
-            _check_kind(name, value, kind, expected)
-        check = _CHECKS.get(kind)
         try:
+            check = _CHECKS.get(kind)
             if check is not None:
                 check(value)
+            if name in declared:
+                _check_declared(value, kind, declared[name], signatures)
         except ModelError as error:
-            raise ModelError(f"attribute '{name}': {error}") from error
-        if kind == "func" and expected is not None:
-            _check_function(name, value.func.name, signatures)
-        elif kind == "list" and expected == "list(func)":
-            for func in value.list.func:
-                _check_function(name, func.name, signatures)
+            raise ModelError(f"attribute '{name}' {error}") from error
+
+
+def _check_declared(
+    value: Any, kind: str | None, declaration: Any, signatures: Signatures
+) -> None:
+    """Check a value against the declaration of its attribute."""
+    field, element = _field_and_element(declaration.type)
+    if field is None:
+        return
+    if kind != field:
+        raise ModelError(
+            f"is of type {kind or 'none at all'}; declared: {declaration.type}"
+        )
+    if element is None:
+        elements = [getattr(value, field)]
+    else:
+        _check_elements(value.list, element)
+        elements = getattr(value.list, element)
+    if declaration.HasField("allowed_values"):
+        _check_allowed(elements, declaration.allowed_values.list)
+    if declaration.has_minimum:
+        least = value.i if field == "i" else len(elements)
+        if least < declaration.minimum:
+            raise ModelError(f"is or has {least}; at least {declaration.minimum}")
+    if "func" in (field, element):
+        for func in elements:
+            _check_function(func.name, signatures)
 
 
 @functools.cache
@@ -81,30 +107,34 @@ def _field_and_element(declared: str) -> tuple[str | None, str | None]:
     return _FIELDS.get(declared), None
 
 
-def _check_kind(name: str, value: Any, kind: str | None, declared: str) -> None:
-    field, element = _field_and_element(declared)
-    if field is None:
-        return
-    if kind != field:
-        raise ModelError(
-            f"attribute '{name}' is of type {kind or 'none at all'}; declared: "
-            f"{declared}"
-        )
-    if element is not None:
-        for found, _ in value.list.ListFields():
-            if found.name != element:
-                raise ModelError(
-                    f"attribute '{name}' lists values of type {found.name}; declared: "
-                    f"{declared}"
-                )
+def _check_elements(values: Any, element: str) -> None:
+    for found, _ in values.ListFields():
+        if found.name != element:
+            raise ModelError(f"lists values of type {found.name}; declared: {element}")
 
 
-def _check_function(attribute: str, name: str, signatures: Signatures) -> None:
+def _check_allowed(elements: Iterable[Any], allowed: Any) -> None:
+    # Some shape functions of TensorFlow abort the process on a type that is not.
+    choice = allowed.type or allowed.s
+    for element in elements:
+        if element not in choice:
+            accepted = ", ".join(map(_named, choice))
+            raise ModelError(f"is {_named(element)}; accepted: {accepted}")
+
+
+def _named(value: Any) -> str:
+    return (
+        type_name(value)
+        if isinstance(value, int)
+        else repr(value.decode(errors="replace"))
+    )
+
+
+def _check_function(name: str, signatures: Signatures) -> None:
     # An op type may stand in for a function, and no name for no function.
     if name and signatures.get(name) is None:
         raise ModelError(
-            f"attribute '{attribute}' names the function '{name}', which the graph's "
-            "library does not hold"
+            f"names the function '{name}', which the graph's library does not hold"
         )
 
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from geutil.model.checks.hazards import check_hazards
 from geutil.model.checks.nodes import Node, label
 from geutil.model.checks.signatures import UNKNOWN, Types, base_type
+from geutil.model.checks.tensors import type_name
 from geutil.model.errors import ModelError
 
 _CONTROL = "^"
@@ -123,24 +123,21 @@ def check_edges(nodes: Mapping[str, Node], inputs: Inputs) -> list[list[int]]:
 
 def _check_inputs(node: Node, inputs: Inputs) -> list[int]:
     names: Sequence[str] = node.proto.input
-    places = []
+    data: list[Node | None] = []
     types = []
-    controls = 0
+    waits_for: list[Node | None] = []
     for name in names:
         if name.startswith(_CONTROL):
-            controls += 1
-            waits_for = inputs.control(name[1:])
-            if waits_for is not None:
-                places.append(waits_for.place)
+            waits_for.append(inputs.control(name[1:]))
             continue
-        if controls:
+        if waits_for:
             raise ModelError(f"its input '{name}' comes after a control input")
         producer, found = inputs.resolve(name)
         types.append(found)
-        if producer is not None:
-            places.append(producer.place)
+        data.append(producer)
     check_types(node.inputs, types, names)
-    return places
+    check_hazards(node.proto, [p and p.proto for p in data])
+    return [p.place for p in (*data, *waits_for) if p is not None]
 
 
 def check_types(
@@ -154,7 +151,8 @@ def check_types(
     for name, have, want in zip(names, found, wanted, strict=False):
         if have != want and have != UNKNOWN and want != UNKNOWN:
             raise ModelError(
-                f"its input '{name}' is of type {_type(have)}; taken is {_type(want)}"
+                f"its input '{name}' is of type {type_name(have)}; taken is "
+                f"{type_name(want)}"
             )
 
 
@@ -180,7 +178,3 @@ def _taken(types: Types | None, number: int, name: str, of: str) -> int:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _type(number: int) -> str:
-    return str(tf.dtypes.as_dtype(number).name)

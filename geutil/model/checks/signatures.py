@@ -31,9 +31,9 @@ class Signature:
     op_def: OpDef
 
     @cached_property
-    def attributes(self) -> dict[str, str]:
-        """The declared type of each attribute."""
-        return {a.name: a.type for a in self.op_def.attr}
+    def attributes(self) -> dict[str, Any]:
+        """The declaration of each attribute by name."""
+        return {a.name: a for a in self.op_def.attr}
 
     @cached_property
     def required(self) -> tuple[str, ...]:

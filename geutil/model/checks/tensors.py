@@ -52,8 +52,14 @@ def check_type(number: int) -> None:
     """Raise `ModelError` unless `number` is that of a data type."""
     if number not in DATA_TYPES:
         raise ModelError(
-            f"data type {number} is none that TensorFlow {tf.__version__} knows"
+            f"holds data type {number}, which TensorFlow {tf.__version__} does not know"
         )
+
+
+def type_name(number: int) -> str:
+    """Return the name of a data type, for messages."""
+    dtype = _dtype(number)
+    return f"data type {number}" if dtype is None else str(dtype.name)
 
 
 def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
@@ -68,15 +74,17 @@ def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
             many dimensions or elements.
     """
     if full and shape.unknown_rank:
-        raise ModelError("a constant's shape is unknown")
+        raise ModelError("holds a constant of unknown shape")
     sizes = [d.size for d in shape.dim]
     if len(sizes) > MOST_DIMENSIONS:
-        raise ModelError(f"a shape of {len(sizes)} dimensions; accepted: 254")
+        raise ModelError(
+            f"holds a shape of {len(sizes)} dimensions; accepted: {MOST_DIMENSIONS}"
+        )
     if sizes and min(sizes) < (0 if full else -1):
-        raise ModelError(f"a shape with a negative size: {sizes}")
+        raise ModelError(f"holds a shape with a negative size: {sizes}")
     count = math.prod(size for size in sizes if size >= 0)
     if count > _MOST_ELEMENTS or any(size > _MOST_ELEMENTS for size in sizes):
-        raise ModelError(f"a shape of too many elements: {sizes}")
+        raise ModelError(f"holds a shape of too many elements: {sizes}")
     return count
 
 
@@ -106,14 +114,14 @@ def _check_one(tensor: TensorProto) -> None:
     size = _STRING_BYTES if kind in _UNSIZED else kind.size
     if count * size > MOST_BYTES:
         raise ModelError(
-            f"a constant of {count * size} bytes: {kind.name} of shape "
+            f"holds a constant of {count * size} bytes: {kind.name} of shape "
             f"{[d.size for d in tensor.tensor_shape.dim]}; accepted are {MOST_BYTES}"
         )
     content = len(tensor.tensor_content)
     if content:
         if kind not in _UNSIZED and _bits(kind) >= 8 and content != count * size:
             raise ModelError(
-                f"a constant holds {content} bytes, but its shape asks for "
+                f"holds {content} bytes, but the constant's shape asks for "
                 f"{count * size}"
             )
         return
@@ -123,7 +131,7 @@ def _check_one(tensor: TensorProto) -> None:
     values = len(getattr(tensor, field)) // (2 if kind in _PAIRS else 1)
     if values > count:
         raise ModelError(
-            f"a constant holds {values} values, but its shape asks for {count}"
+            f"holds {values} values, but the constant's shape asks for {count}"
         )
 
 

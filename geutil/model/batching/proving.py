@@ -1,0 +1,177 @@
+"""The proof that a model with another batch size computes the same, by running both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from geutil.graph.kinds import Operation, Tensor
+from geutil.model.batching.judging import Kind, Verdict
+from geutil.model.batching.trials import SKIP, Trial
+from geutil.model.errors import ModelError
+from geutil.select.walks import get_forward_walk_ops
+
+if TYPE_CHECKING:
+    from geutil.model.model import Model
+
+_WRITES = re.compile(
+    r"Assign|^(Resource)?(Sparse)?Apply|^ResourceScatter|^Scatter(Add|Sub|Update)$"
+    r"|^LookupTable(Insert|Import|Remove)|^InitializeTable|^Write|^Save|^Print"
+    r"|PyFunc|Enqueue|Dequeue|StackPush|StackPop"
+)
+_MOST_BEHIND = 24
+
+
+def prove(
+    model: Model,
+    changed: Model,
+    batched: Sequence[str],
+    old: int | None,
+    new: int | None,
+    samples: Mapping[str, Any] | None,
+) -> None:
+    """Run a model and the one with another batch size, and compare.
+
+    At the old size the results are the same bit for bit. At others each row is what the
+    old model makes of it, up to rounding.
+
+    Args:
+        model: the model.
+        changed: the one with another batch size.
+        batched: the inputs with a batch axis.
+        old: the old size, None if any.
+        new: the new size, None if any.
+        samples: rows to run on, for some inputs; the others are drawn.
+
+    Raises:
+        ModelError: they differ, or cannot be compared.
+
+    Cost: some ten executions.
+    """
+    _refuse_writes(model)
+    trial = Trial(model, changed, batched, samples)
+    if old is None:
+        sizes = [new or 1]
+    elif new is None:
+        sizes = list(dict.fromkeys([old, 2 * old + 1, 1]))
+    else:
+        sizes = [new]
+    for size in sizes:
+        if old is None or size == old:
+            for name in trial.same_size(size):
+                raise _wrong(model, name, f"at batch size {size} it is not the same")
+        else:
+            for name, verdict in trial.rows(size, old).items():
+                _settle(trial, name, verdict, size, old)
+
+
+def _refuse_writes(model: Model) -> None:
+    graph_def = model.program().graph_def
+    bodies = [f.node_def for f in graph_def.library.function]
+    writers = [
+        f"'{node.name}' ({node.op})"
+        for nodes in [graph_def.node, *bodies]
+        for node in nodes
+        if _WRITES.search(node.op)
+    ]
+    if writers:
+        raise ModelError(
+            f"{model!r} cannot be run to prove that the batch size may change, since a "
+            f"run has effects: {', '.join(writers[:5])}; {SKIP}, or use "
+            "strip_training() first"
+        )
+
+
+def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> None:
+    """Accept a verdict, or raise what it means."""
+    if verdict.kind is Kind.DIFFERS:
+        raise _wrong(
+            trial.model,
+            name,
+            f"at batch size {size}, row {verdict.row} is {verdict.distance:.3g} away "
+            "from what the old model makes of it (rounding explains "
+            f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
+            f"constant holds on to the old batch. If that is meant, {SKIP}",
+        )
+    constant = verdict.kind is Kind.CONSTANT and not _grows(trial.model, name)
+    if verdict.kind in (Kind.UNGROUPED, Kind.CONSTANT) and not constant:
+        raise _wrong(
+            trial.model,
+            name,
+            f"the shape does not tell which row of it comes from which input at batch "
+            f"size {size}, so nothing can be proved; {SKIP}",
+        )
+    if verdict.kind is Kind.SILENT and not _proved_behind(trial, name, size, old):
+        raise _wrong(
+            trial.model,
+            name,
+            "all rows that were tried come out the same, which proves nothing; pass "
+            "samples={input: rows} that make a difference, or verify=False to take the "
+            "model without the proof",
+        )
+
+
+def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
+    """Tell whether the tensors behind an output match, up to where rows differ."""
+    start = trial.model.outputs[output]
+    behind = _behind(start, trial.model, trial.changed)
+    inputs = [t.name for t in trial.model.inputs.values()]
+    names = dict.fromkeys(name for before in behind.values() for name in before)
+    verdicts = trial.of(list(names)).rows(size, old) if names else {}
+    waiting, seen = [start.name], {start.name}
+    while waiting:
+        before = behind.get(waiting.pop())
+        if not before or any(name in inputs for name in before):
+            return False
+        for name in before:
+            kind = verdicts[name].kind
+            if kind not in (Kind.MATCHES, Kind.SILENT):
+                return False
+            if kind is Kind.SILENT and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return True
+
+
+def _growing(model: Model) -> frozenset[Operation]:
+    return frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
+
+
+def _grows(model: Model, output: str) -> bool:
+    """Tell whether an output depends on the inputs."""
+    return model.outputs[output].op in _growing(model)
+
+
+def _behind(start: Tensor, model: Model, changed: Model) -> dict[str, list[str]]:
+    """Return the floating-point inputs of tensors behind one, nearest first.
+
+    Only what depends on the inputs of the model counts, and no more than two dozen
+    tensors.
+    """
+    growing = _growing(model)
+    kept = {op.name for op in changed.graph.get_operations()}
+    behind: dict[str, list[str]] = {}
+    waiting = [start]
+    for t in waiting:
+        found = list(t.op.inputs)
+        # What the new model does not have is looked through.
+        for u in found:
+            if u.op.name not in kept:
+                found += u.op.inputs
+        before = [
+            u
+            for u in found
+            if u.dtype.is_floating and u.op in growing and u.op.name in kept
+        ]
+        behind[t.name] = [u.name for u in before]
+        for u in before:
+            if u.name not in behind and len(waiting) < _MOST_BEHIND:
+                waiting.append(u)
+    return behind
+
+
+def _wrong(model: Model, output: str, what: str) -> ModelError:
+    return ModelError(
+        f"the batch size of {model!r} cannot be changed: of output '{output}', {what}"
+    )

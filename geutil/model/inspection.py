@@ -1,0 +1,194 @@
+"""What is known of a model from its files alone, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tensorflow as tf
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor's type and shape.
+
+    Attributes:
+        dtype: its type; None if the file names one that this TensorFlow lacks.
+        shape: its size in each dimension, None where it is free; None as a whole if
+            not even the rank is known.
+    """
+
+    dtype: tf.DType | None
+    shape: tuple[int | None, ...] | None
+
+    def __str__(self) -> str:
+        name = "unknown" if self.dtype is None else self.dtype.name
+        if self.shape is None:
+            return f"{name} of any shape"
+        return f"{name} [{','.join('n' if s is None else str(s) for s in self.shape)}]"
+
+    @property
+    def elements(self) -> int:
+        """The number of elements, 0 if a size is free."""
+        count = 1
+        for size in self.shape if self.shape is not None else (0,):
+            count *= size or 0
+        return count
+
+
+@dataclass(frozen=True)
+class SignatureInfo:
+    """The inputs and outputs of a signature by name.
+
+    Attributes:
+        inputs: what it takes.
+        outputs: what it gives.
+    """
+
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True)
+class FunctionInfo:
+    """A function of the library.
+
+    Attributes:
+        name: its name.
+        ops: how many ops its body has.
+        inputs: how many inputs it takes.
+        outputs: how many outputs it gives.
+    """
+
+    name: str
+    ops: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class VariableInfo:
+    """A variable.
+
+    Attributes:
+        name: its name; in a model without an object graph, its key in the checkpoint.
+        tensor: its type and shape.
+        trainable: whether it is trained; None if the files do not say.
+    """
+
+    name: str
+    tensor: TensorInfo
+    trainable: bool | None
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """A layer of a Keras model.
+
+    Attributes:
+        name: its name.
+        type: the name of its class.
+    """
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model's files say. What does not apply to its kind is empty.
+
+    Attributes:
+        kind: "SavedModel", "GraphDef" or "Keras".
+        path: what was inspected.
+        tags: the tags of the MetaGraph.
+        version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
+            "" if the file does not say.
+        signatures: inputs and outputs by the name of the signature.
+        ops: how many ops of each type the main graph has, the most frequent first.
+        function_ops: the same for all functions together.
+        functions: the functions of the library, in its order.
+        variables: the variables.
+        assets: the names of asset files.
+        layers: the layers of a Keras model.
+        bytes_total: the size of all files.
+        bytes_variables: the size of the files of variables.
+        bytes_constants: what the values of constants take in the file.
+    """
+
+    kind: str
+    path: Path
+    tags: tuple[str, ...] = ()
+    version: str = ""
+    signatures: Mapping[str, SignatureInfo] = field(default_factory=dict)
+    ops: Mapping[str, int] = field(default_factory=dict)
+    function_ops: Mapping[str, int] = field(default_factory=dict)
+    functions: tuple[FunctionInfo, ...] = ()
+    variables: tuple[VariableInfo, ...] = ()
+    assets: tuple[str, ...] = ()
+    layers: tuple[LayerInfo, ...] = ()
+    bytes_total: int = 0
+    bytes_variables: int = 0
+    bytes_constants: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _lines(info: Inspection) -> Iterable[str]:
+    by = f", written by version {info.version}" if info.version else ""
+    yield f"{info.kind} {info.path}{by}"
+    if info.tags:
+        yield f"tags: {', '.join(info.tags)}"
+    yield (
+        f"size: {_size(info.bytes_total)}, of it variables "
+        f"{_size(info.bytes_variables)}, constants {_size(info.bytes_constants)}"
+    )
+    for name, signature in info.signatures.items():
+        yield f"signature {name}"
+        for role, tensors in (("in ", signature.inputs), ("out", signature.outputs)):
+            for key, tensor in tensors.items():
+                yield f"  {role} {key}: {tensor}"
+    yield from _counted("ops", info.ops)
+    yield from _counted("ops in functions", info.function_ops)
+    yield from _listed(
+        "functions",
+        [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
+    )
+    yield from _listed(
+        "variables",
+        [
+            f"{v.name}: {v.tensor}" + (" (frozen)" if v.trainable is False else "")
+            for v in info.variables
+        ],
+    )
+    yield from _listed("layers", [f"{x.name}: {x.type}" for x in info.layers])
+    if info.assets:
+        yield f"assets: {', '.join(info.assets)}"
+
+
+def _counted(what: str, counts: Mapping[str, int]) -> Iterable[str]:
+    if counts:
+        shown = ", ".join(f"{n} {op}" for op, n in list(counts.items())[:_SHOWN])
+        more = f" and {len(counts) - _SHOWN} types more" if len(counts) > _SHOWN else ""
+        yield f"{what}: {sum(counts.values())} ({shown}{more})"
+
+
+def _listed(what: str, items: list[str]) -> Iterable[str]:
+    if items:
+        yield f"{what}: {len(items)}"
+        yield from (f"  {item}" for item in items[:_SHOWN])
+        if len(items) > _SHOWN:
+            yield f"  and {len(items) - _SHOWN} more"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

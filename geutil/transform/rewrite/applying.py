@@ -1,0 +1,212 @@
+"""One application of a rule: build, then move the readers over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import CycleError, RerouteError, TransformError
+from geutil.graph.adjacency import control_inputs, graph_order
+from geutil.graph.kinds import Operation, Tensor, is_op, is_tensor, type_name
+from geutil.graph.names import scope_basename
+from geutil.graph.staleness import check_editable
+from geutil.graph.surroundings import count_ops, ops_since, surroundings_of
+from geutil.reroute.plan import Plan
+from geutil.reroute.tensors import redirection
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite.matching import Match
+from geutil.transform.rewrite.rule import Rule
+from geutil.transform.rewrite.territory import Territory
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """What one application changed.
+
+    Attributes:
+        pairs: (old, new) for each output of the root that was replaced.
+        new_ops: the ops that were made.
+        rewired: the ops that read new tensors or wait for other ops, in graph order.
+        retired: the ops that nobody reads any more.
+        revived: retired ops that are read again.
+    """
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    new_ops: tuple[Operation, ...]
+    rewired: tuple[Operation, ...]
+    retired: tuple[Operation, ...]
+    revived: tuple[Operation, ...]
+
+
+def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
+    """Replace the outputs of a match's root.
+
+    Returns:
+        What changed, or why nothing did.
+
+    Raises:
+        TransformError: the replacement returned what cannot stand in for the outputs.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+    """
+    root, liveness = match.root, territory.liveness
+    graph = root.graph
+    check_editable(graph, [*match.ops, *liveness.readers(root)])
+    count = count_ops(graph)
+    awaited = _awaited(match)
+    with surroundings_of(root, awaited):
+        result = rule.replacement(match)
+        if not isinstance(result, str):
+            stand_in = [result] if not root.outputs and is_op(result) else []
+            pairs = _pairs(rule, root, None if stand_in else result)
+            pairs = _ordered(pairs, frozenset(ops_since(graph, count)), awaited)
+    new_ops = ops_since(graph, count)
+    if isinstance(result, str):
+        liveness.abandon(new_ops)
+        return result
+    if not pairs and root.outputs:
+        liveness.abandon(new_ops)
+        return "the replacement replaces no output"
+    try:
+        return _move(match, pairs, new_ops, stand_in or awaited, territory)
+    except CycleError as error:
+        liveness.forget(t.op for op in new_ops for t in op.inputs)
+        liveness.abandon(new_ops)
+        return str(error)
+    except RerouteError as error:
+        raise TransformError(f"rule '{rule.name}' at '{root.name}': {error}") from error
+
+
+def _awaited(match: Match) -> list[Operation]:
+    """Return what the matched ops wait for, each once."""
+    members = frozenset(match.ops)
+    found = dict.fromkeys(c for op in match.ops for c in control_inputs(op))
+    return [op for op in found if op not in members]
+
+
+def _pairs(rule: Rule, root: Operation, result: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return (old, new) for the outputs that the result of a replacement replaces."""
+    where = f"rule '{rule.name}' at '{root.name}'"
+    listed = list(result) if isinstance(result, list | tuple) else [result]
+    if result is None and not root.outputs:
+        listed = []
+    if len(listed) != len(root.outputs):
+        raise TransformError(
+            f"{where} returned {len(listed)} tensor(s) for {len(root.outputs)} "
+            "output(s); return one for each, or None for those to leave alone"
+        )
+    pairs = []
+    for old, new in zip(root.outputs, listed, strict=True):
+        if new is None or new is old:
+            continue
+        if not is_tensor(new) or new.graph is not root.graph:
+            hint = "; return its output" if is_op(new) else ""
+            raise TransformError(
+                f"{where} returned {type_name(new)} for '{old.name}', not a tensor of "
+                f"the same graph{hint}"
+            )
+        pairs.append((old, new))
+    return pairs
+
+
+def _ordered(
+    pairs: list[tuple[Tensor, Tensor]],
+    new_ops: frozenset[Operation],
+    awaited: list[Operation],
+) -> list[tuple[Tensor, Tensor]]:
+    """Let readers of a tensor that was there before wait for what the root awaited."""
+    if not awaited:
+        return pairs
+    return [
+        (old, new)
+        if new.op in new_ops
+        else (old, tf.identity(new, name=scope_basename(old.op.name)))
+        for old, new in pairs
+    ]
+
+
+def _move(
+    match: Match,
+    pairs: list[tuple[Tensor, Tensor]],
+    new_ops: list[Operation],
+    stand_ins: list[Operation],
+    territory: Territory,
+) -> Applied:
+    root, liveness = match.root, territory.liveness
+    made = frozenset(new_ops)
+    liveness.take_in(new_ops)
+    replaced = {id(old) for old, _ in pairs}
+    moving = [
+        op
+        for op in liveness.readers(root)
+        if op not in made and any(id(t) in replaced for t in op.inputs)
+    ]
+    dead = _dead(match, replaced, made, territory)
+    plan = Plan(root.graph)
+    plan.redirect(
+        redirection(
+            [old for old, _ in pairs],
+            [new for _, new in pairs],
+            frozenset(moving).__contains__,
+        )
+    )
+    waiting = _move_control_outputs(
+        plan, dead, [new.op for _, new in pairs] or stand_ins, liveness
+    )
+    plan.apply()
+    liveness.forget([root])
+    liveness.take_in(moving)
+    sources = dict.fromkeys(
+        [new.op for _, new in pairs] + [t.op for op in new_ops for t in op.inputs]
+    )
+    revived = liveness.revive(sources)
+    retired = liveness.retire(
+        [op for op in match.ops if op is not root or dead],
+        lambda op: territory.protection(op) is not None,
+    )
+    return Applied(
+        tuple(pairs),
+        tuple(new_ops),
+        tuple(graph_order(dict.fromkeys([*moving, *waiting]))),
+        tuple(retired),
+        tuple(revived),
+    )
+
+
+def _dead(
+    match: Match, replaced: set[int], made: frozenset[Operation], territory: Territory
+) -> list[Operation]:
+    """Return the matched ops that nobody will read, the root first."""
+    root, liveness = match.root, territory.liveness
+    if any(
+        op in made or any(t.op is root and id(t) not in replaced for t in op.inputs)
+        for op in liveness.readers(root)
+    ):
+        return []
+    dead = {root: None}
+    while True:
+        found = [
+            op
+            for op in match.ops
+            if op not in dead
+            and liveness.readers(op) <= dead.keys()
+            and territory.protection(op) is None
+        ]
+        if not found:
+            return list(dead)
+        dead.update(dict.fromkeys(found))
+
+
+def _move_control_outputs(
+    plan: Plan, dead: list[Operation], producers: list[Operation], liveness: Liveness
+) -> list[Operation]:
+    """Let whoever waits for a dead op wait for what replaces it; return those ops."""
+    gone = frozenset(dead)
+    waiting = dict.fromkeys(op for d in dead for op in liveness.waiting(d))
+    moved = [op for op in waiting if op not in gone]
+    for op in moved:
+        kept = [c for c in plan.control_inputs(op) if c not in gone]
+        plan.set_control_inputs(op, dict.fromkeys([*kept, *producers]))
+    return moved

@@ -1,0 +1,291 @@
+"""Rules applied to a graph until none applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, SelectionError, TransformError
+from geutil.graph.edits import transaction
+from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import (
+    Graph,
+    Operation,
+    Tensor,
+    is_op,
+    is_tensor,
+    require_graph,
+    type_name,
+)
+from geutil.graph.order import topological_sort
+from geutil.graph.surroundings import count_ops, ops_since
+from geutil.graph.trees import flatten
+from geutil.graph.verify import verify
+from geutil.select.lists import as_list
+from geutil.transform.rewrite.applying import Applied, apply_rule
+from geutil.transform.rewrite.history import History
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite.matching import (
+    Finder,
+    Match,
+    producer_types,
+    require_one_graph,
+)
+from geutil.transform.rewrite.report import Refused, RewriteReport, Rewritten
+from geutil.transform.rewrite.rule import Rule
+from geutil.transform.rewrite.territory import Territory
+from geutil.transform.rewrite.worklist import Worklist
+
+
+def rewrite(
+    graph: Graph,
+    rules: Rule | Iterable[Any],
+    *,
+    limit: int | None = None,
+    debug: bool = False,
+    ops: Iterable[Operation] | None = None,
+    keep: Iterable[Operation | Tensor] = (),
+) -> RewriteReport:
+    """Apply rules to a graph until none applies.
+
+    Ops are visited consumers first, and at each op the rules are tried in their order.
+    After a rewrite the ops that it may concern are visited again: the new ones, those
+    that read something else now, and those downstream of them as far as the deepest
+    pattern reaches. A rule that wraps its root, so that the root is still read
+    afterwards, is applied to that root once.
+
+    It stops: each visit tries each rule once, and a search is bounded by the pattern.
+    A visit is asked for once for each op at the start, and after a rewrite for a finite
+    number of ops. Rewrites are at most `limit`; so visits are finite in number. Rules
+    that undo each other are found before that, when a rule is about to replace what
+    it replaced in an ancestor of the match.
+
+    Replaced ops stay in the graph, because TensorFlow cannot delete an op; they have
+    no readers left, are not matched again, and do not count as readers. Ops that waited
+    for them wait for what replaced them. In the body of a function that is being
+    traced, TensorFlow runs stateful ops that nobody reads too.
+
+    Bodies of functions are graphs of their own: rewrite them separately.
+
+    Args:
+        graph: the graph; the FuncGraph of a function only while it is traced.
+        rules: a rule, or rules; groups of rules may be nested.
+        limit: how many rewrites there may be; None is 100 and two for each op.
+        debug: whether to check the whole graph with `geutil.verify` after each rewrite.
+        ops: the ops that matches may be made of, besides those that rewrites make;
+            None is all.
+        keep: ops and tensors that must survive, such as what is fetched; outputs of a
+            FuncGraph do in any case. They are not replaced, and count as read.
+            An output that nobody reads and that is not kept may be replaced: the
+            report says by what.
+
+    Returns:
+        What was rewritten, and every candidate that was refused, with the reason.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        SelectionError: an op or tensor is of another graph, or a search takes too long.
+        TransformError: there are more rewrites than `limit`, rules undo each other, or
+            a replacement returned what cannot stand in for the outputs of its root.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+        VerificationError: in debug mode, a rewrite broke an invariant.
+        After an error, also one of a rule's own, all edges are as they were; ops that
+        were made stay, unconnected.
+
+    Cost: linear in ops and edges, plus for each rule and op of an anchor type one
+    search, which the types of the producers end early where they do not fit; and
+    what the rewrites cost, each with the neighbourhood that it touches.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.transform.rewrite import Any, Op, Rule, rewrite
+        >>> with tf.Graph().as_default() as graph:
+        ...     y = tf.negative(tf.nn.relu6(tf.zeros([2]), name="r"), name="y")
+        >>> rule = Rule(Op("Relu6", Any("x")), lambda m: tf.nn.relu(m["x"]), name="r6")
+        >>> print(rewrite(graph, rule))
+        1 rewritten, 0 refused
+          r6: 1 rewritten, 0 refused
+        rewritten:
+          r6: 'r' -> 'Relu'
+        >>> y.op.inputs[0].name
+        'Relu:0'
+    """
+    require_graph(graph)
+    listed = _rules(rules)
+    within = None if ops is None else require_one_graph(ops, graph)
+    kept = _kept(keep, graph)
+    roots = graph.get_operations() if within is None else within
+    if limit is None:
+        limit = 100 + 2 * len(roots)
+    liveness = Liveness(graph)
+    territory = Territory(graph, liveness, within, kept)
+    count = count_ops(graph)
+    driver = _Driver(graph, listed, territory, limit, debug)
+    try:
+        # Neutral from here on, so that each replacement has little to set aside.
+        with transaction(graph), neutral(graph):
+            driver.run(topological_sort(roots))
+    except BaseException:
+        # The edges are back; what was built for them leads nowhere.
+        liveness.abandon(ops_since(graph, count))
+        raise
+    return driver.report()
+
+
+class _Driver:
+    """The state of one call of `rewrite`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        rules: list[Rule],
+        territory: Territory,
+        limit: int,
+        debug: bool,
+    ) -> None:
+        self._graph = graph
+        self._finders = [(r, Finder(r.compiled, territory)) for r in rules]
+        self._by_type: dict[str, list[tuple[int, Rule, Finder]]] = {}
+        self._territory = territory
+        self._liveness = territory.liveness
+        self._limit = limit
+        self._debug = debug
+        self._worklist = Worklist(rules, self._liveness)
+        self._history = History()
+        self._wrapped: set[tuple[int, Operation]] = set()
+        self._rewritten: list[Rewritten] = []
+        self._refused: dict[tuple[int, Operation], str] = {}
+        self._replaced: MutableIdentityMap[Tensor] = MutableIdentityMap()
+
+    def run(self, ops: list[Operation]) -> None:
+        """Visit `ops`, the last first, and what rewrites add to them."""
+        self._worklist.fill(ops)
+        for op in self._worklist:
+            rules = self._rules_for(op.type)
+            if rules and not self._liveness.is_retired(op):
+                self._visit(op, rules)
+
+    def _rules_for(self, kind: str) -> list[tuple[int, Rule, Finder]]:
+        """Return the rules whose root may be of a type, in order."""
+        rules = self._by_type.get(kind)
+        if rules is None:
+            rules = self._by_type[kind] = [
+                (index, rule, finder)
+                for index, (rule, finder) in enumerate(self._finders)
+                if rule.compiled.types is None or kind in rule.compiled.types
+            ]
+        return rules
+
+    def _visit(self, op: Operation, rules: list[tuple[int, Rule, Finder]]) -> None:
+        """Apply the first rule that applies to `op`; note why others do not."""
+        producers = producer_types(op)
+        for index, rule, finder in rules:
+            found = finder.find(op, producers)
+            if found is None:
+                if self._refused:
+                    self._refused.pop((index, op), None)
+                continue
+            if (index, op) in self._wrapped:
+                continue
+            applied = found if isinstance(found, str) else self._try(rule, found)
+            if isinstance(applied, str):
+                self._refused[index, op] = applied
+                continue
+            self._refused.pop((index, op), None)
+            if not self._liveness.is_retired(op):
+                self._wrapped.add((index, op))
+            return
+
+    def _try(self, rule: Rule, match: Match) -> Applied | str:
+        """Apply a rule to a match, or return why not."""
+        reason = self._territory.protection(match.root) or rule.objection(match)
+        if reason is not None:
+            return reason
+        self._history.check(rule, match)
+        if len(self._rewritten) >= self._limit:
+            raise TransformError(self._over_limit(rule, match))
+        applied = apply_rule(rule, match, self._territory)
+        if isinstance(applied, str):
+            return applied
+        if self._debug:
+            verify(self._graph)
+        self._take_note(rule, match, applied)
+        return applied
+
+    def _take_note(self, rule: Rule, match: Match, applied: Applied) -> None:
+        is_gone = self._liveness.is_retired(match.root)
+        self._history.add(
+            rule, match, applied.new_ops, applied.revived, is_gone=is_gone
+        )
+        self._rewritten.append(
+            Rewritten(
+                rule.name,
+                match.root.name,
+                tuple(op.name for op in match.ops),
+                tuple(op.name for op in applied.new_ops),
+            )
+        )
+        for old, new in applied.pairs:
+            self._replaced[old] = new
+        if self._territory.within is not None:
+            self._territory.within.update(applied.new_ops)
+        self._worklist.add_around(match, applied)
+
+    def _over_limit(self, rule: Rule, match: Match) -> str:
+        counts: dict[str, int] = {}
+        for entry in self._rewritten:
+            counts[entry.rule] = counts.get(entry.rule, 0) + 1
+        done = ", ".join(f"'{name}' {count}x" for name, count in counts.items())
+        return (
+            f"there are more than {self._limit} rewrites ({done or 'none so far'}), "
+            f"and rule '{rule.name}' applies at '{match.root.name}'; give the rules a "
+            "check that ends them, or pass a higher limit="
+        )
+
+    def report(self) -> RewriteReport:
+        """Return what was done and what was refused."""
+        live = [k for k in self._refused if not self._liveness.is_retired(k[1])]
+        place = {op: i for i, op in enumerate(self._graph.get_operations())}
+        refused = (
+            Refused(self._finders[index][0].name, op.name, self._refused[index, op])
+            for index, op in sorted(live, key=lambda k: (place[k[1]], k[0]))
+        )
+        return RewriteReport(tuple(self._rewritten), tuple(refused), self._resolved())
+
+    def _resolved(self) -> MutableIdentityMap[Tensor]:
+        """Return for each replaced tensor the one that was not replaced in turn."""
+        resolved: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        for old in self._replaced:
+            path = [old]
+            while path[-1] in self._replaced and path[-1] not in resolved:
+                path.append(self._replaced[path[-1]])
+            last = resolved.get(path[-1], path[-1])
+            resolved.update((tensor, last) for tensor in path[:-1])
+        order: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        order.update((old, resolved[old]) for old in self._replaced)
+        return order
+
+
+def _rules(rules: Any) -> list[Rule]:
+    listed = flatten(rules)
+    for rule in listed:
+        if not isinstance(rule, Rule):
+            raise ArgumentTypeError(f"expected a Rule, got {type_name(rule)}")
+    return listed
+
+
+def _kept(keep: Any, graph: Graph) -> list[Any]:
+    kept = as_list(keep)
+    for element in kept:
+        if not is_op(element) and not is_tensor(element):
+            raise ArgumentTypeError(
+                f"keep holds ops and tensors of a graph, not {type_name(element)}"
+            )
+        if element.graph is not graph:
+            raise SelectionError(
+                f"'{element.name}' in keep belongs to another graph than the one to "
+                "rewrite"
+            )
+    return kept

@@ -1,0 +1,131 @@
+"""Dropout removal: what dropout does at inference, which is nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from geutil.graph.kinds import Tensor
+from geutil.transform.rewrite.leaves import Const, constant_value
+from geutil.transform.rewrite.matching import Match
+from geutil.transform.rewrite.patterns import Any, Op, Optional, Pattern
+from geutil.transform.rewrite.rule import Rule
+
+_ADD = frozenset({"Add", "AddV2"})
+_UNIFORM = frozenset(
+    {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
+)
+_TOLERANCE = 1e-2
+"""How far scale * (1 - rate) may be from 1: half precision holds three digits."""
+
+
+def dropout_removal() -> tuple[Rule, ...]:
+    """Return rules that let dropout pass its input on.
+
+    They know what these build:
+
+    - Keras 3 (`Dropout`, `SpatialDropout*` with training=True), `tf.nn.dropout`,
+      `tf.nn.experimental.stateless_dropout` and `general_dropout`:
+      `SelectV2(uniform >= rate, x * scale, 0)`;
+    - earlier releases: `x * scale * Cast(uniform >= rate)`;
+    - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`.
+
+    `x / (1 - rate)` may stand for `x * scale`, and `uniform` may be shifted and scaled
+    by constants to [0, 1). Refused where constants do not fit, so that the values that
+    are kept would not be those at inference: `scale * (1 - rate)` is not 1, or
+    `uniform` is not between 0 and 1.
+
+    The random ops stay without readers. In a function that is being traced, TensorFlow
+    still runs those with a state, and the update of a Keras seed generator.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.transform.rewrite import rewrite, rules
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.ones([8], name="x")
+        ...     y = tf.negative(tf.nn.dropout(x, rate=0.5))
+        >>> report = rewrite(graph, rules.dropout_removal())
+        >>> y.op.inputs[0].name
+        'x:0'
+    """
+    return (
+        Rule(_select(), _input, _unfit, "dropout_removal"),
+        Rule(_mask(), _input, _unfit, "dropout_removal (mask)"),
+        Rule(_floor(), _input, _unfit, "dropout_removal (floor)"),
+    )
+
+
+def _select() -> Pattern:
+    rate = Any("rate")
+    kept = Op("GreaterEqual", _uniform(), rate)
+    zero = Const("zero")
+    return Op({"Select", "SelectV2"}, kept, _scaled(rate), zero)
+
+
+def _mask() -> Pattern:
+    rate = Any("rate")
+    kept = Op("GreaterEqual", _uniform(), rate)
+    return Op("Mul", _scaled(rate), Op("Cast", kept), commutative=True)
+
+
+def _floor() -> Pattern:
+    keep = Any("keep")
+    kept = Op("Floor", Op(_ADD, keep, _uniform(), commutative=True))
+    scaled = Op("RealDiv", Any("x"), keep)
+    return Op("Mul", scaled, kept, commutative=True)
+
+
+def _scaled(rate: Pattern) -> Pattern:
+    """Return the pattern of x / (1 - rate)."""
+    x = Any("x")
+    keep = Const("keep") | Op("Sub", Const("one"), rate)
+    return Op("Mul", x, Const("scale"), commutative=True) | Op("RealDiv", x, keep)
+
+
+def _uniform() -> Pattern:
+    """Return the pattern of random numbers, perhaps brought to an interval."""
+    low = Const("low")
+    width = Op("Sub", Const("high"), low) | Const("width")
+    drawn = Op(_UNIFORM)
+    stretched = Optional(Op("Mul", drawn, width, commutative=True), drawn)
+    return Optional(Op(_ADD, stretched, low, commutative=True), stretched)
+
+
+def _input(match: Match) -> Tensor:
+    return match["x"]
+
+
+def _unfit(match: Match) -> str | None:
+    for name, wanted in (("zero", 0.0), ("one", 1.0), ("low", 0.0)):
+        value = _value(match, name)
+        if value is not None and np.any(value != wanted):
+            return f"'{match[name].name}' is {value}, not {wanted:g}"
+    high = _value(match, "high", _value(match, "width"))
+    if high is not None and np.any(high != 1.0):
+        return f"the random numbers go up to {high}, not 1"
+    return _unfit_scale(match)
+
+
+def _unfit_scale(match: Match) -> str | None:
+    """Return why the values that dropout keeps do not balance those it drops."""
+    if "rate" not in match or "one" in match:
+        # What scales is computed from the very tensor that decides.
+        return None
+    rate, scale = _value(match, "rate"), _value(match, "scale")
+    if rate is None:
+        return f"'{match['rate'].name}' is no constant, but what scales is"
+    if scale is None:
+        scale = 1.0 / constant_value(match["keep"])
+    product = scale * (1.0 - rate)
+    if np.any(np.abs(product - 1.0) > _TOLERANCE):
+        return f"what is kept is scaled by {scale}, with a rate of {rate}"
+    return None
+
+
+def _value(
+    match: Match, name: str, default: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Return the value of a capture in double precision, if it is a constant."""
+    tensor = match.get(name)
+    if tensor is None or not Const().accepts(tensor):
+        return default
+    return np.asarray(constant_value(tensor), np.float64)

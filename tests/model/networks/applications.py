@@ -1,0 +1,140 @@
+"""Keras applications, small, with random batch-norm statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+CLASSES = 5
+_APPS = tf.keras.applications
+
+
+@dataclass(frozen=True)
+class Application:
+    """A Keras application.
+
+    Attributes:
+        build: its function in `tf.keras.applications`.
+        middle: a layer that all paths from the input to the output go through.
+        pixels: the height and width of the image.
+        options: further arguments of `build`.
+    """
+
+    build: Callable[..., Any]
+    middle: str
+    pixels: int = 32
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+APPLICATIONS = {
+    "ResNet50": Application(_APPS.ResNet50, "conv3_block4_out"),
+    "MobileNetV2": Application(
+        _APPS.MobileNetV2, "block_6_project_BN", options=(("alpha", 0.35),)
+    ),
+    "MobileNetV3Small": Application(
+        _APPS.MobileNetV3Small, "expanded_conv_3_project_bn"
+    ),
+    "EfficientNetB0": Application(_APPS.EfficientNetB0, "block4a_project_bn"),
+    "DenseNet121": Application(_APPS.DenseNet121, "pool3_pool"),
+    "InceptionV3": Application(_APPS.InceptionV3, "mixed5", 75),
+    "ConvNeXtTiny": Application(
+        _APPS.ConvNeXtTiny, "convnext_tiny_downsampling_block_1"
+    ),
+}
+
+
+class Network:
+    """A Keras application in memory, and on disk as TensorFlow alone saved it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.application = APPLICATIONS[name]
+        self.path = folder / name
+        pixels = self.application.pixels
+        tf.keras.utils.set_random_seed(0)
+        self.model = self.application.build(
+            weights=None,
+            input_shape=(pixels, pixels, 3),
+            classes=CLASSES,
+            **dict(self.application.options),
+        )
+        randomize_statistics(self.model)
+
+    @cached_property
+    def saved(self) -> Path:
+        """The directory of the network as a SavedModel, with `image` -> `scores`."""
+        image = tf.TensorSpec([None, *self.images.shape[1:]], tf.float32, "image")
+        module = tf.Module()
+        module.model = self.model
+        module.serve = tf.function(
+            lambda image: {"scores": self.model(image, training=False)}, [image]
+        )
+        tf.saved_model.save(module, str(self.path), {"serving_default": module.serve})
+        return self.path
+
+    @cached_property
+    def images(self) -> np.ndarray:
+        pixels = self.application.pixels
+        random = np.random.default_rng(1)
+        return random.uniform(-1, 1, (2, pixels, pixels, 3)).astype(np.float32)
+
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """Images of which `images` could be made."""
+        return ((self.images + 1) * 127.5).astype(np.uint8)
+
+    @cached_property
+    def middle_layer(self) -> Any:
+        return self.model.get_layer(self.application.middle)
+
+    @cached_property
+    def head(self) -> Any:
+        """The Keras model from the image to the middle."""
+        return tf.keras.Model(self.model.inputs, self.middle_layer.output)
+
+    @cached_property
+    def tail(self) -> Any:
+        """The Keras model from the middle to the scores."""
+        return tf.keras.Model(self.middle_layer.output, self.model.outputs)
+
+    def middle_of(self, graph: tf.Graph) -> tf.Tensor:
+        """Return the tensor that the middle layer computes in a graph."""
+
+        def is_inside(op: tf.Operation) -> bool:
+            scopes = op.name.split("/")[:-1]
+            wanted = self.application.middle
+            return any(
+                s == wanted or (s.rpartition("_")[0] == wanted and s[-1].isdigit())
+                for s in scopes
+            )
+
+        leaving = [
+            t
+            for op in graph.get_operations()
+            if is_inside(op)
+            for t in op.outputs
+            if any(not is_inside(reader) for reader in t.consumers())
+        ]
+        assert len(leaving) == 1, leaving
+        return leaving[0]
+
+
+def randomize_statistics(model: Any) -> None:
+    """Give moving means and variances values that make a difference."""
+    random = np.random.default_rng(3)
+    for variable in model.variables:
+        if variable.path.endswith("moving_mean"):
+            variable.assign(random.uniform(-0.2, 0.2, variable.shape))
+        elif variable.path.endswith("moving_variance"):
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+
+
+def evaluate(function: Any, *arguments: Any) -> np.ndarray:
+    """Return what a Keras model computes, as a function of TensorFlow."""
+    return tf.function(lambda *a: function(*a, training=False))(*arguments).numpy()

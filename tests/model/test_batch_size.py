@@ -1,0 +1,531 @@
+"""Another batch size: what bakes the old one in is found, replaced or listed.
+
+The reference is TensorFlow itself, eagerly, on the same function written for any batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.model.batching.judging import Kind, judge, windows
+from geutil.model.batching.sizes import Sizes, batch_axis_after_reshape
+from geutil.model.model import Model
+
+W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)
+KERNEL = np.random.default_rng(2).normal(size=[3, 3, 5, 2]).astype(np.float32)
+R = tf.raw_ops
+
+
+@dataclass
+class Case:
+    """A function with a batch size baked in, and the same for any batch."""
+
+    fixed: Any
+    free: Any
+    shape: tuple[int, ...] = (6,)
+    old: int = 1
+
+
+def rows(x):
+    return tf.shape(x)[0]
+
+
+def looped(zeros):
+    """A small recurrent network that starts at `zeros`."""
+
+    def call(x):
+        return tf.while_loop(
+            lambda i, h: i < 3,
+            lambda i, h: (i + 1, tf.tanh(tf.matmul(h, W) + x)),
+            (0, zeros(x)),
+        )[1]
+
+    return call
+
+
+def collected(batch):
+    """A loop that collects its states in a TensorArray."""
+
+    def call(x):
+        arrays = tf.TensorArray(tf.float32, 3, element_shape=[batch, 6])
+        start = tf.zeros([rows(x) if batch is None else batch, 6])
+
+        def step(i, h, a):
+            h = tf.tanh(tf.matmul(h, W) + x)
+            return i + 1, h, a.write(i, h)
+
+        return tf.while_loop(lambda i, h, a: i < 3, step, (0, start, arrays))[2].stack()
+
+    return call
+
+
+def joining(zeros):
+    """A loop that reads its state and the input side by side."""
+
+    def call(x):
+        wide = np.concatenate([W, W])
+
+        def step(i, h):
+            return i + 1, tf.tanh(tf.matmul(tf.concat([x, h], 1), wide))
+
+        return tf.while_loop(lambda i, h: i < 3, step, (0, zeros(x)))[1]
+
+    return call
+
+
+def reset(zeros):
+    """A loop that starts at the input and takes ones up on the way."""
+
+    def call(x):
+        def step(i, h):
+            return i + 1, tf.cond(i > 5, lambda: h, lambda: zeros(h) + 1.0)
+
+        return tf.while_loop(lambda i, h: i < 2, step, (0, x * 2.0))[1] * x
+
+    return call
+
+
+def conditional(zeros):
+    """A conditional whose branch that is taken does not look at the input."""
+
+    def call(x):
+        large = tf.reduce_sum(tf.constant(W)) > 1e9
+        return tf.cond(large, lambda: x, lambda: zeros(x) + 0.5) * x
+
+    return call
+
+
+CASES = {
+    "reshape [1, -1]": Case(
+        lambda x: tf.reshape(x, [1, -1]),
+        lambda x: tf.reshape(x, [rows(x), -1]),
+        (2, 3),
+    ),
+    "reshape in full": Case(
+        lambda x: tf.reshape(x, [1, 3, 2]), lambda x: tf.reshape(x, [-1, 3, 2]), (2, 3)
+    ),
+    "reshape -1 at the batch": Case(
+        lambda x: tf.reshape(x, [-1, 6]), lambda x: tf.reshape(x, [-1, 6]), (2, 3)
+    ),
+    "merge and part": Case(
+        lambda x: tf.reshape(tf.matmul(tf.reshape(x, [4, 6]), W), [1, 4, 6]),
+        lambda x: tf.reshape(tf.matmul(tf.reshape(x, [-1, 6]), W), [-1, 4, 6]),
+        (4, 6),
+    ),
+    "merge and part of 4": Case(
+        lambda x: tf.reshape(tf.matmul(tf.reshape(x, [8, 6]), W), [4, 2, 6]),
+        lambda x: tf.reshape(tf.matmul(tf.reshape(x, [-1, 6]), W), [-1, 2, 6]),
+        (2, 6),
+        4,
+    ),
+    "pack": Case(
+        lambda x: tf.reshape(x, [1, 3, tf.shape(x)[1]]),
+        lambda x: tf.reshape(x, [-1, 3, 8]),
+        (None, 3),
+    ),
+    "-1 beside an unknown dimension": Case(
+        lambda x: tf.reshape(x, [1, -1]) * 2.0,
+        lambda x: tf.reshape(x, [-1, 24]) * 2.0,
+        (None, 3),
+    ),
+    "broadcast_to": Case(
+        lambda x: tf.broadcast_to(x, [1, 6]) + 1.0,
+        lambda x: x + tf.ones([6]),
+        (1,),
+    ),
+    "broadcast_to of 3": Case(
+        lambda x: tf.broadcast_to(x, [3, 6]), lambda x: x + tf.zeros([6]), (1,), 3
+    ),
+    "zeros that broadcast": Case(lambda x: x + tf.zeros([1, 6]), lambda x: x, old=1),
+    "zeros of 4": Case(lambda x: x + tf.ones([4, 6]), lambda x: x + 1.0, old=4),
+    "tiled weight of 4": Case(
+        lambda x: x + tf.tile(W[:1], [4, 1]),
+        lambda x: x + W[:1],
+        old=4,
+    ),
+    "class token": Case(
+        lambda x: tf.concat([tf.broadcast_to(W[:1], [1, 1, 6]), x], 1),
+        lambda x: tf.concat([tf.broadcast_to(W[:1], [rows(x), 1, 6]), x], 1),
+        (2, 6),
+    ),
+    "stack": Case(
+        lambda x: tf.stack([x, tf.ones([1, 6])], 1),
+        lambda x: tf.stack([x, tf.ones_like(x)], 1),
+    ),
+    "whole slice": Case(lambda x: tf.slice(x, [0, 1], [1, 3]), lambda x: x[:, 1:4]),
+    "whole strided slice": Case(lambda x: x[0:1, 2:4], lambda x: x[:, 2:4]),
+    "strided slice with an ellipsis": Case(
+        lambda x: x[0:1, ..., tf.newaxis, 1], lambda x: x[:, ..., tf.newaxis, 1], (2, 6)
+    ),
+    "transposed convolution": Case(
+        lambda x: tf.nn.conv2d_transpose(x, KERNEL, [1, 8, 8, 5], 2),
+        lambda x: tf.nn.conv2d_transpose(x, KERNEL, [rows(x), 8, 8, 5], 2),
+        (4, 4, 2),
+    ),
+    "transposed convolution of 2": Case(
+        lambda x: tf.nn.conv2d_transpose(x, KERNEL, [2, 8, 8, 5], 2),
+        lambda x: tf.nn.conv2d_transpose(x, KERNEL, [rows(x), 8, 8, 5], 2),
+        (4, 4, 2),
+        2,
+    ),
+    "ensure_shape": Case(lambda x: tf.ensure_shape(x, [1, 6]) * 2.0, lambda x: x * 2.0),
+    "bias of one row": Case(
+        lambda x: tf.nn.bias_add(x, tf.squeeze(x * 2.0)), lambda x: x + x * 2.0
+    ),
+    "loop from zeros": Case(looped(lambda x: tf.zeros([1, 6])), looped(tf.zeros_like)),
+    "loop from zeros of 3": Case(
+        looped(lambda x: tf.zeros([3, 6])), looped(tf.zeros_like), old=3
+    ),
+    "collecting loop": Case(collected(1), collected(None)),
+    "collecting loop of 3": Case(collected(3), collected(None), old=3),
+    "loop that joins its state": Case(
+        joining(lambda x: tf.zeros([1, 6])), joining(tf.zeros_like)
+    ),
+    "conditional": Case(
+        conditional(lambda x: tf.zeros([1, 6])), conditional(tf.zeros_like)
+    ),
+    "reset in a loop": Case(reset(lambda h: tf.zeros([1, 6])), reset(tf.zeros_like)),
+    "nothing baked in": Case(lambda x: tf.nn.relu(x @ W), lambda x: tf.nn.relu(x @ W)),
+    "unpacked features": Case(
+        lambda x: tf.add_n(tf.unstack(x, axis=1)), lambda x: tf.reduce_sum(x, 1)
+    ),
+}
+
+
+def opened(function, shape, batch, dtype=tf.float32, **options) -> Model:
+    spec = tf.TensorSpec([batch, *shape], dtype, name="x")
+    traced = tf.function(function, autograph=False).get_concrete_function(spec)
+    return model.open(traced, **options)
+
+
+def sample(batch, shape):
+    size = [batch, *(8 if d is None else d for d in shape)]
+    return np.random.default_rng(7).normal(size=size).astype(np.float32)
+
+
+def result(m: Model, x) -> np.ndarray:
+    (value,) = m.run(x=x).values()
+    return value
+
+
+@pytest.mark.parametrize("new", [None, 5, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_baked_in(name, new):
+    case = CASES[name]
+    m = opened(case.fixed, case.shape, case.old)
+    ops = [op.name for op in m.graph.get_operations()]
+    changed = m.set_batch_size(new)
+    assert changed.inputs["x"].shape.as_list() == [new, *case.shape]
+    for batch in [1, 2, 5] if new is None else [new]:
+        x = sample(batch, case.shape)
+        np.testing.assert_allclose(
+            result(changed, x), case.free(tf.constant(x)), rtol=1e-5, atol=1e-5
+        )
+    assert m.inputs["x"].shape.as_list() == [case.old, *case.shape]
+    assert [op.name for op in m.graph.get_operations()] == ops
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_back_again_is_the_same_model(name):
+    case = CASES[name]
+    m = opened(case.fixed, case.shape, case.old)
+    again = m.set_batch_size(None).set_batch_size(case.old)
+    x = sample(case.old, case.shape)
+    np.testing.assert_array_equal(result(again, x), result(m, x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_size_can_be_left_open_in_calls(name):
+    case = CASES[name]
+    inner = tf.function(case.fixed, autograph=False)
+    m = opened(inner, case.shape, case.old, inline=False)
+    changed = m.set_batch_size(None)
+    x = sample(4, case.shape)
+    np.testing.assert_allclose(
+        result(changed, x), case.free(tf.constant(x)), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_none_to_a_number():
+    m = opened(lambda x: tf.reshape(x, [tf.shape(x)[0], 6]), (2, 3), None)
+    changed = m.set_batch_size(2)
+    assert changed.outputs["output_0"].shape.as_list() == [2, 6]
+    x = sample(2, (2, 3))
+    np.testing.assert_array_equal(result(changed, x), result(m, x))
+
+
+def test_shapes_behind_the_input_are_inferred_anew():
+    m = opened(lambda x: tf.nn.relu(x @ W), (6,), 1)
+    assert m.set_batch_size(None).outputs["output_0"].shape.as_list() == [None, 6]
+    assert m.set_batch_size(3).outputs["output_0"].shape.as_list() == [3, 6]
+
+
+def test_version_1_graph():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1, 2, 3], "x")
+        tf.identity(tf.reshape(x, [1, 6]) @ W, name="y")
+    m = model.open(graph).set_batch_size(None)
+    x = sample(3, (2, 3))
+    np.testing.assert_allclose(m.run(x=x)["y"], x.reshape(3, 6) @ W, rtol=1e-5)
+
+
+@pytest.mark.parametrize("collecting", [False, True])
+@pytest.mark.parametrize("old", [1, 3])
+def test_version_1_loop(old, collecting):
+    """Enter, Merge, NextIteration, and the arrays of that time."""
+
+    def free(x):
+        h = tf.zeros_like(x)
+        for _ in range(3):
+            h = tf.tanh(tf.matmul(h, W) + x)
+        return h
+
+    graph = version_1_loop(old, collecting)
+    assert "NextIteration" in {op.type for op in graph.get_operations()}
+    m = model.open(graph, inputs=["x:0"], outputs=["y:0"])
+    for new in (None, 5):
+        changed = m.set_batch_size(new)
+        x = sample(5, (6,))
+        np.testing.assert_allclose(changed.run(x=x)["y"], free(x), rtol=1e-4)
+        assert changed.outputs["y"].shape.is_compatible_with([5, 6])
+
+
+def version_1_loop(batch, collecting):
+    v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [batch, 6], "x")
+            array = tf.TensorArray(tf.float32, 3, element_shape=[batch, 6])
+
+            def step(i, h, a):
+                h = tf.tanh(tf.matmul(h, W) + x)
+                return i + 1, h, a.write(i, h)
+
+            _, h, array = tf.while_loop(
+                lambda i, h, a: i < 3, step, (0, tf.zeros([batch, 6]), array)
+            )
+            tf.identity(array.stack()[2] if collecting else h, name="y")
+        return graph
+    finally:
+        if v2:
+            tf.compat.v1.enable_control_flow_v2()
+
+
+def test_shared_target_is_changed_only_where_the_batch_is():
+    def f(x):
+        target = tf.constant([1, 6])
+        return tf.reshape(x, target) * tf.reshape(tf.constant(W[0]), target)
+
+    m = opened(f, (2, 3), 1).set_batch_size(None)
+    x = sample(3, (2, 3))
+    np.testing.assert_allclose(result(m, x), x.reshape(3, 6) * W[0], rtol=1e-6)
+
+
+def test_inputs_without_a_batch_axis():
+    @tf.function(input_signature=[tf.TensorSpec([1, 6]), tf.TensorSpec([6, 6])])
+    def f(x, w):
+        return tf.matmul(x, w)
+
+    m = model.open(f)
+    with pytest.raises(model.ModelError, match="do not agree on the batch size"):
+        m.set_batch_size(None)
+    changed = m.set_batch_size(None, inputs=["x"])
+    assert changed.inputs["w"].shape.as_list() == [6, 6]
+    x = sample(4, (6,))
+    np.testing.assert_allclose(result_of(changed, x=x, w=W), x @ W, rtol=1e-5)
+
+
+def result_of(m, **inputs):
+    (value,) = m.run(**inputs).values()
+    return value
+
+
+def test_variables_are_shared():
+    v = tf.Variable(W)
+    m = opened(lambda x: tf.reshape(x @ v, [1, 2, 3]), (6,), 1)
+    changed = m.set_batch_size(None)
+    v.assign(2 * W)
+    x = sample(2, (6,))
+    wanted = (x @ (2 * W)).reshape(2, 2, 3)
+    np.testing.assert_allclose(result(changed, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+REFUSED = {
+    "unpacked rows": (
+        lambda x: tf.concat([r * 2.0 for r in tf.unstack(x, num=4)], 0),
+        4,
+        "(Unpack)",
+    ),
+    "taken row": (lambda x: x[0] * 2.0, 1, "it takes row 0 of the batch"),
+    "squeezed": (lambda x: tf.squeeze(x) * 2.0, 1, "squeezes the axis of the batch"),
+    "squeezed by name": (lambda x: tf.squeeze(x, [0]), 1, "squeezes the axis"),
+    "rows of their own": (lambda x: x + W[:4], 4, "rows of its own for a batch of 4"),
+    "split over rows": (
+        lambda x: tf.reshape(x, [2, 12]) * 2.0,
+        4,
+        "spreads a row of the batch over several",
+    ),
+    "gathered row": (
+        lambda x: tf.gather(x, [0]) * 2.0,
+        1,
+        "the shape does not tell which row",
+    ),
+    "coupled rows": (
+        lambda x: tf.nn.softmax(x, 0),
+        3,
+        "rows of the batch depend on each other",
+    ),
+    "summed rows": (lambda x: tf.reduce_sum(x, 0), 3, "does not tell which row"),
+    "random": (lambda x: x + tf.random.normal([6]), 1, "something else each time"),
+    "constant result": (lambda x: tf.argmax(x * 0.0, 1), 1, "come out the same"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    function, old, message = REFUSED[name]
+    m = opened(function, (6,), old)
+    before = m.graph.as_graph_def().SerializeToString(deterministic=True)
+    with pytest.raises(model.ModelError, match=re.escape(message)):
+        m.set_batch_size(None)
+    assert m.graph.as_graph_def().SerializeToString(deterministic=True) == before
+    assert list(m.signatures.values()) == [m]
+
+
+def test_all_that_holds_on_is_listed_with_its_constants():
+    def f(x):
+        a = tf.reshape(x, [2, 12], name="first")
+        return {"a": a, "b": tf.add(x, W[:4], name="second")}
+
+    with pytest.raises(model.ModelError) as caught:
+        opened(f, (6,), 4).set_batch_size(None)
+    text = str(caught.value)
+    assert "'first' (Reshape)" in text
+    assert "= [2, 12]" in text
+    assert "'second' (AddV2)" in text
+
+
+def test_effects_are_not_run():
+    v = tf.Variable(0.0)
+
+    def f(x):
+        v.assign_add(1.0)
+        return x * v
+
+    m = opened(f, (6,), 1)
+    with pytest.raises(model.ModelError, match="a run has effects"):
+        m.set_batch_size(None)
+    assert v.numpy() == 0.0
+    changed = m.set_batch_size(None, verify=False)
+    np.testing.assert_array_equal(result(changed, sample(3, (6,))), sample(3, (6,)))
+
+
+def test_coupled_rows_without_the_proof():
+    m = opened(lambda x: tf.nn.softmax(x, 0), (6,), 2).set_batch_size(5, verify=False)
+    x = sample(5, (6,))
+    np.testing.assert_allclose(result(m, x), tf.nn.softmax(x, 0), rtol=1e-6)
+
+
+def test_samples_make_the_difference():
+    table = np.arange(1000)
+    m = opened(lambda x: tf.maximum(tf.gather(table, x), 500) - 500, (), 1, tf.int32)
+    with pytest.raises(model.ModelError, match="pass samples"):
+        m.set_batch_size(None)
+    changed = m.set_batch_size(None, samples={"x": [501, 700, 900]})
+    np.testing.assert_array_equal(result(changed, [600, 800]), [100, 300])
+
+
+def test_a_saturated_output_is_proved_by_what_is_behind_it():
+    m = opened(lambda x: tf.nn.softmax(tf.reshape(x, [1, 6]) * 1e-12), (2, 3), 1)
+    changed = m.set_batch_size(None)
+    assert changed.outputs["output_0"].shape.as_list() == [None, 6]
+
+
+def test_models_that_fail_on_random_inputs():
+    m = opened(lambda x: tf.io.decode_raw(x, tf.float64, False), (), 1, tf.string)
+    with pytest.raises(model.ModelError, match="pass samples"):
+        m.set_batch_size(None)
+    # Big-endian, the bytes of these end in zeros.
+    numbers = [np.array(n, ">f8").tobytes() for n in (1, 2, 3)]
+    changed = m.set_batch_size(None, samples={"x": numbers})
+    np.testing.assert_array_equal(result(changed, numbers), [[1.0], [2.0], [3.0]])
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.0, "2"])
+def test_what_is_no_size(size):
+    with pytest.raises(model.ModelError, match="positive number or None"):
+        opened(lambda x: x * 2.0, (6,), 1).set_batch_size(size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": ["y"]}, "there is no input 'y'"),
+        ({"samples": {"y": [1.0]}}, "samples name no inputs: ['y']"),
+        ({"inputs": []}, "no input with a batch axis"),
+    ],
+)
+def test_wrong_names(options, message):
+    m = opened(lambda x: x * 2.0, (6,), 1)
+    with pytest.raises(model.ModelError, match=re.escape(message)):
+        m.set_batch_size(None, **options)
+
+
+def test_inputs_without_rank():
+    m = model.open(
+        tf.function(lambda x: x * 2.0).get_concrete_function(
+            tf.TensorSpec(None, name="x")
+        )
+    )
+    with pytest.raises(model.ModelError, match="unknown rank"):
+        m.set_batch_size(None)
+    scalar = opened_scalar()
+    with pytest.raises(model.ModelError, match="no input with a batch axis"):
+        scalar.set_batch_size(None)
+    with pytest.raises(model.ModelError, match="has no batch axis"):
+        scalar.set_batch_size(None, inputs=["x"])
+
+
+def opened_scalar():
+    spec = tf.TensorSpec([], name="x")
+    return model.open(tf.function(lambda x: x * 2.0).get_concrete_function(spec))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 6), (4, 1, 1), (3, 5)])
+@pytest.mark.parametrize("old", [2, 3, 4])
+def test_batch_axis_after_reshape_against_labels(shape, old):
+    """Rows are labelled by number: the axis that tells them apart is the batch's."""
+    full = (old, *shape)
+    labels = np.broadcast_to(np.arange(old).reshape(-1, *[1] * len(shape)), full)
+    size = int(np.prod(shape))
+    for target in [(old, size), (old * size,), (1, old, size), (old, 1, size)]:
+        axis = batch_axis_after_reshape(full, 0, target, old)
+        there = np.moveaxis(labels.reshape(target), axis, 0).reshape(old, -1)
+        assert (there == np.arange(old)[:, None]).all()
+
+
+def test_judging_finds_a_swapped_row():
+    rng = np.random.default_rng(0)
+    found = rng.normal(size=[5, 3]).astype(np.float32)
+    seen = windows(5, 1)
+    references = [found[w] for w in seen]
+    assert judge(references, found, seen, 5, 1e-9).kind is Kind.MATCHES
+    assert judge(references, found[::-1], seen, 5, 1e-9).kind is Kind.DIFFERS
+    assert judge(references, found[:, :2], seen, 5, 1e-9).kind is Kind.UNGROUPED
+    same = np.ones([5, 3], np.float32)
+    assert judge([same[:1]] * 5, same, seen, 5, 1e-9).kind is Kind.SILENT
+
+
+def test_a_dimension_that_grows():
+    sizes = Sizes(old=4, probe=211, new=None)
+    assert [sizes.factor(d) for d in (211, 422, 4, None, 0)] == [1, 2, 0, 0, 0]
+    assert [sizes.before(d) for d in (211, 422, 7)] == [4, 8, 7]
+    assert sizes.axis((3, 633, None)) == 1

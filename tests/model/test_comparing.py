@@ -1,0 +1,246 @@
+"""Comparing models: the numbers are numpy's own."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from geutil import model
+from geutil.model.differences import difference
+from geutil.model.samples import random_inputs
+
+
+def opened(function, *specs):
+    specs = specs or (tf.TensorSpec([None, 4], name="x"),)
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return model.open(traced)
+
+
+def named(value, **others):
+    return {"y": value, **others}
+
+
+def test_equal_models():
+    m = opened(lambda x: named(x * 2.0))
+    result = m.compare(opened(lambda x: named(x + x)))
+    assert result
+    assert result.equal
+    assert result.samples == 8
+    assert str(result).startswith("equal on 8 samples (rtol 1e-05, atol 1e-06)")
+    assert result.differences["y"].index is None
+
+
+def test_largest_differences_and_where():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    off = np.zeros([3, 4], np.float32)
+    off[1, 2], off[2, 3] = 0.25, -0.5
+    m = opened(lambda x: named(x + off, z=x), tf.TensorSpec([3, 4], name="x"))
+    n = opened(lambda x: named(x, z=x), tf.TensorSpec([3, 4], name="x"))
+    result = m.compare(n, {"x": x})
+    found = result.differences["y"]
+    assert not result
+    assert not found.equal
+    assert result.differences["z"].equal
+    assert found.absolute == 0.5
+    assert found.relative == pytest.approx(max(0.25 / 6, 0.5 / 11))
+    assert found.index == (2, 3)
+    assert found.values == (10.5, 11.0)
+    assert "y: largest difference 0.5 absolute" in str(result)
+
+
+def test_the_worst_of_several_inputs():
+    m, n = opened(lambda x: named(x * 1.5)), opened(named)
+    given_ = [{"x": np.full([1, 4], v, np.float32)} for v in (1.0, 8.0, 2.0)]
+    result = m.compare(n, iter(given_))
+    assert result.samples == 3
+    assert result.differences["y"].absolute == 4.0
+    assert result.differences["y"].sample == 1
+
+
+@pytest.mark.parametrize(
+    ("rtol", "atol", "equal"),
+    [(0.0, 0.0, False), (0.1, 0.0, True), (0.0, 1.0, True), (0.01, 0.0, False)],
+)
+def test_tolerances(rtol, atol, equal):
+    m, n = opened(lambda x: named(x * 1.05)), opened(named)
+    x = np.full([1, 4], 10.0, np.float32)
+    assert bool(m.compare(n, {"x": x}, rtol=rtol, atol=atol)) is equal
+
+
+def test_outputs_in_order_where_no_name_is_shared():
+    m = opened(lambda x: {"a": x, "b": 2 * x})
+    n = opened(lambda x: {"p": x, "q": 2 * x})
+    assert m.compare(n)
+    assert list(m.compare(n).differences) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [{"y": 1.0, "z": 1.0}, {"z": 1.0, "w": 2.0}],
+)
+def test_outputs_that_do_not_match(outputs):
+    m = opened(lambda x: {"y": x, "w": x} if "w" in outputs else {"y": x})
+    n = opened(lambda x: {k: x * v for k, v in outputs.items()})
+    with pytest.raises(model.ModelError, match="the outputs do not match"):
+        m.compare(n)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (tf.TensorSpec([None, 4], name="z"), "the inputs do not match"),
+        (tf.TensorSpec([None, 5], name="x"), "nothing fits both"),
+        (tf.TensorSpec([None, 4], tf.float64, name="x"), "nothing fits both"),
+    ],
+)
+def test_inputs_that_do_not_match(spec, message):
+    m = opened(named)
+    with pytest.raises(model.ModelError, match=message):
+        m.compare(opened(named, spec))
+
+
+def test_other_refusals():
+    m = opened(named)
+    with pytest.raises(model.ModelError, match=re.escape("geutil.model.open")):
+        m.compare("path")
+    with pytest.raises(model.ModelError, match="draw at least one"):
+        m.compare(m, samples=0)
+    with pytest.raises(model.ModelError, match="inputs holds nothing"):
+        m.compare(m, [])
+    with pytest.raises(model.ModelError, match="there is no input 'z'"):
+        m.compare(m, {"z": 1.0})
+
+
+def test_a_model_that_fails():
+    m = opened(lambda x: named(tf.gather([1.0], x)), tf.TensorSpec([3], tf.int32, "x"))
+    with pytest.raises(model.ModelError, match="pass inputs="):
+        m.compare(m)
+    assert m.compare(m, {"x": [0, 0, 0]})
+
+
+def test_shapes_and_dtypes_that_differ():
+    m = opened(lambda x: named(x, z=x))
+    n = opened(lambda x: named(tf.cast(x, tf.float64), z=x[:, :2]))
+    result = m.compare(n)
+    assert not result
+    assert result.differences["y"].mismatch == "dtype float32 and float64"
+    assert result.differences["z"].mismatch == "shape [3, 4] and [3, 2]"
+    assert "shape [3, 4] and [3, 2]" in str(result)
+
+
+def test_the_inputs_are_the_same_each_time():
+    m, n = opened(lambda x: named(tf.sin(x))), opened(lambda x: named(tf.cos(x)))
+    assert m.compare(n) == m.compare(n)
+
+
+def test_unknown_batches_follow_known_ones():
+    m = opened(
+        lambda x, z: named(x * z),
+        tf.TensorSpec([5, 2], name="x"),
+        tf.TensorSpec([None, 2], name="z"),
+    )
+    assert m.compare(m).differences["y"].mismatch is None
+    other = opened(
+        lambda x, z: named(x * z),
+        tf.TensorSpec([None, 2], name="x"),
+        tf.TensorSpec([5, 2], name="z"),
+    )
+    assert m.compare(other)
+
+
+def tensors(**specs):
+    graph = tf.Graph()
+    with graph.as_default():
+        return {
+            name: tf.compat.v1.placeholder(dtype, shape, name)
+            for name, (dtype, shape) in specs.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [
+        (tf.float32, [2, 3], (2, 3)),
+        (tf.float16, [None, 3], (3, 3)),
+        (tf.bfloat16, [2], (2,)),
+        (tf.complex64, [2], (2,)),
+        (tf.int64, [None, None], (3, 8)),
+        (tf.uint8, [None, None, None, 3], (3, 32, 32, 3)),
+        (tf.bool, [], ()),
+        (tf.string, [None], (3,)),
+        (tf.string, [], ()),
+        (tf.float32, None, (3,)),
+    ],
+)
+def test_random_inputs(dtype, shape, size):
+    inputs = tensors(x=(dtype, shape))
+    x = random_inputs(inputs, np.random.default_rng(0))["x"]
+    assert np.shape(x) == size
+    assert tf.convert_to_tensor(x, dtype).dtype == dtype
+    if dtype == tf.int64:
+        assert set(np.unique(x)) <= set(range(10))
+
+
+def test_no_random_values():
+    with pytest.raises(model.ModelError, match="of dtype qint8"):
+        random_inputs(tensors(x=(tf.qint8, [2])), np.random.default_rng(0))
+
+
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, max_side=4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.floats(0, 1), st.floats(0, 10))
+def test_numpy_says_the_same(data, rtol, atol):
+    shape = data.draw(SHAPES)
+    elements = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, -math.inf]))
+    a, b = (
+        data.draw(arrays.arrays(np.float32, shape, elements=elements)) for _ in range(2)
+    )
+    found = difference("y", a, b, sample=0, rtol=rtol, atol=atol)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    assert found.equal == np.allclose(x, y, rtol, atol, equal_nan=True)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if finite.all():
+        assert found.absolute == np.abs(x - y).max(initial=0)
+        if found.index is not None:
+            assert found.values == (a[found.index], b[found.index])
+            assert abs(x - y)[found.index] == found.absolute
+    elif found.absolute:
+        assert math.isinf(found.absolute) or (finite | (x == y)).any()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "absolute", "equal"),
+    [
+        ([1, 2], [1, 2], 0.0, True),
+        ([2**62, -(2**62)], [-(2**62), -(2**62)], 2.0**63, False),
+        ([True, False], [True, True], math.inf, False),
+        ([math.nan, math.inf], [math.nan, math.inf], 0.0, True),
+        ([math.nan], [1.0], math.inf, False),
+        ([math.inf], [-math.inf], math.inf, False),
+        ([1 + 1j], [1 + 0j], 1.0, False),
+        ([], [], 0.0, True),
+    ],
+)
+def test_special_values(a, b, absolute, equal):
+    found = difference("y", np.array(a), np.array(b), sample=0, rtol=1e-5, atol=1e-6)
+    assert (found.absolute, found.equal) == (absolute, equal)
+
+
+def test_texts():
+    m = opened(named, tf.TensorSpec([None], tf.string, "x"))
+    n = opened(lambda x: named(x + "!"), tf.TensorSpec([None], tf.string, "x"))
+    assert m.compare(m)
+    found = m.compare(n).differences["y"]
+    assert found.absolute == math.inf
+    assert found.values is not None
+    assert found.values[1] == found.values[0] + b"!"

@@ -1,0 +1,323 @@
+"""Saving as a GraphDef, as text and for TensorFlow Lite."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from google.protobuf import text_format
+
+from geutil import model
+from tests.model.frozen_samples import (
+    FLOATS,
+    SAMPLES,
+    floats,
+    optimizer_off,
+    variable,
+    version_1_loop,
+)
+from tests.model.test_freezing import assert_same, run
+
+SUFFIXES = {"graph_def": "pb", "pbtxt": "pbtxt"}
+
+
+@pytest.fixture(autouse=True)
+def exactly():
+    with optimizer_off():
+        yield
+
+
+@pytest.fixture(params=SUFFIXES)
+def format(request) -> str:
+    return request.param
+
+
+def read(path) -> tf.compat.v1.GraphDef:
+    graph_def = tf.compat.v1.GraphDef()
+    if path.suffix == ".pb":
+        graph_def.ParseFromString(path.read_bytes())
+    else:
+        text_format.Parse(path.read_text(), graph_def)
+    return graph_def
+
+
+def run_file(path, feeds, outputs) -> list[np.ndarray]:
+    """Run a file with TensorFlow alone, as version 1 does."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(read(path), name="")
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            fed = {f"{name}:0": value for name, value in feeds.items()}
+            return session.run([f"{name}:0" for name in outputs], fed)
+
+
+def save(opened, tmp_path, format):
+    return opened.save(tmp_path / f"m.{SUFFIXES[format]}", format)
+
+
+def opened_function(body, *specs):
+    function = tf.function(body, input_signature=specs or [FLOATS], autograph=False)
+    return model.open(function)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_tensorflow_runs_the_file(tmp_path, format, name):
+    sample = SAMPLES[name]()
+    opened = model.open(sample.source, inline=False)
+    path = save(opened, tmp_path, format)
+    (x,) = opened.inputs
+    names = sorted(opened.outputs)
+    assert_same(run_file(path, {x: sample.value}, names), sample.expected())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_file_opens_with_the_same_ends(tmp_path, format, name):
+    sample = SAMPLES[name]()
+    opened = model.open(sample.source)
+    path = save(opened, tmp_path, format)
+    # Some outputs of these depend on no input.
+    asked = list(opened.outputs) if name in ("gathers", "dtypes") else None
+    reopened = model.open(path, outputs=asked)
+    assert list(reopened.inputs) == list(opened.inputs)
+    assert list(reopened.outputs) == list(opened.outputs)
+    for end, t in opened.inputs.items():
+        assert reopened.inputs[end].dtype == t.dtype
+        assert reopened.inputs[end].shape.as_list() == t.shape.as_list()
+    assert_same(run(reopened, sample.value), sample.expected())
+
+
+def test_a_loop_of_version_1(tmp_path, format):
+    graph, v = version_1_loop()
+    session = tf.compat.v1.Session(graph=graph)
+    session.run(v.initializer)
+    expected = session.run(["y:0"], {"x:0": floats()})
+    opened = model.open(graph, session=session, outputs=["y"])
+    session.close()
+    path = save(opened, tmp_path, format)
+    assert_same(run_file(path, {"x": floats()}, ["y"]), expected)
+
+
+def test_an_output_that_is_named_already_gets_no_op(tmp_path, format):
+    opened = opened_function(lambda x: {"y": tf.multiply(x, 2.0, name="y")})
+    graph_def = read(save(opened, tmp_path, format))
+    assert [(n.name, n.op) for n in graph_def.node if n.name.startswith("y")] == [
+        ("y/y", "Const"),
+        ("y", "Mul"),
+    ]
+
+
+def test_an_output_that_feeds_other_ops_is_an_end_all_the_same(tmp_path, format):
+    def body(x):
+        y = tf.multiply(x, 2.0, name="y")
+        return {"y": y, "z": tf.add(y, 1.0, name="z"), "same": y}
+
+    opened = opened_function(body)
+    path = save(opened, tmp_path, format)
+    reopened = model.open(path)
+    assert list(reopened.outputs) == list(opened.outputs)
+    expected = [floats() * np.float32(2), floats() * np.float32(2) + np.float32(1)]
+    assert_same(run_file(path, {"x": floats()}, ["y", "z"]), expected)
+    assert_same(run(reopened, floats()), [expected[0], *expected])
+
+
+def test_ends_take_names_from_other_nodes(tmp_path, format):
+    def body(data, x):
+        y = tf.multiply(data, 2.0, name="out")
+        z = tf.add(x, 1.0, name="y")
+        return {"y": y, "out": z, "z": tf.split(x, 3, axis=1, name="z")[1]}
+
+    spec = tf.TensorSpec([None, 3], name="data")
+    opened = opened_function(body, spec, FLOATS)
+    opened = opened.rename(inputs={"data": "x", "x": "data"})
+    path = save(opened, tmp_path, format)
+    a, b = floats(), floats() + 5
+    y, out, z = run_file(path, {"x": a, "data": b}, ["y", "out", "z"])
+    assert_same([y, out, z], [a * 2, b + np.float32(1), b[:, 1:2]])
+    reopened = model.open(path)
+    assert list(reopened.inputs) == list(opened.inputs)
+    assert list(reopened.outputs) == list(opened.outputs)
+
+
+def test_outputs_that_are_inputs_constants_and_variables(tmp_path, format, caplog):
+    v = variable(3)
+
+    def body(x):
+        return {"copy": x, "c": tf.constant(3.0, name="c"), "w": v.read_value()}
+
+    opened = opened_function(body)
+    with caplog.at_level(logging.WARNING, "geutil"):
+        path = save(opened, tmp_path, format)
+    assert "['c', 'w']" in caplog.text
+    assert list(model.open(path).outputs) == ["copy"]
+    reopened = model.open(path, outputs=list(opened.outputs))
+    assert list(reopened.outputs) == list(opened.outputs)
+    expected = [np.float32(3), floats(), v.numpy()]
+    assert_same(run_file(path, {"x": floats()}, ["c", "copy", "w"]), expected)
+
+
+def test_an_input_that_nothing_reads_is_there(tmp_path, format):
+    spec = tf.TensorSpec([None], name="unused")
+    opened = opened_function(lambda x, unused: {"y": x + 1.0}, FLOATS, spec)
+    reopened = model.open(save(opened, tmp_path, format))
+    assert list(reopened.inputs) == ["x", "unused"]
+
+
+def test_what_runs_besides_runs_before_the_outputs(tmp_path, format):
+    def body(x):
+        tf.debugging.assert_positive(x, message="not positive")
+        return {"y": tf.add(x, 1.0, name="y")}
+
+    path = save(opened_function(body), tmp_path, format)
+    (y,) = run_file(path, {"x": np.ones((1, 3), np.float32)}, ["y"])
+    assert_same([y], [np.full((1, 3), 2, np.float32)])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not positive"):
+        run_file(path, {"x": -np.ones((1, 3), np.float32)}, ["y"])
+    assert list(model.open(path).outputs) == ["y"]
+
+
+def test_functions_that_nothing_calls_are_left_out(tmp_path, format):
+    opened = model.open(SAMPLES["calls"]().source, inline=False)
+    graph_def = read(save(opened, tmp_path, format))
+    called = {
+        attr.func.name
+        for nodes in (
+            graph_def.node,
+            *(f.node_def for f in graph_def.library.function),
+        )
+        for node in nodes
+        for attr in node.attr.values()
+        if attr.HasField("func")
+    }
+    assert {f.signature.name for f in graph_def.library.function} == called
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path):
+    opened = model.open(SAMPLES["nested"]().source, inline=False)
+    paths = [opened.save(tmp_path / name, "graph_def") for name in ("a.pb", "b.pb")]
+    first, second = (read(path) for path in paths)
+    assert first == second
+
+
+def refused(opened, tmp_path, format, *words: str, **options) -> None:
+    path = tmp_path / "m.pb"
+    with pytest.raises(model.ModelError) as caught:
+        opened.save(path, format, **options)
+    for word in words:
+        assert word in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_no_node_can_have_are_refused(tmp_path, format):
+    good = opened_function(lambda x: {"y": x + 1.0})
+    bad_output = good.rename(outputs={"y": "a result"})
+    refused(bad_output, tmp_path, format, "output 'a result'", "rename(outputs=")
+    bad_input = good.rename(inputs={"x": "_x"})
+    refused(bad_input, tmp_path, format, "input '_x'", "rename(inputs=")
+
+
+def test_an_output_named_as_an_input_is_refused(tmp_path, format):
+    opened = opened_function(lambda x: {"x": x + 1.0})
+    refused(opened, tmp_path, format, "'x'", "rename(outputs=")
+
+
+def test_an_input_that_is_an_output_of_its_name_must_be_asked_for(
+    tmp_path, format, caplog
+):
+    opened = opened_function(lambda x: {"x": x, "y": x + 1.0})
+    with caplog.at_level(logging.WARNING, "geutil"):
+        path = save(opened, tmp_path, format)
+    assert "outputs=" in caplog.text
+    reopened = model.open(path, outputs=["x", "y"])
+    assert_same([reopened.run(x=floats())["x"]], [floats()])
+
+
+@pytest.mark.parametrize("format", ["graph_def", "pbtxt", "tflite"])
+def test_tables_are_refused(tmp_path, format):
+    initializer = tf.lookup.KeyValueTensorInitializer(["a"], [1])
+    table = tf.lookup.StaticHashTable(initializer, -1)
+    spec = tf.TensorSpec([None], tf.string, name="x")
+    opened = opened_function(lambda x: {"y": table[x]}, spec)
+    refused(opened, tmp_path, format, "LookupTableFindV2", "saved_model")
+
+
+@pytest.mark.parametrize("format", ["graph_def", "pbtxt", "tflite"])
+def test_ops_that_write_are_refused(tmp_path, format):
+    v = variable(3)
+    opened = opened_function(lambda x: {"y": v.assign_add(x[0])})
+    refused(opened, tmp_path, format, "AssignAddVariableOp", "strip_training")
+
+
+@pytest.mark.parametrize("format", ["graph_def", "saved_model"])
+def test_select_tf_ops_is_for_tflite(tmp_path, format):
+    opened = opened_function(lambda x: {"y": x + 1.0})
+    refused(opened, tmp_path, format, "select_tf_ops", select_tf_ops=True)
+
+
+def interpreter_of(path):
+    with warnings.catch_warnings():
+        # TensorFlow says that its interpreter will be a package of its own.
+        warnings.simplefilter("ignore", UserWarning)
+        return tf.lite.Interpreter(str(path))
+
+
+def interpreted(path, value):
+    interpreter = interpreter_of(path)
+    signature = interpreter.get_signature_list()["serving_default"]
+    runner = interpreter.get_signature_runner()
+    return signature, runner(**{signature["inputs"][0]: value})
+
+
+def fixed(name):
+    """Return a sample with its batch size fixed, as TensorFlow Lite likes it."""
+    sample = SAMPLES[name]()
+    spec = tf.TensorSpec(sample.value.shape, sample.value.dtype, name="x")
+    function = tf.function(
+        lambda x: {"y": sample.source(x, training=False)}, input_signature=[spec]
+    )
+    return sample, function
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm", "embedding"])
+def test_tensorflow_lite_computes_the_same(tmp_path, name):
+    sample, function = fixed(name)
+    path = model.open(function).save(tmp_path / "m.tflite", "tflite")
+    signature, results = interpreted(path, sample.value)
+    assert signature == {"inputs": ["x"], "outputs": ["y"]}
+    # Other kernels, other order of sums: a few units in the last place of float32.
+    (expected,) = sample.expected()
+    np.testing.assert_allclose(results["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tensorflow_lite_keeps_names_and_order(tmp_path):
+    v = variable(3)
+    spec = tf.TensorSpec([3], name="b")
+    opened = opened_function(
+        lambda x, b: {"z": x * v, "a": x - b}, tf.TensorSpec([2, 3], name="x"), spec
+    )
+    path = opened.save(tmp_path / "m.tflite", "tflite")
+    runner = interpreter_of(path).get_signature_runner()
+    b = floats(1)[0]
+    results = runner(x=floats(), b=b)
+    assert_same([results["a"], results["z"]], [floats() - b, floats() * v.numpy()])
+
+
+def test_ops_that_tensorflow_lite_lacks(tmp_path):
+    def body(x):
+        return {"y": tf.linalg.cholesky(x)}
+
+    opened = opened_function(body, tf.TensorSpec([3, 3], name="x"))
+    refused(opened, tmp_path, "tflite", "Cholesky", "select_tf_ops=True")
+    path = opened.save(tmp_path / "m.tflite", "tflite", select_tf_ops=True)
+    # TensorFlow's package has no interpreter that runs it.
+    assert b"FlexCholesky" in path.read_bytes()
+
+
+def test_more_bytes_than_a_protobuf_holds_are_refused(tmp_path, format, monkeypatch):
+    monkeypatch.setattr("geutil.model.freezing.BULK_LIMIT", 1000)
+    v = variable(100, 3)
+    opened = opened_function(lambda x: {"y": tf.matmul(x, v, transpose_b=True)})
+    refused(opened, tmp_path, format, "SavedModel")

@@ -1,0 +1,425 @@
+"""Freezing: variables become constants, wherever they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import (
+    convert_variables_to_constants_v2,
+)
+
+from geutil import model
+from geutil.model import freezing
+from geutil.model.handle_flow import Value
+from geutil.model.handle_replacing import replace_handles
+from tests.model.frozen_samples import (
+    FLOATS,
+    SAMPLES,
+    Sample,
+    floats,
+    of_function,
+    optimizer_off,
+    variable,
+    version_1_loop,
+)
+
+VARIABLE_OPS = {
+    "VarHandleOp",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VariableShape",
+    "VarIsInitializedOp",
+}
+
+
+@pytest.fixture(autouse=True)
+def exactly():
+    with optimizer_off():
+        yield
+
+
+@pytest.fixture(params=SAMPLES)
+def sample(request) -> Sample:
+    return SAMPLES[request.param]()
+
+
+@pytest.fixture(params=[True, False], ids=["inlined", "with calls"])
+def opened(request, sample):
+    return model.open(sample.source, inline=request.param)
+
+
+def run(m, value) -> list[np.ndarray]:
+    results = m.run(**{next(iter(m.inputs)): value})
+    return [results[name] for name in sorted(results)]
+
+
+def assert_same(actual, expected) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        if a.dtype == object:
+            assert a.tolist() == b.tolist()
+        else:
+            assert a.tobytes() == b.tobytes()
+
+
+def all_nodes(m):
+    graph_def = m.graph.as_graph_def()
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def test_values_stay_bit_for_bit(sample, opened):
+    frozen = opened.freeze()
+    assert_same(run(frozen, sample.value), sample.expected())
+
+
+def test_nothing_reads_a_variable_any_more(opened):
+    frozen = opened.freeze()
+    assert not frozen.variables
+    assert not frozen.to_function().variables
+    assert not frozen.concrete_function().captured_inputs
+    assert not {node.op for node in all_nodes(frozen)} & VARIABLE_OPS
+    for function in frozen.graph.as_graph_def().library.function:
+        arguments = function.signature.input_arg
+        assert tf.resource.as_datatype_enum not in [a.type for a in arguments]
+
+
+def test_the_model_itself_is_unchanged(sample, opened):
+    before = opened.program().graph_def
+    variables = dict(opened.variables)
+    opened.freeze()
+    after = opened.program().graph_def
+    assert before.SerializeToString(deterministic=True) == after.SerializeToString(
+        deterministic=True
+    )
+    assert {n: id(v) for n, v in opened.variables.items()} == {
+        n: id(v) for n, v in variables.items()
+    }
+    assert_same(run(opened, sample.value), sample.expected())
+
+
+def test_constants_have_the_names_and_values_of_variables(opened):
+    frozen = opened.freeze()
+    read = {id(v) for v in opened.to_function().variables}
+    for name, v in opened.variables.items():
+        if id(v) not in read:
+            continue
+        op = frozen.graph.get_operation_by_name(name)
+        assert op.type == "Const"
+        assert_same([tf.make_ndarray(op.get_attr("value"))], [v.numpy()])
+
+
+@pytest.mark.parametrize("name", ["cnn", "lstm", "embedding"])
+def test_agrees_with_what_tensorflow_freezes(name):
+    sample = SAMPLES[name]()
+    spec = tf.TensorSpec(sample.value.shape, sample.value.dtype)
+    function = tf.function(lambda x: sample.source(x, training=False))
+    reference = convert_variables_to_constants_v2(function.get_concrete_function(spec))
+    (expected,) = reference(tf.constant(sample.value))
+    frozen = model.open(sample.source).freeze()
+    assert_same(run(frozen, sample.value), [expected.numpy()])
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inlined", "with calls"])
+@pytest.mark.parametrize("name", ["cnn", "lstm", "conditional", "calls", "nested"])
+def test_gradients_reach_the_input_as_before(name, inline):
+    sample = SAMPLES[name]()
+    opened = model.open(sample.source, inline=inline)
+
+    def gradient(f):
+        x = tf.constant(sample.value)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.add_n([tf.reduce_sum(t**2) for t in f(x).values()])
+        return tape.gradient(y, x).numpy()
+
+    frozen = gradient(opened.freeze().to_function())
+    assert_same([frozen], [gradient(opened.to_function())])
+    assert np.abs(frozen).max() > 0
+
+
+def test_a_frozen_model_ignores_later_assignments():
+    v = variable(3)
+    sample = of_function(lambda x: {"y": x * v}, floats())
+    expected = sample.expected()
+    frozen = model.open(sample.source).freeze()
+    v.assign(tf.zeros(3))
+    assert_same(run(frozen, sample.value), expected)
+
+
+def test_edits_and_variables_added_by_hand_are_frozen_too():
+    opened = model.open(of_function(lambda x: {"y": x + 1.0}, floats()).source)
+    extra = tf.Variable([2.0, 3.0, 4.0], name="extra")
+    with opened.graph.as_default():
+        opened.outputs["y"] = opened.outputs["y"] * extra
+    frozen = opened.freeze()
+    assert frozen.graph.get_operation_by_name("extra").type == "Const"
+    assert_same(run(frozen, floats()), [(floats() + np.float32(1)) * extra.numpy()])
+
+
+def test_a_large_captured_value_becomes_a_constant(monkeypatch):
+    monkeypatch.setattr("geutil.model.sources.functions.CONSTANT_LIMIT", 4)
+    captured = tf.constant([1.0, 2.0, 3.0])
+    opened = model.open(of_function(lambda x: {"y": x * captured}, floats()).source)
+    assert opened.concrete_function().captured_inputs
+    frozen = opened.freeze()
+    assert not frozen.concrete_function().captured_inputs
+    assert_same(run(frozen, floats()), [floats() * captured.numpy()])
+
+
+def test_names_that_are_taken_get_a_number():
+    v = tf.Variable([1.0, 2.0, 3.0], name="y")
+    opened = model.open(
+        tf.function(
+            lambda x: {"out": tf.multiply(x, v, name="y")}, input_signature=[FLOATS]
+        )
+    )
+    frozen = opened.freeze()
+    assert frozen.graph.get_operation_by_name("y").type == "Mul"
+    assert frozen.graph.get_operation_by_name("y_1").type == "Const"
+
+
+def test_all_signatures_are_frozen(tmp_path):
+    root = tf.Module()
+    root.v = variable(3)
+    first = tf.function(lambda x: {"y": x * root.v}, input_signature=[FLOATS])
+    second = tf.function(lambda x: {"z": x + root.v}, input_signature=[FLOATS])
+    signatures = {"serving_default": first, "other": second}
+    tf.saved_model.save(root, str(tmp_path / "m"), signatures)
+    frozen = model.open(tmp_path / "m").freeze()
+    assert list(frozen.signatures) == ["other", "serving_default"] or list(
+        frozen.signatures
+    ) == ["serving_default", "other"]
+    other = frozen.signatures["other"]
+    assert not frozen.variables
+    assert not other.variables
+    root.v.assign_add([1.0, 1.0, 1.0])
+    before = root.v.numpy() - np.float32(1)
+    np.testing.assert_allclose(other.run(x=floats())["z"], floats() + before, rtol=1e-6)
+    frozen.save(tmp_path / "frozen")
+    loaded = tf.saved_model.load(str(tmp_path / "frozen"))
+    assert not loaded.signatures["other"].variables
+    result = loaded.signatures["serving_default"](x=tf.constant(floats()))["y"]
+    np.testing.assert_allclose(result, floats() * before, rtol=1e-6)
+
+
+def test_tables_stay(tmp_path):
+    initializer = tf.lookup.KeyValueTensorInitializer(["a", "b"], [0, 1])
+    table = tf.lookup.StaticHashTable(initializer, 1)
+    v = variable(2)
+    spec = tf.TensorSpec([None], tf.string, name="x")
+    opened = model.open(
+        tf.function(lambda x: {"y": tf.gather(v, table[x])}, input_signature=[spec])
+    )
+    frozen = opened.freeze()
+    assert not frozen.variables
+    expected = v.numpy()[[0, 1, 1]]
+    assert_same([frozen.run(x=["a", "b", "?"])["y"]], [expected])
+    frozen.save(tmp_path / "m")
+    loaded = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
+    assert_same([loaded(x=tf.constant(["a", "b", "?"]))["y"].numpy()], [expected])
+
+
+def test_a_loop_of_version_1():
+    graph, v = version_1_loop()
+    session = tf.compat.v1.Session(graph=graph)
+    session.run(v.initializer)
+    with graph.as_default():
+        session.run(v.assign_add(floats(4)))
+    (expected,) = session.run(["y:0"], {"x:0": floats()})
+    opened = model.open(graph, session=session, outputs=["y"])
+    session.close()
+    frozen = opened.freeze()
+    assert_same(run(frozen, floats()), [expected])
+    assert not {node.op for node in all_nodes(frozen)} & VARIABLE_OPS
+    assert "Enter" in {node.op for node in all_nodes(frozen)}
+
+
+def test_two_models_with_functions_of_the_same_names():
+    # TensorFlow refuses two functions of one name in a process.
+    samples = [SAMPLES["nested"]() for _ in range(2)]
+    opened = [model.open(s.source, inline=False) for s in samples]
+    opened[1].variables["w"].assign_add([1.0, 1.0, 1.0])
+    for m, sample in zip(opened, samples, strict=True):
+        assert_same(run(m.freeze(), sample.value), sample.expected())
+        assert_same(run(m.freeze(), sample.value), sample.expected())
+
+
+def test_freezing_twice_changes_nothing(sample, opened):
+    again = opened.freeze().freeze()
+    assert_same(run(again, sample.value), sample.expected())
+
+
+def refused(opened, *words: str) -> None:
+    before = opened.program().graph_def.SerializeToString(deterministic=True)
+    with pytest.raises(model.ModelError) as caught:
+        opened.freeze()
+    for word in words:
+        assert word in str(caught.value)
+    after = opened.program().graph_def.SerializeToString(deterministic=True)
+    assert before == after
+
+
+def writing(kind: str):
+    v = variable(3, name="counter")
+    table = variable(4, 3, name="counter")
+
+    def body(x):
+        if kind == "AssignVariableOp":
+            v.assign(x[0])
+        elif kind == "AssignAddVariableOp":
+            v.assign_add(x[0])
+        elif kind == "ResourceScatterAdd":
+            table.scatter_add(tf.IndexedSlices(x[0], tf.constant(1)))
+            return {"y": x + table[0]}
+        elif kind == "ResourceApplyGradientDescent":
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=v.handle, alpha=1.0, delta=x[0], use_locking=False
+            )
+        return {"y": x + v}
+
+    return tf.function(body, input_signature=[FLOATS], autograph=False)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "ResourceScatterAdd",
+        "ResourceApplyGradientDescent",
+    ],
+)
+def test_ops_that_write_are_refused(kind):
+    opened = model.open(writing(kind))
+    refused(opened, kind, "'counter'", "strip_training()")
+
+
+def test_ops_that_write_in_a_function_are_refused():
+    inner = tf.function(writing("AssignAddVariableOp"), autograph=False)
+    outer = tf.function(
+        lambda x: {"y": inner(x)["y"]}, input_signature=[FLOATS], autograph=False
+    )
+    opened = model.open(outer, inline=False)
+    refused(opened, "AssignAddVariableOp", "in function", "'counter'")
+
+
+def test_an_op_that_writes_and_is_cut_off_does_not_matter():
+    v = variable(3)
+
+    def body(x):
+        y = tf.add(tf.add(x, x, name="twice"), v, name="sum")
+        v.assign_add(x[0])
+        return {"y": y}
+
+    opened = model.open(of_function(body, floats()).source)
+    refused(opened, "AssignAddVariableOp", "cut off")
+    frozen = opened.cut(inputs={"h": "twice"}, outputs={"y": "sum"}).freeze()
+    assert_same(run(frozen, floats()), [floats() + v.numpy()])
+
+
+def test_a_signature_that_writes_is_named(tmp_path):
+    root = tf.Module()
+    root.v = variable(3)
+    first = tf.function(lambda x: {"y": x * root.v}, input_signature=[FLOATS])
+    second = tf.function(
+        lambda x: {"z": root.v.assign_add(x[0])}, input_signature=[FLOATS]
+    )
+    tf.saved_model.save(
+        root, str(tmp_path / "m"), {"serving_default": first, "train": second}
+    )
+    refused(model.open(tmp_path / "m"), "'train'", "AssignAddVariableOp")
+
+
+def test_a_function_that_hands_a_handle_on_is_refused():
+    v = variable(3)
+
+    @tf.function(autograph=False)
+    def inner(x, handle):
+        return x + 1.0, tf.raw_ops.Identity(input=handle)
+
+    inner = inner.get_concrete_function(FLOATS, tf.TensorSpec([], tf.resource))
+
+    def body(x):
+        y, handle = inner(x, v.handle)
+        return {"y": y * tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)}
+
+    sample = of_function(body, floats())
+    refused(model.open(sample.source, inline=False), "as its result", "inline=True")
+    frozen = model.open(sample.source).freeze()
+    assert_same(run(frozen, floats()), sample.expected())
+
+
+def test_a_variable_without_a_value_is_refused():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [3], "x")
+        v = tf.compat.v1.get_variable("empty", [3], use_resource=True)
+        tf.multiply(x, v, name="y")
+    refused(model.open(graph, outputs=["y"]), "'empty'", "no value", "restore")
+
+
+def test_too_many_bytes_are_refused_before_a_variable_is_read(monkeypatch):
+    monkeypatch.setattr(freezing, "BULK_LIMIT", 100_000)
+    big = tf.Variable(tf.zeros([250, 100]))
+    opened = model.open(
+        tf.function(lambda x: {"y": x @ big[:3]}, input_signature=[FLOATS])
+    )
+
+    def read(_):
+        raise AssertionError("a variable was read")
+
+    monkeypatch.setattr(freezing.Captured, "value", read)
+    refused(opened, "SavedModel", "100,000")
+
+
+def test_a_mixture_of_handles_in_a_merge_is_refused():
+    graph, v = version_1_loop()
+    graph_def = graph.as_graph_def()
+    merge = graph_def.node.add(name="mixed", op="Merge", input=["v", "other"])
+    merge.attr["T"].type = tf.resource.as_datatype_enum
+    merge.attr["N"].i = 2
+    table = graph_def.node.add(name="other", op="MutableHashTableV2")
+    table.attr["key_dtype"].type = tf.string.as_datatype_enum
+    table.attr["value_dtype"].type = tf.int64.as_datatype_enum
+    read = graph_def.node.add(name="z", op="ReadVariableOp", input=["mixed"])
+    read.attr["dtype"].type = tf.float32.as_datatype_enum
+    opened = model.open(graph_def, outputs=["z"])
+    opened.variables["v"].assign(tf.ones([4, 3]))
+    refused(opened, "'mixed' (Merge)")
+
+
+def test_a_chain_of_100_000_ops_and_of_1_000_functions_is_no_deeper_than_any_other():
+    resource, single = tf.resource.as_datatype_enum, tf.float32.as_datatype_enum
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="n0", op="Const")
+    for i in range(1, 100_000):
+        node = graph_def.node.add(name=f"n{i}", op="Identity", input=[f"n{i - 1}"])
+        node.attr["T"].type = resource
+    call = graph_def.node.add(name="y", op="PartitionedCall", input=["n99999"])
+    for i in range(1_000):
+        call.attr["Tin"].list.type.append(resource)
+        call.attr["f"].func.name = f"f{i}"
+        function = graph_def.library.function.add()
+        function.signature.name = f"f{i}"
+        function.signature.input_arg.add(name="handle", type=resource)
+        function.signature.output_arg.add(name="result", type=single)
+        function.ret["result"] = "call:output:0"
+        call = function.node_def.add(
+            name="call", op="PartitionedCall", input=["handle"]
+        )
+    call.op = "ReadVariableOp"
+    function.ret["result"] = "call:value:0"
+    value = Value("v", single, tf.TensorShape([3]).as_proto().SerializeToString())
+    assert replace_handles(graph_def, {"n0": value}) == set()
+    assert {n.attr["T"].type for n in graph_def.node if n.op == "Identity"} == {single}
+    versions = [f for f in graph_def.library.function if "_frozen_" in f.signature.name]
+    assert len(versions) == 1_000
+    assert {f.signature.input_arg[0].type for f in versions} == {single}
+    last = next(f for f in versions if f.signature.name.startswith("f999_"))
+    assert [(n.op, *n.input) for n in last.node_def] == [("Identity", "handle")]
+    assert dict(last.ret) == {"result": "call:output:0"}

@@ -1,0 +1,78 @@
+"""Whatever happened to a file: it is opened or refused, and nothing else."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from geutil.model.loading import load_graph_def, load_saved_model
+from tests.model import fuzzing
+from tests.model.mutations import mutate
+
+COUNTS = {
+    "pb": 120,
+    "pbtxt": 80,
+    "saved_model": 100,
+    "index": 60,
+    "data": 60,
+    "pb fields": 120,
+    "saved_model fields": 80,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(models):
+    jobs = [(target, seed) for target, n in COUNTS.items() for seed in range(n)]
+    return list(fuzzing.run(models, jobs))
+
+
+def test_every_target_is_damaged_often():
+    assert set(COUNTS) == set(fuzzing.TARGETS)
+    assert sum(COUNTS.values()) >= 500
+
+
+@pytest.mark.parametrize("target", COUNTS)
+def test_damage_is_refused_or_survived(outcomes, target):
+    mine = [o for o in outcomes if o.target == target]
+    assert len(mine) == COUNTS[target]
+    assert [o for o in mine if not o.ok] == []
+    # Most damage is found; some is harmless, as in the name of a variable.
+    counts = Counter(o.result for o in mine)
+    assert counts[fuzzing.REFUSED] > counts[fuzzing.OPENED] or target.endswith("fields")
+    assert counts[fuzzing.REFUSED]
+
+
+def test_the_models_open_before_they_are_damaged(models):
+    assert load_graph_def(models / "frozen.pb").get_operations()
+    assert load_graph_def(models / "frozen.pbtxt").get_operations()
+    assert sorted(load_saved_model(models / "lookup").signatures) == [
+        "look_up",
+        "project",
+    ]
+
+
+def test_the_damage_is_the_same_for_the_same_seed(models, tmp_path):
+    for target, (_, file) in fuzzing.TARGETS.items():
+        copies = []
+        for name in ("first", "second"):
+            scratch = tmp_path / target / name
+            scratch.mkdir(parents=True)
+            copy = fuzzing.damaged(models, target, 3, scratch)
+            copies.append((copy / file if copy.is_dir() else copy).read_bytes())
+        assert copies[0] == copies[1]
+
+
+def test_each_mutation_happens():
+    rng = random.Random(0)
+    data = b"0123456789"
+    found = [mutate(data, rng) for _ in range(200)]
+    assert len({kind for kind, _ in found}) == 7
+    assert all(changed != data for _, changed in found)
+
+
+def test_a_death_is_noticed_and_attributed(models, monkeypatch):
+    # The same harness, with a child that dies of one job only.
+    monkeypatch.setitem(fuzzing.TARGETS, "abort", ("frozen.pb", "."))
+    jobs = [("pb", 0), ("abort", 1), ("pb", 2)]
+    found = [(o.target, o.seed, o.ok) for o in fuzzing.run(models, jobs)]
+    assert found == [("pb", 0, True), ("abort", 1, False), ("pb", 2, True)]

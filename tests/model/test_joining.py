@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+
+X = np.array([1.0, 2.0], np.float32)
+SPEC = tf.TensorSpec([None], name="x")
+
+
+def opened(body, *specs):
+    m = model.open(tf.function(body, list(specs or (SPEC,))))
+    m.keep = body
+    return m
+
+
+@pytest.fixture
+def first():
+    w = tf.Variable(2.0, name="w")
+
+    def body(x):
+        hidden = tf.multiply(x, w, name="hidden")
+        return {"y": tf.add(hidden, 1.0, name="sum")}
+
+    m = opened(body)
+    m.keep = w
+    return m
+
+
+@pytest.fixture
+def second():
+    w = tf.Variable(10.0, name="w")
+    m = opened(lambda x: {"z": tf.multiply(x, w, name="hidden")})
+    m.keep = w
+    return m
+
+
+def test_append_feeds_the_output(first, second):
+    both = first.append(second)
+    assert list(both.outputs) == ["z"]
+    np.testing.assert_array_equal(both.run(x=X)["z"], (X * 2 + 1) * 10)
+
+
+def test_append_can_keep_what_is_not_read(first, second):
+    first.outputs["hidden"] = first.graph.get_tensor_by_name("hidden:0")
+    both = first.append(second, {"x": "hidden"})
+    assert list(both.outputs) == ["y", "z"]
+    np.testing.assert_array_equal(both.run(x=X)["z"], X * 20)
+    np.testing.assert_array_equal(both.run(x=X)["y"], X * 2 + 1)
+
+
+def test_prepend_feeds_the_input(first, second):
+    both = first.prepend(second)
+    assert list(both.inputs) == ["x"]
+    assert list(both.outputs) == ["y"]
+    np.testing.assert_array_equal(both.run(x=X)["y"], X * 20 + 1)
+
+
+def test_splice_replaces_a_tensor_in_the_middle(first, second):
+    both = first.splice(second, {"hidden": "z"}, {"x": "x"})
+    np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
+    assert set(both.variables) == {"w", "w_1"}
+
+
+def test_splice_behind_a_tensor_reads_the_original(first, second):
+    both = first.splice(second, {"hidden": "z"}, {"x": "hidden"})
+    np.testing.assert_array_equal(both.run(x=X)["y"], X * 20 + 1)
+
+
+def test_inputs_that_nothing_feeds_become_inputs(first, second):
+    both = first.splice(second, {"hidden": "z"})
+    assert list(both.inputs) == ["x"]
+    np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
+    first.outputs["hidden"] = first.graph.get_tensor_by_name("hidden:0")
+    both = first.splice(second, {"sum": "z"})
+    assert list(both.inputs) == ["x", "x_1"]
+    result = both.run(x=X, x_1=X * 2)
+    np.testing.assert_array_equal(result["y"], X * 20)
+    np.testing.assert_array_equal(result["hidden"], X * 2)
+
+
+def test_tensors_can_be_given_as_such(first, second):
+    hidden = first.graph.get_tensor_by_name("hidden:0")
+    for replaced in ([(hidden, second.outputs["z"])], {hidden.ref(): "z"}):
+        both = first.splice(second, replaced, {"x": first.inputs["x"]})
+        np.testing.assert_array_equal(both.run(x=X)["y"], X * 10 + 1)
+
+
+def test_names_are_kept_apart(first, second):
+    both = first.splice(second, {"hidden": "z"}, {"x": "x"}, scope="mine")
+    names = [op.name for op in both.graph.get_operations()]
+    assert "mine/hidden" in names
+    assert "sum" in names
+    assert len(names) == len(set(names))
+
+
+def test_names_that_do_not_clash_stay():
+    one = opened(lambda x: {"y": tf.negative(x, name="one")})
+    two = opened(
+        lambda v: {"z": tf.exp(v, name="two")}, tf.TensorSpec([None], name="v")
+    )
+    names = {op.name for op in one.append(two).graph.get_operations()}
+    assert {"x", "one", "two"} <= names
+
+
+def test_a_model_can_be_joined_to_itself(first):
+    twice = first.append(first)
+    np.testing.assert_array_equal(twice.run(x=X)["y"], (X * 2 + 1) * 2 + 1)
+    assert list(twice.variables) == ["w"]
+    twice.variables["w"].assign(0.0)
+    assert twice.run(x=X)["y"].tolist() == [1.0, 1.0]
+
+
+def test_both_models_are_differentiable(first, second):
+    f = first.append(second).to_function()
+    variables = [first.variables["w"], second.variables["w"]]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(f(X)["z"])
+    gradients = tape.gradient(loss, variables)
+    np.testing.assert_allclose(gradients[0], (X * 10).sum())
+    np.testing.assert_allclose(gradients[1], (X * 2 + 1).sum())
+
+
+def test_custom_gradients_of_both_survive():
+    @tf.custom_gradient
+    def odd(x):
+        y = tf.square(x)
+        return y, lambda g: g * y * 7.0
+
+    m = opened(lambda x: {"y": odd(x)})
+    f = m.append(m).to_function()
+    x = tf.constant([2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)["y"]
+    # odd'(v) = 7 v^2, at v = 4 and v = 2.
+    assert tape.gradient(y, x).numpy().tolist() == [7 * 16 * 7 * 4]
+
+
+def test_shapes_are_inferred_anew():
+    fixed = opened(lambda x: {"y": tf.negative(x)}, tf.TensorSpec([None, 2], name="x"))
+    narrow = opened(lambda x: {"y": tf.exp(x)}, tf.TensorSpec([3, 2], name="x"))
+    both = fixed.prepend(narrow)
+    assert both.outputs["y"].shape.as_list() == [3, 2]
+    other = narrow.prepend(fixed)
+    assert other.outputs["y"].shape.as_list() == [None, 2]
+    assert other.run(x=np.ones((5, 2), np.float32))["y"].shape == (5, 2)
+
+
+def test_functions_of_the_same_name_are_kept_apart(tmp_path):
+    files = []
+    for number, factor in enumerate((2.0, 3.0)):
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [], "x")
+            (end,) = tf.while_loop(lambda v: v < 100.0, lambda v, f=factor: v * f, [x])
+            tf.identity(end, name="y")
+        graph_def = graph.as_graph_def()
+        for function in graph_def.library.function:
+            kind = "body" if "body" in function.signature.name else "cond"
+            _rename(graph_def, function.signature.name, kind)
+        files.append(tmp_path / f"{number}.pb")
+        files[-1].write_bytes(graph_def.SerializeToString())
+    one, two = (model.open(file, outputs=["y"]) for file in files)
+    assert float(one.run(x=3.0)["y"]) == 192.0
+    assert float(two.run(x=3.0)["y"]) == 243.0
+    both = one.splice(two, {}, {"x": "x"})
+    result = both.run(x=3.0)
+    assert [float(v) for v in result.values()] == [192.0, 243.0]
+
+
+def _rename(graph_def, old, new):
+    for function in graph_def.library.function:
+        if function.signature.name == old:
+            function.signature.name = new
+    for node in graph_def.node:
+        for value in node.attr.values():
+            if value.func.name == old:
+                value.func.name = new
+
+
+def test_decoding_in_front(tmp_path):
+    image = (np.arange(48) * 5).astype(np.uint8).reshape(4, 4, 3)
+
+    def decode(png):
+        pixels = tf.io.decode_png(png, channels=3)
+        return {"image": tf.cast(pixels, tf.float32) / 255.0}
+
+    net = opened(
+        lambda image: {"mean": tf.reduce_mean(image)},
+        tf.TensorSpec([None, None, 3], name="image"),
+    )
+    decoder = opened(decode, tf.TensorSpec([], tf.string, "png"))
+    path = net.prepend(decoder).save(tmp_path / "m")
+    f = tf.saved_model.load(str(path)).signatures["serving_default"]
+    found = f(png=tf.io.encode_png(image))["mean"]
+    np.testing.assert_allclose(found, (image / 255.0).mean(), 1e-6)
+
+
+def test_a_cycle_is_refused(first, second):
+    before = first.graph.as_graph_def()
+    with pytest.raises(model.ModelError, match=r"depend on each other.*hidden"):
+        first.splice(second, {"hidden": "z"}, {"x": "y"})
+    assert first.graph.as_graph_def() == before
+
+
+def test_dtypes_and_shapes_must_fit(first):
+    ints = opened(lambda x: {"z": tf.cast(x, tf.int32)})
+    wide = opened(lambda x: {"z": tf.expand_dims(x, 0)})
+    with pytest.raises(model.ModelError, match=r"int32.*float32.*tf.cast"):
+        first.splice(ints, {"hidden": "z"}, {"x": "x"})
+    with pytest.raises(model.ModelError, match=r"of shape \(1, None\).*\(None,\)"):
+        first.splice(wide, {"hidden": "z"}, {"x": "x"})
+
+
+def test_unknown_ends_are_refused(first, second):
+    for replaced, feeds, message in (
+        ({"hidden": "nothing"}, {}, r"no output 'nothing'.*\['z'\]"),
+        ({"nothing": "z"}, {}, r"no input, output, tensor or op 'nothing'"),
+        ({"hidden": "z"}, {"nothing": "x"}, r"no input 'nothing'.*\['x'\]"),
+        ({}, {}, r"nothing connects"),
+    ):
+        with pytest.raises(model.ModelError, match=message):
+            first.splice(second, replaced, feeds)
+
+
+def test_ends_that_cannot_be_paired_are_refused():
+    two = opened(lambda x: {"a": x, "b": x})
+    other = opened(
+        lambda c, d: {"e": c + d},
+        tf.TensorSpec([None], name="c"),
+        tf.TensorSpec([None], name="d"),
+    )
+    with pytest.raises(model.ModelError, match=r"no name in common; pass inputs="):
+        two.append(other)
+    assert two.append(other, {"c": "a", "d": "b"}).run(x=X)["e"].tolist() == [2.0, 4.0]
+
+
+def test_joined_graphs_verify(first, second):
+    ge.verify(first.splice(second, {"hidden": "z"}, {"x": "hidden"}).graph)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geutil.model.program import (
+    Program,
+    cycle_of,
+    fresh_name,
+    legal_name,
+    nodes_behind,
+)
+from geutil.model.rewiring import (
+    forget_shapes_behind,
+    prefix_nodes,
+    redirect,
+    rename_placeholders,
+)
+
+
+@st.composite
+def drawn_edges(draw, acyclic):
+    count = draw(st.integers(1, 12))
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
+    edges = draw(st.lists(pairs, max_size=30))
+    if acyclic:
+        edges = [(min(a, b), max(a, b)) for a, b in edges if a != b]
+    return count, sorted(set(edges))
+
+
+def graph_def_of(count, edges):
+    inputs = [[] for _ in range(count)]
+    for a, b in edges:
+        inputs[b].append(f"^n{a}" if (a + b) % 3 == 0 else f"n{a}:1")
+    graph_def = tf.compat.v1.GraphDef()
+    for i, names in enumerate(inputs):
+        graph_def.node.add(name=f"n{i}", op="Any", input=names)
+    return graph_def
+
+
+@given(drawn_edges(acyclic=False))
+def test_a_cycle_is_found_as_networkx_finds_one(drawn):
+    count, edges = drawn
+    reference = nx.DiGraph(edges)
+    reference.add_nodes_from(range(count))
+    cycle = cycle_of(graph_def_of(count, edges))
+    assert (cycle is None) == nx.is_directed_acyclic_graph(reference)
+    if cycle is not None:
+        assert cycle[0] == cycle[-1]
+        for a, b in itertools.pairwise(cycle):
+            assert reference.has_edge(int(a[1:]), int(b[1:]))
+
+
+def test_back_edges_of_loops_are_no_cycle():
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="merge", op="Merge", input=["next"])
+    graph_def.node.add(name="next", op="NextIteration", input=["merge"])
+    assert cycle_of(graph_def) is None
+
+
+@given(drawn_edges(acyclic=True), st.data())
+def test_nodes_behind_are_the_ancestors(drawn, data):
+    count, edges = drawn
+    number = st.integers(0, count - 1)
+    ends = data.draw(st.lists(number, max_size=4))
+    stops = data.draw(st.lists(number, max_size=4))
+    reference = nx.DiGraph([(a, b) for a, b in edges if b not in stops])
+    reference.add_nodes_from(range(count))
+    expected = set(ends).union(*(nx.ancestors(reference, e) for e in ends))
+    found = nodes_behind(
+        graph_def_of(count, edges), [f"n{e}" for e in ends], [f"n{s}" for s in stops]
+    )
+    assert [node.name for node in found] == [f"n{i}" for i in sorted(expected)]
+
+
+def test_a_long_chain_is_walked():
+    graph_def = graph_def_of(100_000, [(i, i + 1) for i in range(99_999)])
+    assert len(nodes_behind(graph_def, ["n99999"])) == 100_000
+    assert cycle_of(graph_def) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "legal"),
+    [("a/b", "a/b"), ("a b:0", "a_b_0"), ("_x", "n_x"), ("ä", "n_"), ("", "n")],
+)
+def test_legal_names(name, legal):
+    assert legal_name(name) == legal
+    with tf.Graph().as_default():
+        assert tf.constant(1, name=legal).op.name == legal
+
+
+def test_fresh_names():
+    assert fresh_name({"a"}, "b") == "b"
+    assert fresh_name({"a", "a_1"}, "a") == "a_2"
+
+
+def program():
+    graph_def = tf.compat.v1.GraphDef()
+    add = graph_def.node.add
+    add(name="x", op="Placeholder")
+    add(name="split", op="Split", input=["x"])
+    add(name="y", op="Neg", input=["split:1", "^split"])
+    add(name="z", op="Neg", input=["x", "^y"])
+    for node in graph_def.node:
+        node.attr["_output_shapes"].list.shape.add()
+    graph_def.node[2].attr["_class"].list.s.append(b"loc:@split")
+    return Program(graph_def, {"x": "x:0"}, {"y": "y:0", "s": "split:1"})
+
+
+def inputs(program):
+    return {node.name: list(node.input) for node in program.graph_def.node}
+
+
+def test_readers_are_redirected_and_do_not_wait():
+    p = program()
+    redirect(p, {"split:1": "x"})
+    assert inputs(p)["y"] == ["x"]
+    assert p.outputs == {"y": "y:0", "s": "x:0"}
+
+
+def test_placeholders_are_renamed_everywhere():
+    p = program()
+    rename_placeholders(p, {"x": "new"})
+    assert inputs(p) == {
+        "new": [],
+        "split": ["new"],
+        "y": ["split:1", "^split"],
+        "z": ["new", "^y"],
+    }
+    assert p.inputs == {"x": "new:0"}
+
+
+def test_a_prefix_is_put_before_everything():
+    p = program()
+    prefix_nodes(p, "a/")
+    assert inputs(p)["a/y"] == ["a/split:1", "^a/split"]
+    assert p.outputs == {"y": "a/y:0", "s": "a/split:1"}
+    assert list(p.graph_def.node[2].attr["_class"].list.s) == [b"loc:@a/split"]
+
+
+def test_shapes_are_forgotten_behind_a_tensor_only():
+    p = program()
+    forget_shapes_behind(p, ["split:1"])
+    assert [n.name for n in p.graph_def.node if "_output_shapes" in n.attr] == [
+        "x",
+        "split",
+    ]

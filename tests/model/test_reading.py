@@ -1,0 +1,169 @@
+import gzip
+
+import pytest
+import tensorflow as tf
+from google.protobuf import text_format
+
+from geutil.errors import GeutilError
+from geutil.graph.protos import MetaGraphDef, SavedModel
+from geutil.model.errors import ModelError
+from geutil.model.reading import read_graph_def, read_saved_model, select_meta_graph
+from tests.model.samples import frozen_graph_def
+
+
+@pytest.fixture(scope="module")
+def graph_def():
+    return frozen_graph_def()
+
+
+def test_the_error_is_a_value_error():
+    assert issubclass(ModelError, GeutilError)
+    assert issubclass(ModelError, ValueError)
+
+
+def test_a_graph_def_is_read_in_both_forms(tmp_path, graph_def):
+    (tmp_path / "a.pb").write_bytes(graph_def.SerializeToString())
+    (tmp_path / "a.pbtxt").write_text(text_format.MessageToString(graph_def))
+    assert read_graph_def(tmp_path / "a.pb") == graph_def
+    assert read_graph_def(str(tmp_path / "a.pbtxt")) == graph_def
+
+
+def test_a_saved_model_is_read_in_both_forms(tmp_path, models):
+    saved_model = read_saved_model(models / "lookup")
+    data = (models / "lookup" / "saved_model.pb").read_bytes()
+    assert saved_model == SavedModel.FromString(data)
+    text = text_format.MessageToString(saved_model)
+    (tmp_path / "saved_model.pbtxt").write_text(text)
+    assert read_saved_model(tmp_path) == saved_model
+
+
+def meta_graph(graph_def, *tags):
+    proto = MetaGraphDef(graph_def=graph_def)
+    proto.meta_info_def.tags.extend(tags)
+    return proto
+
+
+def saved_model(*tag_lists):
+    return SavedModel(
+        saved_model_schema_version=1,
+        meta_graphs=[meta_graph(tf.compat.v1.GraphDef(), *tags) for tags in tag_lists],
+    )
+
+
+def binary(proto):
+    return proto.SerializeToString()
+
+
+def text(proto):
+    return text_format.MessageToString(proto).encode()
+
+
+# What the file holds, its name, and what the message says.
+WRONG_GRAPH_DEFS = {
+    "empty": (lambda g: b"", "a.pb", "is empty"),
+    "empty text": (lambda g: b"", "a.pbtxt", "is empty"),
+    "truncated": (lambda g: binary(g)[:-5], "a.pb", "truncated"),
+    "noise": (lambda g: b"\xff" * 64, "a.pb", "no whole GraphDef"),
+    "SavedModel": (
+        lambda g: binary(SavedModel(saved_model_schema_version=1, meta_graphs=[])),
+        "a.pb",
+        "a SavedModel, no GraphDef: pass the directory",
+    ),
+    "MetaGraph": (
+        lambda g: binary(meta_graph(g, "serve")),
+        "a.pb",
+        "a MetaGraphDef, no GraphDef: import it with",
+    ),
+    "text": (text, "a.pb", "GraphDef in text form: name it .pbtxt"),
+    "MetaGraph text": (
+        lambda g: text(meta_graph(g)),
+        "a.pbtxt",
+        "a MetaGraphDef, no GraphDef",
+    ),
+    "binary": (binary, "a.pbtxt", "is no text"),
+    "no proto": (lambda g: b"hello: there", "a.pbtxt", "no GraphDef in text form"),
+    "zip": (lambda g: b"PK\x03\x04abcdef", "a.pb", "zip archive"),
+    "HDF5": (lambda g: b"\x89HDF\r\n", "a.pb", "HDF5"),
+    "TFLite": (lambda g: b"\x1c\0\0\0TFL3....", "a.pb", "TensorFlow Lite"),
+    "gzip": (lambda g: gzip.compress(binary(g)), "a.pb", "gzip"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_GRAPH_DEFS)
+def test_what_is_no_graph_def_is_named(tmp_path, graph_def, case):
+    make, name, message = WRONG_GRAPH_DEFS[case]
+    file = tmp_path / name
+    file.write_bytes(make(graph_def))
+    with pytest.raises(ModelError, match=message) as caught:
+        read_graph_def(file)
+    assert str(file) in str(caught.value)
+
+
+def test_paths_that_hold_no_graph_def(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        read_graph_def(tmp_path / "missing.pb")
+    with pytest.raises(ModelError, match="is a directory"):
+        read_graph_def(tmp_path)
+
+
+def test_paths_that_hold_no_saved_model(tmp_path):
+    with pytest.raises(ModelError, match="does not exist"):
+        read_saved_model(tmp_path / "missing")
+    with pytest.raises(ModelError, match="it holds nothing"):
+        read_saved_model(tmp_path)
+    (tmp_path / "model.h5").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"holds no saved_model\.pb.*model\.h5"):
+        read_saved_model(tmp_path)
+    with pytest.raises(ModelError, match="is a file; a SavedModel is a directory"):
+        read_saved_model(tmp_path / "model.h5")
+    (tmp_path / "saved_model.cpb").write_bytes(b"x")
+    with pytest.raises(ModelError, match="in chunks"):
+        read_saved_model(tmp_path)
+
+
+WRONG_SAVED_MODELS = {
+    "empty file": (lambda g: b"", "is empty"),
+    "no graph": (lambda g: binary(saved_model()), "holds no graph"),
+    "truncated": (lambda g: binary(saved_model(["serve"]))[:-2], "truncated"),
+    "GraphDef": (binary, "holds a GraphDef, no SavedModel: read it with"),
+    "MetaGraph": (lambda g: binary(meta_graph(g)), "a MetaGraphDef, no SavedModel"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SAVED_MODELS)
+def test_what_is_no_saved_model_is_named(tmp_path, graph_def, case):
+    make, message = WRONG_SAVED_MODELS[case]
+    (tmp_path / "saved_model.pb").write_bytes(make(graph_def))
+    with pytest.raises(ModelError, match=message):
+        read_saved_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tag_lists", "tags", "chosen"),
+    [
+        ([["serve"], ["train"]], None, 0),
+        ([["train"], ["serve", "tpu"], ["serve"]], None, 2),
+        ([["train"]], None, 0),
+        ([[]], None, 0),
+        ([["serve"], ["train"]], ["train"], 1),
+        ([["serve"], ["serve", "tpu"]], ["tpu", "serve"], 1),
+        ([["serve"], ["train"]], "train", 1),
+        ([["serve"], []], [], 1),
+    ],
+)
+def test_select_meta_graph(tag_lists, tags, chosen):
+    proto = saved_model(*tag_lists)
+    assert select_meta_graph(proto, tags) is proto.meta_graphs[chosen]
+
+
+@pytest.mark.parametrize(
+    ("tag_lists", "tags", "message"),
+    [
+        ([["serve"]], ["train"], r"no MetaGraph with the tags \['train'\].*'serve'"),
+        ([["serve", "tpu"]], ["serve"], r"\['serve', 'tpu'\]"),
+        ([["a"], ["b"]], None, r"several MetaGraphs.*\['a'\], \['b'\]"),
+    ],
+)
+def test_select_meta_graph_lists_the_known_tags(tag_lists, tags, message):
+    with pytest.raises(ModelError, match=message):
+        select_meta_graph(saved_model(*tag_lists), tags)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.model.ref_variables import with_resource_variables
+
+v1 = tf.compat.v1
+
+
+def ref_variable(value, name):
+    return v1.get_variable(
+        name, initializer=tf.constant(value), use_resource=False, dtype=tf.float32
+    )
+
+
+def test_types_names_and_shared_names():
+    with tf.Graph().as_default() as graph:
+        w = ref_variable([1.0, 2.0], "scope/w")
+        tf.identity(w + 1.0, name="y")
+    graph_def = graph.as_graph_def()
+    with_resource_variables(graph_def)
+    by_name = {node.name: node for node in graph_def.node}
+    assert by_name["scope/w"].op == "VarHandleOp"
+    assert by_name["scope/w"].attr["shared_name"].s == b"scope/w"
+    assert by_name["scope/w/read"].op == "ReadVariableOp"
+    assert by_name["scope/w/Assign"].op == "AssignVariableOp"
+    with tf.Graph().as_default():
+        tf.import_graph_def(graph_def, name="")
+
+
+def test_values_are_read_where_they_were():
+    # A Session returns 13 for `before` too: it hands out the buffer that is updated
+    # later. Resource variables do not, so the value is that of the read's time.
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], "x")
+        w = ref_variable(10.0, "w")
+        before = tf.identity(w.read_value(), name="before")
+        with tf.control_dependencies([before]):
+            updated = v1.assign_add(w, x, name="update")
+        tf.multiply(updated, 2.0, name="doubled")
+    m = model.open(graph.as_graph_def(), outputs=["before", "doubled"])
+    m.variables["w"].assign(10.0)
+    found = m.run(x=3.0)
+    assert [float(found["before"]), float(found["doubled"])] == [10.0, 26.0]
+    assert float(m.variables["w"]) == 13.0
+
+
+def test_assignments_of_values_and_differences():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [2], "x")
+        w = ref_variable([1.0, 1.0], "w")
+        first = v1.assign(w, x)
+        with tf.control_dependencies([first]):
+            second = v1.assign_sub(w, [0.5, 0.25])
+        tf.identity(second, name="y")
+    m = model.open(graph.as_graph_def(), outputs=["y"])
+    m.variables["w"].assign([0.0, 0.0])
+    np.testing.assert_array_equal(m.run(x=[2.0, 3.0])["y"], [1.5, 2.75])
+
+
+def test_an_update_without_a_twin_is_refused():
+    with tf.Graph().as_default() as graph:
+        w = ref_variable([1.0, 2.0], "w")
+        v1.scatter_update(w, [0], [5.0], name="scatter")
+    with pytest.raises(model.ModelError, match=r"'scatter' \(ScatterUpdate\).*'w'"):
+        model.open(graph.as_graph_def())
+
+
+def test_a_graph_without_them_is_left_alone():
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0)
+    graph_def = graph.as_graph_def()
+    before = graph_def.SerializeToString()
+    with_resource_variables(graph_def)
+    assert graph_def.SerializeToString() == before

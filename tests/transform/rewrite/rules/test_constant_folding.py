@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+
+import geutil as ge
+from geutil.transform.rewrite import constant_value, rewrite
+from geutil.transform.rewrite.rules import constant_folding
+from tests.graph.building import snapshot
+from tests.random_graphs import drawn_graphs
+from tests.settings import default_graph, evaluate
+
+
+def test_a_subgraph_becomes_its_value(setting):
+    def body():
+        x = tf.compat.v1.placeholder_with_default(tf.ones([2]), [2])
+        y = x + tf.sqrt(tf.identity(tf.constant([2.0, 8.0])) * 8.0)
+        report = rewrite(default_graph(), constant_folding(), debug=True)
+        assert len(report.rewritten) == 1
+        assert constant_value(y.op.inputs[1]).tolist() == [4.0, 8.0]
+        assert not rewrite(default_graph(), constant_folding()).rewritten
+        return [y]
+
+    assert setting.run(body)[0].tolist() == [5.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([1, 2], np.int64),
+        np.array([True, False]),
+        np.array([b"a", b"bc"], object),
+        np.array([1.5, 2.5], tf.bfloat16.as_numpy_dtype),
+        np.array([1 + 2j]),
+    ],
+    ids=lambda value: value.dtype.name,
+)
+def test_any_type_of_value(value):
+    with tf.Graph().as_default() as graph:
+        y = tf.identity(tf.reverse(tf.constant(value), [0]))
+    rewrite(graph, constant_folding(), debug=True)
+    assert y.op.inputs[0].op.type == "Const"
+    assert y.dtype == tf.as_dtype(value.dtype)
+    assert evaluate(graph, [y])[0].tolist() == value[::-1].tolist()
+
+
+def test_several_outputs():
+    with tf.Graph().as_default() as graph:
+        a, b = tf.split(tf.constant([1.0, 2.0]), 2)
+        y = tf.compat.v1.placeholder_with_default([10.0], [1]) + a - 3.0 * b
+    rewrite(graph, constant_folding(), debug=True)
+    assert not ge.filter_ops(ge.get_backward_walk_ops(y), ge.op_type("Split"))
+    assert evaluate(graph, [y])[0].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("max_ops", [1, 3, 16])
+def test_long_chains_are_folded_piece_by_piece(max_ops):
+    with tf.Graph().as_default() as graph:
+        t = tf.constant(1.0)
+        for _ in range(20):
+            t = tf.negative(t)
+        y = tf.compat.v1.placeholder_with_default(1.0, []) + t
+    report = rewrite(graph, constant_folding(max_ops=max_ops), debug=True)
+    assert len(report.rewritten) == -(-20 // max_ops)
+    assert constant_value(y.op.inputs[1]) == 1.0
+
+
+def not_folded(graph, *reasons, **options):
+    before = snapshot(graph)
+    report = rewrite(graph, constant_folding(**options))
+    assert not report.rewritten
+    assert len(report.refused) == len(reasons)
+    for refused, reason in zip(report.refused, reasons, strict=True):
+        assert reason in refused.reason
+    assert snapshot(graph) == before
+
+
+def placeholder_with_default():
+    return tf.compat.v1.placeholder_with_default(1.0, [])
+
+
+def called():
+    return tf.function(tf.exp, autograph=False)(tf.constant(1.0))
+
+
+NEVER = {
+    "random": lambda: tf.random.uniform([2]),
+    "variable": lambda: tf.raw_ops.ReadVariableOp(
+        resource=tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]), dtype=tf.float32
+    ),
+    "placeholder": placeholder_with_default,
+    "identity": lambda: tf.identity(tf.constant(1.0)),
+    "function": called,
+    "fake quantization": lambda: tf.quantization.fake_quant_with_min_max_args(1.0),
+    "variant": lambda: tf.raw_ops.TensorListReserve(
+        element_shape=[1], num_elements=2, element_dtype=tf.float32
+    ),
+    "assertion": lambda: tf.raw_ops.Assert(condition=True, data=[tf.constant(1)]),
+}
+
+
+@pytest.mark.parametrize("build", NEVER.values(), ids=NEVER)
+def test_what_is_never_folded(build):
+    with tf.Graph().as_default() as graph:
+        build()
+    not_folded(graph)
+
+
+def test_excluded_types():
+    with tf.Graph().as_default() as graph:
+        tf.exp(tf.constant(1.0))
+    not_folded(graph, exclude=["Exp"])
+
+
+def test_large_values_and_unknown_sizes_are_refused():
+    with tf.Graph().as_default() as graph:
+        tf.fill([100], tf.constant(1.0))
+    not_folded(graph, "has 400 bytes", max_bytes=399)
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.Where(condition=tf.constant([True, False]))
+    not_folded(graph, "the size of 'Where:0' is not known")
+
+
+def test_what_tensorflow_cannot_compute_is_refused():
+    with tf.Graph().as_default() as graph:
+        tf.identity(tf.gather(tf.constant([1.0]), tf.constant([5])))
+    before = graph.get_operations()
+    report = rewrite(graph, constant_folding())
+    [refused] = report.refused
+    assert "TensorFlow cannot compute it" in refused.reason
+    assert graph.get_operations() == before
+
+
+@pytest.mark.usefixtures("control_flow_v1")
+def test_a_constant_of_a_branch_stays_in_it():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        y = tf.compat.v1.cond(x > 0, lambda: tf.exp(tf.constant(1.0)), lambda: x)
+    report = rewrite(graph, constant_folding(), debug=True)
+    assert len(report.rewritten) == 1
+    for value, expected in ((1.0, np.exp(1.0)), (-2.0, -2.0)):
+        [result] = evaluate(graph, [y], {x: value})
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+@given(drawn_graphs())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_random_graphs_of_constants(drawn):
+    with tf.Graph().as_default() as graph:
+        results = [tf.identity(t) for t in drawn.build()]
+    expected = evaluate(graph, results)
+    rewrite(graph, constant_folding(max_ops=4), debug=True)
+    assert {t.op.inputs[0].op.type for t in results} == {"Const"}
+    for value, wanted in zip(evaluate(graph, results), expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert not rewrite(graph, constant_folding(max_ops=4)).rewritten

@@ -1,0 +1,160 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.transform.rewrite import rewrite
+from geutil.transform.rewrite.rules import dropout_removal
+from tests.graph.building import snapshot
+from tests.settings import default_graph, evaluate, needs_eager
+
+X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+RANDOM = {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
+
+
+def with_a_rate_tensor(x):
+    return tf.nn.dropout(x, rate=tf.cast(tf.reduce_sum(x * 0.0) + 0.3, x.dtype))
+
+
+def stateless(x):
+    return tf.nn.experimental.stateless_dropout(x, rate=0.3, seed=[1, 2])
+
+
+def of_earlier_releases(x):
+    mask = tf.random.uniform(tf.shape(x), dtype=x.dtype) >= 0.2
+    return x * tf.constant(1.25, x.dtype) * tf.cast(mask, x.dtype)
+
+
+def of_version_1(x):
+    keep = tf.constant(0.7, x.dtype)
+    low, high = tf.constant(0.0, x.dtype), tf.constant(1.0, x.dtype)
+    drawn = tf.raw_ops.RandomUniform(shape=tf.shape(x), dtype=x.dtype)
+    uniform = tf.raw_ops.Add(x=drawn * (high - low), y=low)
+    return x / keep * tf.floor(tf.raw_ops.Add(x=keep, y=uniform))
+
+
+BUILDERS = {
+    "tf.nn.dropout": lambda x: tf.nn.dropout(x, rate=0.3),
+    "noise shape": lambda x: tf.nn.dropout(x, rate=0.3, noise_shape=[4, 1]),
+    "v1 keep_prob": lambda x: tf.compat.v1.nn.dropout(x, keep_prob=0.7),
+    "v1 rate": lambda x: tf.compat.v1.nn.dropout(x, rate=0.3),
+    "rate tensor": with_a_rate_tensor,
+    "stateless": stateless,
+    "earlier releases": of_earlier_releases,
+    "version 1": of_version_1,
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16])
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_dropout_passes_its_input_on(build, dtype, setting):
+    def body():
+        x = tf.cast(tf.constant(X), dtype)
+        y = tf.identity(build(x))
+        before = {op.type for op in ge.get_backward_walk_ops(y)}
+        assert before & RANDOM
+        report = rewrite(default_graph(), dropout_removal(), debug=True)
+        assert len(report.rewritten) == 1
+        assert not {op.type for op in ge.get_backward_walk_ops(y)} & RANDOM
+        assert not rewrite(default_graph(), dropout_removal()).rewritten
+        return [tf.cast(y, tf.float32)]
+
+    expected = X.astype(dtype.as_numpy_dtype).astype(np.float32)
+    np.testing.assert_array_equal(setting.run(body)[0], expected)
+
+
+LAYERS = {
+    "Dropout": lambda: keras.layers.Dropout(0.5),
+    "noise shape": lambda: keras.layers.Dropout(0.3, noise_shape=(None, 1, 1), seed=3),
+    "SpatialDropout1D": lambda: keras.layers.SpatialDropout1D(0.3),
+}
+
+
+@needs_eager
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_keras_layers_in_training(make):
+    model = keras.Sequential(
+        [
+            keras.Input((3, 8)),
+            keras.layers.Dense(8, activation="relu"),
+            make(),
+            keras.layers.Dense(2),
+        ]
+    )
+    reports = []
+
+    @tf.function
+    def training(x):
+        y = tf.identity(model(x, training=True))
+        reports.append(rewrite(default_graph(), dropout_removal(), debug=True))
+        return y
+
+    x = X.reshape(-1, 1, 8).repeat(3, axis=1)
+    value = training(tf.constant(x))
+    assert len(reports[0].rewritten) == 1
+    # The reference is Keras' own inference.
+    expected = model(x, training=False)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def scaled_otherwise(x):
+    mask = tf.random.uniform(tf.shape(x)) >= 0.2
+    return tf.where(mask, x * 2.0, 0.0)
+
+
+def wider(x):
+    mask = tf.random.uniform(tf.shape(x), maxval=2.0) >= 0.2
+    return tf.where(mask, x * 1.25, 0.0)
+
+
+def shifted(x):
+    mask = tf.random.uniform(tf.shape(x), minval=0.5, maxval=1.5) >= 0.2
+    return tf.where(mask, x * 1.25, 0.0)
+
+
+def not_zero(x):
+    mask = tf.random.uniform(tf.shape(x)) >= 0.2
+    return tf.where(mask, x * 1.25, 7.0)
+
+
+def unknown_rate(x):
+    mask = tf.random.uniform(tf.shape(x)) >= tf.reduce_sum(x)
+    return tf.where(mask, x * 1.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (scaled_otherwise, "what is kept is scaled by 2.0, with a rate of 0.2"),
+        (wider, "go up to 2.0, not 1"),
+        (shifted, "is 0.5, not 0"),
+        (not_zero, "is 7.0, not 0"),
+        (unknown_rate, "is no constant, but what scales is"),
+    ],
+)
+def test_what_only_looks_like_dropout_is_refused(build, words):
+    with tf.Graph().as_default() as graph:
+        tf.identity(build(tf.constant(X)))
+    before = snapshot(graph)
+    report = rewrite(graph, dropout_removal())
+    assert not report.rewritten
+    assert words in report.refused[0].reason
+    assert snapshot(graph) == before
+
+
+def test_gaussian_noise_is_no_candidate():
+    with tf.Graph().as_default() as graph:
+        tf.identity(tf.constant(X) * tf.random.normal([4, 8], 1.0))
+    report = rewrite(graph, dropout_removal())
+    assert not report.rewritten
+    assert not report.refused
+
+
+def test_a_fetched_dropout_is_reported():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(X)
+        y = tf.nn.dropout(x, rate=0.3)
+    report = rewrite(graph, dropout_removal())
+    assert report.current(y) is x
+    assert evaluate(graph, [report.current(y)])[0].tolist() == X.tolist()

@@ -1,0 +1,515 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.errors import (
+    ArgumentTypeError,
+    FinalizedGraphError,
+    SelectionError,
+    StaleGraphError,
+    TransformError,
+    VerificationError,
+)
+from geutil.transform import rewrite as rw
+from geutil.transform.rewrite import Any, Const, Op, Rule, match, rewrite
+from geutil.transform.rewrite.rules import identity_elimination
+from tests.graph.building import chain, snapshot
+from tests.settings import default_graph, edges, evaluate, names, slow
+
+X = np.array([0.25, -1.5], np.float32)
+
+
+def swap(old, new, **options):
+    """A rule that replaces an op of one input by the result of a function."""
+    options.setdefault("name", f"{old} -> {new.__name__}")
+    return Rule(Op(old, Any("x")), lambda m: new(m["x"]), **options)
+
+
+def unchanged(graph, before):
+    """Tell whether the ops that there were have the edges that they had."""
+    after = edges(graph)
+    return {name: after[name] for name in before} == before
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_new_ops_stand_where_the_root_stood(graph):
+    x = tf.constant(X)
+    with tf.name_scope("outer"), tf.device("/device:CPU:0"):
+        old = tf.exp(x, name="e")
+    y = tf.negative(old, name="y")
+    waited = tf.no_op()
+    with (
+        tf.name_scope("elsewhere"),
+        tf.device("/device:GPU:7"),
+        tf.control_dependencies([waited]),
+    ):
+        report = rewrite(graph, swap("Exp", tf.sin), debug=True)
+    new = y.op.inputs[0].op
+    assert (new.type, new.name, new.device) == ("Sin", "outer/Sin", old.op.device)
+    assert not new.control_inputs
+    [entry] = report.rewritten
+    assert (entry.rule, entry.op) == ("Exp -> sin", "outer/e")
+    assert (entry.ops, entry.new_ops) == (("outer/e",), ("outer/Sin",))
+    np.testing.assert_allclose(evaluate(graph, [y])[0], -np.sin(X), rtol=1e-6)
+
+
+def test_ordering_is_carried_over(graph):
+    first, second, x = tf.no_op("first"), tf.no_op("second"), tf.constant(X)
+    with tf.control_dependencies([first]):
+        inner = tf.sin(x, name="inner")
+    with tf.control_dependencies([second]):
+        outer = tf.exp(inner, name="outer")
+    tf.negative(outer)
+    with tf.control_dependencies([outer, inner]):
+        last = tf.no_op("last")
+    pattern = Op("Exp", Op("Sin", Any("x")))
+    rewrite(graph, Rule(pattern, lambda m: tf.cos(m["x"])), debug=True)
+    [new] = last.control_inputs
+    assert new.type == "Cos"
+    assert sorted(names(new.control_inputs)) == ["first", "second"]
+
+
+def test_a_tensor_that_was_there_waits_for_what_the_root_awaited(graph):
+    x = tf.constant(X, name="x")
+    with tf.control_dependencies([tf.no_op("first")]):
+        old = tf.exp(x, name="e")
+    y = tf.negative(old)
+    rewrite(graph, Rule(Op("Exp", Any("x")), lambda m: m["x"]), debug=True)
+    new = y.op.inputs[0].op
+    assert new.type == "Identity"
+    assert names(new.inputs) == ["x:0"]
+    assert names(new.control_inputs) == ["first"]
+
+
+def test_a_root_may_be_wrapped_once(graph):
+    x = tf.constant(X)
+    y = tf.negative(tf.nn.relu(x, name="r"), name="y")
+    rule = Rule(Op("Relu", name="r"), lambda m: tf.exp(m["r"].outputs[0]), name="wrap")
+    report = rewrite(graph, rule, debug=True)
+    assert len(report.rewritten) == 1
+    assert y.op.inputs[0].op.type == "Exp"
+    assert names(y.op.inputs[0].op.inputs) == ["r:0"]
+    np.testing.assert_allclose(
+        evaluate(graph, [y])[0], -np.exp(np.maximum(X, 0)), rtol=1e-6
+    )
+
+
+def test_rules_take_up_each_others_results(graph):
+    y = tf.negative(tf.exp(tf.constant(X)))
+    rules = [swap("Sin", tf.cos), swap("Exp", tf.sin), swap("Cos", tf.tanh)]
+    report = rewrite(graph, rules, debug=True)
+    assert [entry.rule for entry in report.rewritten] == [
+        "Exp -> sin",
+        "Sin -> cos",
+        "Cos -> tanh",
+    ]
+    assert y.op.inputs[0].op.type == "Tanh"
+    assert not rewrite(graph, rules).rewritten
+
+
+def test_rules_may_be_nested_and_earlier_ones_go_first(graph):
+    y = tf.negative(tf.exp(tf.constant(X)))
+    report = rewrite(graph, [(swap("Exp", tf.sin),), [[swap("Exp", tf.cos)]]])
+    assert report.counts == {"Exp -> sin": (1, 0)}
+    assert y.op.inputs[0].op.type == "Sin"
+
+
+def test_replaced_results_are_followed_to_the_end(graph):
+    x = tf.constant(X)
+    fetched = tf.exp(x)
+    other = tf.sin(x)
+    rules = [swap("Exp", tf.sin), swap("Sin", tf.cos)]
+    report = rewrite(graph, rules, keep=[other])
+    assert report.current(fetched).op.type == "Cos"
+    assert report.current(other) is other
+    assert len(report.replaced) == 2
+    [refused] = report.refused
+    assert (refused.rule, refused.op) == ("Sin -> cos", other.op.name)
+
+
+def test_a_replaced_op_no_longer_counts_as_a_reader(graph):
+    s = tf.sin(tf.constant(X))
+    y = tf.negative(tf.exp(tf.identity(s)))
+    lone = Op("Sin", Any("x"), only_consumer=True)
+    rule = Rule(Op("Exp", lone), lambda m: tf.cos(m["x"]), name="lone")
+    assert not match(graph, rule.pattern)
+    report = rewrite(graph, [rule, identity_elimination()], debug=True)
+    assert report.counts == {"identity_elimination": (1, 0), "lone": (1, 0)}
+    assert y.op.inputs[0].op.type == "Cos"
+
+
+def test_a_lost_reader_is_noticed_from_the_other_side(graph):
+    x = tf.constant(X)
+    s = tf.sin(x, name="s")
+    tf.negative(tf.exp(s, name="kept"))
+    tf.negative(tf.cos(s, name="leaves"))
+    lone = Rule(
+        Op("Exp", Op("Sin", Any("x"), only_consumer=True)),
+        lambda m: tf.tanh(m["x"]),
+        name="lone",
+    )
+    leaves = Rule(Op("Cos", Op("Sin", Any("x"))), lambda m: m["x"], name="leaves")
+    for rules in ([lone, leaves], [leaves, lone]):
+        _, info = ge.copy(graph, tf.Graph())
+        report = rewrite(info.transformed(s).graph, rules, debug=True)
+        assert report.counts == {"leaves": (1, 0), "lone": (1, 0)}
+
+
+def test_a_retired_op_that_is_read_again_counts_again(graph):
+    x = tf.constant(X)
+    old = tf.exp(x)
+    y = tf.negative(old)
+    rewrite(graph, swap("Exp", tf.sin))
+    assert not match(graph, Op("Exp"))
+    ge.reroute_ts(old, y.op.inputs[0])
+    assert len(match(graph, Op("Exp"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "reason"),
+    [
+        ({}, lambda m: "not today", "not today"),
+        ({}, lambda m: False, "<lambda>() is false"),
+        ({"where": lambda op: False}, None, "<lambda>() is false for 'e'"),
+    ],
+)
+def test_candidates_are_refused_with_a_reason(graph, options, check, reason):
+    tf.negative(tf.exp(tf.constant(X), name="e"))
+    before = snapshot(graph)
+    rule = Rule(Op("Exp", Any("x"), **options), lambda m: m["x"], check, "rule")
+    report = rewrite(graph, rule)
+    assert [(r.rule, r.op, r.reason) for r in report.refused] == [("rule", "e", reason)]
+    assert not report.rewritten
+    assert snapshot(graph) == before
+    assert "0 rewritten, 1 refused" in str(report)
+
+
+def test_a_shared_op_is_a_reason(graph):
+    s = tf.sin(tf.constant(X), name="s")
+    tf.exp(s, name="e"), tf.cos(s, name="c")
+    before = snapshot(graph)
+    lone = Op("Sin", only_consumer=True, name="sin")
+    report = rewrite(graph, Rule(Op("Exp", lone), lambda m: m["sin"].outputs[0]))
+    [refused] = report.refused
+    assert refused.reason == (
+        "Op('Sin', name='sin') asks for only_consumer: 'c' reads 's' too"
+    )
+    kept = Rule(Op("Cos", Op("Sin")), lambda m: m.root.inputs[0])
+    assert rewrite(graph, kept, ops=[graph.get_operation_by_name("c")]).refused[
+        0
+    ].reason == ("'s' is not among ops")
+    assert snapshot(graph) == before
+
+
+@pytest.mark.usefixtures("control_flow_v1")
+def test_a_context_is_a_reason(graph):
+    x = tf.constant(1.0)
+    s = tf.sin(x, name="s")
+    tf.compat.v1.cond(x > 0, lambda: tf.exp(s, name="e"), lambda: x)
+    before = snapshot(graph)
+    pattern = Op("Exp", Op("Switch", Op("Sin"), ...)[1])
+    report = rewrite(graph, Rule(pattern, lambda m: m.root.inputs[0]))
+    [refused] = report.refused
+    assert "one match runs in one context" in refused.reason
+    assert snapshot(graph) == before
+
+
+@pytest.mark.usefixtures("control_flow_v1")
+def test_inside_a_loop(graph):
+    _, result = tf.compat.v1.while_loop(
+        lambda i, _: i < 3,
+        lambda i, t: (i + 1, tf.nn.relu6(t) + 1.0),
+        [tf.constant(0), tf.constant(5.0)],
+    )
+    capped = swap("Relu6", lambda x: tf.minimum(tf.nn.relu(x), 6.0), name="capped")
+    expected = evaluate(graph, [result])
+    report = rewrite(graph, capped, debug=True)
+    assert len(report.rewritten) == 1
+    assert evaluate(graph, [result]) == expected
+
+
+def test_a_replacement_may_decline(graph):
+    tf.negative(tf.exp(tf.constant(X), name="e"))
+    before = edges(graph)
+
+    def build(m):
+        tf.sin(m["x"])
+        return "changed my mind"
+
+    rule = Rule(Op("Exp", Any("x")), build)
+    [refused] = rewrite(graph, rule).refused
+    assert refused.reason == "changed my mind"
+    assert unchanged(graph, before)
+    # What it made is not matched.
+    assert not match(graph, Op("Sin"))
+
+
+def test_a_replacement_of_nothing_is_refused(graph):
+    tf.negative(tf.exp(tf.constant(X)))
+    [refused] = rewrite(graph, Rule(Op("Exp"), lambda m: None)).refused
+    assert refused.reason == "the replacement replaces no output"
+
+
+def test_what_would_close_a_cycle_is_refused(graph):
+    x = tf.constant(X)
+    e = tf.exp(x, name="e")
+    y = tf.sin(e, name="y")
+    z = tf.cos(y, name="z")
+    before = edges(graph)
+    report = rewrite(graph, Rule(Op("Exp"), lambda m: z + 1.0, name="cycle"))
+    [refused] = report.refused
+    assert "close a cycle" in refused.reason
+    assert unchanged(graph, before)
+    assert names(r.root for r in match(graph, Op("AddV2"))) == []
+
+
+def there_and_back():
+    return [
+        swap("Relu6", tf.nn.relu, name="down"),
+        swap("Relu", tf.nn.relu6, name="up"),
+    ]
+
+
+def commuted():
+    return Rule(Op("AddV2", Any("a"), Any("b")), lambda m: m["b"] + m["a"], name="swap")
+
+
+def distributed():
+    total = Op("AddV2", Any("a"), Any("b"))
+    return [
+        Rule(
+            Op("Neg", total),
+            lambda m: tf.negative(m["a"]) + tf.negative(m["b"]),
+            name="in",
+        ),
+        Rule(
+            Op("AddV2", Op("Neg", Any("a")), Op("Neg", Any("b"))),
+            lambda m: tf.negative(m["a"] + m["b"]),
+            name="out",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (there_and_back, ["'down'", "'up'", "undo each other"]),
+        (commuted, ["rule 'swap' undoes itself"]),
+        (distributed, ["'in'", "'out'", "undo each other"]),
+    ],
+)
+def test_rules_that_undo_each_other(graph, rules, words):
+    x = tf.constant(X)
+    tf.identity(tf.negative(tf.nn.relu6(x, name="r6") + x, name="n"))
+    before = edges(graph)
+    with pytest.raises(TransformError) as caught:
+        rewrite(graph, rules(), limit=1_000)
+    for word in words:
+        assert word in str(caught.value)
+    assert unchanged(graph, before)
+    assert {op.name for op in match_roots(graph)} <= set(before)
+
+
+def match_roots(graph):
+    """Every op that a rule may still match."""
+    return [found.root for found in match(graph, Op(lambda op: True), overlaps=True)]
+
+
+def test_tensors_that_are_exchanged_for_each_other(graph):
+    x = tf.constant(X)
+    a, b = tf.exp(x, name="a"), tf.sin(x, name="b")
+    tf.identity(a), tf.identity(b)
+    rules = [
+        Rule(Op("Exp"), lambda m: b, name="a to b"),
+        Rule(Op("Sin"), lambda m: a, name="b to a"),
+    ]
+    before = edges(graph)
+    with pytest.raises(TransformError, match="undo each other"):
+        rewrite(graph, rules)
+    assert unchanged(graph, before)
+
+
+def test_equal_ops_are_no_circle(graph):
+    x = tf.constant(X)
+    y = tf.add_n([tf.exp(x) for _ in range(5)])
+    report = rewrite(graph, swap("Exp", tf.sin), debug=True)
+    assert len(report.rewritten) == 5
+    np.testing.assert_allclose(evaluate(graph, [y])[0], 5 * np.sin(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [0, 7, None])
+def test_rules_that_never_end(graph, limit):
+    tf.identity(tf.exp(tf.constant(X)))
+    before = edges(graph)
+    grow = Rule(
+        Op("Exp", Any("x")), lambda m: tf.exp(m["x"] + 1.0, name="more"), name="grow"
+    )
+    with pytest.raises(TransformError) as caught:
+        rewrite(graph, grow, limit=limit)
+    bound = 100 + 2 * len(before) if limit is None else limit
+    assert f"more than {bound} rewrites" in str(caught.value)
+    assert "'grow'" in str(caught.value)
+    assert unchanged(graph, before)
+
+
+def test_an_error_undoes_everything(graph):
+    x = tf.constant(X)
+    y = tf.negative(tf.exp(tf.sin(x, name="s"), name="e"), name="y")
+    before = edges(graph)
+
+    def fail(m):
+        tf.tanh(m["x"])
+        raise KeyError("oh")
+
+    rules = [swap("Exp", tf.cos), Rule(Op("Sin", Any("x")), fail)]
+    with pytest.raises(KeyError, match="oh"):
+        rewrite(graph, rules)
+    assert unchanged(graph, before)
+    ge.verify(graph)
+    # Nothing is retired but what was made: the same call can be made again.
+    assert names(m.root for m in match(graph, Op("Exp"))) == ["e"]
+    assert not match(graph, Op({"Cos", "Tanh"}))
+    assert len(rewrite(graph, rules[0]).rewritten) == 1
+    np.testing.assert_allclose(evaluate(graph, [y])[0], -np.cos(np.sin(X)), rtol=1e-6)
+
+
+def test_an_outer_transaction_undoes_a_rewrite(graph):
+    tf.negative(tf.exp(tf.constant(X)))
+    before = edges(graph)
+    with pytest.raises(KeyError), ge.transaction(graph):
+        assert rewrite(graph, swap("Exp", tf.sin)).rewritten
+        raise KeyError
+    assert unchanged(graph, before)
+    assert len(match(graph, Op("Exp"))) == 1
+
+
+def test_debug_verifies_each_rewrite(graph, monkeypatch):
+    tf.negative(tf.exp(tf.exp(tf.constant(X))))
+    before = edges(graph)
+    calls = []
+
+    def verify(checked):
+        calls.append(checked)
+        if len(calls) == 2:
+            raise VerificationError("broken", ())
+
+    monkeypatch.setattr("geutil.transform.rewrite.driver.verify", verify)
+    rewrite(graph, swap("Cos", tf.sin), debug=True)
+    assert not calls
+    with pytest.raises(VerificationError):
+        rewrite(graph, swap("Exp", tf.sin), debug=True)
+    assert calls == [graph, graph]
+    assert unchanged(graph, before)
+
+
+def test_a_finalized_graph(graph):
+    tf.negative(tf.exp(tf.constant(X)))
+    graph.finalize()
+    before = snapshot(graph)
+    with pytest.raises(FinalizedGraphError):
+        rewrite(graph, swap("Exp", tf.sin))
+    assert snapshot(graph) == before
+    assert not rewrite(graph, swap("Sin", tf.exp)).rewritten
+
+
+def test_a_graph_that_a_session_has_run(graph):
+    y = tf.negative(tf.exp(tf.constant(X)))
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(y)
+        before = snapshot(graph)
+        with pytest.raises(StaleGraphError):
+            rewrite(graph, swap("Exp", tf.sin))
+        assert snapshot(graph) == before
+
+
+def test_wrong_arguments(graph):
+    x = tf.constant(X)
+    rule = swap("Exp", tf.sin)
+    with tf.Graph().as_default():
+        foreign = tf.constant(1.0)
+    before = snapshot(graph)
+    for arguments, error in (
+        (lambda: rewrite("graph", rule), ArgumentTypeError),
+        (lambda: rewrite(graph, Op("Exp")), ArgumentTypeError),
+        (lambda: rewrite(graph, [rule, None]), ArgumentTypeError),
+        (lambda: rewrite(graph, rule, keep=["x"]), ArgumentTypeError),
+        (lambda: rewrite(graph, rule, keep=[foreign]), SelectionError),
+        (lambda: rewrite(graph, rule, ops=[x]), ArgumentTypeError),
+        (lambda: rewrite(graph, rule, ops=[foreign.op]), SelectionError),
+        (lambda: Rule(Op("Exp"), "sin"), ArgumentTypeError),
+        (lambda: Rule(Op("Exp"), None), ArgumentTypeError),
+        (lambda: Rule(Op("Exp"), tf.sin, check="x"), ArgumentTypeError),
+    ):
+        with pytest.raises(error):
+            arguments()
+    assert snapshot(graph) == before
+
+
+def test_in_any_setting(setting):
+    def body():
+        t = tf.constant(X)
+        for _ in range(3):
+            t = tf.nn.relu6(tf.identity(t) + tf.constant([1.0, 2.0]))
+        rules = [swap("Relu6", tf.nn.relu), identity_elimination()]
+        report = rewrite(default_graph(), rules, debug=True, keep=[t])
+        assert len(report.rewritten) == 5
+        assert not rewrite(default_graph(), rules, keep=[t]).rewritten
+        return [t]
+
+    [value] = setting.run(body)
+    expected = X
+    for _ in range(3):
+        expected = np.maximum(expected + np.array([1.0, 2.0], np.float32), 0)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+@slow
+def test_a_chain_of_100_000_ops():
+    graph = chain(100_000)
+    end = graph.get_operation_by_name("n99999")
+    report = rewrite(graph, identity_elimination())
+    assert len(report.rewritten) == 99_998
+    assert names(end.inputs) == ["n0:0"]
+    assert not rewrite(graph, identity_elimination()).rewritten
+
+
+def test_a_hub_of_many_readers():
+    with tf.Graph().as_default() as graph:
+        hub = tf.constant(1.0, name="hub")
+        graph_def = tf.compat.v1.GraphDef()
+        for i in range(5_000):
+            node = graph_def.node.add(name=f"i{i}", op="Identity", input=["hub"])
+            node.attr["T"].type = tf.float32.as_datatype_enum
+            node = graph_def.node.add(name=f"n{i}", op="Neg", input=[f"i{i}"])
+            node.attr["T"].type = tf.float32.as_datatype_enum
+        tf.import_graph_def(graph_def, {"hub": hub}, name="")
+    lone = Rule(Op("Neg", Op("Const", only_consumer=True)), lambda m: m.root.inputs[0])
+    report = rewrite(graph, [identity_elimination(), lone])
+    assert report.counts["identity_elimination"] == (5_000, 0)
+    assert len(report.refused) == 5_000
+
+
+def test_the_report_reads_well(graph):
+    tf.negative(tf.exp(tf.constant(X), name="e"))
+    tf.identity(tf.exp(tf.constant(X), name="f"))
+    refuse = lambda m: "no" if m.root.name == "f" else None  # noqa: E731
+    report = rewrite(graph, swap("Exp", tf.sin, check=refuse, name="rule"))
+    assert str(report).splitlines() == [
+        "1 rewritten, 1 refused",
+        "  rule: 1 rewritten, 1 refused",
+        "rewritten:",
+        "  rule: 'e' -> 'Sin'",
+        "refused:",
+        "  rule: 'f': no",
+    ]
+
+
+def test_what_is_exported():
+    assert all(hasattr(rw, name) for name in rw.__all__)
+    assert Const is rw.Const

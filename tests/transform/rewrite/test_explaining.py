@@ -1,0 +1,128 @@
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.transform.rewrite import Any, Const, Op, Or, Rule, explain, rewrite
+from tests.graph.building import snapshot
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        c = tf.constant([1.0, 2.0], name="c")
+        s = tf.sin(x, name="s")
+        tf.exp(tf.add(s, c, name="a"), name="e")
+        tf.cos(s, name="other")
+        tf.split(x, 2, name="split")
+        yield graph
+
+
+@pytest.mark.parametrize(
+    ("pattern", "node", "element", "reason"),
+    [
+        (Op("Tanh"), "Op('Tanh')", "e", "its type is Exp, not Tanh"),
+        (
+            Op("Exp", Op({"Sub", "Mul"})),
+            "Op('Mul|Sub')",
+            "a:0",
+            "its type is AddV2, not Mul|Sub",
+        ),
+        (
+            Op("Exp", Op("AddV2", Any("x"), Any("x"))),
+            "Any('x')",
+            "c:0",
+            "'x' names 's:0' already",
+        ),
+        (
+            Op("Exp", Op("AddV2", Op("Sin"))),
+            "Op('AddV2')",
+            "a",
+            "it has 2 inputs, not 1",
+        ),
+        (
+            Op("Exp", Op("AddV2", Op("Sin", Const("k")), Any())),
+            "Const('k')",
+            "x:0",
+            "it comes from Placeholder, not a constant",
+        ),
+        (
+            Op("Exp", Op("AddV2", Op("Sin", only_consumer=True), Any())),
+            "Op('Sin')",
+            "s",
+            "only_consumer: 'other' reads 's' too",
+        ),
+        (
+            Op("Exp", attrs={"T": tf.float16}, name="exp"),
+            "Op('Exp', name='exp')",
+            "e",
+            "attribute 'T' is not tf.float16",
+        ),
+    ],
+)
+def test_the_nearest_miss(graph, pattern, node, element, reason):
+    before = snapshot(graph)
+    op = graph.get_operation_by_name("e")
+    explanation = explain(graph, pattern, op)
+    assert explanation.match is None
+    assert explanation.root is op
+    assert explanation.node == node
+    # An op's node may be told of with the op or with its output.
+    assert explanation.element.removesuffix(":0") == element.removesuffix(":0")
+    assert explanation.reason == reason
+    assert reason in str(explanation)
+    assert snapshot(graph) == before
+
+
+def test_of_several_ways_the_one_that_came_furthest(graph):
+    far = Op("Exp", Op("AddV2", Op("Sin", Op("Tanh")), Any()))
+    near = Op("Exp", Op("Mul"))
+    for pattern in (Or(far, near), Or(near, far)):
+        explanation = explain(graph, pattern, graph.get_operation_by_name("e"))
+        assert explanation.node == "Op('Tanh')"
+        assert explanation.reached == (
+            ("Op('Exp')", "e"),
+            ("Op('AddV2')", "a"),
+            ("Op('Sin')", "s"),
+        )
+
+
+def test_a_predicate_is_named(graph):
+    def is_large(op):
+        return False
+
+    op = graph.get_operation_by_name("e")
+    explanation = explain(graph, Op("Exp", where=is_large), op)
+    assert explanation.reason == "is_large() is false"
+
+
+def test_another_output(graph):
+    split = graph.get_operation_by_name("split")
+    with graph.as_default():
+        y = tf.exp(split.outputs[1], name="y")
+    explanation = explain(graph, Op("Exp", Op("Split")), y.op)
+    assert explanation.reason == "it is output 1, not 0"
+
+
+def test_a_match(graph):
+    explanation = explain(graph, Op("Exp", Any("a")), graph.get_operation_by_name("e"))
+    assert explanation.match["a"].name == "a:0"
+    assert str(explanation) == "'e' matches with 1 op(s)"
+
+
+def test_an_op_that_was_replaced(graph):
+    rewrite(graph, Rule(Op("Sin", Any("x")), lambda m: tf.tanh(m["x"])))
+    explanation = explain(graph, Op("Sin"), graph.get_operation_by_name("s"))
+    assert "a rewrite replaced it" in explanation.reason
+
+
+def test_wrong_arguments(graph):
+    op = graph.get_operation_by_name("e")
+    with pytest.raises(ArgumentTypeError):
+        explain("graph", Op("Exp"), op)
+    with pytest.raises(ArgumentTypeError):
+        explain(graph, Op("Exp"), op.outputs[0])
+    with pytest.raises(ArgumentTypeError):
+        explain(graph, "Exp", op)
+    with pytest.raises(SelectionError):
+        explain(tf.Graph(), Op("Exp"), op)
