@@ -141,7 +141,7 @@ def _imported(
     with_unique_functions(graph_def)
     graph = new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
-    _release_colocation(graph_def)
+    release_colocation(graph_def)
     try:
         import_ops(graph, graph_def, {})
     except Exception as error:
@@ -176,7 +176,7 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     return stand_ins
 
 
-def _release_colocation(graph_def: Any) -> None:
+def release_colocation(graph_def: Any) -> None:
     """Forget colocation with nodes that are not here; the importer refuses it."""
     names = {node.name for node in graph_def.node}
     for node in graph_def.node:

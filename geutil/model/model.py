@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +31,7 @@ from geutil.model.calling import ModelFunction, checked_arguments
 from geutil.model.comparing import Comparison
 from geutil.model.ends import Inputs, Outputs
 from geutil.model.holdings import Holdings
+from geutil.model.library import Functions, Library
 from geutil.model.materializing import Parts, materialize
 from geutil.model.program import Program
 from geutil.model.restoring import check_initialized, restore
@@ -38,6 +39,9 @@ from geutil.model.selecting import Selection
 from geutil.model.signatures import Signatures
 from geutil.model.sources.functions import program_of_graph
 from geutil.model.training.report import StripReport
+
+if TYPE_CHECKING:
+    from geutil.model.bodies import Body
 
 
 class Model:
@@ -48,9 +52,6 @@ class Model:
     `graph` with any function of geutil; `run`, `save` and the others see the edits.
 
     Attributes:
-        graph: a `tf.Graph`, to be precise a FuncGraph, which reads eager variables by
-            capturing them: under `with model.graph.as_default():`, ops can be added
-            that read any `tf.Variable`.
         inputs: the inputs by name, in order: placeholders of the graph.
         outputs: the outputs by name, in order; they follow edits, and can be set.
         signature: the name of the signature that this graph computes.
@@ -59,9 +60,15 @@ class Model:
     """
 
     def __init__(
-        self, parts: Parts, signature: str, signatures: Signatures, holdings: Holdings
+        self,
+        parts: Parts,
+        signature: str,
+        signatures: Signatures,
+        holdings: Holdings,
+        library: Library | None = None,
     ) -> None:
-        self.graph: Graph = parts.graph
+        self._graph: Graph = parts.graph
+        self._library = Library(parts.graph, holdings) if library is None else library
         self.inputs = Inputs(parts.inputs)
         self.outputs = Outputs(parts.graph, self.inputs, parts.sinks)
         self.signature = signature
@@ -81,7 +88,54 @@ class Model:
 
     def _size(self) -> int:
         # Not those that stand for the model's ends.
-        return len(self.graph.get_operations()) - len(self.outputs) - 1
+        return len(self._graph.get_operations()) - len(self.outputs) - 1
+
+    @property
+    def graph(self) -> Graph:
+        """A `tf.Graph` to edit; edited bodies of functions are written back to it.
+
+        To be precise it is a FuncGraph, which reads eager variables by capturing them:
+        under `with model.graph.as_default():`, ops can be added that read any
+        `tf.Variable`.
+
+        Raises:
+            ModelError: an edited body cannot be written back; see `functions`.
+        """
+        self._library.sync()
+        return self._graph
+
+    @property
+    def functions(self) -> Mapping[str, Body]:
+        """The functions that the graph's ops call, however indirectly, each a model.
+
+        Bodies of loops, branches of conditionals, and functions whose calls were not
+        inlined, under the names that they have in the graph's library; callers come
+        before what they call. A body is edited on its own graph; the model and all
+        other callers follow, when the model is used next. The names stay as bodies
+        change.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> import geutil as ge
+            >>> from geutil import model
+            >>> @tf.function
+            ... def square(x):
+            ...     return tf.multiply(x, x, name="product")
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def f(x):
+            ...     return {"y": square(x) + square(-x)}
+            >>> m = model.open(f, inline=False)
+            >>> [name] = m.functions
+            >>> body = m.functions[name]
+            >>> product = body.graph.get_tensor_by_name("product:0")
+            >>> with body.graph.as_default():
+            ...     root = tf.sqrt(product)
+            >>> _ = ge.swap_outputs(ge.sgv(product.op), ge.sgv(root.op))
+            >>> m.run(x=3.0)
+            {'y': array(6., dtype=float32)}
+        """
+        self._library.sync()
+        return Functions(self._library)
 
     @property
     def signatures(self) -> Mapping[str, Model]:
