@@ -80,7 +80,7 @@ class ModelFunction:
         """The variables that a tape watches."""
         return tuple(v for v in self.variables if v.trainable)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.
 
         Args:

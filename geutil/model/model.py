@@ -158,7 +158,7 @@ class Model:
         paths = [asset.asset_path.numpy().decode() for asset in self._holdings.assets]
         return tuple(Path(path) for path in paths)
 
-    def run(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs.
 
         Args:

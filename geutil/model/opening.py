@@ -172,7 +172,14 @@ def _of_keras_model(model: Any, name: str) -> Source:
 
 def _of_function(function: Any, name: str) -> Source:
     holdings = Holdings()
-    holdings.add_variables(function.variables)
+    try:
+        holdings.add_variables(function.variables)
+    except AssertionError as error:
+        # TensorFlow holds the variables of a function weakly.
+        raise ModelError(
+            f"function '{function.name}' reads a variable that is gone; keep the "
+            "object that holds its variables, and open it again"
+        ) from error
     program = functions.program_of_function(function)
     return _single(f"function '{function.name}'", name, program, holdings)
 

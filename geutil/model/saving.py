@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from geutil.model.lite import write_tflite, write_tflite_with_tf_ops
 if TYPE_CHECKING:
     from geutil.model.model import Model
 
+_INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+"""What TensorFlow can call an input of a signature; it changes other names."""
 _logger = logging.getLogger("geutil")
 
 
@@ -39,6 +42,8 @@ def save(
 
 def _write_saved_model(model: Model, path: Path) -> None:
     untouched = model.unopened_signatures()
+    for opened in model.opened_signatures().values():
+        _check_input_names(opened)
     functions = {
         name: opened.concrete_function()
         for name, opened in model.opened_signatures().items()
@@ -51,6 +56,18 @@ def _write_saved_model(model: Model, path: Path) -> None:
         tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
+
+
+def _check_input_names(model: Model) -> None:
+    for name in model.inputs:
+        if _INPUT_NAME.fullmatch(name) is None:
+            legal = re.sub("[^A-Za-z0-9_]", "_", name)
+            legal = legal if legal[0].isalpha() else f"input_{legal}"
+            raise ModelError(
+                f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
+                "digits and '_', a letter first; save model.rename(inputs={"
+                f"{name!r}: {legal!r}}})"
+            )
 
 
 def _root(model: Model, functions: Iterable[Any]) -> Any:

@@ -27,10 +27,12 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
     """Return the ends that are asked for as a mapping from public name to tensor name.
 
     Raises:
-        ModelError: an end is no tensor of the graph.
+        ModelError: an end is no tensor of the graph; or the graph has no outputs.
     """
     if ends is None:
         names = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+        if kind == "output" and not names:
+            raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
         return {name: f"{name}:0" for name in names}
     if isinstance(ends, str):
         ends = [ends]
