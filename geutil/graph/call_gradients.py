@@ -1,15 +1,18 @@
 """Gradients of calls in graphs that were made from protobufs.
 
-`tf.function` leaves the gradient of a call in Python, and in the node a name of this
-process's registry alone. In another process, or for an edited function, that name means
-nothing or something else. Here one gradient serves all calls: it looks up what the op
-calls, and lets TensorFlow differentiate that.
+`tf.function` keeps the gradient of a call in Python, and writes into the node a name
+that means nothing anywhere else. Without either, TensorFlow falls back on gradients
+written in C++, which many ops lack, loops among them. Here one gradient serves the
+calls of geutil's graphs: it looks up what the op calls, and lets TensorFlow
+differentiate that. It is registered for the op types, so it is found in bodies of
+bodies too, and nothing of it is written into a model. A call in a graph that is not
+geutil's falls back as before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -20,46 +23,57 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
 )
 from tensorflow.python.framework import function_def_to_graph, ops
-from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops import gradients_util, handle_data_util
 
-from geutil.graph.calls import CALLS, names_of_functions
-from geutil.graph.gradient_registry import ATTRIBUTE
+from geutil.graph.calls import CALLS
+from geutil.graph.functions import (
+    add_functions,
+    publish_functions,
+    with_own_control_flow,
+)
+from geutil.graph.gradient_registry import ATTRIBUTE, registered_names
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.graph.state import state_of
+from geutil.graph.loop_handles import carry_loop_handles
+from geutil.graph.state import is_own_graph, state_of
 
 _OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 """What `tf.function` writes there by itself."""
-CALL_GRADIENT = f"PartitionedCall-{ops.uid()}"
-"""The name of the gradient, in the form that TensorFlow itself uses."""
 _SHAPES = "_input_shapes"
 
 
-def use_call_gradient(node: Any, own: Container[str] = ()) -> None:
-    """Make a node that calls a function name this gradient.
-
-    A call whose gradient somebody overrode keeps it.
-
-    Args:
-        node: a `NodeDef`.
-        own: the functions that have a gradient function of their own.
-    """
-    if node.op not in CALLS or node.attr["f"].func.name in own:
-        return
-    named = node.attr[ATTRIBUTE].s if ATTRIBUTE in node.attr else b""
-    if not named or _OWN.fullmatch(named):
-        node.attr[ATTRIBUTE].s = CALL_GRADIENT.encode()
+def names_own_gradient(node: Any) -> bool:
+    """Tell whether a node is a call that names the gradient of a traced function."""
+    if node.op not in CALLS or ATTRIBUTE not in node.attr:
+        return False
+    return _OWN.fullmatch(node.attr[ATTRIBUTE].s) is not None
 
 
-@tf.RegisterGradient(CALL_GRADIENT)
+def forget_own_gradient(node: Any) -> None:
+    """Make a call name no gradient, unless somebody gave it one on purpose."""
+    if names_own_gradient(node):
+        del node.attr[ATTRIBUTE]
+
+
 def _call_gradient(op: Operation, *grads: Any) -> Any:
     """Let TensorFlow differentiate the function that `op` calls.
 
     TensorFlow gives the op more outputs, which its gradient reads; a second gradient
     of the op has to know them, so the op remembers what differentiates it.
     """
+    if not any(is_own_graph(graph) for graph in _around(op.graph)):
+        known = [
+            tf.zeros_like(t) if grad is None else grad
+            for grad, t in zip(grads, op.outputs, strict=True)
+        ]
+        return gradients_util._SymGrad(op, known)
     gradient = _function_of(op)._get_gradient_function()
     op._gradient_function = gradient
     return gradient(op, *grads)
+
+
+for _type in sorted(CALLS):
+    if _type not in registered_names():
+        ops.RegisterGradient(_type)(_call_gradient)
 
 
 def _function_of(op: Operation) -> Any:
@@ -81,45 +95,42 @@ def _kind(t: Tensor) -> tuple[str, bytes]:
     return str(t.shape), b""
 
 
-def _holder(graph: Graph, name: str) -> Graph:
-    """Return the outermost graph around `graph` that knows the function."""
-    holder = None
+def _around(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph and those around it, outwards."""
     around: Any = graph
     while around is not None:
-        if around._is_function(name):
-            holder = around
+        yield around
         around = getattr(around, "outer_graph", None)
-    if holder is None:
+
+
+def _holder(graph: Graph, name: str) -> Graph:
+    """Return the outermost graph around `graph` that knows the function."""
+    holders = [around for around in _around(graph) if around._is_function(name)]
+    if not holders:
         raise LookupError(
             f"'{name}' cannot be differentiated: no graph holds the function"
         )
-    return holder
+    return holders[-1]
 
 
 def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
-    definition = graph._get_function(name).cached_definition
+    """Return a function that does what `op` calls and that TensorFlow differentiates.
+
+    Its loops and conditionals have bodies of their own: TensorFlow names what it makes
+    of a body after the body, and two such things must not have the same name.
+    """
+    known = graph._get_function(name).cached_definition
+    definition, library = with_own_control_flow(graph, known)
+    add_functions(graph, library.function)
     handles = (tf.resource, tf.variant)
     shapes = [None if t.dtype in handles else t.shape for t in op.inputs]
     with graph.as_default():
         body = function_def_to_graph.function_def_to_graph(definition, shapes)
     for outside, inside in zip(op.inputs, body.inputs, strict=True):
         handle_data_util.copy_handle_data(outside, inside)
-    for function in _called(graph, definition):
-        body._add_function_recursive(function)
+    carry_loop_handles(body)
+    add_functions(body, library.function)
+    publish_functions(body)
     allowed = function_attributes.MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     return ConcreteFunction.from_func_graph(body, None, attributes)
-
-
-def _called(graph: Graph, definition: Any) -> Iterator[Any]:
-    """Yield the functions of `graph` that a definition calls, however indirectly."""
-    waiting = [definition]
-    known = set()
-    while waiting:
-        for node in waiting.pop().node_def:
-            for name in names_of_functions(node):
-                if name not in known and graph._is_function(name):
-                    known.add(name)
-                    function = graph._get_function(name)
-                    waiting.append(function.cached_definition)
-                    yield function

@@ -19,13 +19,18 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util
 
+from geutil.graph.functions import publish_functions
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.loop_handles import carry_loop_handles
+from geutil.graph.state import state_of
 
 
 def new_function_graph(name: str) -> Graph:
     """Return an empty FuncGraph that belongs to no other graph."""
     with tf.init_scope():
-        return func_graph.FuncGraph(name, collections={})
+        graph = func_graph.FuncGraph(name, collections={})
+    state_of(graph).own = True
+    return graph
 
 
 def make_capture_placeholder(
@@ -36,6 +41,16 @@ def make_capture_placeholder(
         placeholder = tf.compat.v1.placeholder(dtype, shape, name)
     bind(graph, placeholder, external)
     return placeholder
+
+
+def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
+    """Return the tensor of a FuncGraph that stands for one outside, made if need be."""
+    for outside, inside in bindings(graph):
+        if outside is external:
+            return inside
+    return make_capture_placeholder(
+        graph, name, external.dtype, external.shape, external
+    )
 
 
 def bind(graph: Graph, inside: Tensor, external: Any) -> None:
@@ -130,22 +145,13 @@ def build_function(
     function_type = function_type_lib.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
-    _publish_functions(graph)
+    carry_loop_handles(graph)
+    publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function
-
-
-def _publish_functions(graph: Graph) -> None:
-    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
-
-    Functions of an imported graph are known to that graph alone until somebody reads
-    their definition.
-    """
-    for function in graph._functions.values():
-        _ = function.definition
 
 
 def call_function(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context
 
-from geutil.graph.call_gradients import use_call_gradient
+from geutil.graph.call_gradients import forget_own_gradient
 from geutil.graph.calls import names_of_functions
 
 _MARK = re.compile(r"(__geutil\d+)+$")
@@ -49,8 +49,8 @@ def register(definition: Any) -> None:
 def with_unique_functions(graph_def: Any) -> dict[str, str]:
     """Give the functions of a `GraphDef` names that no different function has.
 
-    Functions that nothing calls are left out, and calls name the gradient that fits
-    what they call now (see `call_gradients`). Definitions that are known under their
+    Functions that nothing calls are left out, and calls forget the gradient that
+    tracing named (see `call_gradients`). Definitions that are known under their
     name keep it.
 
     Args:
@@ -74,24 +74,22 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     names: dict[str, str] = {}
     kept: list[Any] = []
     for name in callees_first((r for r in roots if r in definitions), callees):
-        definition = _unique(definitions[name], names, gradients)
+        definition = _unique(definitions[name], names)
         names[name] = definition.signature.name
         kept.append(definition)
     for node in graph_def.node:
-        use_call_gradient(node, gradients)
+        forget_own_gradient(node)
         rename_called(node, names)
     graph_def.library.CopyFrom(_library(library, kept, names))
     return {old: new for old, new in names.items() if old != new}
 
 
-def _unique(
-    definition: Any, names: Mapping[str, str], gradients: Mapping[str, str]
-) -> Any:
+def _unique(definition: Any, names: Mapping[str, str]) -> Any:
     """Return the definition with its callees renamed, under a name that it may have."""
     unique = function_pb2.FunctionDef()
     unique.CopyFrom(definition)
     for node in unique.node_def:
-        use_call_gradient(node, gradients)
+        forget_own_gradient(node)
         rename_called(node, names)
     name, digest = unique.signature.name, _digest(unique)
     if _taken(name) not in (None, digest):

@@ -14,11 +14,12 @@ from typing import Any
 
 from tensorflow.core.framework import function_pb2
 
+from geutil.graph.importing import import_ops, new_graph_def
 from geutil.graph.kinds import Graph, Operation
 
-_CONTROL_FLOW = frozenset(
-    ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
-)
+LOOPS = frozenset(("While", "StatelessWhile"))
+BRANCHINGS = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
+_CONTROL_FLOW = LOOPS | BRANCHINGS
 _numbers = itertools.count()
 
 
@@ -87,6 +88,54 @@ def merge_libraries(into: Any, added: Any) -> None:
     into.library.gradient.extend(
         g for g in added.library.gradient if g.function_name not in present
     )
+
+
+def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
+    """Add functions to the library of a graph; those that it holds are left out."""
+    graph_def = new_graph_def(graph)
+    graph_def.library.function.extend(
+        d for d in definitions if not graph._is_function(d.signature.name)
+    )
+    if graph_def.library.function:
+        import_ops(graph, graph_def, {})
+
+
+def publish_functions(graph: Graph) -> None:
+    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
+
+    Functions of an imported graph are known to that graph alone until somebody reads
+    their definition.
+    """
+    for function in graph._functions.values():
+        _ = function.definition
+
+
+def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
+    """Return a function whose loops and conditionals have bodies of their own.
+
+    Args:
+        graph: a graph that holds what the function calls.
+        definition: its `FunctionDef`, which is not changed.
+
+    Returns:
+        The new definition, under the same name, and a library of what it calls.
+
+    Cost: one serialization of the graph, and linear in the functions called.
+    """
+    called: dict[str, None] = {}
+    renamed: dict[str, None] = {}
+    for node in definition.node_def:
+        names = dict.fromkeys((node.op, *functions_of_attributes(node.attr)))
+        called |= names
+        if node.op in _CONTROL_FLOW:
+            renamed |= names
+    library, fresh = library_for_copies(graph, called, renamed)
+    own = function_pb2.FunctionDef()
+    own.CopyFrom(definition)
+    for node in own.node_def:
+        if node.op in _CONTROL_FLOW:
+            rename_functions(node, fresh)
+    return own, library
 
 
 def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:

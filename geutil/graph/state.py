@@ -47,6 +47,7 @@ class GraphState:
             anything is new.
         retired: ops that a rewrite rule left without readers, in order of retirement.
         call_functions: the functions as which calls were differentiated.
+        own: whether geutil made the graph, for a model.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -58,6 +59,7 @@ class GraphState:
     edits: int = 0
     retired: dict[Operation, None] = field(default_factory=dict)
     call_functions: dict[Any, Any] = field(default_factory=dict)
+    own: bool = False
 
 
 def state_of(graph: Graph) -> GraphState:
@@ -67,6 +69,12 @@ def state_of(graph: Graph) -> GraphState:
         state = GraphState()
         setattr(graph, _ATTRIBUTE, state)
     return state
+
+
+def is_own_graph(graph: Graph) -> bool:
+    """Tell whether geutil made a graph, for a model."""
+    state: GraphState | None = getattr(graph, _ATTRIBUTE, None)
+    return state is not None and state.own
 
 
 def fingerprint(graph: Graph) -> tuple[int, int]:

@@ -52,22 +52,30 @@ class _Copies(Mapping[Any, Tensor]):
 
 
 def carry_closures(
-    graph: Graph, ancestors: Iterable[Ancestor], origins: Mapping[str, Origin]
+    graph: Graph,
+    nodes: Iterable[Any],
+    ancestors: Iterable[Ancestor],
+    origins: Mapping[str, Origin],
 ) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
     Args:
         graph: the new graph.
+        nodes: the definitions that its ops were made from.
         ancestors: the graphs whose nodes it was made from.
         origins: where ops that were in the body of a function come from.
 
-    Cost: linear in the ops.
+    Cost: linear in the nodes.
     """
     ancestors = list(ancestors)
-    for op_ in graph.get_operations():
-        gradient = gradient_registry.gradient_of(op_)
-        if gradient is None or not gradient_registry.is_closure(gradient):
+    for node in nodes:
+        # Of an op, TensorFlow tells what attributes it has by raising.
+        if gradient_registry.ATTRIBUTE not in node.attr:
             continue
+        gradient = node.attr[gradient_registry.ATTRIBUTE].s.decode()
+        if not gradient_registry.is_closure(gradient):
+            continue
+        op_ = graph.get_operation_by_name(node.name)
         for ancestor in ancestors:
             found = _origin(ancestor, op_, origins.get(op_.name))
             if (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,13 +50,16 @@ class Parts:
     kept: list[Kept]
 
 
-def materialize(program: Program, *, inline: bool, what: str) -> Parts:
+def materialize(
+    program: Program, *, inline: bool, what: str, keep: Collection[str] = ()
+) -> Parts:
     """Make an editable graph of a program.
 
     Args:
         program: the program, which is not changed.
         inline: whether calls of functions are replaced by the functions' bodies.
         what: what the program was made from, for messages.
+        keep: names of functions whose calls stay.
 
     Raises:
         ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
@@ -66,6 +69,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     _check_ends(program, what)
     program = replace(program)
     program.prune()
+    _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: canonical(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
@@ -75,7 +79,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
         # A call leaves a node by its name if that is protected, to be waited for.
         protected = [*outputs.values(), *effects]
         try:
-            inlined = inline_calls(graph_def, protected_names=protected)
+            inlined = inline_calls(graph_def, keep=keep, protected_names=protected)
         except TransformError as error:
             raise ModelError(
                 f"the calls of {what} cannot be inlined: {error}"
@@ -91,7 +95,7 @@ def materialize(program: Program, *, inline: bool, what: str) -> Parts:
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    carry_closures(graph, program.ancestors, origins)
+    carry_closures(graph, graph_def.node, program.ancestors, origins)
 
     def tensor(name: str) -> Tensor:
         name = canonical(name)
@@ -114,6 +118,15 @@ def _check_ends(program: Program, what: str) -> None:
             raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
 
 
+def _forget_defaults(program: Program) -> None:
+    """Make inputs placeholders; they are always given, and the default is not here."""
+    fed = {node_of(t) for t in program.inputs.values()}
+    for node in program.graph_def.node:
+        if node.name in fed and node.op == "PlaceholderWithDefault":
+            node.op = "Placeholder"
+            del node.input[:]
+
+
 def _imported(
     graph_def: Any, captures: dict[str, Any], what: str
 ) -> tuple[Graph, dict[str, str]]:
@@ -128,7 +141,7 @@ def _imported(
     with_unique_functions(graph_def)
     graph = new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
-    _release_colocation(graph_def)
+    release_colocation(graph_def)
     try:
         import_ops(graph, graph_def, {})
     except Exception as error:
@@ -163,7 +176,7 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     return stand_ins
 
 
-def _release_colocation(graph_def: Any) -> None:
+def release_colocation(graph_def: Any) -> None:
     """Forget colocation with nodes that are not here; the importer refuses it."""
     names = {node.name for node in graph_def.node}
     for node in graph_def.node:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,7 @@ from geutil.model import (
     renaming,
     replacing,
     saving,
+    stripping,
     thawing,
 )
 from geutil.model.building import build, ops_to_run
@@ -30,12 +31,17 @@ from geutil.model.calling import ModelFunction, checked_arguments
 from geutil.model.comparing import Comparison
 from geutil.model.ends import Inputs, Outputs
 from geutil.model.holdings import Holdings
+from geutil.model.library import Functions, Library
 from geutil.model.materializing import Parts, materialize
 from geutil.model.program import Program
 from geutil.model.restoring import check_initialized, restore
 from geutil.model.selecting import Selection
 from geutil.model.signatures import Signatures
 from geutil.model.sources.functions import program_of_graph
+from geutil.model.training.report import StripReport
+
+if TYPE_CHECKING:
+    from geutil.model.bodies import Body
 
 
 class Model:
@@ -46,23 +52,28 @@ class Model:
     `graph` with any function of geutil; `run`, `save` and the others see the edits.
 
     Attributes:
-        graph: a `tf.Graph`, to be precise a FuncGraph, which reads eager variables by
-            capturing them: under `with model.graph.as_default():`, ops can be added
-            that read any `tf.Variable`.
         inputs: the inputs by name, in order: placeholders of the graph.
         outputs: the outputs by name, in order; they follow edits, and can be set.
         signature: the name of the signature that this graph computes.
         kept_calls: the calls that opening did not inline, each with its reason.
+        strip_report: what `strip_training` did to make this model; None for others.
     """
 
     def __init__(
-        self, parts: Parts, signature: str, signatures: Signatures, holdings: Holdings
+        self,
+        parts: Parts,
+        signature: str,
+        signatures: Signatures,
+        holdings: Holdings,
+        library: Library | None = None,
     ) -> None:
-        self.graph: Graph = parts.graph
+        self._graph: Graph = parts.graph
+        self._library = Library(parts.graph, holdings) if library is None else library
         self.inputs = Inputs(parts.inputs)
         self.outputs = Outputs(parts.graph, self.inputs, parts.sinks)
         self.signature = signature
         self.kept_calls = tuple(parts.kept)
+        self.strip_report: StripReport | None = None
         self._side_effects: Operation = parts.side_effects
         self._signatures = signatures
         self._holdings = holdings
@@ -77,7 +88,54 @@ class Model:
 
     def _size(self) -> int:
         # Not those that stand for the model's ends.
-        return len(self.graph.get_operations()) - len(self.outputs) - 1
+        return len(self._graph.get_operations()) - len(self.outputs) - 1
+
+    @property
+    def graph(self) -> Graph:
+        """A `tf.Graph` to edit; edited bodies of functions are written back to it.
+
+        To be precise it is a FuncGraph, which reads eager variables by capturing them:
+        under `with model.graph.as_default():`, ops can be added that read any
+        `tf.Variable`.
+
+        Raises:
+            ModelError: an edited body cannot be written back; see `functions`.
+        """
+        self._library.sync()
+        return self._graph
+
+    @property
+    def functions(self) -> Mapping[str, Body]:
+        """The functions that the graph's ops call, however indirectly, each a model.
+
+        Bodies of loops, branches of conditionals, and functions whose calls were not
+        inlined, under the names that they have in the graph's library; callers come
+        before what they call. A body is edited on its own graph; the model and all
+        other callers follow, when the model is used next. The names stay as bodies
+        change.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> import geutil as ge
+            >>> from geutil import model
+            >>> @tf.function
+            ... def square(x):
+            ...     return tf.multiply(x, x, name="product")
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def f(x):
+            ...     return {"y": square(x) + square(-x)}
+            >>> m = model.open(f, inline=False)
+            >>> [name] = m.functions
+            >>> body = m.functions[name]
+            >>> product = body.graph.get_tensor_by_name("product:0")
+            >>> with body.graph.as_default():
+            ...     root = tf.sqrt(product)
+            >>> _ = ge.swap_outputs(ge.sgv(product.op), ge.sgv(root.op))
+            >>> m.run(x=3.0)
+            {'y': array(6., dtype=float32)}
+        """
+        self._library.sync()
+        return Functions(self._library)
 
     @property
     def signatures(self) -> Mapping[str, Model]:
@@ -511,6 +569,63 @@ class Model:
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
         return renaming.rename(self, inputs or {}, outputs or {}, signature)
+
+    def strip_training(
+        self,
+        *,
+        switches: Mapping[str, Any] | None = None,
+        statistics: Mapping[str, tuple[str, str]] | None = None,
+        keep: Iterable[str] = (),
+    ) -> Model:
+        """Return the model without what serves training only.
+
+        - Inputs and placeholders that switch between training and inference, such as
+          `is_training` or `keras_learning_phase`, become False; of each conditional the
+          branch that runs then is left.
+        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout pass on
+          what they get. The update of a seed goes with them.
+        - Batch norms that use the statistics of the batch read their moving averages
+          instead. Which variables these are, the updates tell.
+        - Assert, Print, CheckNumerics and summaries go.
+        - Writes of variables go if they train, or if nothing that stays reads the
+          variable. Other side effects stay.
+        - Ops, inputs and variables that nothing needs any more go.
+
+        The result's `strip_report` lists all this, and each candidate that was left,
+        with the reason: random ops that are no known layer, dropout whose constants do
+        not fit, and what is in the bodies of loops and of kept calls.
+
+        Args:
+            switches: the value at inference of further inputs or placeholders, by name,
+                such as `{"keep_prob": 1.0}`; they become constants.
+            statistics: for batch norms whose moving averages the graph does not tell
+                (because nothing that runs updates them) the names of the variables of
+                mean and variance. The refusal says what the norms are called.
+            keep: names of ops and name scopes that stay as they are.
+
+        Returns:
+            A new model. If there is nothing to strip, it equals this one.
+
+        Raises:
+            ModelError: a batch norm's moving averages cannot be told: the message lists
+                all such norms with the reasons; or a name does not exist, or a value
+                does not fit its switch.
+
+        Cost: linear in ops and edges, for each level of conditionals that are decided.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": tf.nn.dropout(2 * x, rate=0.5)}
+            >>> stripped = model.open(f).strip_training()
+            >>> print(*stripped.strip_report.entries)
+            removed dropout 'dropout/SelectV2': what it gets passes through unchanged
+            >>> stripped.run(x=[1.0, 2.0])
+            {'y': array([2., 4.], dtype=float32)}
+        """
+        return stripping.strip_training(self, switches, statistics, keep)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.

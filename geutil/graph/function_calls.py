@@ -1,0 +1,169 @@
+"""Ops that call functions: what they call, and making them call something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorflow.core.framework import attr_value_pb2
+
+from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
+from geutil.graph.calls import CALLS
+from geutil.graph.functions import BRANCHINGS, LOOPS
+from geutil.graph.gradient_registry import ATTRIBUTE
+from geutil.graph.kinds import Graph, Operation
+from geutil.graph.state import state_of
+
+_READ_ONLY = "_read_only_resource_inputs"
+_NONE = attr_value_pb2.AttrValue.ListValue()
+_TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A function that an op calls.
+
+    Attributes:
+        attribute: the attribute that names it; empty for an op whose type it is.
+        index: its place among the functions of the attribute.
+        name: its name.
+    """
+
+    attribute: str
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Caller:
+    """An op that calls functions.
+
+    Attributes:
+        op: the op.
+        callees: the functions that it calls, in the order of its attributes.
+    """
+
+    op: Operation
+    callees: tuple[Callee, ...] = field(repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the functions, each once."""
+        return list(dict.fromkeys(callee.name for callee in self.callees))
+
+    @property
+    def is_loop(self) -> bool:
+        """Tell whether the functions are condition and body of a loop."""
+        return self.op.type in LOOPS
+
+    @property
+    def is_branching(self) -> bool:
+        """Tell whether one of the functions is run, with the inputs after the first."""
+        return self.op.type in BRANCHINGS
+
+    @property
+    def is_call(self) -> bool:
+        """Tell whether the op runs one function on its inputs and does nothing else."""
+        return self.op.type in CALLS or not self.callees[0].attribute
+
+    @property
+    def first_argument(self) -> int:
+        """Return which input of the op is the first argument of the functions."""
+        return 1 if self.is_branching else 0
+
+
+def callers_in(graph: Graph) -> list[Caller]:
+    """Return the ops of a graph that call functions which the graph holds.
+
+    Cost: linear in the ops, and cheap for those of a type that cannot call.
+    """
+    attributes: dict[str, list[str]] = {}
+    found = []
+    for op in graph.get_operations():
+        kind = op.type
+        if kind not in attributes:
+            attributes[kind] = _function_attributes(op)
+        if attributes[kind]:
+            callees = tuple(_callees(op, attributes[kind]))
+            if callees:
+                found.append(Caller(op, callees))
+    return found
+
+
+def _function_attributes(op: Operation) -> list[str]:
+    """Return the attributes that name functions; the empty one for the op's type."""
+    if op.graph._is_function(op.type):
+        return [""]
+    definition = op.op_def
+    named = [a.name for a in definition.attr if "func" in a.type]
+    order = {"then_branch": 0, "cond": 0, "else_branch": 1, "body": 1}
+    return sorted(named, key=lambda name: order.get(name, 2))
+
+
+def _callees(op: Operation, attributes: Iterable[str]) -> Iterator[Callee]:
+    for attribute in attributes:
+        for index, name in enumerate(_named(op, attribute)):
+            if op.graph._is_function(name):
+                yield Callee(attribute, index, name)
+
+
+def _named(op: Operation, attribute: str) -> list[str]:
+    if not attribute:
+        return [op.type]
+    value = op.get_attr(attribute)
+    return [f.name for f in (value if isinstance(value, list) else [value])]
+
+
+def call_others(caller: Caller, names: Mapping[str, str]) -> None:
+    """Make an op call other functions of the same arguments and results.
+
+    Args:
+        caller: an op whose type is no function.
+        names: the new name of each function.
+    """
+    op = caller.op
+    node = op.node_def
+    for attribute in {callee.attribute: None for callee in caller.callees}:
+        value = attr_value_pb2.AttrValue()
+        value.CopyFrom(node.attr[attribute])
+        is_list = value.WhichOneof("value") == "list"
+        for function in value.list.func if is_list else [value.func]:
+            function.name = names.get(function.name, function.name)
+        op._set_attr(attribute, value)
+    _forget_traces(caller)
+    if _READ_ONLY in node.attr:
+        op._set_attr(_READ_ONLY, attr_value_pb2.AttrValue(list=_NONE))
+    if names_own_gradient(node):
+        op._clear_attr(ATTRIBUTE)
+    state_of(op.graph).edits += 1
+
+
+def _forget_traces(caller: Caller) -> None:
+    """Make Python forget the functions that an op was traced with."""
+    caller.op._gradient_function = None
+    branches = (f"_branch_graph_{i}" for i in range(len(caller.callees)))
+    for name in (*_TRACED, *branches):
+        if getattr(caller.op, name, None) is not None:
+            setattr(caller.op, name, None)
+
+
+def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
+    """Return the node of an op, calling other functions, to be made anew.
+
+    Facts about the old functions are left out.
+    """
+    node = caller.op.node_def
+    for callee in caller.callees:
+        new = names.get(callee.name, callee.name)
+        if not callee.attribute:
+            node.op = new
+        elif node.attr[callee.attribute].WhichOneof("value") == "list":
+            node.attr[callee.attribute].list.func[callee.index].name = new
+        else:
+            node.attr[callee.attribute].func.name = new
+    for stale in (_READ_ONLY, "_output_shapes"):
+        if stale in node.attr:
+            del node.attr[stale]
+    forget_own_gradient(node)
+    return node

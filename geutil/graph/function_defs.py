@@ -1,0 +1,136 @@
+"""Definitions of functions: from a graph's library to a graph, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import c_api_util, cpp_shape_inference_pb2
+from tensorflow.python.ops import handle_data_util
+
+from geutil.graph.bodies import Arg
+from geutil.graph.function_registry import called_names
+from geutil.graph.importing import import_ops
+from geutil.graph.kinds import Graph, Operation, Tensor
+
+_OF_THE_OLD_BODY = frozenset(
+    (
+        "_input_shapes",
+        "_construction_context",
+        "_implements",
+        "api_implements",
+        "api_preferred_device",
+        "forward_function_name",
+        "backward_function_name",
+        "_original_func_name",
+    )
+)
+"""Attributes that name shapes, twins or a fused form of a function as it was."""
+
+
+def definition_in(graph: Graph, name: str) -> Any | None:
+    """Return the `FunctionDef` of a function that a graph holds, else None."""
+    if not graph._is_function(name):
+        return None
+    return graph._get_function(name).cached_definition
+
+
+def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
+    """Make the placeholder of an argument, with what is known of a resource."""
+    graph_def = tf.compat.v1.GraphDef()
+    # An older producer would make TensorFlow forget that a shape is scalar.
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
+    node = graph_def.node.add(name=arg.name, op="Placeholder")
+    node.attr["dtype"].type = arg.dtype
+    value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
+    node.attr["shape"].CopyFrom(value)
+    for name, attribute in arg.attributes.items():
+        if name.startswith("_") and name != "_output_shapes":
+            node.attr[name].CopyFrom(attribute)
+    (op,) = import_ops(graph, graph_def, {})
+    (placeholder,) = op.outputs
+    if arg.handle_data:
+        handle = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData()
+        handle.is_set = True
+        for data in arg.handle_data:
+            handle.shape_and_type.add(shape=data.shape, dtype=data.dtype)
+        handle_data_util.set_handle_data(placeholder, handle)
+    return placeholder
+
+
+def define(
+    graph: Graph,
+    name: str,
+    ops: Sequence[Operation],
+    inputs: Sequence[Tensor],
+    outputs: Mapping[str, Tensor],
+    control_outputs: Sequence[Operation],
+    like: Any,
+) -> Any:
+    """Return the `FunctionDef` of a part of a graph, which is not changed.
+
+    Args:
+        graph: the graph.
+        name: the name of the function.
+        ops: its ops, without the placeholders of its arguments.
+        inputs: its arguments.
+        outputs: its results by name.
+        control_outputs: ops that it runs besides.
+        like: the `FunctionDef` that it is made from, for its attributes.
+
+    Raises:
+        ValueError: TensorFlow refuses the function.
+    """
+    with graph._c_graph.get() as c_graph:
+        function = pywrap_tf_session.TF_GraphToFunction_wrapper(
+            c_graph,
+            name,
+            False,
+            [op._c_op for op in ops],
+            [t._as_tf_output() for t in inputs],
+            [t._as_tf_output() for t in outputs.values()],
+            [output.encode() for output in outputs],
+            [op._c_op for op in control_outputs],
+            [],
+            None,
+            "",
+        )
+    try:
+        with c_api_util.tf_buffer() as buffer:
+            pywrap_tf_session.TF_FunctionToFunctionDef(function, buffer)
+            data = pywrap_tf_session.TF_GetBuffer(buffer)
+            definition = function_pb2.FunctionDef.FromString(tf.compat.as_bytes(data))
+    finally:
+        pywrap_tf_session.TF_DeleteFunction(function)
+    for key, value in like.attr.items():
+        if key not in _OF_THE_OLD_BODY:
+            definition.attr[key].CopyFrom(value)
+    arguments = zip(definition.signature.input_arg, inputs, strict=True)
+    results = zip(definition.signature.output_arg, outputs.values(), strict=True)
+    for arg, t in (*arguments, *results):
+        _describe_handle(arg, t)
+    return definition
+
+
+def _describe_handle(arg: Any, t: Tensor) -> None:
+    """Write into a signature what a resource refers to."""
+    if t.dtype != tf.resource or arg.handle_data:
+        return
+    for known in handle_data_util.get_handle_data(t).shape_and_type:
+        arg.handle_data.add(shape=known.shape, dtype=known.dtype)
+
+
+def functions_behind(graph: Graph, definition: Any) -> list[Any]:
+    """Return the functions of a graph that a definition calls, however indirectly."""
+    waiting = [definition]
+    found: dict[str, Any] = {}
+    while waiting:
+        for name in called_names(waiting.pop().node_def):
+            called = None if name in found else definition_in(graph, name)
+            if called is not None:
+                found[name] = called
+                waiting.append(called)
+    return list(found.values())

@@ -1,0 +1,320 @@
+"""Batch norms built without Keras: raw ops and version 1 graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from tests.model.training.helpers import by_name, is_deterministic, types_of
+
+v1 = tf.compat.v1
+SPEC = tf.TensorSpec([None, 4, 4, 2], name="x")
+X = np.random.default_rng(0).normal(size=[3, 4, 4, 2]).astype(np.float32)
+EPSILON = 1e-3
+
+
+class Statistics(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = tf.Variable([0.5, -1.0], trainable=False, name="moving_mean")
+        self.variance = tf.Variable([2.0, 0.25], trainable=False, name="moving_var")
+        self.scale = tf.Variable([1.5, 0.5], name="scale")
+        self.offset = tf.Variable([0.1, 0.2], name="offset")
+
+    def at_inference(self, x=X):
+        """Return the definition of a batch norm, in double precision."""
+        mean, variance, scale, offset = (
+            v.numpy().astype(np.float64)
+            for v in (self.mean, self.variance, self.scale, self.offset)
+        )
+        return (x - mean) / np.sqrt(variance + EPSILON) * scale + offset
+
+
+def assign(variable, value, momentum=0.9):
+    variable.assign(variable * momentum + value * (1 - momentum))
+
+
+def assign_add(variable, value):
+    variable.assign_add((value - variable) * 0.1)
+
+
+def assign_sub(variable, value):
+    variable.assign_sub((variable - value) * 0.1)
+
+
+def assign_sub_if(variable, value):
+    variable.assign_sub(tf.where(tf.size(value) > 0, (variable - value) * 0.1, 0.0))
+
+
+def assign_difference(variable, value):
+    variable.assign(variable - (variable - value) * 0.1)
+
+
+UPDATES = [assign, assign_add, assign_sub, assign_sub_if, assign_difference]
+
+
+def fused(s, update, version="FusedBatchNormV3"):
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        none = tf.zeros([0])
+        y, mean, variance, *_ = getattr(tf.raw_ops, version)(
+            x=x,
+            scale=s.scale,
+            offset=s.offset,
+            mean=none,
+            variance=none,
+            epsilon=EPSILON,
+            is_training=True,
+            name="norm",
+        )
+        update(s.mean, mean)
+        update(s.variance, variance)
+        return {"y": y}
+
+    return f
+
+
+def by_moments(s, update, keepdims=False, bessel=False):
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        mean, variance = tf.nn.moments(x, [0, 1, 2], keepdims=keepdims)
+        flat_mean, flat_variance = tf.reshape(mean, [2]), tf.reshape(variance, [2])
+        if bessel:
+            n = tf.cast(tf.size(x) // 2, tf.float32)
+            flat_variance = flat_variance * (n / (n - 1.0))
+        update(s.mean, flat_mean)
+        update(s.variance, flat_variance)
+        y = tf.nn.batch_normalization(x, mean, variance, s.offset, s.scale, EPSILON)
+        return {"y": y}
+
+    return f
+
+
+def by_squares(s, update):
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        mean = tf.reduce_mean(x, [0, 1, 2])
+        variance = tf.reduce_mean(tf.square(x), [0, 1, 2]) - tf.square(mean)
+        update(s.mean, mean)
+        update(s.variance, variance)
+        return {"y": (x - mean) / tf.sqrt(variance + EPSILON) * s.scale + s.offset}
+
+    return f
+
+
+def by_deviations(s, update):
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        mean = tf.reduce_mean(x, [0, 1, 2])
+        variance = tf.reduce_mean(tf.square(x - mean), [0, 1, 2])
+        update(s.mean, mean)
+        update(s.variance, variance)
+        return {"y": (x - mean) / tf.sqrt(variance + EPSILON) * s.scale + s.offset}
+
+    return f
+
+
+def check(s, function):
+    m = model.open(function)
+    stripped = m.strip_training()
+    # Single precision, computed in another order than the definition.
+    np.testing.assert_allclose(
+        stripped.run(x=X)["y"], s.at_inference(), rtol=1e-5, atol=1e-5
+    )
+    assert is_deterministic(stripped)
+    (turned,) = stripped.strip_report.turned
+    assert "moving_mean" in turned.reason and "moving_var" in turned.reason
+    np.testing.assert_array_equal(s.mean, [0.5, -1.0])
+    return stripped
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("build", [fused, by_moments, by_squares, by_deviations])
+def test_forms(build, update):
+    s = Statistics()
+    check(s, build(s, update))
+
+
+@pytest.mark.parametrize("version", ["FusedBatchNorm", "FusedBatchNormV2"])
+def test_fused_versions(version):
+    s = Statistics()
+    check(s, fused(s, assign, version))
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_moments_in_another_shape(keepdims):
+    s = Statistics()
+    check(s, by_moments(s, assign, keepdims, bessel=True))
+
+
+def test_a_fused_norm_that_averages_itself():
+    s = Statistics()
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=s.scale,
+            offset=s.offset,
+            mean=s.mean,
+            variance=s.variance,
+            epsilon=EPSILON,
+            exponential_avg_factor=0.1,
+            is_training=True,
+        )
+        s.mean.assign(mean)
+        s.variance.assign(variance)
+        return {"y": y}
+
+    check(s, f)
+
+
+def version_1_graph(use_resource, run_updates):
+    """Return a graph and its session, with updates as version 1 layers made them."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 4, 4, 2], name="x")
+
+        def variable(name, value, trainable=True):
+            return v1.get_variable(
+                name,
+                initializer=tf.constant(value),
+                trainable=trainable,
+                use_resource=use_resource,
+            )
+
+        scale, offset = variable("scale", [1.5, 0.5]), variable("offset", [0.1, 0.2])
+        moving_mean = variable("a", [0.5, -1.0], False)
+        moving_variance = variable("b", [2.0, 0.25], False)
+        y, mean, variance = v1.nn.fused_batch_norm(
+            x, scale, offset, epsilon=EPSILON, is_training=True, name="bn"
+        )
+        updates = [
+            v1.assign_sub(moving_mean, (moving_mean - mean) * 0.1),
+            v1.assign_sub(moving_variance, (moving_variance - variance) * 0.1),
+        ]
+        with tf.control_dependencies(updates if run_updates else []):
+            tf.identity(y, name="y")
+        session = v1.Session(graph=graph)
+        session.run(v1.global_variables_initializer())
+    return graph, session
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_version_1(use_resource):
+    graph, session = version_1_graph(use_resource, run_updates=True)
+    m = model.open(graph, session=session, outputs=["y"])
+    stripped = m.strip_training()
+    expected = Statistics().at_inference()
+    np.testing.assert_allclose(stripped.run(x=X)["y"], expected, rtol=1e-5, atol=1e-5)
+    assert is_deterministic(stripped)
+
+
+def test_updates_that_do_not_run_are_refused_unless_given():
+    graph, session = version_1_graph(True, run_updates=False)
+    m = model.open(graph, session=session, outputs=["y"])
+    before = m.program().graph_def.SerializeToString(deterministic=True)
+    with pytest.raises(model.ModelError, match="nothing that runs moves a variable"):
+        m.strip_training()
+    assert m.program().graph_def.SerializeToString(deterministic=True) == before
+    (name,) = (op.name for op in m.graph.get_operations() if "FusedBatch" in op.type)
+    stripped = m.strip_training(statistics={name: ("a", "b")})
+    expected = Statistics().at_inference()
+    np.testing.assert_allclose(stripped.run(x=X)["y"], expected, rtol=1e-5, atol=1e-5)
+    kept = m.strip_training(keep=[name])
+    assert by_name(kept)[name].action == "kept"
+    np.testing.assert_array_equal(kept.run(x=X)["y"], m.run(x=X)["y"])
+
+
+def test_a_refusal_lists_all_norms():
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        for i in range(3):
+            with tf.name_scope(f"bn{i}"):
+                mean, variance = tf.nn.moments(x, [0, 1, 2])
+                x = (x - mean) / tf.sqrt(variance + EPSILON)
+        return {"y": x}
+
+    with pytest.raises(model.ModelError) as caught:
+        model.open(f).strip_training()
+    for i in range(3):
+        assert f"'bn{i}/moments/variance'" in str(caught.value)
+    assert "keep=" in str(caught.value) and "statistics=" in str(caught.value)
+
+
+def test_a_missing_moving_variance_is_refused():
+    s = Statistics()
+    f = by_moments(s, lambda v, value: assign(v, value) if v is s.mean else None)
+    with pytest.raises(model.ModelError, match="towards its variance"):
+        model.open(f).strip_training()
+
+
+def test_two_moving_averages_of_one_mean_are_refused():
+    s, other = Statistics(), Statistics()
+
+    def update(v, value):
+        assign(v, value)
+        if v is s.mean:
+            assign(other.mean, value)
+
+    with pytest.raises(model.ModelError, match="all moving averages of its mean"):
+        model.open(by_moments(s, update)).strip_training()
+
+
+def test_a_moving_average_of_something_else_is_refused():
+    s = Statistics()
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        largest = tf.reduce_max(x, [0, 1, 2])
+        assign(s.mean, largest)
+        return {"y": x / largest}
+
+    m = model.open(f)
+    with pytest.raises(
+        model.ModelError, match="no statistic of a batch norm"
+    ) as caught:
+        m.strip_training()
+    name = str(caught.value).split("'")[1]
+    kept = m.strip_training(keep=[name])
+    assert "AssignVariableOp" in types_of(kept)
+
+
+def test_kept_norms_keep_their_updates():
+    s = Statistics()
+    m = model.open(by_moments(s, assign))
+    stripped = m.strip_training(keep=["moments"])
+    assert [e.kind for e in stripped.strip_report.kept] == [
+        "batch norm",
+        "side effect",
+        "side effect",
+    ]
+    types = [op.type for op in stripped.graph.get_operations()]
+    assert types.count("AssignVariableOp") == 2
+
+
+@pytest.mark.parametrize("axes", [[3], [1, 2], [1, 2, 3]])
+def test_norms_of_single_examples_stay(axes):
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+        return {"y": (x - mean) / tf.sqrt(variance + EPSILON)}
+
+    stripped = model.open(f).strip_training()
+    assert not stripped.strip_report.entries
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], f(X)["y"])
+
+
+def test_statistics_of_weights_stay():
+    w = tf.Variable(
+        np.random.default_rng(0).normal(size=[1, 1, 2, 3]), dtype=tf.float32
+    )
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def f(x):
+        mean, variance = tf.nn.moments(w, [0, 1, 2])
+        return {"y": tf.nn.conv2d(x, (w - mean) / tf.sqrt(variance), 1, "SAME")}
+
+    assert not model.open(f).strip_training().strip_report.entries

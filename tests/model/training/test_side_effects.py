@@ -1,0 +1,215 @@
+"""Diagnostics and writes of variables: which go, which stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from tests.model.training.helpers import by_name, kinds, types_of
+
+v1 = tf.compat.v1
+SPEC = tf.TensorSpec([None], name="x")
+X = np.array([1.0, 2.0], np.float32)
+
+
+def opened(body):
+    return model.open(tf.function(lambda x: {"y": body(x)}, [SPEC], autograph=False))
+
+
+def checked(x):
+    tf.debugging.assert_positive(x)
+    tf.debugging.assert_equal(tf.size(x) * 0, 0)
+    tf.print("x is", x)
+    return tf.debugging.check_numerics(x, "x") + 1.0
+
+
+def test_diagnostics_go(capfd):
+    m = opened(checked)
+    with pytest.raises(tf.errors.OpError):
+        m.run(x=-X)
+    stripped = m.strip_training()
+    capfd.readouterr()
+    np.testing.assert_array_equal(stripped.run(x=-X)["y"], 1 - X)
+    assert "x is" not in capfd.readouterr().err
+    ops = {"Assert", "If", "PrintV2", "StringFormat", "CheckNumerics", "NoOp"}
+    assert not ops & {op.type for op in stripped.graph.get_operations()} - {"NoOp"}
+    assert kinds(stripped.strip_report.removed) == ["diagnostic"]
+    assert len(stripped.strip_report.removed) == 4
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_diagnostics_of_version_1_go(version):
+    if version == 1:
+        v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [None], name="x")
+            with tf.control_dependencies([v1.assert_positive(x)]):
+                y = v1.Print(x * 2.0, [x])
+            v1.summary.scalar("mean", tf.reduce_mean(y))
+            tf.identity(y, name="y")
+    finally:
+        v1.enable_control_flow_v2()
+    m = model.open(graph, outputs=["y"])
+    stripped = m.strip_training()
+    assert types_of(stripped) <= {"Placeholder", "Const", "Mul", "Identity", "NoOp"}
+    np.testing.assert_array_equal(stripped.run(x=-X)["y"], -2 * X)
+
+
+def test_summaries_go(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def body(x):
+        with writer.as_default(step=1):
+            tf.summary.write("total", tf.reduce_sum(x))
+        return x * 2.0
+
+    m = opened(body)
+    stripped = m.strip_training()
+    assert types_of(stripped) <= {"Placeholder", "Const", "Mul", "Identity", "NoOp"}
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], X * 2)
+
+
+def test_a_summary_that_is_an_output_stays():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], name="x")
+        v1.summary.scalar("y", x)
+    stripped = model.open(graph, outputs=["y"]).strip_training()
+    assert "ScalarSummary" in types_of(stripped)
+    assert by_name(stripped)["y"].action == "kept"
+
+
+def test_a_counter_that_nothing_reads_goes():
+    count = tf.Variable(0, trainable=False, name="count")
+
+    def body(x):
+        count.assign_add(1)
+        return x * 2.0
+
+    stripped = opened(body).strip_training()
+    stripped.run(x=X)
+    assert count.numpy() == 0
+    assert not stripped.variables
+    assert kinds(stripped.strip_report.removed) == ["side effect", "variable"]
+
+
+def test_a_state_that_outputs_read_stays():
+    state = tf.Variable(0.0, name="state")
+    used = tf.Variable(0.0, name="used")
+    unread = tf.Variable(0.0, name="unread")
+
+    def body(x):
+        y = x + state
+        state.assign(tf.reduce_sum(y) + used)
+        used.assign_add(1.0)
+        unread.assign(used * 2.0)
+        return y
+
+    m = opened(body)
+    stripped = m.strip_training()
+    assert list(stripped.variables) == ["state", "used"]
+    actions = [e.action for e in stripped.strip_report.entries]
+    assert sorted(actions) == ["kept", "kept", "removed", "removed"]
+    values = [stripped.run(x=X)["y"].copy() for _ in range(3)]
+    for v in (state, used, unread):
+        v.assign(0.0)
+    np.testing.assert_array_equal(values, [m.run(x=X)["y"] for _ in range(3)])
+
+
+def test_a_state_that_another_signature_reads_stays(tmp_path):
+    module = tf.Module()
+    module.count = tf.Variable(0, name="count")
+
+    @tf.function(input_signature=[SPEC])
+    def serve(x):
+        module.count.assign_add(1)
+        return {"y": x}
+
+    @tf.function(input_signature=[])
+    def count():
+        return {"count": module.count.read_value()}
+
+    tf.saved_model.save(
+        module, str(tmp_path / "m"), {"serving_default": serve, "count": count}
+    )
+    stripped = model.open(tmp_path / "m").strip_training()
+    (entry,) = stripped.strip_report.entries
+    assert entry.action == "kept" and "signature 'count'" in entry.reason
+    stripped.run(x=X)
+    assert stripped.signatures["count"].run()["count"] == 1
+
+
+def test_optimizer_steps_go():
+    w = tf.Variable([2.0], name="w")
+
+    def body(x):
+        y = x * w
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=w.handle, alpha=0.1, delta=tf.reduce_sum(y, keepdims=True)
+        )
+        return y
+
+    stripped = opened(body).strip_training()
+    stripped.run(x=X)
+    np.testing.assert_array_equal(w, [2.0])
+    assert stripped.strip_report.removed[0].reason == "it trains 'w'"
+
+
+def test_other_side_effects_stay():
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+
+    def body(x):
+        table.insert("seen", 1)
+        return x
+
+    m = opened(body)
+    stripped = m.strip_training()
+    (entry,) = stripped.strip_report.entries
+    assert entry.action == "kept" and "LookupTableInsert" in entry.reason
+    stripped.run(x=X)
+    assert table.lookup(tf.constant("seen")).numpy() == 1
+
+
+@pytest.mark.parametrize(
+    "make_check",
+    [
+        lambda x: tf.raw_ops.Assert(condition=True, data=[x]),
+        # A conditional whose result is waited for.
+        v1.assert_positive,
+    ],
+)
+def test_what_waited_for_a_dropped_op_waits_for_what_that_waited_for(make_check):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None], name="x")
+        v = v1.get_variable("v", initializer=1.0, use_resource=True)
+        first = v.assign_add(1.0, read_value=False)
+        with tf.control_dependencies([first]):
+            check = make_check(x)
+        with tf.control_dependencies([check]):
+            tf.add(x, v.read_value(), name="y")
+        session = v1.Session(graph=graph)
+        session.run(v1.global_variables_initializer())
+    m = model.open(graph, session=session, outputs=["y"])
+    stripped = m.strip_training()
+    assert not {"Assert", "If"} & types_of(stripped)
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], X + 2)
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], X + 3)
+
+
+def test_constants_of_a_branch_still_die_with_it():
+    v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [None], name="x")
+            flag = v1.placeholder(tf.bool, [], name="flag")
+            v1.Print(x, [x])
+            y = v1.cond(flag, lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+            tf.add(v1.Print(x, [x]), y, name="y")
+    finally:
+        v1.enable_control_flow_v2()
+    stripped = model.open(graph, outputs=["y"]).strip_training()
+    assert "Print" not in types_of(stripped)
+    for flag, added in ((True, 1), (False, 2)):
+        np.testing.assert_array_equal(stripped.run(x=X, flag=flag)["y"], X + added)
