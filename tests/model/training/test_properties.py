@@ -82,7 +82,8 @@ def test_states_that_outputs_depend_on_evolve_as_before(steps):
     for each in (m, stripped):
         for i, state in enumerate(states):
             state.assign(float(i))
-        results.append([each.run(x=X)["y"].copy() for _ in range(3)])
+        # Of whole numbers, sums are the same in any order, and Grappler changes it.
+        results.append([each.run(x=np.round(X * 8))["y"] for _ in range(3)])
     np.testing.assert_array_equal(*results)
     types = {op.type for op in stripped.graph.get_operations()}
     assert not types & {"Assert", "If", "PrintV2"}
