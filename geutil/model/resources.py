@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.program import canonical, node_of, nodes_behind, subgraph
+from geutil.model.programs.program import canonical, node_of, nodes_behind, subgraph
 
 _numbers = itertools.count()
 _TABLES = frozenset(

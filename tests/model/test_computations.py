@@ -16,11 +16,7 @@ X = np.float32([1, -2, 3])
 
 @tf.function
 def conditional(x):
-    if tf.reduce_sum(x) > 0:
-        y = x * 2
-    else:
-        y = x - 1
-    return {"y": y}
+    return {"y": x * 2 if tf.reduce_sum(x) > 0 else x - 1}
 
 
 @tf.function
