@@ -16,14 +16,17 @@ X = np.float32([1, -2, 3])
 
 @tf.function
 def conditional(x):
-    return {"y": x * 2 if tf.reduce_sum(x) > 0 else x - 1}
+    y = x - 1
+    if tf.reduce_sum(x) > 0:
+        y = x * 2
+    return {"y": y}
 
 
 @tf.function
 def counted_loop(x):
     y = x
     for i in tf.range(4):
-        if i == 2:
+        if tf.equal(i, 2):
             continue
         y = y + tf.cast(i, tf.float32)
     return {"y": y}
@@ -162,6 +165,24 @@ def test_gradients_are_those_of_the_function(function):
     )
 
 
+@pytest.mark.parametrize("as_dictionary", [True, False])
+def test_a_function_that_was_differentiated_is_opened(as_dictionary):
+    def call(x):
+        y = _compiled(tf.sin(x)) * tf.exp(x)
+        return {"y": y} if as_dictionary else y
+
+    f = tf.function(call, [FLOATS])
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = tf.nest.flatten(f(x))[0]
+    tape.gradient(value, x)
+    m = geutil_model.open(f)
+    assert list(m.outputs) == ["y" if as_dictionary else "output_0"]
+    (output,) = m.run(x=X).values()
+    np.testing.assert_array_equal(output, value)
+
+
 def test_a_compiled_function_stays_a_call():
     m = geutil_model.open(with_a_compiled_part.get_concrete_function(FLOATS))
     (call,) = (op for op in m.graph.get_operations() if "Call" in op.type)
@@ -295,14 +316,23 @@ def test_a_python_function_runs_here_and_is_not_saved(tmp_path):
     f = tf.function(
         lambda x: {"y": tf.py_function(lambda v: v * 2, [x], tf.float32)}, [FLOATS]
     )
-    # Python code is in no file: what is written would fail wherever it is loaded.
-    try:
-        m = geutil_model.open(f)
-    except ModelError as error:
-        assert "py_function" in str(error) or "EagerPyFunc" in str(error)
-        return
+    m = geutil_model.open(f)
     np.testing.assert_array_equal(m.run(x=X)["y"], X * 2)
-    with pytest.raises(ModelError, match="Py"):
+    # Python code is in no file: what is written would fail wherever it is loaded.
+    with pytest.raises(ModelError, match=r"EagerPyFunc.* calls a function of Python"):
+        m.save(tmp_path / "saved")
+
+
+def test_a_python_function_inside_a_branch_is_not_saved(tmp_path):
+    def branch(x):
+        return tf.numpy_function(lambda v: v * 2, [x], tf.float32)
+
+    f = tf.function(
+        lambda x: {"y": tf.cond(tf.size(x) > 1, lambda: branch(x), lambda: x)}, [FLOATS]
+    )
+    m = geutil_model.open(f)
+    np.testing.assert_array_equal(m.run(x=X)["y"], X * 2)
+    with pytest.raises(ModelError, match="calls a function of Python"):
         m.save(tmp_path / "saved")
 
 

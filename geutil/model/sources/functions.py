@@ -119,13 +119,20 @@ def _in_order_of(keywords: dict[str, Any], arguments: list[Tensor]) -> list[str]
 
 def _named_results(function: Any) -> dict[str, Tensor]:
     structure = function.structured_outputs
-    if isinstance(structure, dict) and all(
-        isinstance(t, tf.Tensor | tf.TensorSpec) for t in structure.values()
-    ):
+    outputs = list(function.outputs)
+    if structure is not None:
+        # A tape that differentiated the function has added what the gradient reads.
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        outputs = outputs[: sum(map(_is_tensor, flat))]
+    if isinstance(structure, dict) and all(map(_is_tensor, structure.values())):
         # Functions flatten dictionaries by sorted key.
-        flat = dict(zip(sorted(structure), function.outputs, strict=True))
-        return {name: flat[name] for name in structure}
-    return {f"output_{i}": t for i, t in enumerate(function.outputs)}
+        by_name = dict(zip(sorted(structure), outputs, strict=True))
+        return {name: by_name[name] for name in structure}
+    return {f"output_{i}": t for i, t in enumerate(outputs)}
+
+
+def _is_tensor(result: Any) -> bool:
+    return isinstance(result, tf.Tensor | tf.TensorSpec)
 
 
 def _small_values_as_constants(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import logging
 import re
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 """What TensorFlow can call an input of a signature; it changes other names."""
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
 _logger = logging.getLogger("geutil")
 
 
@@ -49,6 +51,8 @@ def _write_saved_model(model: Model, path: Path) -> None:
         name: opened.concrete_function()
         for name, opened in model.opened_signatures().items()
     }
+    for function in functions.values():
+        _check_python(model, function)
     root = _root(model, [*functions.values(), *untouched.values()])
     signatures = {
         name: functions.get(name) or untouched[name] for name in model.signatures
@@ -70,6 +74,17 @@ def _check_input_names(model: Model) -> None:
                 f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
                 "digits and '_', a letter first, and no word of Python; save "
                 f"model.rename(inputs={{{name!r}: {legal!r}}})"
+            )
+
+
+def _check_python(model: Model, function: Any) -> None:
+    graph_def = function.graph.as_graph_def()
+    bodies = (f.node_def for f in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *bodies):
+        if node.op in _PYTHON:
+            raise ModelError(
+                f"'{node.name}' ({node.op}) of {model!r} calls a function of Python, "
+                "which no file can hold; replace it, or cut it off with model.cut"
             )
 
 
