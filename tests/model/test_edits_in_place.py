@@ -1,0 +1,228 @@
+"""Models whose graphs are edited in place with geutil."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model as geutil_model
+from tests.model.round_trips import assert_round_trip, assert_same
+
+FLOATS = tf.TensorSpec([None, 3], name="x")
+X = np.float32([[1, -2, 3], [0, 1, -1]])
+
+
+@pytest.fixture
+def module():
+    module = tf.Module()
+    module.w = tf.Variable(np.float32([[1, 2], [3, 4], [5, 6]]), name="w")
+
+    @tf.function(input_signature=[FLOATS])
+    def f(x):
+        hidden = tf.nn.relu(tf.matmul(x, module.w, name="product"), name="hidden")
+        return {"y": tf.add(hidden, 1.0, name="sum"), "hidden": hidden}
+
+    module.f = f
+    return module
+
+
+@pytest.fixture(params=["memory", "saved"])
+def m(request, module, tmp_path):
+    if request.param == "memory":
+        return geutil_model.open(module.f)
+    tf.saved_model.save(module, str(tmp_path / "m"), {"serving_default": module.f})
+    return geutil_model.open(tmp_path / "m")
+
+
+@pytest.fixture
+def product(module):
+    return X @ module.w.numpy()
+
+
+def op(m, name):
+    (found,) = ge.filter_ops_from_regex(m.graph, rf"(^|/){name}$")
+    return found
+
+
+def test_a_reroute(m, product, tmp_path):
+    with m.graph.as_default():
+        clipped = tf.clip_by_value(op(m, "product").outputs[0], -1.0, 1.0)
+        ge.reroute_ts(clipped, op(m, "hidden").outputs[0])
+    ge.verify(m.graph)
+    y = np.clip(product, -1, 1)
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y + 1, "hidden": y})
+
+
+def test_a_swap(m, product, tmp_path):
+    hidden = m.outputs["hidden"]
+    with m.graph.as_default():
+        other = tf.abs(op(m, "product").outputs[0])
+        tf.identity(other, "reader")
+    ge.swap_ts(hidden, other)
+    y = np.abs(product)
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y + 1, "hidden": y})
+
+
+def test_an_output_is_added_and_one_deleted(m, product, tmp_path):
+    with m.graph.as_default():
+        m.outputs["total"] = tf.reduce_sum(op(m, "product").outputs[0], 1)
+    del m.outputs["hidden"]
+    expected = {"y": np.maximum(product, 0) + 1, "total": product.sum(1)}
+    assert_round_trip(m, tmp_path, {"x": X}, expected)
+
+
+def test_a_new_variable(m, product, tmp_path):
+    m.run(x=X)
+    with m.graph.as_default():
+        scale = tf.Variable([10.0, 100.0], name="scale")
+        m.outputs["y"] = m.outputs["y"] * scale
+    y = (np.maximum(product, 0) + 1) * np.float32([10, 100])
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y, "hidden": np.maximum(product, 0)})
+    assert sorted(m.variables) == ["scale", "w"]
+    f = m.to_function()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(f(X)["y"])
+    gradient = tape.gradient(loss, m.variables["scale"])
+    np.testing.assert_allclose(gradient, (np.maximum(product, 0) + 1).sum(0))
+    again = geutil_model.open(tmp_path / "round_trip")
+    assert sorted(again.variables) == ["scale", "w"]
+
+
+def test_a_variable_made_outside(m, product, tmp_path):
+    shift = tf.Variable([1.0, 2.0], name="w", trainable=False)
+    with m.graph.as_default():
+        m.outputs["y"] = m.outputs["y"] + shift
+    y = np.maximum(product, 0) + 1 + np.float32([1, 2])
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y, "hidden": np.maximum(product, 0)})
+    # Of the two variables of this name one gets a number.
+    assert list(m.variables) == ["w", "w_1"]
+    assert not m.variables["w_1"].trainable
+    shift.assign([5.0, 5.0])
+    assert m.run(x=X)["y"][0, 0] == y[0, 0] + 4
+
+
+def test_a_variable_takes_the_place_of_another(m, tmp_path):
+    other = tf.Variable(np.eye(3, 2, dtype=np.float32), name="other")
+    with m.graph.as_default():
+        weights = tf.convert_to_tensor(other)
+    (read,) = (t for t in op(m, "product").inputs if t is not m.inputs["x"])
+    ge.reroute_ts(weights, read)
+    expected = np.maximum(X @ other.numpy(), 0)
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": expected + 1, "hidden": expected})
+
+
+def test_a_constant_from_outside(m, product, tmp_path):
+    eager = tf.constant([7.0, 8.0])
+    with m.graph.as_default():
+        m.outputs["y"] = m.outputs["y"] + eager
+    y = np.maximum(product, 0) + 1 + np.float32([7, 8])
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y, "hidden": np.maximum(product, 0)})
+
+
+def test_a_table_made_inside(m, tmp_path):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0]), -1.0
+    )
+    with m.graph.as_default():
+        m.outputs["found"] = table.lookup(tf.constant(["b", "z"]))
+    del m.outputs["y"], m.outputs["hidden"]
+    assert_round_trip(m, tmp_path, {"x": X}, {"found": np.float32([2, -1])})
+
+
+def test_control_flow_is_added(m, product, tmp_path):
+    with m.graph.as_default():
+        y = m.outputs["y"]
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), [0, y])
+        m.outputs["y"] = tf.cond(
+            tf.reduce_sum(m.inputs["x"]) > 0, lambda: y, lambda: -y
+        )
+    del m.outputs["hidden"]
+    y = (np.maximum(product, 0) + 1) * 8
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": y})
+    assert_same(m.run(x=-X)["y"] is not None and m.run(x=X), {"y": y})
+
+
+def test_a_layer_is_added(m, product, tmp_path):
+    layer = tf.keras.layers.Dense(4, name="added")
+    layer.build([None, 2])
+    with m.graph.as_default():
+        m.outputs["y"] = layer(m.outputs["y"])
+    y = tf.matmul(np.maximum(product, 0) + 1, layer.kernel)
+    np.testing.assert_allclose(m.run(x=X)["y"], y, rtol=1e-6)
+    m.save(tmp_path / "saved")
+    again = geutil_model.open(tmp_path / "saved")
+    np.testing.assert_allclose(again.run(x=X)["y"], y, rtol=1e-6)
+    assert len(again.variables) == 3
+
+
+def test_a_function_is_called(m, product, tmp_path):
+    twice = tf.function(lambda v: v * 2)
+    with m.graph.as_default():
+        m.outputs["y"] = twice(m.outputs["y"])
+    del m.outputs["hidden"]
+    assert_round_trip(m, tmp_path, {"x": X}, {"y": (np.maximum(product, 0) + 1) * 2})
+
+
+def test_an_assignment_is_added_as_an_effect_of_an_output(m, tmp_path):
+    count = tf.Variable(0.0, name="count", trainable=False)
+    with m.graph.as_default():
+        m.outputs["count"] = tf.convert_to_tensor(count.assign_add(1.0))
+    assert m.run(x=X)["count"] == 1
+    assert m.run(x=X)["count"] == 2
+    m.save(tmp_path / "saved")
+    again = geutil_model.open(tmp_path / "saved")
+    assert again.run(x=X)["count"] == 3
+
+
+def test_copies_of_a_model_are_edited_apart(m, product):
+    part = m.cut(outputs=["y"])
+    with part.graph.as_default():
+        part.outputs["y"] = part.outputs["y"] * 0
+    y = np.maximum(product, 0) + 1
+    assert_same(m.run(x=X), {"y": y, "hidden": y - 1})
+    assert_same(part.run(x=X), {"y": y * 0})
+    m.variables["w"].assign(np.zeros((3, 2)))
+    assert_same(m.run(x=X)["y"] is not None and part.run(x=X), {"y": y * 0})
+
+
+def test_an_edit_inside_of_a_running_function(m):
+    @tf.function
+    def f(x):
+        return m.to_function()(x)["y"]
+
+    before = f(X).numpy()
+    with m.graph.as_default():
+        m.outputs["y"] = m.outputs["y"] + 1
+    # A trace is a snapshot; a new one sees the edit.
+    np.testing.assert_array_equal(f(X), before)
+    np.testing.assert_array_equal(m.run(x=X)["y"], before + 1)
+
+
+def test_ops_are_made_with_names_in_use(m, product, tmp_path):
+    with m.graph.as_default():
+        m.outputs["y"] = tf.identity(m.outputs["y"], name="x")
+        m.outputs["z"] = tf.identity(m.outputs["y"], name="side_effects")
+        m.outputs["side_effects"] = tf.identity(m.outputs["y"], name="y")
+    y = np.maximum(product, 0) + 1
+    expected = {"y": y, "z": y, "side_effects": y, "hidden": y - 1}
+    assert_round_trip(m, tmp_path, {"x": X}, expected)
+
+
+def test_a_trained_copy(m):
+    f = m.to_function()
+    target = np.float32([[1, 2], [3, 4]])
+    w = m.variables["w"]
+    w.assign(np.full((3, 2), 0.5))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(f(X)["y"] - target))
+        w.assign_sub(0.02 * tape.gradient(loss, w))
+        return loss
+
+    losses = [float(step()) for _ in range(20)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert losses == sorted(losses, reverse=True)
