@@ -7,11 +7,11 @@ import inspect
 import pytest
 
 from geutil import GeutilError, model
-from geutil.model.functions.bodies import Body
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Comparison Difference Inspection Model ModelError inspect open
+    Body Comparison Difference Inspection Model ModelError ModelFunction StripReport
+    Stripped inspect open
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """
@@ -55,7 +55,7 @@ FOR_TOOLS = """
     concrete_function derived holdings opened_signatures program rebuilt
     unopened_signatures
 """
-CLASSES = {"Model": model.Model, "Body": Body}
+CLASSES = {"Model": model.Model, "Body": model.Body}
 
 
 def frozen() -> dict[str, str]:
@@ -106,4 +106,4 @@ def test_a_model_error_is_a_value_error():
 
 
 def test_a_body_is_a_model():
-    assert issubclass(Body, model.Model)
+    assert issubclass(model.Body, model.Model)

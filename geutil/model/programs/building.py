@@ -45,12 +45,18 @@ def ops_to_run(
         stop_at_ts=[*inputs.values(), *inner],
         control_inputs=True,
     )
-    needed = frozenset(behind)
+    # Ops may wait for what is given, which costs no wait.
+    given = {t.op for t in (*inputs.values(), *inner)}
+    needed = frozenset(op for op in behind if op not in given)
     for op in behind:
-        if op.type == "Placeholder":
-            readers = [c.name for t in op.outputs for c in t.consumers() if c in needed]
+        if op.type == "Placeholder" and op not in given:
+            reader = next(
+                reader.name
+                for reader in behind
+                if any(t.op is op for t in reader.inputs) or op in reader.control_inputs
+            )
             raise ModelError(
-                f"placeholder '{op.name}' is no input, and '{readers[0]}' reads it: "
+                f"placeholder '{op.name}' is no input, and '{reader}' depends on it: "
                 "rewire its readers, or make it an input with model.cut(inputs=[...])"
             )
     return [op for op in graph.get_operations() if op in needed]
