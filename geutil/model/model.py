@@ -671,8 +671,8 @@ class Model:
         and of transposed convolutions and others) are found by letting TensorFlow infer
         all shapes for another size, and are replaced. That the result is right is then
         proved by running both models on random inputs: at the old size the results are
-        the same bit for bit, and at others each row is what the old model makes of that
-        row, up to rounding (32 times what changing the inputs in the last bit does).
+        the same, and at others each row is what the old model makes of that row, up to
+        rounding (32 times what changing the inputs in the last bit does).
         Where an output comes out the same for all rows, as in many untrained networks,
         the tensors behind it are compared.
 

@@ -33,8 +33,8 @@ def prove(
 ) -> None:
     """Run a model and the one with another batch size, and compare.
 
-    At the old size the results are the same bit for bit. At others each row is what the
-    old model makes of it, up to rounding.
+    At the old size the results are the same, and at others each row is what the old
+    model makes of it, up to rounding.
 
     Args:
         model: the model.
