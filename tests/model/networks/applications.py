@@ -52,7 +52,7 @@ APPLICATIONS = {
 class Network:
     """A Keras application in memory, and on disk as TensorFlow alone saved it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, lively: bool = True) -> None:
         self.name = name
         self.application = APPLICATIONS[name]
         self.path = folder / name
@@ -65,7 +65,10 @@ class Network:
             classifier_activation=None,
             **dict(self.application.options),
         )
-        enliven(self.model)
+        if lively:
+            enliven(self.model)
+        else:
+            randomize_statistics(self.model)
 
     @cached_property
     def saved(self) -> Path:
@@ -124,6 +127,16 @@ class Network:
         ]
         assert len(leaving) == 1, leaving
         return leaving[0]
+
+
+def randomize_statistics(model: Any) -> None:
+    """Give moving statistics values of which gradients are well conditioned."""
+    random = np.random.default_rng(3)
+    for variable in model.variables:
+        if variable.path.endswith("moving_mean"):
+            variable.assign(random.uniform(-0.2, 0.2, variable.shape))
+        elif variable.path.endswith("moving_variance"):
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
 
 
 def enliven(model: Any) -> None:
