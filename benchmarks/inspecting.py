@@ -19,7 +19,7 @@ import tensorflow as tf
 from benchmarks.graphs import random_graph_def
 from benchmarks.rows import Row
 from geutil.graph.protos import SavedModel
-from geutil.model.inspecting import inspect
+from geutil.model.files.inspecting import inspect
 
 LIMIT_SECONDS = 5.0
 LIMIT_MEMORY = 1.5

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from geutil.graph.function_graphs import set_ends
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
 from geutil.model.errors import ModelError
-from geutil.model.materializing import make_sink
+from geutil.model.programs.materializing import make_sink
 
 
 class Inputs(Mapping[str, Tensor]):

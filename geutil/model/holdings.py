@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.program import fresh_name
+from geutil.model.programs.program import fresh_name
 
 
 @dataclass

@@ -14,34 +14,28 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, call_function, seen_variables
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import fingerprint
-from geutil.model import (
-    batch_size,
-    comparing,
-    cutting,
-    freezing,
-    joining,
-    renaming,
-    replacing,
-    saving,
-    stripping,
-    thawing,
-)
-from geutil.model.building import build, ops_to_run
+from geutil.model.batching import batch_size
 from geutil.model.calling import ModelFunction, checked_arguments
-from geutil.model.comparing import Comparison
+from geutil.model.comparison import comparing
+from geutil.model.comparison.comparing import Comparison
+from geutil.model.editing import cutting, joining, renaming, replacing
+from geutil.model.editing.selecting import Selection
 from geutil.model.ends import Inputs, Outputs
+from geutil.model.frozen import freezing, thawing
+from geutil.model.functions.library import Functions, Library
 from geutil.model.holdings import Holdings
-from geutil.model.library import Functions, Library
-from geutil.model.materializing import Parts, materialize
-from geutil.model.program import Program
+from geutil.model.programs.building import build, ops_to_run
+from geutil.model.programs.materializing import Parts, materialize
+from geutil.model.programs.program import Program
 from geutil.model.restoring import check_initialized, restore
-from geutil.model.selecting import Selection
 from geutil.model.signatures import Signatures
 from geutil.model.sources.functions import program_of_graph
+from geutil.model.training import stripping
 from geutil.model.training.report import StripReport
+from geutil.model.writing import saving
 
 if TYPE_CHECKING:
-    from geutil.model.bodies import Body
+    from geutil.model.functions.bodies import Body
 
 
 class Model:

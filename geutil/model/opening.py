@@ -13,15 +13,15 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings
 from geutil.graph.kinds import is_graph, type_name
 from geutil.model.errors import ModelError
+from geutil.model.files.reading import read_graph_def
+from geutil.model.files.validation import check_graph_def
 from geutil.model.holdings import Holdings
 from geutil.model.model import Model
-from geutil.model.program import Ancestor, Program
-from geutil.model.reading import read_graph_def
+from geutil.model.programs.program import Ancestor, Program
 from geutil.model.signatures import Signatures
 from geutil.model.sources import functions, graphs, keras_models
 from geutil.model.sources.saved_models import open_saved_model
 from geutil.model.sources.source import DEFAULT_SIGNATURE, Source
-from geutil.model.validation import check_graph_def
 
 ACCEPTED = (
     "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras file, a "

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.program import (
+from geutil.graph.function_registry import with_unique_functions
+from geutil.model.programs.program import (
     canonical,
     node_of,
     nodes_behind,
@@ -93,6 +94,8 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
             self._graph_def = subgraph(
                 graph_def, [node for node in nodes if node.name not in left_out]
             )
+            # The functions of the rest of the graph have no place in it.
+            with_unique_functions(self._graph_def)
             # Asked for first inside the trace, it would belong to the trace.
             _ = self.resource_handle
             # Called by a concrete function, TensorFlow does not count traces and warn.

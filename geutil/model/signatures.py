@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from geutil.model.holdings import Holdings
-from geutil.model.materializing import materialize
+from geutil.model.programs.materializing import materialize
 from geutil.model.sources.source import Source
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.inline_names import call_scope, is_automatic, readable
 from geutil.graph.inlining import inline_calls
+from geutil.graph.inlining.names import call_scope, is_automatic, readable
 from tests.graph.calling import node_names
 from tests.graph.test_inlining import concrete, placeholder, raw_call
 

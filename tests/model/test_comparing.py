@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from geutil import model
-from geutil.model.differences import difference
-from geutil.model.samples import random_inputs
+from geutil.model.comparison.differences import difference
+from geutil.model.comparison.samples import random_inputs
 
 
 def opened(function, *specs):

@@ -10,9 +10,9 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 from geutil import model
-from geutil.model import freezing
-from geutil.model.handle_flow import Value
-from geutil.model.handle_replacing import replace_handles
+from geutil.model.frozen import freezing
+from geutil.model.frozen.handle_flow import Value
+from geutil.model.frozen.handle_replacing import replace_handles
 from tests.model.frozen_samples import (
     FLOATS,
     SAMPLES,

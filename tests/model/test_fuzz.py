@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from geutil.model.loading import load_graph_def, load_saved_model
+from geutil.model.files.loading import load_graph_def, load_saved_model
 from tests.model import fuzzing
 from tests.model.mutations import mutate
 

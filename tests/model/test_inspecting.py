@@ -11,8 +11,8 @@ from google.protobuf import text_format
 from benchmarks.inspecting import in_a_child
 from geutil.graph.protos import SavedModel
 from geutil.model.errors import ModelError
-from geutil.model.inspecting import inspect
-from geutil.model.reading import read_graph_def, read_saved_model
+from geutil.model.files.inspecting import inspect
+from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model import fuzzing
 
 tf1 = tf.compat.v1

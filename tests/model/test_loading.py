@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.model.errors import ModelError
-from geutil.model.loading import load_graph_def, load_saved_model
+from geutil.model.files.loading import load_graph_def, load_saved_model
 
 INDEX = "variables/variables.index"
 DATA = "variables/variables.data-00000-of-00001"

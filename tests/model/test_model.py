@@ -109,6 +109,13 @@ def test_a_placeholder_that_nothing_feeds_is_named(opened):
         m.run(x=X)
 
 
+def test_ops_may_wait_for_inputs(opened):
+    m, function, *_ = opened
+    ge.add_control_inputs(m.graph.get_operation_by_name("sum"), m.inputs["x"].op)
+    np.testing.assert_array_equal(m.run(x=X)["y"], function(X)["y"])
+    ge.verify(m.graph)
+
+
 def test_a_function_is_a_snapshot(opened):
     m, function, *_ = opened
     f = m.to_function()

@@ -8,14 +8,14 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.model.program import (
+from geutil.model.programs.program import (
     Program,
     cycle_of,
     fresh_name,
     legal_name,
     nodes_behind,
 )
-from geutil.model.rewiring import (
+from geutil.model.programs.rewiring import (
     forget_shapes_behind,
     prefix_nodes,
     redirect,

@@ -7,7 +7,11 @@ from google.protobuf import text_format
 from geutil.errors import GeutilError
 from geutil.graph.protos import MetaGraphDef, SavedModel
 from geutil.model.errors import ModelError
-from geutil.model.reading import read_graph_def, read_saved_model, select_meta_graph
+from geutil.model.files.reading import (
+    read_graph_def,
+    read_saved_model,
+    select_meta_graph,
+)
 from tests.model.samples import frozen_graph_def
 
 

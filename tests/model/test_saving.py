@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -95,6 +97,15 @@ def test_tables_and_assets(tmp_path):
         assert ids.numpy().tolist() == [2, -1]
 
 
+@pytest.fixture
+def no_garbage_collection():
+    """Functions of graphs that are not needed any more stay known to TensorFlow."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_version_1_models_become_models_of_version_2(tmp_path):
     vocabulary = tmp_path / "words.txt"
     vocabulary.write_text("a\nb\nc\n")

@@ -6,8 +6,8 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from geutil.model.errors import ModelError
-from geutil.model.reading import read_graph_def, read_saved_model
-from geutil.model.validation import check_graph_def
+from geutil.model.files.reading import read_graph_def, read_saved_model
+from geutil.model.files.validation import check_graph_def
 from tests.model.samples import frozen_graph_def
 
 tf1 = tf.compat.v1

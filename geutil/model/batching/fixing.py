@@ -20,7 +20,7 @@ from geutil.model.batching.edits import (
     SetElements,
 )
 from geutil.model.batching.writing import Writer
-from geutil.model.program import node_of
+from geutil.model.programs.program import node_of
 
 _numbers = itertools.count()
 _FRAMES = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))

@@ -9,7 +9,7 @@ from geutil.model.batching.probing import Probing
 from geutil.model.batching.scopes import Entry, Scope
 from geutil.model.batching.sizes import shape_of
 from geutil.model.batching.walking import Starts, Walk
-from geutil.model.program import node_of
+from geutil.model.programs.program import node_of
 
 Walker = Callable[[Starts], Walk]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.model.samples import Arrays
+from geutil.model.comparison.samples import Arrays
 
 _EPS = {
     "float16": 2.0**-10,

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.bodies import flat_body
-from geutil.model.program import canonical, node_of
+from geutil.model.programs.program import canonical, node_of
 
 _LOOP_BACK = frozenset(("NextIteration", "RefNextIteration"))
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from geutil.model.batching.judging import Verdict, judge, windows
 from geutil.model.batching.rounding import noise, same_bits
+from geutil.model.comparison.samples import Arrays, random_inputs
 from geutil.model.errors import ModelError
-from geutil.model.samples import Arrays, random_inputs
 
 if TYPE_CHECKING:
     from geutil.model.model import Model

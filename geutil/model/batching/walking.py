@@ -14,7 +14,7 @@ from geutil.model.batching.rules import RULES
 from geutil.model.batching.scopes import Entry, Scope
 from geutil.model.batching.sites import Site, source_at
 from geutil.model.batching.sizes import Source, shape_of
-from geutil.model.program import node_of
+from geutil.model.programs.program import node_of
 
 
 @dataclass

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.model.batching.edits import Dims, Grown
 from geutil.model.batching.sizes import Source
-from geutil.model.program import fresh_name
+from geutil.model.programs.program import fresh_name
 
 _INT = tf.int32.as_datatype_enum
 

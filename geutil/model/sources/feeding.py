@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.model.errors import ModelError
-from geutil.model.program import (
+from geutil.model.programs.program import (
     Program,
     canonical,
     fresh_name,
@@ -19,7 +19,7 @@ from geutil.model.program import (
     node_of,
     nodes_by_name,
 )
-from geutil.model.rewiring import redirect
+from geutil.model.programs.rewiring import redirect
 
 
 def with_placeholders(program: Program, what: str) -> Program:

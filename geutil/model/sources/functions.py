@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings, side_effects
 from geutil.graph.kinds import Graph, Tensor
 from geutil.model.errors import ModelError
-from geutil.model.program import Ancestor, Program, nodes_by_name
+from geutil.model.programs.program import Ancestor, Program, nodes_by_name
 
 CONSTANT_LIMIT = 64 * 2**20
 """Captured values of at most so many bytes become constants of the graph."""

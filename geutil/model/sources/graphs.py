@@ -13,14 +13,13 @@ from geutil.graph.op_defs import has_outputs
 from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
-from geutil.model.program import (
+from geutil.model.programs.program import (
     Program,
     canonical,
     node_of,
     nodes_behind,
     nodes_by_name,
 )
-from geutil.model.ref_variables import with_resource_variables
 from geutil.model.resources import (
     GraphResource,
     files_of_tables,
@@ -28,6 +27,7 @@ from geutil.model.resources import (
     is_table,
 )
 from geutil.model.sources.feeding import with_placeholders
+from geutil.model.sources.ref_variables import with_resource_variables
 
 Ends = Sequence[str] | Mapping[str, str] | None
 """Tensor names; a mapping gives each a public name."""

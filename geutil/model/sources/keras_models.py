@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.model.errors import ModelError
-from geutil.model.program import Program
+from geutil.model.programs.program import Program
 from geutil.model.sources.functions import program_of_function
 
 

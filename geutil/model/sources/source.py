@@ -8,7 +8,7 @@ from typing import Any
 
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
-from geutil.model.program import Program
+from geutil.model.programs.program import Program
 
 DEFAULT_SIGNATURE = "serving_default"
 

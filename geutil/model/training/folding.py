@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from geutil.graph.functions import functions_of_attributes
 from geutil.graph.kinds import Tensor
-from geutil.model.materializing import materialize
-from geutil.model.program import Program, node_of, nodes_by_name
+from geutil.model.programs.materializing import materialize
+from geutil.model.programs.program import Program, node_of, nodes_by_name
 from geutil.model.training.working import keep_of, program_of_parts
 from geutil.select.walks import get_forward_walk_ops
 from geutil.transform.rewrite import Any as AnyTensor

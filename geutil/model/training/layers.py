@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from geutil.graph.kinds import Operation
-from geutil.model.materializing import Parts
+from geutil.model.programs.materializing import Parts
 from geutil.model.training.kinds import PASSING, is_random
 from geutil.model.training.noise import noise_removal
 from geutil.model.training.options import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from geutil.model.program import (
+from geutil.model.programs.program import (
     Program,
     node_of,
     nodes_behind,

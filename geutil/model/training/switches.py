@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.model.errors import ModelError
-from geutil.model.program import Program, canonical, node_of, nodes_by_name
+from geutil.model.programs.program import Program, canonical, node_of, nodes_by_name
 from geutil.model.training.options import Options
 from geutil.model.training.report import Stripped
 

@@ -17,8 +17,8 @@ from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation, Tensor
 from geutil.model.errors import ModelError
-from geutil.model.materializing import Parts
-from geutil.model.program import short
+from geutil.model.programs.materializing import Parts
+from geutil.model.programs.program import short
 from geutil.model.training.axes import SHAPING
 from geutil.model.training.moving import (
     MovingAverage,

@@ -6,8 +6,8 @@ from typing import Any
 
 from geutil.graph.function_graphs import bindings
 from geutil.graph.kinds import Operation
-from geutil.model.materializing import Parts
-from geutil.model.program import Program
+from geutil.model.programs.materializing import Parts
+from geutil.model.programs.program import Program
 from geutil.model.sources.functions import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
 

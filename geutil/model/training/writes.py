@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from geutil.model.program import Program, node_of, nodes_behind, nodes_by_name
+from geutil.model.programs.program import Program, node_of, nodes_behind, nodes_by_name
 from geutil.model.training.kinds import (
     EffectKinds,
     Kind,

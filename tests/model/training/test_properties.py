@@ -18,6 +18,8 @@ from tests.model.training.helpers import (
 layers = tf.keras.layers
 SPEC = tf.TensorSpec([None, 4], name="x")
 X = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
+# Small whole numbers: sums are exact in whatever order TensorFlow adds them up.
+WHOLE = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 LAYERS = {
     "dropout": lambda: layers.Dropout(0.3),
@@ -31,7 +33,13 @@ LAYERS = {
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(LAYERS)), st.booleans()), max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(LAYERS)), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_layers_in_any_order(stack):
     x = inputs = tf.keras.Input([4])
     for name, is_residual in stack:
@@ -67,7 +75,8 @@ def test_states_that_outputs_depend_on_evolve_as_before(steps):
             elif step == "count":
                 states[i].assign_add(1.0)
             elif step == "assign":
-                states[i].assign(states[j] + tf.reduce_sum(y))
+                largest = tf.reduce_max(y)
+                states[i].assign(tf.math.floormod(states[j] + largest, 97.0))
             elif step == "assert":
                 tf.debugging.assert_greater(tf.reduce_sum(states[i]), -1e9)
             elif step == "guard":
@@ -82,7 +91,7 @@ def test_states_that_outputs_depend_on_evolve_as_before(steps):
     for each in (m, stripped):
         for i, state in enumerate(states):
             state.assign(float(i))
-        results.append([each.run(x=X)["y"].copy() for _ in range(3)])
+        results.append([each.run(x=WHOLE)["y"].copy() for _ in range(3)])
     np.testing.assert_array_equal(*results)
     types = {op.type for op in stripped.graph.get_operations()}
     assert not types & {"Assert", "If", "PrintV2"}

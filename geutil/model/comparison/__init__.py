@@ -1,0 +1,1 @@
+"""What two models compute, side by side."""

@@ -1,0 +1,1 @@
+"""Parts taken out, joined, renamed and replaced."""

@@ -1,0 +1,167 @@
+"""Cutting a part out of a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from geutil.graph.kinds import Tensor
+from geutil.model.editing.selecting import Selection, named_tensors
+from geutil.model.errors import ModelError
+from geutil.model.holdings import Holdings
+from geutil.model.programs.program import (
+    Program,
+    fresh_name,
+    legal_name,
+    node_of,
+    nodes_behind,
+    subgraph,
+)
+from geutil.model.programs.rewiring import redirect, rename_placeholders
+
+if TYPE_CHECKING:
+    from geutil.model.model import Model
+
+_logger = logging.getLogger("geutil")
+
+
+def cut(model: Model, inputs: Selection | None, outputs: Selection | None) -> Model:
+    """Return the part of a model between tensors; see `Model.cut`."""
+    results = named_tensors(model, model.outputs if outputs is None else outputs)
+    if not results:
+        raise ModelError("a model needs at least one output; name one in outputs=")
+    program = model.program(checked=False)
+    program.outputs = {name: t.name for name, t in results.items()}
+    if inputs is None:
+        needed = _needed(program, list(program.outputs.values()))
+        program.inputs = {
+            name: t for name, t in program.inputs.items() if node_of(t) in needed
+        }
+    else:
+        _feed(model, program, named_tensors(model, inputs))
+    program.side_effects = _possible_side_effects(model, program)
+    return model.derived(program, holdings=_holdings(model, program), alone=True)
+
+
+def _needed(program: Program, ends: list[str]) -> set[str]:
+    """Return the names of the nodes behind tensors."""
+    stops = [node_of(t) for t in program.captures]
+    behind = nodes_behind(program.graph_def, map(node_of, ends), stops)
+    return {node.name for node in behind}
+
+
+def _feed(model: Model, program: Program, inputs: dict[str, Tensor]) -> None:
+    """Put a placeholder in the place of each tensor in `inputs`."""
+    for t in inputs.values():
+        if t.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{t.name}' is a {t.dtype.name} and cannot be an input; cut behind "
+                "the ops that read it"
+            )
+    taken = {node.name for node in program.graph_def.node}
+    stand_ins: dict[str, str] = {}
+    for name, t in inputs.items():
+        stand_ins[t.name] = fresh_name(taken, legal_name(name))
+        taken.add(stand_ins[t.name])
+        program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
+    redirect(program, stand_ins)
+    _release(program, stand_ins.values())
+    fed = {name: f"{stand_ins[t.name]}:0" for name, t in inputs.items()}
+    _check_inputs(model, program, fed)
+    program.inputs = fed
+    _shorten_names(program)
+
+
+def _release(program: Program, stand_ins: Iterable[str]) -> None:
+    """Let nothing that can be computed wait for what the old inputs feed.
+
+    What is cut off cannot be waited for: neither its ops nor their effects are there.
+    """
+    readers: dict[str, list[str]] = {}
+    for node in program.graph_def.node:
+        for text in node.input:
+            if not text.startswith("^"):
+                readers.setdefault(node_of(text), []).append(node.name)
+    kept = set(stand_ins)
+    waiting = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
+    fed = set(waiting)
+    while waiting:
+        for reader in readers.get(waiting.pop(), ()):
+            if reader not in fed:
+                fed.add(reader)
+                waiting.append(reader)
+    for node in program.graph_def.node:
+        if node.name in fed:
+            continue
+        inputs = [t for t in node.input if t[0] != "^" or node_of(t) not in fed]
+        if len(inputs) != len(node.input):
+            del node.input[:]
+            node.input.extend(inputs)
+
+
+def _placeholder(name: str, t: Tensor) -> Any:
+    node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+    node.attr["dtype"].type = t.dtype.base_dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(t.shape.as_proto())
+    return node
+
+
+def _shorten_names(program: Program) -> None:
+    """Drop what is cut off, and give the inputs the names that this sets free."""
+    ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
+    needed = _needed(program, ends)
+    nodes = [node for node in program.graph_def.node if node.name in needed]
+    program.graph_def = subgraph(program.graph_def, nodes)
+    names = needed - {node_of(t) for t in program.inputs.values()}
+    renamed = {}
+    for name, t in program.inputs.items():
+        renamed[node_of(t)] = fresh_name(names, legal_name(name))
+        names.add(renamed[node_of(t)])
+    rename_placeholders(program, renamed)
+
+
+def _check_inputs(model: Model, program: Program, fed: dict[str, str]) -> None:
+    needed = _needed(program, list(program.outputs.values()))
+    used = needed | _needed(program, program.side_effects)
+    for name, t in fed.items():
+        if node_of(t) not in used:
+            raise ModelError(
+                f"no output depends on '{name}' once the others are inputs; leave "
+                "it out"
+            )
+    for name, t in program.inputs.items():
+        if node_of(t) in needed and t not in fed.values():
+            raise ModelError(
+                f"the outputs {list(program.outputs)} of {model!r} still depend on its "
+                f"input '{name}'; name it in inputs= too, or cut further behind"
+            )
+
+
+def _possible_side_effects(model: Model, program: Program) -> list[str]:
+    """Return the side effects that need no input which was cut off."""
+    kept_inputs = {node_of(t) for t in program.inputs.values()}
+    original = {t.op.name for t in model.inputs.values()} - kept_inputs
+    possible = []
+    for name in program.side_effects:
+        if original.isdisjoint(_needed(program, [name])):
+            possible.append(name)
+        else:
+            _logger.info("'%s' is not in the part that was cut out; left out", name)
+    return possible
+
+
+def _holdings(model: Model, program: Program) -> Holdings:
+    """Return what the part needs of what the model holds."""
+    ends = [*program.outputs.values(), *program.side_effects]
+    needed = _needed(program, ends)
+    captured = {id(e) for t, e in program.captures.items() if node_of(t) in needed}
+    held = model.holdings
+    resources = [r for r in held.resources if id(r.resource_handle) in captured]
+    return Holdings(
+        {n: v for n, v in held.variables.items() if id(v.handle) in captured},
+        resources,
+        list(held.assets) if resources else [],
+    )

@@ -1,0 +1,240 @@
+"""Tells what a model is from its files, without building a graph or reading weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.protos import (
+    FunctionDef,
+    GraphDef,
+    MetaGraphDef,
+    SavedModel,
+    SavedObjectGraph,
+)
+from geutil.model.errors import ModelError
+from geutil.model.files.checkpoints import entries, has_checkpoint, variables_prefix
+from geutil.model.files.inspection import (
+    FunctionInfo,
+    Inspection,
+    SignatureInfo,
+    TensorInfo,
+    VariableInfo,
+)
+from geutil.model.files.keras_files import inspect_keras
+from geutil.model.files.kinds import GRAPH_DEF, SAVED_MODEL
+from geutil.model.files.payloads import Span, elements, mapped, message, spans
+from geutil.model.files.reading import (
+    PathLike,
+    check_binary,
+    read_graph_def,
+    read_saved_model,
+    saved_model_file,
+    select_meta_graph,
+)
+from geutil.model.files.wire import Buffer
+
+_NODE, _LIBRARY = 1, 2
+_GRAPH = 2
+_META_GRAPHS = 2
+_OBJECTS = 7
+_CONSTANT = "Const"
+_INTERNAL = "__saved_model_"
+"""Begins the names of signatures that TensorFlow keeps for its loader."""
+
+
+def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
+    """Tell what a model is: signatures, ops, functions, variables, sizes.
+
+    Only its files are looked at. No graph is built, no object is made, nothing is
+    executed, and the values of variables and large constants are not read.
+
+    Args:
+        path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef,
+            or a `.keras` file.
+        tags: exactly the tags of the MetaGraph of a SavedModel; None stands for
+            "serve", or for the only one there is.
+
+    Raises:
+        ModelError: there is nothing there, it is damaged, or of another kind.
+
+    Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
+    whole.
+
+    Example:
+        >>> found = inspect("testdata/two_signatures")
+        >>> print(found.signatures["encode"].inputs["x"], found.variables[0].tensor)
+        float32 [n,3] float32 [3,2]
+        >>> found.ops["VarHandleOp"]
+        1
+    """
+    source = Path(path)
+    if not source.exists():
+        raise ModelError(f"'{source}' does not exist")
+    if source.is_dir():
+        return _inspect_directory(source, tags)
+    if source.suffix == ".keras":
+        return inspect_keras(source)
+    return _inspect_file(source)
+
+
+def _inspect_file(file: Path) -> Inspection:
+    found = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
+    if file.suffix in (".pbtxt", ".txt"):
+        data = read_graph_def(file).SerializeToString()
+        return _with_graph(found, data, (0, len(data)))
+    with mapped(file) as buffer:
+        check_binary(buffer, file, GRAPH_DEF)
+        return _told(file, _with_graph, found, buffer, (0, len(buffer)))
+
+
+def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
+    file = saved_model_file(folder)
+    prefix = variables_prefix(folder)
+    found = Inspection(
+        SAVED_MODEL,
+        folder,
+        bytes_total=_bytes(folder.rglob("*")),
+        bytes_variables=_bytes(prefix.parent.glob("*")),
+    )
+    if file.suffix == ".pbtxt":
+        data = read_saved_model(folder).SerializeToString()
+        return _told(file, _with_saved_model, found, data, tags)
+    with mapped(file) as buffer:
+        check_binary(buffer, file, SAVED_MODEL)
+        return _told(file, _with_saved_model, found, buffer, tags)
+
+
+def _told(file: Path, function: Any, *arguments: Any) -> Any:
+    """Call a function, and name the file in its errors."""
+    try:
+        return function(*arguments)
+    except ModelError as error:
+        raise ModelError(f"'{file}': {error}") from error
+
+
+def _with_saved_model(
+    found: Inspection, buffer: Buffer, tags: Iterable[str] | None
+) -> Inspection:
+    places = spans(buffer, (0, len(buffer)), _META_GRAPHS)
+    # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
+    slim = SavedModel()
+    for place in places:
+        meta_graph = message(buffer, place, MetaGraphDef, 1, 3, 4, 5, 6)
+        slim.meta_graphs.append(meta_graph)
+    chosen = select_meta_graph(slim, tags)
+    place = next(
+        place
+        for place, meta_graph in zip(places, slim.meta_graphs, strict=True)
+        if meta_graph is chosen
+    )
+    found = replace(
+        found,
+        tags=tuple(chosen.meta_info_def.tags),
+        version=chosen.meta_info_def.tensorflow_version,
+        signatures={
+            name: _signature(chosen.signature_def[name])
+            for name in sorted(chosen.signature_def)
+            if not name.startswith(_INTERNAL)
+        },
+        assets=tuple(asset.filename for asset in chosen.asset_file_def),
+        variables=_variables(found.path, buffer, place),
+    )
+    for graph in spans(buffer, place, _GRAPH):
+        found = _with_graph(found, buffer, graph)
+    return found
+
+
+def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
+    ops, constants = _count(elements(buffer, graph, GraphDef, "node"))
+    function_ops: Counter[str] = Counter()
+    functions = []
+    for library in spans(buffer, graph, _LIBRARY):
+        for place in spans(buffer, library, _NODE):
+            signature = message(buffer, place, FunctionDef, 1).signature
+            counts, more = _count(elements(buffer, place, FunctionDef, "node_def"))
+            function_ops.update(counts)
+            constants += more
+            functions.append(
+                FunctionInfo(
+                    signature.name,
+                    counts.total(),
+                    len(signature.input_arg),
+                    len(signature.output_arg),
+                )
+            )
+    return replace(
+        found,
+        ops=_ordered(ops),
+        function_ops=_ordered(function_ops),
+        functions=tuple(functions),
+        bytes_constants=constants,
+    )
+
+
+def _count(nodes: Iterable[tuple[Any, int]]) -> tuple[Counter[str], int]:
+    """Return how many nodes of each type there are, and the bytes of constants."""
+    counts: Counter[str] = Counter()
+    constants = 0
+    for node, left_out in nodes:
+        op = node.op
+        counts[op] += 1
+        if op == _CONSTANT and "value" in node.attr:
+            constants += node.attr["value"].tensor.ByteSize() + left_out
+    return counts, constants
+
+
+def _ordered(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _signature(signature: Any) -> SignatureInfo:
+    def tensors(infos: Any) -> dict[str, TensorInfo]:
+        return {
+            name: tensor_info(infos[name].dtype, infos[name].tensor_shape)
+            for name in sorted(infos)
+        }
+
+    return SignatureInfo(tensors(signature.inputs), tensors(signature.outputs))
+
+
+def tensor_info(dtype: int, shape: Any) -> TensorInfo:
+    """Return the type and shape that protos tell."""
+    known = None
+    with suppress(TypeError):
+        known = tf.dtypes.as_dtype(dtype)
+    if shape.unknown_rank:
+        return TensorInfo(known, None)
+    return TensorInfo(known, tuple(d.size if d.size >= 0 else None for d in shape.dim))
+
+
+def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo, ...]:
+    """Return the variables of the object graph, or else those of the checkpoint."""
+    found = [
+        VariableInfo(
+            variable.name,
+            tensor_info(variable.dtype, variable.shape),
+            variable.trainable,
+        )
+        for objects in spans(buffer, place, _OBJECTS)
+        for node, _ in elements(buffer, objects, SavedObjectGraph, "nodes")
+        if node.WhichOneof("kind") == "variable"
+        for variable in (node.variable,)
+    ]
+    prefix = variables_prefix(folder)
+    if found or not has_checkpoint(prefix):
+        return tuple(found)
+    return tuple(
+        VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
+        for entry in entries(prefix)
+    )
+
+
+def _bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -1,0 +1,130 @@
+"""Loads models with TensorFlow, once they are known to be whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.kinds import Graph
+from geutil.graph.protos import GraphDef, SavedModel
+from geutil.model.errors import ModelError
+from geutil.model.files.checkpoints import (
+    has_checkpoint,
+    open_checkpoint,
+    variables_prefix,
+)
+from geutil.model.files.reading import (
+    PathLike,
+    read_graph_def,
+    read_saved_model,
+    select_meta_graph,
+)
+from geutil.model.files.validation import check_graph_def
+
+
+def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
+    """Load a SavedModel, checked before.
+
+    Args:
+        path: the directory of the SavedModel.
+        tags: exactly the tags of the MetaGraph; None stands for "serve", or for the
+            only one there is.
+
+    Returns:
+        What `tf.saved_model.load` returns.
+
+    Raises:
+        ModelError: the directory holds no whole SavedModel, or TensorFlow refuses it;
+            TensorFlow's error is the cause.
+
+    Cost: linear in the model, beside what `tf.saved_model.load` takes.
+
+    Example:
+        >>> loaded = load_saved_model("testdata/two_signatures")
+        >>> sorted(loaded.signatures)
+        ['decode', 'encode']
+    """
+    folder = Path(path)
+    saved_model = read_saved_model(folder)
+    chosen = list(select_meta_graph(saved_model, tags).meta_info_def.tags)
+    check_saved_model(saved_model, folder)
+    del saved_model
+    try:
+        return tf.saved_model.load(str(folder), tags=chosen)
+    except Exception as error:  # The loader raises whatever its Python code meets.
+        reason = str(error).strip() or type(error).__name__
+        raise ModelError(f"'{folder}' cannot be loaded: {reason}") from error
+
+
+def load_graph_def(path: PathLike) -> Graph:
+    """Import a GraphDef from a file into a new graph, checked before.
+
+    Args:
+        path: a `.pb` file (binary) or a `.pbtxt` file (text).
+
+    Returns:
+        A `tf.Graph` with the nodes under their own names.
+
+    Raises:
+        ModelError: the file holds no whole GraphDef, or TensorFlow refuses it;
+            TensorFlow's error is the cause.
+
+    Cost: linear in the graph, beside what `tf.import_graph_def` takes.
+
+    Example:
+        >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
+        'x'
+    """
+    graph_def = read_graph_def(path)
+    check_graph_def(graph_def, f"'{path}'")
+    return import_graph_def(graph_def, f"'{path}'")
+
+
+def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
+    """Import a GraphDef that passed `check_graph_def` into a new graph.
+
+    Args:
+        graph_def: the graph with its library.
+        what: how messages call it.
+
+    Raises:
+        ModelError: TensorFlow refuses it; TensorFlow's error is the cause.
+
+    Cost: that of `tf.import_graph_def`.
+    """
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            tf.import_graph_def(graph_def, name="")
+    except Exception as error:  # The importer raises several kinds.
+        raise ModelError(f"{what} cannot be imported: {error}") from error
+    return graph
+
+
+def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
+    """Check a SavedModel's graphs and its checkpoint.
+
+    Args:
+        saved_model: the proto.
+        folder: the directory that it comes from.
+
+    Raises:
+        ModelError: a graph cannot be imported, or files of the checkpoint are missing
+            or damaged.
+
+    Cost: linear in the graphs and the checkpoint's index; no values are read.
+    """
+    for meta_graph in saved_model.meta_graphs:
+        tags = ", ".join(meta_graph.meta_info_def.tags)
+        check_graph_def(meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'")
+    prefix = variables_prefix(folder)
+    if has_checkpoint(prefix) or any(map(_has_variables, saved_model.meta_graphs)):
+        open_checkpoint(prefix)
+
+
+def _has_variables(meta_graph: Any) -> bool:
+    nodes = meta_graph.object_graph_def.nodes
+    return any(node.WhichOneof("kind") == "variable" for node in nodes)

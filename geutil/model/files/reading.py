@@ -1,0 +1,244 @@
+"""Reads the protos of models from files, and says what is wrong with a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from geutil.graph.protos import (
+    PARSE_ERRORS,
+    GraphDef,
+    MetaGraphDef,
+    SavedModel,
+    parse_text,
+)
+from geutil.model.errors import ModelError
+from geutil.model.files.kinds import (
+    GRAPH_DEF,
+    META_GRAPH,
+    SAVED_MODEL,
+    binary_kind,
+    foreign_kind,
+    text_kind,
+)
+from geutil.model.files.wire import Buffer
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+_CHUNKED_FILE = "saved_model.cpb"
+_PROTOS = {GRAPH_DEF: GraphDef, META_GRAPH: MetaGraphDef, SAVED_MODEL: SavedModel}
+_REMEDIES = {
+    GRAPH_DEF: "read it with geutil.model.files.reading.read_graph_def",
+    META_GRAPH: "import it with tf.compat.v1.train.import_meta_graph and pass the "
+    "graph, or write its graph_def to a file of its own",
+    SAVED_MODEL: "pass the directory that holds it, with the variables beside it",
+}
+_PREFERRED_TAG = "serve"
+
+
+def saved_model_file(path: PathLike) -> Path:
+    """Return the file in the directory `path` that holds the SavedModel's proto.
+
+    Raises:
+        ModelError: there is no such directory, or it holds no SavedModel.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise ModelError(f"'{folder}' does not exist")
+    if not folder.is_dir():
+        raise ModelError(f"'{folder}' is a file; a SavedModel is a directory")
+    for name in SAVED_MODEL_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    if (folder / _CHUNKED_FILE).exists():
+        raise ModelError(
+            f"'{folder}' holds a SavedModel in chunks ({_CHUNKED_FILE}), which geutil "
+            f"does not read; accepted: {' or '.join(SAVED_MODEL_FILES)}. Load it with "
+            "tf.saved_model.load and save it with its weights as variables"
+        )
+    raise ModelError(
+        f"'{folder}' holds no {' or '.join(SAVED_MODEL_FILES)}, so it is no "
+        f"SavedModel; it holds {_listed(sorted(p.name for p in folder.iterdir()))}"
+    )
+
+
+def read_saved_model(path: PathLike) -> SavedModel:
+    """Read the proto of a SavedModel; variables and assets stay where they are.
+
+    Args:
+        path: the directory of the SavedModel.
+
+    Returns:
+        The `SavedModel` proto.
+
+    Raises:
+        ModelError: there is no such directory, it holds no SavedModel, or the proto is
+            empty, truncated, damaged or of another kind.
+
+    Cost: linear in the file; twice its size in memory for a moment.
+
+    Example:
+        >>> saved_model = read_saved_model("testdata/two_signatures")
+        >>> list(saved_model.meta_graphs[0].meta_info_def.tags)
+        ['serve']
+    """
+    file = saved_model_file(path)
+    saved_model = _read(file, SAVED_MODEL)
+    if not saved_model.meta_graphs:
+        raise ModelError(f"'{file}' holds no graph: its SavedModel is empty")
+    return saved_model
+
+
+def read_graph_def(path: PathLike) -> GraphDef:
+    """Read a GraphDef from a file.
+
+    Args:
+        path: a `.pb` file (binary) or a `.pbtxt` file (text).
+
+    Returns:
+        The `GraphDef` proto, not checked any further: see
+        `geutil.model.files.validation.check_graph_def`.
+
+    Raises:
+        ModelError: there is no such file, it is empty, truncated or damaged, or holds
+            something else: a SavedModel, a MetaGraphDef, no proto at all.
+
+    Cost: linear in the file; twice its size in memory for a moment.
+
+    Example:
+        >>> graph_def = read_graph_def("testdata/cond_v1.pbtxt")
+        >>> graph_def.node[0].name
+        'x'
+    """
+    file = Path(path)
+    if not file.exists():
+        raise ModelError(f"'{file}' does not exist")
+    if file.is_dir():
+        raise ModelError(f"'{file}' is a directory; a GraphDef is a .pb or .pbtxt file")
+    return _read(file, GRAPH_DEF)
+
+
+def select_meta_graph(
+    saved_model: SavedModel, tags: Iterable[str] | None = None
+) -> MetaGraphDef:
+    """Choose one of the MetaGraphs of a SavedModel.
+
+    Args:
+        saved_model: the proto.
+        tags: exactly the tags of the MetaGraph. None stands for the one with the tag
+            "serve" alone, or else for the only one there is.
+
+    Raises:
+        ModelError: no MetaGraph has these tags, or there are several to choose from.
+
+    Cost: linear in the MetaGraphs.
+    """
+    known = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
+    wanted = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
+    for meta_graph, its_tags in zip(saved_model.meta_graphs, known, strict=True):
+        if set(its_tags) == wanted:
+            return meta_graph
+    if tags is None and len(known) == 1:
+        return saved_model.meta_graphs[0]
+    listed = ", ".join(str(sorted(its_tags)) for its_tags in known) or "none at all"
+    if tags is None:
+        raise ModelError(
+            f"the SavedModel holds several MetaGraphs and none is tagged "
+            f"'{_PREFERRED_TAG}' alone; pass the tags of one of them: {listed}"
+        )
+    raise ModelError(
+        f"the SavedModel holds no MetaGraph with the tags {sorted(wanted)}; it holds "
+        f"{listed}: pass one of these as tags=..."
+    )
+
+
+def _tag_set(tags: Iterable[str]) -> set[str]:
+    return {tags} if isinstance(tags, str) else set(tags)
+
+
+def _read(file: Path, wanted: str) -> Any:
+    data = read_bytes(file)
+    if file.suffix in (".pbtxt", ".txt"):
+        return _from_text(data, file, wanted)
+    return _from_binary(data, file, wanted)
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return what `file` holds.
+
+    Raises:
+        ModelError: it cannot be read, or it is empty.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
+    if not data:
+        raise ModelError(f"'{file}' is empty")
+    return data
+
+
+def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
+    """Check which proto a file holds, by the look of it.
+
+    Args:
+        buffer: what the file holds.
+        file: its name.
+        wanted: the kind that it should be of.
+
+    Raises:
+        ModelError: it is of another kind, truncated, or no proto.
+    """
+    foreign = foreign_kind(buffer[:16])
+    if foreign:
+        raise ModelError(f"'{file}' is {foreign}, no {wanted}")
+    try:
+        found = binary_kind(buffer)
+    except ModelError as error:
+        hint = text_kind(buffer[:4096].decode(errors="replace"))
+        if hint:
+            raise ModelError(
+                f"'{file}' is a {hint} in text form: name it .pbtxt"
+            ) from error
+        raise ModelError(f"'{file}' holds no whole {wanted}: {error}") from error
+    _check_kind(found, wanted, file)
+
+
+def _check_kind(found: str | None, wanted: str, file: Path) -> None:
+    if found == wanted:
+        return
+    if found is None:
+        raise ModelError(f"'{file}' holds no {wanted}, nor another proto of a model")
+    raise ModelError(f"'{file}' holds a {found}, no {wanted}: {_REMEDIES[found]}")
+
+
+def _from_binary(data: bytes, file: Path, wanted: str) -> Any:
+    check_binary(data, file, wanted)
+    try:
+        return _PROTOS[wanted].FromString(data)
+    except PARSE_ERRORS as error:
+        raise ModelError(
+            f"'{file}' holds no whole {wanted}, it is truncated or damaged: {error}"
+        ) from error
+
+
+def _from_text(data: bytes, file: Path, wanted: str) -> Any:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"'{file}' is no text: {error}") from error
+    kind = text_kind(text)
+    if kind is not None:
+        _check_kind(kind, wanted, file)
+    try:
+        return parse_text(text, _PROTOS[wanted]())
+    except PARSE_ERRORS as error:
+        raise ModelError(f"'{file}' holds no {wanted} in text form: {error}") from error
+
+
+def _listed(names: list[str], shown: int = 8) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return (", ".join(names[:shown]) or "nothing") + more

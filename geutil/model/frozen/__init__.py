@@ -1,0 +1,1 @@
+"""Variables into constants, and back."""

@@ -1,0 +1,1 @@
+"""The functions that a model calls, as models that can be edited."""

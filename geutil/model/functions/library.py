@@ -1,0 +1,287 @@
+"""The functions that a model calls, each opened as a model when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from geutil.graph.function_calls import Caller, callers_in
+from geutil.graph.function_defs import definition_in
+from geutil.graph.function_registry import called_names, callees_first, readable_name
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.state import fingerprint
+from geutil.model.functions.body_graphs import materialize_body, result_shapes
+from geutil.model.functions.syncing import sync
+from geutil.model.holdings import Holdings
+from geutil.model.programs.program import fresh_name
+
+if TYPE_CHECKING:
+    from geutil.model.functions.bodies import Body
+
+
+@dataclass(eq=False)
+class Entry:
+    """A function of a model.
+
+    Attributes:
+        key: its name for users, which stays.
+        definition: its `FunctionDef`, under the name that it has now.
+        body: the model of it, once it is open.
+        written: the state of the body that the definition is made from.
+        shapes: the static shapes of the results.
+    """
+
+    key: str
+    definition: Any = field(repr=False)
+    body: Body | None = None
+    written: Any = None
+    shapes: list[tf.TensorShape] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name that TensorFlow knows the function by."""
+        name: str = self.definition.signature.name
+        return name
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph of the body, once it is open."""
+        return None if self.body is None else self.body.live
+
+    def opened(self) -> Body:
+        """Return the body, which is open."""
+        if self.body is None:
+            raise LookupError(f"'{self.key}' is not open")
+        return self.body
+
+    @property
+    def edited(self) -> bool:
+        """Whether the body is another than the definition."""
+        return self.body is not None and self.body.state() != self.written
+
+
+class Library:
+    """The functions that can be reached from a model's ops.
+
+    Args:
+        root: the graph of the model.
+        holdings: the variables of the model.
+
+    Attributes:
+        root: the graph of the model.
+        holdings: the variables of the model.
+        retired: ops that other ops have replaced; they do not count as callers.
+    """
+
+    def __init__(self, root: Graph, holdings: Holdings) -> None:
+        self.root = root
+        self.holdings = holdings
+        self.retired: set[Operation] = set()
+        self._entries: dict[str, Entry] = {}
+        self._by_name: dict[str, Entry] = {}
+        self._seen: Any = None
+        self._callers: dict[int, tuple[Any, list[Caller]]] = {}
+        self._syncing = False
+
+    def sync(self) -> None:
+        """Write edited bodies back to all that call them.
+
+        Raises:
+            ModelError: a body cannot be written; nothing has changed then.
+
+        Cost: constant for each open body that was not edited; else linear in the graph,
+            the edited bodies and those that call them.
+        """
+        if self._syncing or not any(e.edited for e in self._entries.values()):
+            return
+        with self.writing():
+            sync(self)
+
+    def sync_below(self, start: Entry) -> None:
+        """Write bodies back if one was edited that a body calls, however indirectly.
+
+        An edit of the body itself may be half done; nothing is behind for its graph.
+
+        Raises:
+            ModelError: as `sync`.
+        """
+        if self._syncing:
+            return
+        edited = [e for e in self._entries.values() if e is not start and e.edited]
+        if edited and not set(edited).isdisjoint(self.reachable(start)):
+            self.sync()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write no bodies back on access while this context is open."""
+        before, self._syncing = self._syncing, True
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def entries(self) -> list[Entry]:
+        """Return the functions that can be reached, callers before their callees."""
+        state = self._state()
+        if self._seen is None or self._seen[0] != state:
+            order = callees_first(self.called_in(None)[::-1], self._callees)
+            self._seen = (state, [self._by_name[name] for name in reversed(order)])
+        return list(self._seen[1])
+
+    def _state(self) -> Any:
+        return tuple(fingerprint(graph) for graph in self.graphs())
+
+    def _callees(self, name: str) -> list[str]:
+        # Backwards, so that the order read from its end is that of the calls.
+        return self.called_in(self._by_name[name])[::-1]
+
+    def called_in(self, entry: Entry | None) -> list[str]:
+        """Return the functions that an entry, or the model's graph, calls itself."""
+        if entry is not None and entry.graph is None:
+            names = dict.fromkeys(called_names(entry.definition.node_def))
+        else:
+            callers = self.callers_in(self.root if entry is None else entry.graph)
+            names = dict.fromkeys(n for caller in callers for n in caller.names)
+        return [name for name in names if self._known(name)]
+
+    def callers_in(self, graph: Graph | None) -> list[Caller]:
+        """Return the ops of a graph that call functions, without retired ones."""
+        if graph is None:
+            return []
+        known = self._callers.get(id(graph))
+        if known is None or known[0] != fingerprint(graph):
+            known = self._callers[id(graph)] = fingerprint(graph), callers_in(graph)
+        return [c for c in known[1] if c.op not in self.retired]
+
+    def callers_of(self, entries: Iterable[Entry]) -> list[Caller]:
+        """Return the ops that call functions; the bodies that hold some are opened."""
+        names = {entry.name for entry in entries}
+        for caller in self.entries():
+            if caller.graph is None and not names.isdisjoint(self.called_in(caller)):
+                self.open(caller)
+        return [
+            caller
+            for graph in self.graphs()
+            for caller in self.callers_in(graph)
+            if not names.isdisjoint(caller.names)
+        ]
+
+    def _known(self, name: str) -> bool:
+        if name in self._by_name:
+            return True
+        held = (definition_in(graph, name) for graph in self.graphs())
+        definition = next((d for d in held if d is not None), None)
+        if definition is None:
+            return False
+        key = fresh_name(self._entries, readable_name(name))
+        self._entries[key] = self._by_name[name] = Entry(key, definition)
+        return True
+
+    def graphs(self) -> list[Graph]:
+        """Return the graph of the model and those of the open bodies."""
+        opened = [e.graph for e in self._entries.values() if e.graph is not None]
+        return [self.root, *opened]
+
+    def reachable(self, start: Entry | None) -> list[Entry]:
+        """Return what an entry, or the model, calls however indirectly."""
+        if start is None:
+            return self.entries()
+        called = set(callees_first(self.called_in(start), self._callees))
+        return [entry for entry in self.entries() if entry.name in called]
+
+    def entry(self, name: str) -> Entry:
+        """Return the entry of a function by the name that it has now."""
+        return self._by_name[name]
+
+    def redefine(self, entry: Entry, definition: Any) -> None:
+        """Give an entry a definition under a new name."""
+        del self._by_name[entry.name]
+        entry.definition = definition
+        self._by_name[entry.name] = entry
+        self._seen = None
+
+    def definitions_for(self, start: Entry | None) -> dict[str, Any]:
+        """Return the definitions of what an entry calls, by name."""
+        return {e.name: e.definition for e in self.reachable(start)}
+
+    def open(self, entry: Entry) -> Body:
+        """Return the model of a function, made when it is first asked for.
+
+        A body learns what is behind its resources from a caller, so the bodies around
+        it are opened too.
+        """
+        from geutil.model.functions.bodies import Body
+
+        if entry.body is not None:
+            return entry.body
+        known = self.entries()
+        for opening in self._way_to(entry):
+            parts = materialize_body(
+                opening.definition, self.definitions_for(opening), self.handles(opening)
+            )
+            opening.shapes = result_shapes(parts)
+            opening.body = Body(self, opening, parts)
+            opening.written = opening.body.state()
+            # An open body calls what its definition calls.
+            self._seen = (self._state(), known)
+        return entry.opened()
+
+    def _way_to(self, entry: Entry) -> list[Entry]:
+        """Return the closed bodies from the first open caller down to an entry."""
+        way: list[Entry] = []
+        wanted: Entry | None = entry
+        while wanted is not None and wanted.graph is None and wanted not in way:
+            way.append(wanted)
+            name = wanted.name
+            open_graphs = (self.callers_in(graph) for graph in self.graphs())
+            if any(name in c.names for callers in open_graphs for c in callers):
+                break
+            around = (e for e in self.entries() if name in self.called_in(e))
+            wanted = next(around, None)
+        return way[::-1]
+
+    def handles(self, entry: Entry) -> dict[str, Tensor]:
+        """Return, for arguments that are resources, a tensor that is passed."""
+        for graph in self.graphs():
+            for caller in self.callers_in(graph):
+                if entry.name in caller.names:
+                    passed = caller.op.inputs[caller.first_argument :]
+                    arguments = entry.definition.signature.input_arg
+                    return {
+                        arg.name: t
+                        for arg, t in zip(arguments, passed, strict=False)
+                        if t.dtype in (tf.resource, tf.variant)
+                    }
+        return {}
+
+
+class Functions(Mapping[str, "Body"]):
+    """The functions that a model calls, by name, each a model.
+
+    Args:
+        library: the functions.
+        start: the body whose functions are meant; None for the model itself.
+    """
+
+    def __init__(self, library: Library, start: Entry | None = None) -> None:
+        self._library = library
+        self._start = start
+
+    def _found(self) -> dict[str, Entry]:
+        return {e.key: e for e in self._library.reachable(self._start)}
+
+    def __getitem__(self, name: str) -> Body:
+        return self._library.open(self._found()[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def __repr__(self) -> str:
+        return f"Functions({list(self)})"

@@ -1,0 +1,1 @@
+"""Programs: models as protobufs, and the way from them to graphs and functions."""

@@ -1,0 +1,109 @@
+"""The public surface of `geutil.model`, frozen; see tests/test_public_api.py."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from geutil import GeutilError, model
+from tests.documented import missing_parts, signature
+
+NAMES = """
+    Body Comparison Difference Inspection Model ModelError ModelFunction StripReport
+    Stripped inspect open
+"""
+# What methods and functions take and give, annotations included.
+SIGNATURES = """
+inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
+open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
+    None, inline: bool = True, inputs: graphs.Ends = None, outputs: graphs.Ends = None,
+    session: Any = None) -> Model
+Model.run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]
+Model.restore(self, checkpoint: str | Path) -> list[str]
+Model.to_function(self) -> ModelFunction
+Model.freeze(self) -> Model
+Model.thaw(self, regex: str | re.Pattern[str]) -> Model
+Model.save(self, path: str | Path, format: str = saved_model, *, overwrite: bool =
+    False, select_tf_ops: bool = False) -> Path
+Model.cut(self, inputs: Selection | None = None, outputs: Selection | None = None) ->
+    Model
+Model.splice(self, other: Model, replaced: joining.Links, feeds: joining.Links = (), *,
+    scope: str = spliced) -> Model
+Model.prepend(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model
+Model.append(self, other: Model, inputs: Mapping[str, str] | None = None) -> Model
+Model.rename(self, inputs: Mapping[str, str] | None = None, outputs: Mapping[str, str] |
+    None = None, signature: str | None = None) -> Model
+Model.strip_training(self, *, switches: Mapping[str, Any] | None = None, statistics:
+    Mapping[str, tuple[str, str]] | None = None, keep: Iterable[str] = ()) -> Model
+Model.replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model
+Model.set_batch_size(self, size: int | None, *, inputs: Iterable[str] | None = None,
+    samples: Mapping[str, Any] | None = None, verify: bool = True) -> Model
+Model.compare(self, other: Model, inputs: Mapping[str, Any] | Iterable[Mapping[str,
+    Any]] | None = None, samples: int = 8, rtol: float = 1e-05, atol: float = 1e-06) ->
+    Comparison
+Body.add_input(self, name: str, dtype: Any, shape: Any = None, *, value: Value) ->
+    Tensor
+Body.remove_input(self, name: str) -> None
+Body.add_output(self, name: str, tensor: Tensor | Mapping[str, Tensor]) ->
+    tuple[Tensor, ...]
+Body.remove_output(self, name: str) -> None
+"""
+PROPERTIES = ["assets", "functions", "graph", "signatures", "variables"]
+# For tools that are built on models: they are documented, and may still change.
+FOR_TOOLS = """
+    concrete_function derived holdings opened_signatures program rebuilt
+    unopened_signatures
+"""
+CLASSES = {"Model": model.Model, "Body": model.Body}
+
+
+def frozen() -> dict[str, str]:
+    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}
+
+
+def member(name: str) -> object:
+    owner, _, method = name.rpartition(".")
+    return getattr(CLASSES[owner], method) if owner else getattr(model, name)
+
+
+def test_the_public_names():
+    assert sorted(model.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_signatures(name):
+    assert f"{name}{signature(member(name))}" == frozen()[name]
+
+
+def test_a_model_has_no_other_members():
+    public = {name for name in vars(model.Model) if not name.startswith("_")}
+    methods = {n.partition(".")[2] for n in frozen() if n.startswith("Model.")}
+    assert public == methods | set(PROPERTIES) | set(FOR_TOOLS.split())
+
+
+@pytest.mark.parametrize("name", [n for n in frozen() if not n.startswith("Body")])
+def test_docstrings(name):
+    assert missing_parts(member(name), raises=True, cost=True) == []
+
+
+@pytest.mark.parametrize("name", [n for n in frozen() if n.startswith("Body")])
+def test_docstrings_of_bodies(name):
+    missing = missing_parts(member(name), raises=True, cost=True)
+    assert missing in ([], ["Example"])
+
+
+def test_every_member_has_a_docstring():
+    for name, value in vars(model.Model).items():
+        if not name.startswith("_"):
+            assert inspect.getdoc(value), name
+
+
+def test_a_model_error_is_a_value_error():
+    assert issubclass(model.ModelError, GeutilError)
+    assert issubclass(model.ModelError, ValueError)
+
+
+def test_a_body_is_a_model():
+    assert issubclass(model.Body, model.Model)
