@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil import model as geutil_model
+
 CLASSES = 5
 _APPS = tf.keras.applications
 
@@ -81,6 +83,18 @@ class Network:
         )
         tf.saved_model.save(module, str(self.path), {"serving_default": module.serve})
         return self.path
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """What the SavedModel that geutil never touched computes of `images`."""
+        loaded = tf.saved_model.load(str(self.saved))
+        serve = loaded.signatures["serving_default"]
+        return serve(image=tf.constant(self.images))["scores"].numpy()
+
+    @cached_property
+    def opened(self) -> geutil_model.Model:
+        """The SavedModel, opened; nobody edits its graph."""
+        return geutil_model.open(self.saved)
 
     @cached_property
     def images(self) -> np.ndarray:
