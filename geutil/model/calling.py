@@ -91,7 +91,8 @@ class ModelFunction:
             The outputs by name, as tensors.
 
         Raises:
-            ModelError: an input is missing, unknown, given twice, or does not fit.
+            ModelError: an input is missing, unknown, given twice, or does not fit; or a
+                tape watches the call and the model has a loop of version 1.
         """
         names = list(self._inputs)
         if len(args) > len(names):
@@ -101,7 +102,18 @@ class ModelFunction:
         if twice:
             raise ModelError(f"inputs {twice} are given by position and by name")
         arguments = checked_arguments(self._inputs, {**given, **kwargs})
-        results = call_function(self.concrete_function, arguments)
+        try:
+            results = call_function(self.concrete_function, arguments)
+        except AttributeError as error:
+            # A tape that watches the call looks for what Python knows of the loops.
+            for op in self.concrete_function.graph.get_operations():
+                if op.type == "Exit":
+                    raise ModelError(
+                        f"a tape cannot differentiate the loop of version 1 at "
+                        f"'{op.name}'; call the model outside the tape, or cut the "
+                        "loop off with model.cut"
+                    ) from error
+            raise
         return {name: results[name] for name in self._outputs}
 
     def __repr__(self) -> str:

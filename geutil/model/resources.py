@@ -9,7 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.function_registry import with_unique_functions
-from geutil.model.programs.program import canonical, node_of, nodes_behind, subgraph
+from geutil.model.programs.program import (
+    canonical,
+    node_of,
+    nodes_behind,
+    nodes_by_name,
+    subgraph,
+)
 
 _numbers = itertools.count()
 _TABLES = frozenset(
@@ -36,6 +42,19 @@ def initializer_of(graph_def: Any, table: Any) -> str | None:
         if node.op in _INITIALIZERS and node_of(node.input[0]) == table.name:
             return str(node.name)
     return None
+
+
+def files_of_tables(graph_def: Any) -> dict[str, str]:
+    """Return the file that each constant names which a table is filled from."""
+    nodes = nodes_by_name(graph_def)
+    files = {}
+    for node in graph_def.node:
+        if node.op == "InitializeTableFromTextFileV2":
+            name = nodes[node_of(node.input[1])]
+            if name.op == "Const":
+                value = tf.make_ndarray(name.attr["value"].tensor).item()
+                files[str(name.name)] = value.decode()
+    return files
 
 
 class GraphResource(tf.saved_model.experimental.TrackableResource):

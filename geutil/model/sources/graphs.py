@@ -13,8 +13,19 @@ from geutil.graph.op_defs import has_outputs
 from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
-from geutil.model.programs.program import Program, canonical, node_of, nodes_by_name
-from geutil.model.resources import GraphResource, initializer_of, is_table
+from geutil.model.programs.program import (
+    Program,
+    canonical,
+    node_of,
+    nodes_behind,
+    nodes_by_name,
+)
+from geutil.model.resources import (
+    GraphResource,
+    files_of_tables,
+    initializer_of,
+    is_table,
+)
 from geutil.model.sources.feeding import with_placeholders
 from geutil.model.sources.ref_variables import with_resource_variables
 
@@ -121,8 +132,13 @@ def programs_of_graph_def(
         value_of: gives the value of a variable from its op's name and node; None
             where it has none.
         assets: the file for each constant that names one.
+
+    Raises:
+        ModelError: a table that a signature reads cannot be made or filled.
     """
     with_resource_variables(graph_def)
+    assets = {**files_of_tables(graph_def), **(assets or {})}
+    needed = _needed(graph_def, signatures.values())
     holdings = Holdings()
     captures: dict[str, Any] = {}
     shared: dict[bytes, tf.Variable] = {}
@@ -132,10 +148,8 @@ def programs_of_graph_def(
             if key not in shared:
                 shared[key] = _variable(node, facts or {}, value_of)
             captures[f"{node.name}:0"] = shared[key].handle
-        elif is_table(node):
-            resource = GraphResource(
-                graph_def, node, initializer_of(graph_def, node), assets or {}
-            )
+        elif is_table(node) and node.name in needed:
+            resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)
             holdings.assets += resource.assets
             captures[f"{node.name}:0"] = resource.resource_handle
@@ -147,6 +161,30 @@ def programs_of_graph_def(
         for name, (inputs, outputs) in signatures.items()
     }
     return programs, holdings
+
+
+def _needed(
+    graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
+) -> set[str]:
+    """Return the names of the nodes behind the outputs of some signatures."""
+    tensors = [t for _, outputs in ends for t in outputs.values()]
+    nodes = nodes_by_name(graph_def)
+    # An output that is not there is told of later.
+    known = [name for name in map(node_of, tensors) if name in nodes]
+    return {node.name for node in nodes_behind(graph_def, known)}
+
+
+def _table(
+    graph_def: Any, node: Any, assets: Mapping[str, str], what: str
+) -> GraphResource:
+    try:
+        return GraphResource(graph_def, node, initializer_of(graph_def, node), assets)
+    except tf.errors.OpError as error:
+        # Before it come Python's lines that made the node; behind it, its name.
+        reason = " ".join(map(str.strip, str(error.message).strip().splitlines()[-2:]))
+        raise ModelError(
+            f"table '{node.name}' of {what} cannot be filled: {reason}"
+        ) from error
 
 
 def _variable(

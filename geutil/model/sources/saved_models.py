@@ -51,7 +51,7 @@ def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     graph_def = meta_graph.graph_def
     check_graph_def(graph_def, what)
     signatures = {}
-    for name, definition in meta_graph.signature_def.items():
+    for name, definition in sorted(meta_graph.signature_def.items()):
         if name not in _INIT_SIGNATURES:
             inputs = _tensors(definition.inputs, what, name)
             signatures[name] = (inputs, _tensors(definition.outputs, what, name))

@@ -7,23 +7,16 @@ import pytest
 import tensorflow as tf
 
 from geutil import model as geutil_model
-from tests.model.networks.applications import CLASSES, Network, evaluate
+from tests.model.networks.applications import CLASSES, evaluate
 
 
 @pytest.mark.usefixtures("as_they_are")
 class RoundTrips:
     """The tests; a subclass in a test module has a fixture `network`."""
 
-    def expected(self, network: Network) -> np.ndarray:
-        """Return what the SavedModel that geutil never touched computes."""
-        loaded = tf.saved_model.load(str(network.saved))
-        return loaded.signatures["serving_default"](image=tf.constant(network.images))[
-            "scores"
-        ].numpy()
-
     def test_a_saved_model_is_opened_and_saved(self, network, fresh, tmp_path):
-        m = geutil_model.open(network.saved)
-        expected = self.expected(network)
+        m = network.opened
+        expected = network.scores
         np.testing.assert_array_equal(m.run(image=network.images)["scores"], expected)
         m.save(tmp_path / "again")
         outputs, variables = fresh.do(
@@ -52,7 +45,7 @@ class RoundTrips:
         np.testing.assert_array_equal(value, evaluate(network.model, network.images))
 
     def test_head_and_tail_make_the_whole(self, network, fresh, tmp_path):
-        m = geutil_model.open(network.saved)
+        m = network.opened
         middle = network.middle_of(m.graph)
         head = m.cut(outputs={"middle": middle})
         tail = m.cut(inputs={"middle": middle})
@@ -71,7 +64,7 @@ class RoundTrips:
             plain=True,
         )
         _assert_close(outputs["middle"], evaluate(network.head, network.images))
-        np.testing.assert_array_equal(scores["scores"], self.expected(network))
+        np.testing.assert_array_equal(scores["scores"], network.scores)
         # Each part has the variables that Keras' own parts have, and no others.
         assert set(in_head) == _names(network.head)
         assert set(in_tail) == _names(network.tail)
@@ -79,7 +72,7 @@ class RoundTrips:
     def test_preprocessing_labels_and_another_middle_are_spliced(
         self, network, fresh, tmp_path
     ):
-        m = geutil_model.open(network.saved)
+        m = network.opened
         middle = network.middle_of(m.graph)
         module = _gate(middle)
         merged = m.splice(

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil import model as geutil_model
+
 CLASSES = 5
 _APPS = tf.keras.applications
 
@@ -52,7 +54,7 @@ APPLICATIONS = {
 class Network:
     """A Keras application in memory, and on disk as TensorFlow alone saved it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, lively: bool = True) -> None:
         self.name = name
         self.application = APPLICATIONS[name]
         self.path = folder / name
@@ -65,7 +67,10 @@ class Network:
             classifier_activation=None,
             **dict(self.application.options),
         )
-        enliven(self.model)
+        if lively:
+            enliven(self.model)
+        else:
+            randomize_statistics(self.model)
 
     @cached_property
     def saved(self) -> Path:
@@ -78,6 +83,18 @@ class Network:
         )
         tf.saved_model.save(module, str(self.path), {"serving_default": module.serve})
         return self.path
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """What the SavedModel that geutil never touched computes of `images`."""
+        loaded = tf.saved_model.load(str(self.saved))
+        serve = loaded.signatures["serving_default"]
+        return serve(image=tf.constant(self.images))["scores"].numpy()
+
+    @cached_property
+    def opened(self) -> geutil_model.Model:
+        """The SavedModel, opened; nobody edits its graph."""
+        return geutil_model.open(self.saved)
 
     @cached_property
     def images(self) -> np.ndarray:
@@ -124,6 +141,16 @@ class Network:
         ]
         assert len(leaving) == 1, leaving
         return leaving[0]
+
+
+def randomize_statistics(model: Any) -> None:
+    """Give moving statistics values of which gradients are well conditioned."""
+    random = np.random.default_rng(3)
+    for variable in model.variables:
+        if variable.path.endswith("moving_mean"):
+            variable.assign(random.uniform(-0.2, 0.2, variable.shape))
+        elif variable.path.endswith("moving_variance"):
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
 
 
 def enliven(model: Any) -> None:

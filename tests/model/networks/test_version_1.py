@@ -1,0 +1,218 @@
+"""Models that version 1 wrote, in a process with its behaviour."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model as geutil_model
+from tests.model.networks import version_1
+from tests.model.networks.version_1 import IMAGES, WORDS
+
+TRAINED = [
+    "net/beta",
+    "net/gamma",
+    "net/kernel",
+    *("net/weights/part_0", "net/weights/part_1"),
+]
+MOVING = ["net/mean", "net/variance"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("version_1")
+    script = Path(version_1.__file__)
+    child = subprocess.run(
+        [sys.executable, str(script), str(folder)],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    return folder
+
+
+@pytest.fixture(params=["resource", "ref"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def expected(folder, kind):
+    return dict(np.load(folder / f"{kind}.npz"))
+
+
+def loops(m):
+    return [op for op in m.graph.get_operations() if op.type == "NextIteration"]
+
+
+def test_a_saved_model_is_opened_and_saved(folder, kind, expected, fresh, tmp_path):
+    m = geutil_model.open(folder / kind)
+    assert list(m.signatures) == ["ids", "serving_default"]
+    assert loops(m)
+    np.testing.assert_allclose(
+        m.run(images=IMAGES)["scores"], expected["scores"], rtol=1e-5, atol=1e-6
+    )
+    ids = m.signatures["ids"].run(words=WORDS)["ids"]
+    np.testing.assert_array_equal(ids, expected["ids"])
+    m.save(tmp_path / "saved")
+    scores, found, variables = fresh.do(
+        tmp_path / "saved",
+        [
+            ("run", "serving_default", {"images": IMAGES}),
+            ("run", "ids", {"words": WORDS}),
+            ("variables",),
+        ],
+    )
+    np.testing.assert_array_equal(scores["scores"], m.run(images=IMAGES)["scores"])
+    np.testing.assert_array_equal(found["ids"], expected["ids"])
+    assert {n: t for n, (_, t) in variables.items()} == {
+        **dict.fromkeys(TRAINED, True),
+        **dict.fromkeys(MOVING, False),
+    }
+
+
+def test_it_computes_what_tensorflow_makes_of_it(folder, kind):
+    loaded = tf.saved_model.load(str(folder / kind))
+    scores = loaded.signatures["serving_default"](images=tf.constant(IMAGES))["scores"]
+    m = geutil_model.open(folder / kind)
+    np.testing.assert_array_equal(m.run(images=IMAGES)["scores"], scores)
+
+
+def test_head_and_tail(folder, kind, fresh, tmp_path):
+    m = geutil_model.open(folder / kind)
+    head = m.cut(outputs={"flat": "net/flat"})
+    tail = m.cut(inputs={"flat": "net/flat"})
+    assert sorted(head.variables) == sorted({*TRAINED[:3], *MOVING})
+    assert sorted(tail.variables) == TRAINED[3:]
+    assert loops(head) and not loops(tail)
+    head.save(tmp_path / "head")
+    tail.save(tmp_path / "tail")
+    flat = fresh.run(tmp_path / "head", {"images": IMAGES})
+    np.testing.assert_array_equal(
+        fresh.run(tmp_path / "tail", flat)["scores"], m.run(images=IMAGES)["scores"]
+    )
+
+
+def test_a_loop_is_cut_off_from_a_word_model(folder, kind, fresh, tmp_path):
+    m = geutil_model.open(folder / kind, signature="ids")
+    part = m.cut()
+    assert not part.variables
+    assert [p.name for p in part.assets] == [f"{kind}.txt"]
+    part.save(tmp_path / "saved")
+    outputs = fresh.run(tmp_path / "saved", {"words": WORDS}, "ids")
+    assert outputs["ids"].tolist() == [1, 3, 2]
+
+
+def test_splicing_around_a_loop(folder, kind, fresh, tmp_path):
+    m = geutil_model.open(folder / kind)
+    spec = tf.TensorSpec([None, 8, 8, 3], tf.uint8, "bytes")
+    scale = tf.function(
+        lambda bytes: {"images": tf.cast(bytes, tf.float32) / 9}, [spec]
+    )
+    scores = tf.TensorSpec([None, 6], name="scores")
+    label = tf.function(lambda scores: {"label": tf.argmax(scores, -1)}, [scores])
+    merged = m.prepend(geutil_model.open(scale)).append(geutil_model.open(label))
+    merged.save(tmp_path / "saved")
+    pixels = np.abs(IMAGES * 9).astype(np.uint8)
+    expected = m.run(images=pixels.astype(np.float32) / 9)["scores"].argmax(-1)
+    outputs = fresh.run(tmp_path / "saved", {"bytes": pixels})
+    np.testing.assert_array_equal(outputs["label"], expected)
+
+
+def test_two_copies_of_a_loop_are_spliced(folder, kind):
+    """The frames of loops must be kept apart."""
+    m = geutil_model.open(folder / kind)
+    spec = tf.TensorSpec([None, 6], name="scores")
+    back = tf.function(
+        lambda scores: {"images": tf.reshape(tf.tile(scores, [1, 32]), [-1, 8, 8, 3])},
+        [spec],
+    )
+    chain = m.prepend(geutil_model.open(back)).prepend(m)
+    first = m.run(images=IMAGES)["scores"]
+    second = m.run(images=np.tile(first, [1, 32]).reshape(-1, 8, 8, 3))["scores"]
+    np.testing.assert_array_equal(chain.run(images=IMAGES)["scores"], second)
+    assert len(loops(chain)) == 2 * len(loops(m))
+
+
+def test_a_frozen_graph(folder, kind, expected, fresh, tmp_path):
+    m = geutil_model.open(
+        folder / f"{kind}_frozen.pb",
+        inputs={"images": "in/images:0"},
+        outputs={"scores": "net/scores:0"},
+    )
+    assert not m.variables and loops(m)
+    np.testing.assert_allclose(
+        m.run(images=IMAGES)["scores"], expected["scores"], rtol=1e-5, atol=1e-6
+    )
+    m.save(tmp_path / "saved")
+    outputs = fresh.run(tmp_path / "saved", {"images": IMAGES})
+    np.testing.assert_array_equal(outputs["scores"], m.run(images=IMAGES)["scores"])
+
+
+def test_a_graph_and_its_checkpoint(folder, kind, expected):
+    m = geutil_model.open(
+        folder / f"{kind}_raw.pb",
+        inputs={"images": "in/images"},
+        outputs={"scores": "net/scores"},
+    )
+    with pytest.raises(geutil_model.ModelError, match="have no value"):
+        m.run(images=IMAGES)
+    # The checkpoint has the whole of which these are the parts.
+    parts = TRAINED[3:]
+    assert m.restore(folder / f"{kind}.ckpt") == parts
+    whole = tf.train.load_variable(str(folder / f"{kind}.ckpt"), "net/weights")
+    for name, value in zip(parts, np.split(whole, 2, axis=1), strict=True):
+        m.variables[name].assign(value)
+    np.testing.assert_allclose(
+        m.run(images=IMAGES)["scores"], expected["scores"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_graph_brings_the_file_of_its_table_along(folder, kind, fresh, tmp_path):
+    raw = tf.compat.v1.GraphDef.FromString((folder / f"{kind}_raw.pb").read_bytes())
+    file = tmp_path / "words.txt"
+    file.write_text("a\nb\nc\n")
+    for node in raw.node:
+        value = node.attr["value"].tensor if node.op == "Const" else None
+        if value is not None and value.string_val == [
+            str(folder / f"{kind}.txt").encode()
+        ]:
+            value.string_val[0] = str(file).encode()
+    ends = {
+        "inputs": {"words": "words:0"},
+        "outputs": {"ids": "hash_table_Lookup/SelectV2:0"},
+    }
+    m = geutil_model.open(raw, **ends)
+    assert m.assets == (file,)
+    m.cut().save(tmp_path / "saved")
+    file.unlink()
+    outputs = fresh.run(tmp_path / "saved", {"words": WORDS})
+    assert outputs["ids"].tolist() == [1, 3, 2]
+    # Without the file the rest can still be opened, and the table cannot.
+    assert geutil_model.open(raw, outputs=["net/scores"]).variables
+    with pytest.raises(geutil_model.ModelError, match=r"words\.txt"):
+        geutil_model.open(raw, **ends)
+
+
+def test_a_loop_is_not_differentiated(folder, kind):
+    """TensorFlow needs what the Python of version 1 knew of the loop."""
+    m = geutil_model.open(folder / kind)
+    f = m.to_function()
+    with (
+        tf.GradientTape(),
+        pytest.raises(
+            geutil_model.ModelError, match="cannot differentiate the loop of version 1"
+        ),
+    ):
+        f(IMAGES)
+    assert f(IMAGES)["scores"].shape == (2, 6)
+    with tf.GradientTape() as tape:
+        value = m.cut(inputs=["net/flat"]).to_function()(np.ones([2, 64]))["scores"]
+    tail = m.variables["net/weights/part_0"]
+    np.testing.assert_allclose(tape.gradient(value, tail), np.full([64, 3], 2.0))
