@@ -26,7 +26,7 @@ def is_trainable(variable: tf.Variable) -> bool:
 
 @contextmanager
 def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say what is noted, for as long as the block runs."""
+    """Make the variables themselves say what is noted while the block runs."""
     frozen = [v for v in variables if v.trainable and not is_trainable(v)]
     for variable in frozen:
         variable._trainable = False
