@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph.dependencies import on_cycles
 from geutil.graph.kinds import Graph
 
 
@@ -123,7 +124,7 @@ def cycle_of(graph_def: Any) -> list[str] | None:
     Cost: linear in nodes and edges.
     """
     nodes = nodes_by_name(graph_def)
-    before = {
+    needs = {
         name: [
             source
             for source in map(node_of, node.input)
@@ -131,26 +132,14 @@ def cycle_of(graph_def: Any) -> list[str] | None:
         ]
         for name, node in nodes.items()
     }
-    waiting = {name: len(sources) for name, sources in before.items()}
-    readers: dict[str, list[str]] = {}
-    for name, sources in before.items():
-        for source in sources:
-            readers.setdefault(source, []).append(name)
-    ready = [name for name, count in waiting.items() if not count]
-    while ready:
-        name = ready.pop()
-        del waiting[name]
-        for reader in readers.get(name, ()):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-    if not waiting:
+    cyclic = on_cycles(needs)
+    if not cyclic:
         return None
-    # Each that still waits, waits for another one: going back ends in a cycle.
-    path = [next(iter(waiting))]
+    # Each of them needs another one: going back comes round to where it was.
+    path = [next(name for name in nodes if name in cyclic)]
     place = {path[0]: 0}
     while True:
-        name = next(source for source in before[path[-1]] if source in waiting)
+        name = next(source for source in needs[path[-1]] if source in cyclic)
         if name in place:
             return [name, *reversed(path[place[name] + 1 :]), name]
         place[name] = len(path)

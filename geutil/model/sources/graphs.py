@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.kinds import Graph
-from geutil.graph.op_defs import has_outputs
+from geutil.graph.protos import op_def_of
 from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
@@ -85,10 +85,16 @@ def _results(graph_def: Any) -> list[str]:
     ends = [
         node.name
         for node in graph_def.node
-        if node.name not in read and node.op not in _NO_RESULT and has_outputs(node.op)
+        if node.name not in read and node.op not in _NO_RESULT and _has_outputs(node.op)
     ]
     fed = _ahead_of(graph_def, _placeholders(graph_def))
     return [name for name in ends if name in fed] or ends
+
+
+def _has_outputs(op_type: str) -> bool:
+    """Tell whether ops of a type have outputs; a function's call may have."""
+    definition = op_def_of(op_type)
+    return definition is None or bool(definition.output_arg)
 
 
 def _ahead_of(graph_def: Any, names: Iterable[str]) -> set[str]:
