@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.graph.function_graphs import call_function
 from geutil.graph.kinds import Tensor
+from geutil.graph.trainable import is_trainable
 from geutil.model.errors import ModelError
 
 
@@ -77,8 +78,8 @@ class ModelFunction:
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that a tape watches."""
-        return tuple(v for v in self.variables if v.trainable)
+        """Those of them that are trained."""
+        return tuple(v for v in self.variables if is_trainable(v))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.graph.function_graphs import bindings
 from geutil.graph.kinds import is_graph, type_name
+from geutil.graph.trainable import set_trainable
 from geutil.model.errors import ModelError
 from geutil.model.files.reading import read_graph_def
 from geutil.model.files.validation import check_graph_def
@@ -181,6 +182,8 @@ def _of_keras_model(model: Any, name: str) -> Source:
     holdings.add_variables(
         (v.value for v in model.variables), (v.path for v in model.variables)
     )
+    for v in model.variables:
+        set_trainable(v.value, v.trainable)
     return _single(f"Keras model '{model.name}'", name, program, holdings)
 
 

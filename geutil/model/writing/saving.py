@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from geutil.graph.trackables import new_trackable, owner_of
+from geutil.graph.trainable import flags_as_noted, is_trainable
 from geutil.model.errors import ModelError
 from geutil.model.writing.atomic import written_atomically
 from geutil.model.writing.formats import write_graph_def, write_pbtxt
@@ -58,7 +59,8 @@ def _write_saved_model(model: Model, path: Path) -> None:
         name: functions.get(name) or untouched[name] for name in model.signatures
     }
     try:
-        tf.saved_model.save(root, str(path), signatures=signatures)
+        with flags_as_noted(model.variables.values()):
+            tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
 
@@ -93,8 +95,8 @@ def _root(model: Model, functions: Iterable[Any]) -> Any:
     root = new_trackable()
     variables = list(model.variables.values())
     root.variables = variables
-    root.trainable_variables = [v for v in variables if v.trainable]
-    root.non_trainable_variables = [v for v in variables if not v.trainable]
+    root.trainable_variables = [v for v in variables if is_trainable(v)]
+    root.non_trainable_variables = [v for v in variables if not is_trainable(v)]
     root.geutil_resources = _resources(model, functions)
     root.geutil_assets = list(model.holdings.assets)
     return root

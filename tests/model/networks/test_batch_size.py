@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from tests.networks.conftest import randomize_statistics
 
 layers, keras = tf.keras.layers, tf.keras
 
@@ -19,14 +18,12 @@ def application(name, pixels=32):
     def build():
         tf.keras.utils.set_random_seed(0)
         make = getattr(keras.applications, name)
-        network = make(
+        return make(
             weights=None,
             input_shape=(pixels, pixels, 3),
             classes=10,
             classifier_activation=None,
         )
-        randomize_statistics(network)
-        return network
 
     return build
 
