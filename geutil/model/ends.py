@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 
+import tensorflow as tf
+
 from geutil.graph.function_graphs import set_ends
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
 from geutil.model.errors import ModelError
@@ -64,6 +66,11 @@ class Outputs(MutableMapping[str, Tensor]):
             raise ModelError(
                 f"'{tensor.name}' cannot be output '{name}': it is in another graph; "
                 "make it under `with model.graph.as_default():`"
+            )
+        if tensor.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{tensor.name}' is a {tensor.dtype.name} and cannot be output "
+                f"'{name}'; take what is read from it"
             )
         # A new op, because an old one would keep the static shape that it has.
         self._sinks[name] = make_sink(self._graph, name, tensor)

@@ -21,6 +21,7 @@ from geutil.model.comparison.comparing import Comparison
 from geutil.model.editing import cutting, joining, renaming, replacing
 from geutil.model.editing.selecting import Selection
 from geutil.model.ends import Inputs, Outputs
+from geutil.model.errors import ModelError
 from geutil.model.frozen import freezing, thawing
 from geutil.model.functions.library import Functions, Library
 from geutil.model.holdings import Holdings
@@ -164,7 +165,7 @@ class Model:
         Raises:
             ModelError: an input is missing, unknown, or of another dtype or shape; an
                 output depends on a placeholder that is no input; a variable has no
-                value.
+                value; eager execution is off.
             tf.errors.OpError: an op fails.
 
         Cost: one execution; after an edit also a copy of the graph.
@@ -178,6 +179,11 @@ class Model:
             >>> model.open(f).run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
         """
+        if not tf.executing_eagerly():
+            raise ModelError(
+                "run computes arrays, so it needs eager execution; inside tf.function "
+                "and graphs call model.to_function()"
+            )
         arguments = checked_arguments(self.inputs, inputs)
         function = self.concrete_function()
         try:

@@ -89,9 +89,23 @@ def open(
             "models need eager execution, which is off here; call geutil.model outside "
             "graphs and tf.function, in a process that did not disable version 2"
         )
+    if not _is_graph_source(source):
+        given = {"inputs": inputs, "outputs": outputs, "session": session}
+        unused = [f"{name}=" for name, value in given.items() if value is not None]
+        if unused:
+            raise ModelError(
+                f"{', '.join(unused)} is for graphs only; rename or cut the model that "
+                "is opened"
+            )
     found = _source(source, signature, tags, inputs, outputs, session)
     name = found.chosen(signature)
     return Signatures(found, inline, {}, tuple(found.signatures))[name]
+
+
+def _is_graph_source(source: Any) -> bool:
+    if isinstance(source, str | os.PathLike):
+        return Path(source).suffix in (".pb", ".pbtxt")
+    return isinstance(source, tf.compat.v1.GraphDef) or is_graph(source)
 
 
 def _source(
@@ -174,17 +188,18 @@ def _of_keras_model(model: Any, name: str) -> Source:
 
 
 def _of_function(function: Any, name: str) -> Source:
+    what = f"function '{tf.compat.as_str(function.name)}'"
     holdings = Holdings()
     try:
         holdings.add_variables(function.variables)
     except AssertionError as error:
         # TensorFlow holds the variables of a function weakly.
         raise ModelError(
-            f"function '{function.name}' reads a variable that is gone; keep the "
+            f"{what} reads a variable that is gone; keep the "
             "object that holds its variables, and open it again"
         ) from error
     program = functions.program_of_function(function)
-    return _single(f"function '{function.name}'", name, program, holdings)
+    return _single(what, name, program, holdings)
 
 
 def _single(what: str, name: str, program: Program, holdings: Holdings) -> Source:

@@ -33,6 +33,12 @@ def cut(model: Model, inputs: Selection | None, outputs: Selection | None) -> Mo
     results = named_tensors(model, model.outputs if outputs is None else outputs)
     if not results:
         raise ModelError("a model needs at least one output; name one in outputs=")
+    for name, t in results.items():
+        if t.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{t.name}' is a {t.dtype.name} and cannot be output '{name}'; cut "
+                "behind the ops that read it"
+            )
     program = model.program(checked=False)
     program.outputs = {name: t.name for name, t in results.items()}
     if inputs is None:
@@ -64,6 +70,8 @@ def _feed(model: Model, program: Program, inputs: dict[str, Tensor]) -> None:
     taken = {node.name for node in program.graph_def.node}
     stand_ins: dict[str, str] = {}
     for name, t in inputs.items():
+        if t.name in stand_ins:
+            raise ModelError(f"two inputs are '{t.name}', one of them '{name}'")
         stand_ins[t.name] = fresh_name(taken, legal_name(name))
         taken.add(stand_ins[t.name])
         program.graph_def.node.append(_placeholder(stand_ins[t.name], t))

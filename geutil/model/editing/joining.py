@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geutil.graph.functions import merge_libraries
-from geutil.graph.identity import dereference
-from geutil.graph.kinds import Tensor
+from geutil.graph.identity import IdentitySet, dereference
+from geutil.graph.kinds import Tensor, type_name
 from geutil.model.editing.selecting import tensor_of
 from geutil.model.errors import ModelError
 from geutil.model.programs.program import (
@@ -55,6 +55,7 @@ def splice(
     Raises:
         ModelError: see `Model.splice`.
     """
+    _check_model(model, other)
     links = [
         Link(tensor_of(model, mine), _end(other, "output", theirs))
         for mine, theirs in _pairs(replaced)
@@ -69,6 +70,7 @@ def splice(
         )
     for link in (*links, *feed_links):
         _check_fit(link)
+    _check_once([link.old for link in (*links, *feed_links)])
     program, added = model.program(), other.program()
     for name in dropped:
         del program.outputs[name]
@@ -100,6 +102,7 @@ def splice(
 
 def prepend(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Model:
     """Return a model that computes `other` first; see `Model.prepend`."""
+    _check_model(model, other)
     if inputs is None:
         inputs = _by_name(model.inputs, other.outputs, "output each input reads")
     links = {_end(model, "input", k).name: v for k, v in inputs.items()}
@@ -108,6 +111,7 @@ def prepend(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Mod
 
 def append(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Model:
     """Return a model that computes `other` last; see `Model.append`."""
+    _check_model(model, other)
     if inputs is None:
         inputs = _by_name(other.inputs, model.outputs, "output each input reads")
     read = [tensor_of(model, item) for item in inputs.values()]
@@ -115,6 +119,21 @@ def append(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Mode
         name for name, t in model.outputs.items() if any(t is other for other in read)
     ]
     return splice(model, other, {}, inputs, "after", dropped)
+
+
+def _check_model(model: Model, other: Any) -> None:
+    if not isinstance(other, type(model)):
+        raise ModelError(
+            f"cannot join a {type_name(other)}; open it with geutil.model.open"
+        )
+
+
+def _check_once(replaced: Iterable[Tensor]) -> None:
+    seen = IdentitySet()
+    for t in replaced:
+        if t in seen:
+            raise ModelError(f"'{t.name}' is to be replaced twice; name it once")
+        seen.add(t)
 
 
 def _by_name(
@@ -133,7 +152,9 @@ def _by_name(
 
 
 def _pairs(links: Links) -> list[tuple[Any, Any]]:
-    pairs = links.items() if isinstance(links, Mapping) else links
+    pairs = list(links.items() if isinstance(links, Mapping) else links)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ModelError(f"expected a mapping or pairs of tensors, got {links!r}")
     return [(dereference(a), dereference(b)) for a, b in pairs]
 
 

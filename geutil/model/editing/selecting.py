@@ -28,6 +28,8 @@ def named_tensors(model: Model, selection: Selection) -> dict[str, Tensor]:
         ModelError: one is no tensor of the model's graph, or two have the same name.
     """
     if isinstance(selection, Mapping):
+        if not all(isinstance(name, str) and name for name in selection):
+            raise ModelError(f"each end needs a name, got {list(selection)}")
         return {name: tensor_of(model, item) for name, item in selection.items()}
     if isinstance(selection, str) or is_tensor(selection) or is_op(selection):
         selection = [selection]

@@ -99,7 +99,10 @@ def materialize(
 
     def tensor(name: str) -> Tensor:
         name = canonical(name)
-        return graph.get_tensor_by_name(stand_ins.get(name, name))
+        try:
+            return graph.get_tensor_by_name(stand_ins.get(name, name))
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{what} has no tensor '{name}': {error}") from error
 
     return Parts(
         graph,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.kinds import Graph
+from geutil.graph.kinds import Graph, is_op, is_tensor, type_name
 from geutil.graph.protos import op_def_of
 from geutil.graph.variable_defs import VariableFacts, uninitialized_variable
 from geutil.model.errors import ModelError
@@ -29,8 +29,8 @@ from geutil.model.resources import (
 from geutil.model.sources.feeding import with_placeholders
 from geutil.model.sources.ref_variables import with_resource_variables
 
-Ends = Sequence[str] | Mapping[str, str] | None
-"""Tensor names; a mapping gives each a public name."""
+Ends = Sequence[Any] | Mapping[str, Any] | None
+"""Tensors, ops, or their names; a mapping gives each a public name."""
 
 _NOT_DATA = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
@@ -39,29 +39,42 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
     """Return the ends that are asked for as a mapping from public name to tensor name.
 
     Raises:
-        ModelError: an end is no tensor of the graph; or the graph has no outputs.
+        ModelError: an end is no tensor of the graph; two inputs are one tensor; or the
+            graph has no outputs.
     """
     if ends is None:
-        names = _placeholders(graph_def) if kind == "input" else _results(graph_def)
-        if kind == "output" and not names:
-            raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
-        return {name: f"{name}:0" for name in names}
-    if isinstance(ends, str):
+        ends = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+    if isinstance(ends, str) or is_tensor(ends) or is_op(ends):
         ends = [ends]
     pairs = (
-        ends.items() if isinstance(ends, Mapping) else [(_public(e), e) for e in ends]
+        [(public, _name(end)) for public, end in ends.items()]
+        if isinstance(ends, Mapping)
+        else [(_public(name), name) for name in map(_name, ends)]
     )
     nodes = nodes_by_name(graph_def)
-    named = {}
+    named: dict[str, str] = {}
     for public, name in pairs:
-        if node_of(name) not in nodes:
+        if node_of(name) not in nodes or name.startswith("^"):
             known = _placeholders(graph_def) if kind == "input" else _results(graph_def)
             raise ModelError(
                 f"{what} has no {kind} '{name}': there is no op of that name; its "
                 f"{'placeholders' if kind == 'input' else 'ends'} are {known[:20]}"
             )
+        if kind == "input" and canonical(name) in named.values():
+            raise ModelError(f"two inputs of {what} are '{name}'; name it once")
         named[public] = canonical(name)
+    if kind == "output" and not named:
+        raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
     return named
+
+
+def _name(end: Any) -> str:
+    """Return the name of a tensor or op that may be given by its name."""
+    if isinstance(end, str):
+        return end
+    if is_tensor(end) or is_op(end):
+        return str(end.name)
+    raise ModelError(f"expected a tensor, an op or a name, got {type_name(end)}")
 
 
 def _public(name: str) -> str:
