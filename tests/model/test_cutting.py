@@ -141,6 +141,13 @@ def test_tensors_of_another_model_are_refused(chain):
         chain.cut(inputs=[other.inputs["x"]])
 
 
+def test_similar_names_are_told(chain):
+    with pytest.raises(model.ModelError, match=r"op 'EXP'; similar are \['exp'\]"):
+        chain.cut(outputs=["EXP"])
+    with pytest.raises(model.ModelError, match=r"'smu'; similar are \['sum'"):
+        chain.cut(outputs=["smu"])
+
+
 def test_an_op_with_several_outputs_is_refused(chain):
     with chain.graph.as_default():
         op = tf.raw_ops.Split(axis=0, value=chain.inputs["x"], num_split=2)[0].op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ def tensor_of(model: Model, item: Any) -> Tensor:
             item = model.graph.as_graph_element(item)
         except (KeyError, ValueError) as error:
             raise ModelError(
-                f"{model!r} has no input, output, tensor or op '{item}'"
+                f"{model!r} has no input, output, tensor or op '{item}'; "
+                f"{_alike(model, item)}"
             ) from error
     if is_op(item):
         if len(item.outputs) != 1:
@@ -74,6 +76,15 @@ def tensor_of(model: Model, item: Any) -> Tensor:
     if item.graph is not model.graph:
         raise ModelError(f"'{item.name}' is in another graph than {model!r}")
     return item
+
+
+def _alike(model: Model, name: str) -> str:
+    """Say what names resemble one that does not exist."""
+    names = [op.name for op in model.graph.get_operations()]
+    alike = [n for n in names if name.lower() in n.lower()][:5]
+    alike = alike or difflib.get_close_matches(name, names, 5, 0.5)
+    ends = [*model.inputs, *model.outputs]
+    return f"similar are {alike}" if alike else f"its ends are {ends}"
 
 
 def _public_name(model: Model, item: Any, tensor: Tensor) -> str:
