@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.asset_defs import asset_files
+from geutil.graph.kinds import type_name
 from geutil.graph.variable_defs import VariableFacts, variable_facts
 from geutil.model.errors import ModelError
 from geutil.model.files.loading import load_saved_model
@@ -40,11 +41,36 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
 
 def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     loaded = load_saved_model(path, list(meta_graph.meta_info_def.tags))
-    functions = dict(loaded.signatures)
+    functions: dict[str, Any] = {}
+    for name, function in getattr(loaded, "signatures", {}).items():
+        if not isinstance(function, tf.types.experimental.ConcreteFunction):
+            raise ModelError(
+                f"signature '{name}' of {what} is no function but a "
+                f"{type_name(function)}: the file is damaged"
+            )
+        functions[name] = function
     source = Source(what, {}, holdings_of(loaded), functions)
     for name, function in functions.items():
-        source.signatures[name] = partial(program_of_function, function)
+        source.signatures[name] = partial(_program, function, name, what)
     return source
+
+
+def _program(function: Any, name: str, what: str) -> Program:
+    """Return the program of a signature.
+
+    Raises:
+        ModelError: the function is not what a signature is.
+    """
+    try:
+        return program_of_function(function)
+    except ModelError:
+        raise
+    except Exception as error:
+        # TensorFlow restores what a damaged file says without asking if it fits.
+        raise ModelError(
+            f"signature '{name}' of {what} cannot be opened, the file is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
