@@ -290,3 +290,23 @@ def test_eager_execution_is_needed():
 
 def test_opened_graphs_verify(function):
     ge.verify(model.open(function[0]).graph)
+
+
+def test_colocation_that_is_no_text_is_forgotten():
+    graph_def = frozen_graph_def().as_graph_def()
+    graph_def.node[-1].attr["_class"].list.s.append(b"loc:@\xff")
+    m = model.open(graph_def)
+    assert list(m.outputs) == ["scores"]
+
+
+@pytest.mark.parametrize("signatures", [object(), {"encode": object()}])
+def test_signatures_that_are_none_are_refused(tmp_path, monkeypatch, signatures):
+    """As a damaged file may have them."""
+    small_models.save_two_signatures(tmp_path / "m")
+    loaded = tf.Module()
+    loaded.signatures = signatures
+    monkeypatch.setattr(
+        "geutil.model.sources.saved_models.load_saved_model", lambda *_: loaded
+    )
+    with pytest.raises(model.ModelError, match="the file is damaged"):
+        model.open(tmp_path / "m", signature="encode")

@@ -181,12 +181,13 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
 
 def release_colocation(graph_def: Any) -> None:
     """Forget colocation with nodes that are not here; the importer refuses it."""
-    names = {node.name for node in graph_def.node}
+    # Bytes: those of a damaged file are no text.
+    names = {node.name.encode() for node in graph_def.node}
     for node in graph_def.node:
         if "_class" not in node.attr:
             continue
         groups = node.attr["_class"].list.s
-        inside = [g for g in groups if g.removeprefix(b"loc:@").decode() in names]
+        inside = [g for g in groups if g.removeprefix(b"loc:@") in names]
         if len(inside) == len(groups):
             continue
         if inside:

@@ -114,7 +114,7 @@ def _rename(
 
 def _rename_groups(groups: Any, names: Mapping[str, str]) -> None:
     for i, group in enumerate(groups):
-        name = group.removeprefix(b"loc:@").decode()
+        name = group.removeprefix(b"loc:@").decode(errors="replace")
         if name in names:
             groups[i] = b"loc:@" + names[name].encode()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,11 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
 
 def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     loaded = load_saved_model(path, list(meta_graph.meta_info_def.tags))
+    signatures = getattr(loaded, "signatures", {})
+    if not isinstance(signatures, Mapping):
+        raise ModelError(f"{what} has no list of signatures: the file is damaged")
     functions: dict[str, Any] = {}
-    for name, function in getattr(loaded, "signatures", {}).items():
+    for name, function in signatures.items():
         if not isinstance(function, tf.types.experimental.ConcreteFunction):
             raise ModelError(
                 f"signature '{name}' of {what} is no function but a "
