@@ -6,7 +6,7 @@ Protobufs only: no graph is made and nothing is run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from tensorflow.core.framework import function_pb2
 
 from geutil.errors import TransformError
 from geutil.graph.bodies import has_list
+from geutil.graph.function_attributes import names_of_functions
 
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 """Ops that call a function and do nothing else."""
@@ -127,16 +128,3 @@ _REASONS = {
     "_XlaMustCompile": "XLA compiles it as a whole",
     "_noinline": "it is marked to stay a call",
 }
-
-
-def names_of_functions(node: Any) -> Iterator[str]:
-    """Yield the name of the op of a node and of the functions in its attributes."""
-    yield node.op
-    waiting = [node.attr]
-    while waiting:
-        for value in waiting.pop().values():
-            kind = value.WhichOneof("value")
-            functions = [value.func] if kind == "func" else value.list.func
-            for function in functions:
-                yield function.name
-                waiting.append(function.attr)

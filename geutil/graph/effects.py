@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from geutil.graph.calls import names_of_functions
+from geutil.graph.function_attributes import names_of_functions
 from geutil.graph.function_names import signature_of
 
 # Stateful by their signature, but they make a handle or a random number: nobody notices

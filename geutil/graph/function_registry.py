@@ -17,7 +17,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context
 
 from geutil.graph.call_gradients import forget_own_gradient
-from geutil.graph.calls import names_of_functions
+from geutil.graph.function_attributes import names_of_functions, rename_called
 
 _MARK = re.compile(r"(__geutil\d+)+$")
 _numbers = itertools.count(1)
@@ -130,19 +130,6 @@ def called_names(nodes: Iterable[Any]) -> Iterator[str]:
     """Yield the functions that nodes call; a node's type may be one."""
     for node in nodes:
         yield from names_of_functions(node)
-
-
-def rename_called(node: Any, names: Mapping[str, str]) -> None:
-    """Rename the functions that a node calls."""
-    node.op = names.get(node.op, node.op)
-    waiting = [node.attr]
-    while waiting:
-        for value in waiting.pop().values():
-            kind = value.WhichOneof("value")
-            functions = [value.func] if kind == "func" else value.list.func
-            for function in functions:
-                function.name = names.get(function.name, function.name)
-                waiting.append(function.attr)
 
 
 def callees_first(

@@ -9,11 +9,16 @@ differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensorflow.core.framework import function_pb2
 
+from geutil.graph.function_attributes import (
+    functions_of_attributes,
+    rename_called,
+    rename_functions,
+)
 from geutil.graph.importing import import_ops, new_graph_def
 from geutil.graph.kinds import Graph, Operation
 
@@ -21,22 +26,6 @@ LOOPS = frozenset(("While", "StatelessWhile"))
 BRANCHINGS = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
 _CONTROL_FLOW = LOOPS | BRANCHINGS
 _numbers = itertools.count()
-
-
-def functions_of_attributes(attributes: Any) -> Iterator[str]:
-    """Yield the names of the functions in a map of `AttrValue` protos."""
-    for value in _function_values(attributes):
-        if value.name:
-            yield value.name
-
-
-def _function_values(attributes: Any) -> Iterator[Any]:
-    for value in attributes.values():
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func
-        elif kind == "list":
-            yield from value.list.func
 
 
 def has_function(graph: Graph, name: str) -> bool:
@@ -71,8 +60,7 @@ def merge_libraries(into: Any, added: Any) -> None:
     if renamed:
         bodies = (function.node_def for function in added.library.function)
         for node in itertools.chain(added.node, *bodies):
-            rename_functions(node, renamed)
-            node.op = renamed.get(node.op, node.op)
+            rename_called(node, renamed)
         for function in added.library.function:
             name = function.signature.name
             function.signature.name = renamed.get(name, name)
@@ -136,12 +124,6 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
         if node.op in _CONTROL_FLOW:
             rename_functions(node, fresh)
     return own, library
-
-
-def rename_functions(node_def: Any, names: Mapping[str, str]) -> None:
-    """Rename the functions in the attributes of a node."""
-    for value in _function_values(node_def.attr):
-        value.name = names.get(value.name, value.name)
 
 
 def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,8 @@ from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
 from geutil.graph.adjacency import predecessors, successors
 from geutil.graph.colocation import colocation_names
 from geutil.graph.frames import check_control_frames, check_frames
-from geutil.graph.functions import functions_of_attributes, has_function
+from geutil.graph.function_attributes import functions_of_attributes
+from geutil.graph.functions import has_function
 from geutil.graph.kinds import Graph, Operation, is_graph, type_name
 
 _SHOWN = 10

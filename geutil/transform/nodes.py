@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from geutil.graph import colocation, gradient_registry
-from geutil.graph.functions import rename_functions
+from geutil.graph.function_attributes import rename_functions
 from geutil.graph.kinds import Operation
 from geutil.transform.custom_gradients import copied_gradient
 from geutil.transform.state import TransformState

@@ -13,6 +13,7 @@ from geutil.model.programs.program import (
     cycle_of,
     fresh_name,
     legal_name,
+    nodes_ahead,
     nodes_behind,
 )
 from geutil.model.programs.rewiring import (
@@ -76,6 +77,27 @@ def test_nodes_behind_are_the_ancestors(drawn, data):
         graph_def_of(count, edges), [f"n{e}" for e in ends], [f"n{s}" for s in stops]
     )
     assert [node.name for node in found] == [f"n{i}" for i in sorted(expected)]
+
+
+@given(drawn_edges(acyclic=False), st.booleans(), st.data())
+def test_nodes_ahead_are_the_descendants(drawn, data_only, data):
+    count, edges = drawn
+    starts = data.draw(st.lists(st.integers(0, count - 1), max_size=4))
+    # Where graph_def_of makes a control edge.
+    kept = [(a, b) for a, b in edges if not data_only or (a + b) % 3]
+    reference = nx.DiGraph(kept)
+    reference.add_nodes_from(range(count))
+    expected = set(starts).union(*(nx.descendants(reference, s) for s in starts))
+    graph_def = graph_def_of(count, edges)
+    found = nodes_ahead(graph_def, [f"n{s}" for s in starts], data_only=data_only)
+    assert found == {f"n{i}" for i in expected}
+
+
+def test_nodes_ahead_end_at_types():
+    graph_def = graph_def_of(4, [(0, 1), (1, 2), (2, 3)])
+    graph_def.node[2].op = "Merge"
+    found = nodes_ahead(graph_def, ["n0"], until=frozenset(["Merge"]))
+    assert found == {"n0", "n1"}
 
 
 def test_a_long_chain_is_walked():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph.functions import functions_of_attributes
+from geutil.graph.function_attributes import functions_of_attributes
 from geutil.graph.kinds import Tensor
 from geutil.model.batching.edits import CallAnew
 from geutil.model.batching.functions import (

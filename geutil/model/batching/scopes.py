@@ -104,11 +104,6 @@ def _entry(node: Any, inputs: Sequence[str]) -> Entry:
     return Entry(node, data, written)
 
 
-def goes_back(node: Any) -> bool:
-    """Tell whether a node ends an iteration of a loop of version 1."""
-    return node.op in _LOOP_BACK
-
-
 def constant_value(node: Any) -> Any:
     """Return the value of a Const node."""
     return tf.make_ndarray(node.attr["value"].tensor)

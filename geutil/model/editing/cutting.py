@@ -17,6 +17,7 @@ from geutil.model.programs.program import (
     fresh_name,
     legal_name,
     node_of,
+    nodes_ahead,
     nodes_behind,
     subgraph,
 )
@@ -88,19 +89,9 @@ def _release(program: Program, stand_ins: Iterable[str]) -> None:
 
     What is cut off cannot be waited for: neither its ops nor their effects are there.
     """
-    readers: dict[str, list[str]] = {}
-    for node in program.graph_def.node:
-        for text in node.input:
-            if not text.startswith("^"):
-                readers.setdefault(node_of(text), []).append(node.name)
     kept = set(stand_ins)
-    waiting = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
-    fed = set(waiting)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader not in fed:
-                fed.add(reader)
-                waiting.append(reader)
+    old = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
+    fed = nodes_ahead(program.graph_def, old, data_only=True)
     for node in program.graph_def.node:
         if node.name in fed:
             continue

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from geutil.graph.effects import Effects
-from geutil.model.programs.program import node_of, nodes_by_name
+from geutil.model.programs.program import node_of, nodes_ahead, nodes_by_name
 
 # What is behind them runs in a frame of its own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -36,7 +36,7 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     if not effective:
         return []
     nodes = nodes_by_name(graph_def)
-    late = _behind(graph_def, effective)
+    late = nodes_ahead(graph_def, effective)
     waiting = [name for name in dict.fromkeys(roots) if name in late]
     met = set(waiting)
     found = set()
@@ -50,19 +50,3 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
                 met.add(name)
                 waiting.append(name)
     return [node.name for node in graph_def.node if node.name in found]
-
-
-def _behind(graph_def: Any, names: set[str]) -> set[str]:
-    """Return the names of the nodes that are, or depend on, some nodes."""
-    readers: dict[str, list[str]] = {}
-    for node in graph_def.node:
-        for text in node.input:
-            readers.setdefault(node_of(text), []).append(node.name)
-    waiting = list(names)
-    found = set(waiting)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader not in found:
-                found.add(reader)
-                waiting.append(reader)
-    return found

@@ -116,6 +116,38 @@ def nodes_behind(
     return [node for node in graph_def.node if node.name in found]
 
 
+def nodes_ahead(
+    graph_def: Any,
+    starts: Iterable[str],
+    *,
+    until: frozenset[str] = frozenset(),
+    data_only: bool = False,
+) -> set[str]:
+    """Return the names of nodes and of all nodes that depend on them.
+
+    Args:
+        graph_def: a `GraphDef`.
+        starts: names of nodes, which belong to the result.
+        until: types of ops that end the walk and do not belong to the result.
+        data_only: whether waiting for a node is no dependence.
+
+    Cost: linear in nodes and edges.
+    """
+    readers: dict[str, list[Any]] = {}
+    for node in graph_def.node:
+        for text in node.input:
+            if not (data_only and text.startswith("^")):
+                readers.setdefault(node_of(text), []).append(node)
+    waiting = list(starts)
+    found = set(waiting)
+    while waiting:
+        for reader in readers.get(waiting.pop(), ()):
+            if reader.name not in found and reader.op not in until:
+                found.add(reader.name)
+                waiting.append(reader.name)
+    return found
+
+
 def cycle_of(graph_def: Any) -> list[str] | None:
     """Return the nodes on a cycle by name, first and last the same, if there is one.
 

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from geutil.model.programs.program import Program, canonical, node_of, short
+from geutil.model.programs.program import (
+    Program,
+    canonical,
+    node_of,
+    nodes_ahead,
+    short,
+)
 
 
 def redirect(program: Program, stand_ins: Mapping[str, str]) -> None:
@@ -39,18 +45,13 @@ def forget_shapes_behind(program: Program, tensors: Iterable[str]) -> None:
 
     Cost: linear in nodes and edges.
     """
-    readers: dict[str, list[Any]] = {}
-    for node in program.graph_def.node:
-        for text in node.input:
-            readers.setdefault(node_of(text), []).append(node)
-    waiting = [node_of(t) for t in tensors]
-    found = set(waiting)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            reader.attr.pop("_output_shapes", None)
-            if reader.name not in found:
-                found.add(reader.name)
-                waiting.append(reader.name)
+    starts = {node_of(t) for t in tensors}
+    nodes = program.graph_def.node
+    readers = [n.name for n in nodes if any(node_of(t) in starts for t in n.input)]
+    behind = nodes_ahead(program.graph_def, readers)
+    for node in nodes:
+        if node.name in behind:
+            node.attr.pop("_output_shapes", None)
 
 
 def rename_placeholders(program: Program, names: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from geutil.model.programs.program import (
     Program,
     canonical,
     node_of,
+    nodes_ahead,
     nodes_behind,
     nodes_by_name,
 )
@@ -100,7 +101,7 @@ def _results(graph_def: Any) -> list[str]:
         for node in graph_def.node
         if node.name not in read and node.op not in _NO_RESULT and _has_outputs(node.op)
     ]
-    fed = _ahead_of(graph_def, _placeholders(graph_def))
+    fed = nodes_ahead(graph_def, _placeholders(graph_def), data_only=True)
     return [name for name in ends if name in fed] or ends
 
 
@@ -108,23 +109,6 @@ def _has_outputs(op_type: str) -> bool:
     """Tell whether ops of a type have outputs; a function's call may have."""
     definition = op_def_of(op_type)
     return definition is None or bool(definition.output_arg)
-
-
-def _ahead_of(graph_def: Any, names: Iterable[str]) -> set[str]:
-    """Return the names of the nodes that depend on some nodes."""
-    readers: dict[str, list[str]] = {}
-    for node in graph_def.node:
-        for text in node.input:
-            if not text.startswith("^"):
-                readers.setdefault(node_of(text), []).append(node.name)
-    waiting = list(names)
-    found: set[str] = set()
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader not in found:
-                found.add(reader)
-                waiting.append(reader)
-    return found
 
 
 _NO_RESULT = frozenset(("Const", "NextIteration", "Placeholder", "VarHandleOp"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.functions import functions_of_attributes
+from geutil.graph.function_attributes import functions_of_attributes
 from geutil.graph.kinds import Tensor
 from geutil.model.programs.materializing import materialize
 from geutil.model.programs.program import Program, node_of, nodes_by_name

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from geutil.graph.effects import Effects
-from geutil.graph.functions import functions_of_attributes
+from geutil.graph.function_attributes import functions_of_attributes
 
 Kind: TypeAlias = Literal["diagnostic", "write", "other"]
 

@@ -8,6 +8,7 @@ from typing import Any
 from geutil.model.programs.program import (
     Program,
     node_of,
+    nodes_ahead,
     nodes_behind,
     nodes_by_name,
     subgraph,
@@ -39,13 +40,13 @@ def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None
     roots = [*map(node_of, program.outputs.values()), *effects]
     needed = _behind(nodes, roots)
     # Nobody needs what is computed from a dropped node; it can only be waited for.
-    emptied = _ahead(graph_def, dropped, frozenset(), data_only=True)
+    emptied = nodes_ahead(graph_def, dropped, data_only=True)
     for name in emptied:
         _as_no_op(nodes[name])
-    effective = _ahead(graph_def, effects, frozenset())
-    awaited = effective | _ahead(graph_def, _of_types(graph_def, _FRAMES), frozenset())
+    effective = nodes_ahead(graph_def, effects)
+    awaited = effective | nodes_ahead(graph_def, _of_types(graph_def, _FRAMES))
     # A conditional ends at its Merge, whose output is there whichever branch ran.
-    awaited |= _ahead(graph_def, _of_types(graph_def, _SWITCHES), _MERGES)
+    awaited |= nodes_ahead(graph_def, _of_types(graph_def, _SWITCHES), until=_MERGES)
     awaited_or_needed = awaited | needed
     for node in graph_def.node:
         # What an emptied node read, it need not wait for.
@@ -77,29 +78,6 @@ def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
             if text[0] != "^" and before not in found:
                 found.add(before)
                 waiting.append(before)
-    return found
-
-
-def _ahead(
-    graph_def: Any,
-    names: Iterable[str],
-    ends: frozenset[str],
-    *,
-    data_only: bool = False,
-) -> set[str]:
-    """Return nodes and all that runs after them, up to nodes of some types."""
-    readers: dict[str, list[Any]] = {}
-    for node in graph_def.node:
-        for text in node.input:
-            if text[0] != "^" or not data_only:
-                readers.setdefault(node_of(text), []).append(node)
-    waiting = list(names)
-    found = set(waiting)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader.name not in found and reader.op not in ends:
-                found.add(reader.name)
-                waiting.append(reader.name)
     return found
 
 

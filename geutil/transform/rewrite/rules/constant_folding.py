@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_flow_context, control_inputs
-from geutil.graph.functions import functions_of_attributes
+from geutil.graph.function_attributes import functions_of_attributes
 from geutil.graph.importing import graph_def_of, new_graph
 from geutil.graph.kinds import Operation, is_reference
 from geutil.graph.names import scope_basename
