@@ -1,0 +1,1 @@
+"""What a step needs in memory: predicted from its graph, and measured."""
