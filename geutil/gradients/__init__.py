@@ -1,0 +1,1 @@
+"""Memory-saving gradients."""
