@@ -15,7 +15,8 @@ stereo and every Conv2D under motion, but nothing of a batch norm" is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from geutil.errors import ArgumentTypeError
@@ -24,6 +25,31 @@ from geutil.graph.kinds import Tensor, type_name
 
 Policy: TypeAlias = Callable[[Tensor], bool]
 """Tells of a forward tensor whether it shall be kept."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A policy that reports can name."""
+
+    name: str
+    test: Policy
+
+    def __call__(self, tensor: Tensor) -> bool:
+        return self.test(tensor)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def name_of_policy(policy: Policy) -> str:
+    """Return what a report calls a policy."""
+    if isinstance(policy, _Named):
+        return policy.name
+    return str(getattr(policy, "__name__", type(policy).__name__))
+
+
+def _listed(name: str, policies: Iterable[Policy]) -> str:
+    return f"{name}({', '.join(map(name_of_policy, policies))})"
 
 
 def by_name(pattern: str | re.Pattern[str]) -> Policy:
@@ -40,8 +66,11 @@ def by_name(pattern: str | re.Pattern[str]) -> Policy:
         >>> by_name("block[0-9]+/out$")(x)
         True
     """
-    search = re.compile(pattern).search
-    return lambda tensor: search(tensor.op.name) is not None
+    regex = re.compile(pattern)
+    return _Named(
+        f"by_name({regex.pattern!r})",
+        lambda tensor: regex.search(tensor.op.name) is not None,
+    )
 
 
 def by_type(*types: str) -> Policy:
@@ -67,7 +96,10 @@ def by_type(*types: str) -> Policy:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"a type of op is a string, got {type_name(name)}")
     wanted = frozenset(types)
-    return lambda tensor: tensor.op.type in wanted
+    return _Named(
+        f"by_type({', '.join(map(repr, types))})",
+        lambda tensor: tensor.op.type in wanted,
+    )
 
 
 def larger_than(size: int) -> Policy:
@@ -83,7 +115,7 @@ def larger_than(size: int) -> Policy:
         >>> larger_than(4095)(x), larger_than(4096)(x)
         (True, False)
     """
-    return lambda tensor: tensor_bytes(tensor) > size
+    return _Named(f"larger_than({size})", lambda tensor: tensor_bytes(tensor) > size)
 
 
 def inside(scope: str) -> Policy:
@@ -102,19 +134,28 @@ def inside(scope: str) -> Policy:
         (True, True, False)
     """
     wanted = f"/{scope.strip('/')}/"
-    return lambda tensor: wanted in f"/{tensor.op.name.rpartition('/')[0]}/"
+    return _Named(
+        f"inside({scope!r})",
+        lambda tensor: wanted in f"/{tensor.op.name.rpartition('/')[0]}/",
+    )
 
 
 def any_of(*policies: Policy) -> Policy:
     """Return the policy that keeps what at least one of `policies` keeps."""
-    return lambda tensor: any(policy(tensor) for policy in policies)
+    return _Named(
+        _listed("any_of", policies),
+        lambda tensor: any(policy(tensor) for policy in policies),
+    )
 
 
 def all_of(*policies: Policy) -> Policy:
     """Return the policy that keeps what every one of `policies` keeps."""
-    return lambda tensor: all(policy(tensor) for policy in policies)
+    return _Named(
+        _listed("all_of", policies),
+        lambda tensor: all(policy(tensor) for policy in policies),
+    )
 
 
 def not_(policy: Policy) -> Policy:
     """Return the policy that keeps what `policy` does not."""
-    return lambda tensor: not policy(tensor)
+    return _Named(_listed("not_", [policy]), lambda tensor: not policy(tensor))

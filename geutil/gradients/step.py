@@ -84,7 +84,7 @@ def build_step(
 
 
 def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors that gradients consist of; `IndexedSlices` have up to three."""
+    """Return the tensors of gradients; `IndexedSlices` have up to three."""
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
