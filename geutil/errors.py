@@ -56,3 +56,7 @@ class VerificationError(GeutilError, ValueError):
     def __init__(self, message: str, violations: tuple[object, ...]) -> None:
         super().__init__(message)
         self.violations = violations
+
+
+class MeasurementError(GeutilError, RuntimeError):
+    """A step cannot be measured, or the process that measured it did not finish."""
