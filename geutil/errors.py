@@ -60,3 +60,11 @@ class VerificationError(GeutilError, ValueError):
 
 class MeasurementError(GeutilError, RuntimeError):
     """A step cannot be measured, or the process that measured it did not finish."""
+
+
+class MissingExtraError(GeutilError, ImportError):
+    """A package that geutil needs for this alone is not installed."""
+
+
+class PlotError(GeutilError, ValueError):
+    """A picture cannot be drawn or written as asked."""

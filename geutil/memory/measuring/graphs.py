@@ -11,13 +11,15 @@ import tensorflow as tf
 from geutil.errors import MeasurementError
 from geutil.graph.function_attributes import names_of_functions
 from geutil.graph.function_graphs import write_stand_in
-from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.kinds import Graph, Operation, Tensor, is_op
 from geutil.graph.snapshots import value_behind
 from geutil.memory.measuring.job import GraphJob, VariableSpec
 from geutil.select.walks import get_backward_walk_ops
 
 _PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+
+_HANDLES = (tf.resource, tf.variant)
 
 
 def graph_job(
@@ -44,11 +46,11 @@ def graph_job(
 
     Cost: one serialization of the graph, and the values of its variables.
     """
-    ops = get_backward_walk_ops(fetches, control_inputs=True)
+    ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
     needed = {op.name for op in ops}
     given = {t.name: value for t, value in feeds}
     outside = {t.op.name: e for e, t in bound if t.op.name in needed}
-    handles = {n: e for n, e in outside.items() if e.dtype == tf.resource}
+    handles = {n: e for n, e in outside.items() if e.dtype in _HANDLES}
     given |= {f"{n}:0": _array(n, e) for n, e in outside.items() if n not in handles}
     _check_placeholders(fetches, [t for t, _ in feeds], outside)
 
@@ -67,9 +69,12 @@ def graph_job(
         variables=variables,
         initial_graph_def=_initial_part(graph, initials),
         as_function=as_function,
-        constant_bytes=sum(_constant_bytes(node) for node in graph_def.node),
         cpus=_cpus(graph_def),
     )
+
+
+def _ops_of(fetches: Iterable[Any]) -> list[Operation]:
+    return [fetch if is_op(fetch) else fetch.op for fetch in fetches]
 
 
 def _array(name: str, external: Any) -> Any:
@@ -85,7 +90,7 @@ def _check_placeholders(
 ) -> None:
     """Raise `MeasurementError` if a placeholder that is needed has no value."""
     fed_ids = {id(t) for t in fed}
-    seeds = [fetch for fetch in fetches if id(fetch) not in fed_ids]
+    seeds = _ops_of(fetch for fetch in fetches if id(fetch) not in fed_ids)
     missing = [
         op.name
         for op in get_backward_walk_ops(seeds, stop_at_ts=fed, control_inputs=True)
@@ -176,35 +181,34 @@ def _variables(
     graph_def: Any, handles: dict[str, Any], objects: dict[str, Any], session: Any
 ) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
     """Return the variables of a graph, and the tensors that are initial values."""
-    specs = []
-    initials = []
     nodes = [node for node in graph_def.node if node.op in _VARIABLES]
-    stand_ins = {n.name for n in graph_def.node if n.name in handles}
-    for name in sorted(stand_ins - {node.name for node in nodes}):
+    others = sorted(set(handles) - {node.name for node in nodes})
+    if others:
         raise MeasurementError(
-            f"'{name}' stands for a resource that is no variable (a table, an iterator "
-            "or the like), which only its own process has; measure a callable of an "
+            f"{others} stand for resources that are no variables (tables, iterators or "
+            "the like), which only their own process has; measure a callable of an "
             "importable module"
         )
+    specs = []
+    initials = []
     for node in nodes:
         value = initial = None
         if node.name in handles:
             value = value_behind(handles[node.name])
+        elif node.name in objects and session is not None:
+            value = session.run(objects[node.name])
         elif node.name in objects:
-            variable = objects[node.name]
-            if session is not None:
-                value = session.run(variable)
-            else:
-                # Of Assign and AssignVariableOp alike; `initial_value` is refused in
-                # eager code.
-                initial = variable.initializer.inputs[1]
-                initials.append(initial)
+            # Of Assign and AssignVariableOp alike; `initial_value` is refused in
+            # eager code.
+            initial = objects[node.name].initializer.inputs[1]
+            initials.append(initial)
+        else:
+            value = _zeros(node)
         specs.append(
             VariableSpec(
                 op=node.name,
-                key=(node.attr["shared_name"].s.decode() or node.name),
+                key=node.attr["shared_name"].s.decode() or node.name,
                 dtype=tf.as_dtype(node.attr["dtype"].type).name,
-                shape=_shape(node, value, initial),
                 value=value,
                 initial=None if initial is None else initial.name,
             )
@@ -212,18 +216,15 @@ def _variables(
     return tuple(specs), initials
 
 
-def _shape(node: Any, value: Any, initial: Tensor | None) -> tuple[int, ...]:
-    if value is not None:
-        return tuple(value.shape)
-    if initial is not None and initial.shape.is_fully_defined():
-        return tuple(initial.shape)
+def _zeros(node: Any) -> Any:
     shape = tf.TensorShape(node.attr["shape"].shape)
     if not shape.is_fully_defined():
         raise MeasurementError(
-            f"variable '{node.name}' has shape {shape}; pass a session that holds its "
-            "value"
+            f"variable '{node.name}' has shape {shape} and no initial value; make it "
+            "with tf.Variable, so that the graph's collections know it"
         )
-    return tuple(shape.as_list())
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    return np.zeros(shape.as_list(), dtype.as_numpy_dtype)
 
 
 def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
@@ -231,14 +232,6 @@ def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
         return b""
     ops = get_backward_walk_ops(initials, control_inputs=True)
     return bytes(_part(graph, {op.name for op in ops}).SerializeToString())
-
-
-def _constant_bytes(node: Any) -> int:
-    if node.op != "Const":
-        return 0
-    tensor = node.attr["value"].tensor
-    elements = np.prod([dim.size for dim in tensor.tensor_shape.dim], dtype=np.int64)
-    return int(elements) * int(tf.as_dtype(tensor.dtype).size or 0)
 
 
 def _cpus(graph_def: Any) -> int:

@@ -28,15 +28,13 @@ class VariableSpec:
         op: the op that makes its handle or, of a version 1 variable, its reference.
         key: variables of the same key are one.
         dtype: the name of its dtype.
-        shape: its shape.
         value: its value as an array; None for what `initial` yields.
-        initial: the tensor of the initial graph that holds its value; None for zeros.
+        initial: the tensor of the initial graph that holds its value, else None.
     """
 
     op: str
     key: str
     dtype: str
-    shape: tuple[int, ...]
     value: Any = None
     initial: str | None = None
 
@@ -53,7 +51,6 @@ class GraphJob:
         variables: what it reads and assigns.
         initial_graph_def: the serialized `GraphDef` that computes initial values.
         as_function: whether to run it as a function, and not in a Session.
-        constant_bytes: the bytes of its constants.
         cpus: how many CPU devices it names.
     """
 
@@ -64,7 +61,6 @@ class GraphJob:
     variables: tuple[VariableSpec, ...]
     initial_graph_def: bytes
     as_function: bool
-    constant_bytes: int
     cpus: int
 
 

@@ -100,5 +100,4 @@ def _traced(
         job.op_types,
         device,
         variable_bytes=sum(int(value.nbytes) for value in values.values()),
-        constant_bytes=job.constant_bytes,
     )

@@ -93,21 +93,13 @@ class FunctionStep:
 
 def initial_values(job: GraphJob) -> dict[str, Any]:
     """Return the values that the variables start with, by key."""
-    wanted = [spec.initial for spec in job.variables if spec.initial is not None]
-    computed = {}
-    if wanted:
+    values = {spec.key: spec.value for spec in job.variables}
+    initials = {s.key: s.initial for s in job.variables if s.initial is not None}
+    if initials:
         graph = _imported(job.initial_graph_def)
         with tf.compat.v1.Session(graph=graph) as session:
-            computed = dict(zip(wanted, session.run(wanted), strict=True))
-    return {spec.key: _value(spec, computed) for spec in job.variables}
-
-
-def _value(spec: VariableSpec, computed: dict[str, Any]) -> Any:
-    if spec.value is not None:
-        return spec.value
-    if spec.initial is not None:
-        return computed[spec.initial]
-    return np.zeros(spec.shape, tf.as_dtype(spec.dtype).as_numpy_dtype)
+            values |= session.run(initials)
+    return values
 
 
 def _imported(serialized: bytes) -> tf.Graph:

@@ -19,6 +19,7 @@ from geutil.graph.kinds import (
     is_graph,
     is_op,
     is_tensor,
+    require_tensor,
     type_name,
 )
 from geutil.graph.snapshots import bound_arguments, is_compiled
@@ -77,7 +78,7 @@ def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job
     return graph_job(
         graph,
         _fetched(graph, fetches),
-        [(_in_graph(graph, t), np.asarray(v)) for t, v in _pairs(feeds)],
+        [_feed(graph, tensor, value) for tensor, value in _pairs(feeds)],
         bound,
         session,
         as_function=jit_compile,
@@ -103,6 +104,19 @@ def _fetched(graph: Graph, fetches: Any) -> list[Any]:
     if not flat:
         raise ArgumentTypeError("there is nothing to fetch; name an op or a tensor")
     return [_in_graph(graph, fetch) for fetch in flat]
+
+
+def _feed(graph: Graph, tensor: Any, value: Any) -> tuple[Tensor, Any]:
+    """Return a feed as a tensor of the graph and an array that fits it."""
+    tensor = _in_graph(graph, tensor)
+    require_tensor(tensor)
+    array = np.asarray(value, tensor.dtype.as_numpy_dtype)
+    if not tensor.shape.is_compatible_with(array.shape):
+        raise MeasurementError(
+            f"a value of shape {array.shape} does not fit '{tensor.name}' of shape "
+            f"{tensor.shape}"
+        )
+    return tensor, array
 
 
 def _in_graph(graph: Graph, element: Any) -> Any:

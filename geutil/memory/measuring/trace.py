@@ -6,10 +6,13 @@ and the release of each as a negative size under the kernel that allocated it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from geutil.memory.measuring.measurement import TRACE
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
@@ -18,8 +21,21 @@ from geutil.memory.timeline import LiveTensor, Moment, Timeline
 # buffer, so a large buffer that is released was allocated before.
 _RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
 _GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
-# Ops of the runtime around the graph.
-_AROUND = frozenset(("_Arg", "_Retval", "_Send", "_Recv", "_HostSend", "_HostRecv"))
+_STREAM = "/stream:"
+# What hands over something that is there, and ops of the runtime around the graph.
+_NO_WORK = frozenset(
+    (
+        "Const",
+        "Placeholder",
+        "VarHandleOp",
+        "_Arg",
+        "_HostRecv",
+        "_HostSend",
+        "_Recv",
+        "_Retval",
+        "_Send",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,6 @@ def timeline_of(
     device: str,
     *,
     variable_bytes: int,
-    constant_bytes: int,
 ) -> Timeline:
     """Return the timeline of a step.
 
@@ -45,17 +60,21 @@ def timeline_of(
         op_types: the types of ops by name, of the graph before Grappler changed it.
         device: "GPU:0" for the memory of the first GPU, else that of the host.
         variable_bytes: see `Timeline`.
-        constant_bytes: see `Timeline`.
 
     Cost: one sort of the allocations.
     """
-    types = {n.name: n.op for g in run_metadata.partition_graphs for n in g.node}
-    types |= op_types
+    nodes = [node for part in run_metadata.partition_graphs for node in part.node]
+    types = {node.name: node.op for node in nodes} | dict(op_types)
+    # On a GPU the streams repeat the kernels of the device, without allocations.
     executions = sorted(
-        (s for d in run_metadata.step_stats.dev_stats for s in d.node_stats),
+        (
+            stats
+            for per_device in run_metadata.step_stats.dev_stats
+            if _STREAM not in per_device.device
+            for stats in per_device.node_stats
+        ),
         key=lambda stats: stats.all_start_nanos,
     )
-    # On a GPU the streams repeat the kernels of the device, without allocations.
     buffers = [
         buffer
         for i, stats in enumerate(executions)
@@ -66,13 +85,19 @@ def timeline_of(
     moments = tuple(
         Moment(stats.node_name, level)
         for i, (stats, level) in enumerate(zip(executions, levels, strict=True))
-        if i in allocating or _is_shown(types.get(stats.node_name))
+        if i in allocating or types.get(stats.node_name, "_Arg") not in _NO_WORK
     )
+    # With what Grappler folded.
+    constant_bytes = sum(_constant_bytes(node) for node in nodes)
     return Timeline(moments, at_peak, variable_bytes, constant_bytes, TRACE)
 
 
-def _is_shown(op_type: str | None) -> bool:
-    return op_type is not None and op_type not in _AROUND
+def _constant_bytes(node: Any) -> int:
+    if node.op != "Const":
+        return 0
+    tensor = node.attr["value"].tensor
+    elements = math.prod(dim.size for dim in tensor.tensor_shape.dim)
+    return elements * int(tf.as_dtype(tensor.dtype).size or 0)
 
 
 def _buffers(
