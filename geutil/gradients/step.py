@@ -1,0 +1,157 @@
+"""A training step as TensorFlow would build it: forward ops and backward ops.
+
+The backward graph is always TensorFlow's own, built by one call of its gradients. What
+saves memory later only changes which tensors that graph reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.identity import unique
+from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.graph.plain_gradients import plain_gradients
+from geutil.graph.surroundings import count_ops, ops_since
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step with plain gradients.
+
+    Attributes:
+        graph: its graph.
+        ys: the tensors that are differentiated.
+        gradients: what `tf.gradients` returned, one for each x: a tensor,
+            `tf.IndexedSlices` or None.
+        seeds: the ops that hand the gradient of each y to the backward pass.
+        backward: the ops that some gradient needs and that depend on a seed, in
+            topological order.
+    """
+
+    graph: Graph
+    ys: tuple[Tensor, ...]
+    gradients: tuple[Any, ...]
+    seeds: tuple[Operation, ...]
+    backward: tuple[Operation, ...]
+
+
+def build_step(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> Step:
+    """Build plain gradients, and tell the new ops apart.
+
+    Ops that TensorFlow's gradient functions make but that do not depend on the
+    gradient of a y (shapes, masks, `x - mean`) run in the forward pass and count there.
+
+    Args:
+        ys: a tensor, or a list of tensors.
+        xs: a tensor or variable, or a list of them.
+        grad_ys: the gradient of each y, or None; None in a list means ones.
+        options: further arguments of `tf.gradients`.
+
+    Raises:
+        ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
+            another length.
+        Whatever TensorFlow raises.
+
+    Cost: that of `tf.gradients`, and linear in the ops it makes.
+    """
+    targets = [_target(y) for y in _listed(ys)]
+    if not targets:
+        raise ArgumentTypeError("there is nothing to differentiate: ys is empty")
+    graph = targets[0].graph
+    given = [None] * len(targets) if grad_ys is None else _listed(grad_ys)
+    if len(given) != len(targets):
+        raise ArgumentTypeError(
+            f"there are {len(targets)} ys and {len(given)} grad_ys; pass one for each y"
+        )
+    sources = [_source(x) for x in _listed(xs)]
+    seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
+    before = count_ops(graph)
+    gradients = plain_gradients(graph, targets, sources, seeds, options or {})
+    made = ops_since(graph, before)
+    starts = unique(t.op for t in tensors_of(seeds))
+    backward = _needed(_dependent(made, starts), gradients)
+    return Step(graph, tuple(targets), tuple(gradients), tuple(starts), tuple(backward))
+
+
+def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors of gradients; `IndexedSlices` have up to three."""
+    tensors = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            parts = (gradient.values, gradient.indices, gradient.dense_shape)
+            tensors += [part for part in parts if part is not None]
+        elif gradient is not None:
+            tensors.append(gradient)
+    return tensors
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _target(y: Any) -> Tensor:
+    if not is_tensor(y):
+        y = tf.convert_to_tensor(y)
+    if not is_tensor(y):
+        raise ArgumentTypeError(
+            f"expected a tensor of a graph to differentiate, got {type_name(y)}; call "
+            "this in a graph or inside tf.function"
+        )
+    return y
+
+
+def _source(x: Any) -> Any:
+    """Return what TensorFlow can differentiate by: a Keras variable holds one."""
+    if isinstance(x, tf.Variable | tf.Tensor | tf.IndexedSlices):
+        return x
+    value = getattr(x, "value", None)
+    return value if isinstance(value, tf.Variable) else x
+
+
+def _seed(y: Tensor, gradient: Any) -> Any:
+    """Return the gradient of `y` as a tensor that nothing in the graph reads yet."""
+    with tf.name_scope("gradients/"):
+        if gradient is None:
+            # TensorFlow knows what to say of a y without a real gradient.
+            return tf.identity(tf.ones_like(y)) if y.dtype.is_floating else None
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                tf.identity(gradient.values), gradient.indices, gradient.dense_shape
+            )
+        return tf.identity(gradient)
+
+
+def _dependent(
+    made: Sequence[Operation], seeds: Iterable[Operation]
+) -> list[Operation]:
+    """Return the new ops that depend on a seed, in order of creation."""
+    dependent = set(seeds)
+    found = []
+    for op in made:
+        if any(t.op in dependent for t in op.inputs):
+            dependent.add(op)
+            found.append(op)
+    return found
+
+
+def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
+    """Return the ops that some gradient depends on; others never run."""
+    members = frozenset(ops)
+    waiting = [t.op for t in tensors_of(gradients)]
+    met = set(waiting)
+    while waiting:
+        for t in waiting.pop().inputs:
+            if t.op not in met and t.op in members:
+                met.add(t.op)
+                waiting.append(t.op)
+    return [op for op in ops if op in met]
