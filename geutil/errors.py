@@ -56,3 +56,7 @@ class VerificationError(GeutilError, ValueError):
     def __init__(self, message: str, violations: tuple[object, ...]) -> None:
         super().__init__(message)
         self.violations = violations
+
+
+class PredictionError(GeutilError, ValueError):
+    """The memory of a step cannot be predicted: sizes or an order are missing."""
