@@ -1,1 +1,45 @@
-"""Memory-saving gradients."""
+"""Memory-saving gradients: gradient checkpointing for TensorFlow graphs."""
+
+from geutil.gradients.api import (
+    MIN_CHECKPOINT_SIZE,
+    gradients,
+    gradients_collection,
+    gradients_memory,
+    gradients_speed,
+    last_report,
+)
+from geutil.gradients.helpers import capture_ops, format_ops, toposort
+from geutil.gradients.policies import (
+    Policy,
+    all_of,
+    any_of,
+    by_name,
+    by_type,
+    inside,
+    larger_than,
+    not_,
+)
+from geutil.gradients.report import KeptTensor, RecomputedOp, Report
+
+__all__ = [
+    "MIN_CHECKPOINT_SIZE",
+    "KeptTensor",
+    "Policy",
+    "RecomputedOp",
+    "Report",
+    "all_of",
+    "any_of",
+    "by_name",
+    "by_type",
+    "capture_ops",
+    "format_ops",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+    "inside",
+    "larger_than",
+    "last_report",
+    "not_",
+    "toposort",
+]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from geutil.gradients.step import Step
 from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
-from geutil.gradients.step import Step
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
@@ -17,7 +17,7 @@ Keeps = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A backward op that reads a recomputed tensor.
+    """A backward op that reads a tensor of the forward pass.
 
     Attributes:
         op: the backward op.
@@ -38,6 +38,7 @@ class Segment:
         ops: the ops, in topological order.
         kept: the kept tensors that they read.
         reads: who reads their results.
+        direct: where backward ops of the same time read kept tensors as they are.
         awaited: the ops that must have run before any op of the segment is run again.
             With the last of them gone, nothing of the segment before is held.
     """
@@ -45,6 +46,7 @@ class Segment:
     ops: tuple[Operation, ...]
     kept: tuple[Tensor, ...]
     reads: tuple[Read, ...]
+    direct: tuple[Read, ...]
     awaited: tuple[Operation, ...]
 
 
@@ -54,8 +56,8 @@ class Recomputation:
 
     Attributes:
         step: the step with plain gradients.
-        kept: the forward tensors that are held for the backward pass: it reads them, or
-            others are recomputed from them.
+        kept: the forward tensors that are held for the backward pass, in graph order.
+            It reads them, or others are recomputed from them.
         segments: in the order in which the backward pass needs them.
     """
 
@@ -102,9 +104,9 @@ class _Group:
 def _groups(step: Step, keeps: Keeps) -> list[_Group]:
     """Return the segments to be, in the order in which the backward pass needs them."""
     reads = [
-        Read(op, index, t) for op, index, t in _forward_inputs(step) if not keeps(t)
+        Read(op, index, t) for op, index, t in forward_inputs(step) if not keeps(t)
     ]
-    leader = _connected(_behind((read.tensor.op for read in reads), keeps), keeps)
+    leader = _connected(ops_behind((read.tensor.op for read in reads), keeps), keeps)
     groups: dict[Operation, _Group] = {}
     for read in reads:
         # The reads are in the order of the backward pass.
@@ -115,7 +117,7 @@ def _groups(step: Step, keeps: Keeps) -> list[_Group]:
     return list(groups.values())
 
 
-def _forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
+def forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
     """Yield the forward tensors that backward ops read: (op, index, tensor)."""
     backward = frozenset(step.backward).union(step.seeds)
     for op in step.backward:
@@ -124,7 +126,7 @@ def _forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
                 yield op, index, t
 
 
-def _behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
+def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
     """Return what must be run again to have the outputs of the roots."""
     waiting = list(roots)
     met = dict.fromkeys(waiting)
@@ -160,23 +162,35 @@ def _ends_last(groups: Sequence[_Group]) -> bool:
 
 
 def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
-    waits = _waits(step, groups)
-    segments = tuple(
-        Segment(tuple(group.ops), _kept_inputs(group, keeps), tuple(group.reads), wait)
-        for group, wait in zip(groups, waits, strict=True)
-    )
-    held = IdentitySet(t for _, _, t in _forward_inputs(step) if keeps(t))
-    for segment in segments:
-        for t in segment.kept:
+    newest = _newest_dependencies(step, groups)
+    direct: dict[int, list[Read]] = {}
+    held = IdentitySet()
+    for op, index, t in forward_inputs(step):
+        if keeps(t):
             held.add(t)
-    return Recomputation(step, tuple(held), segments)
+            direct.setdefault(newest[op], []).append(Read(op, index, t))
+    waits = _waits(step, groups, newest)
+    segments = []
+    for stage, group in enumerate(groups):
+        inputs = IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
+        for t in inputs:
+            held.add(t)
+        segments.append(
+            Segment(
+                tuple(group.ops),
+                tuple(inputs),
+                tuple(group.reads),
+                tuple(direct.get(stage, ())),
+                waits[stage],
+            )
+        )
+    kept = sorted(held, key=lambda t: (creation_index(t.op), t.value_index))
+    return Recomputation(step, tuple(kept), tuple(segments))
 
 
-def _kept_inputs(group: _Group, keeps: Keeps) -> tuple[Tensor, ...]:
-    return tuple(IdentitySet(t for op in group.ops for t in op.inputs if keeps(t)))
-
-
-def _waits(step: Step, groups: Sequence[_Group]) -> list[tuple[Operation, ...]]:
+def _waits(
+    step: Step, groups: Sequence[_Group], newest: Mapping[Operation, int]
+) -> list[tuple[Operation, ...]]:
     """Return what each segment waits for.
 
     That is all that the backward pass does between the segment before it on the same
@@ -185,7 +199,6 @@ def _waits(step: Step, groups: Sequence[_Group]) -> list[tuple[Operation, ...]]:
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    newest = _newest_dependencies(step, groups)
     sinks: dict[int, list[Operation]] = {}
     for op in step.backward:
         stage = newest[op]

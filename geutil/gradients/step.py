@@ -84,7 +84,7 @@ def build_step(
 
 
 def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors that gradients consist of: `IndexedSlices` have up to three."""
+    """Return the tensors of gradients; `IndexedSlices` have up to three."""
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
@@ -134,7 +134,7 @@ def _seed(y: Tensor, gradient: Any) -> Any:
 def _dependent(
     made: Sequence[Operation], seeds: Iterable[Operation]
 ) -> list[Operation]:
-    """Return the new ops that depend on a seed, in the order in which they were made."""
+    """Return the new ops that depend on a seed, in order of creation."""
     dependent = set(seeds)
     found = []
     for op in made:
