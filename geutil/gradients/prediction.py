@@ -69,7 +69,7 @@ class StepProgram:
         sizes = list(self._sizes)
         for segment in segments:
             self._add_segment(segment, nodes, sizes)
-        return Program(nodes, sizes, self._fetched)
+        return _pruned(nodes, sizes, self._fetched)
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
         """Return what the backward pass alone holds while each of its ops runs.
@@ -160,6 +160,32 @@ class StepProgram:
         node = nodes[place]
         inputs = [n if n in kept else copies.get(n, n) for n in node.inputs]
         nodes[place] = node._replace(inputs=inputs)
+
+
+def _pruned(nodes: list[Node], sizes: list[int], fetched: list[int]) -> Program:
+    """Return a program without what no fetched tensor depends on any more."""
+    maker = [0] * len(sizes)
+    for place, node in enumerate(nodes):
+        for number in node.outputs:
+            maker[number] = place
+    waiting = list(dict.fromkeys(maker[number] for number in fetched))
+    needed = [False] * len(nodes)
+    for place in waiting:
+        needed[place] = True
+    while waiting:
+        node = nodes[waiting.pop()]
+        for place in (*(maker[number] for number in node.inputs), *node.controls):
+            if not needed[place]:
+                needed[place] = True
+                waiting.append(place)
+    left = [place for place, is_needed in enumerate(needed) if is_needed]
+    moved = dict(zip(left, range(len(left)), strict=True))
+    final = [nodes[place] for place in left]
+    for place, node in enumerate(final):
+        if node.controls:
+            controls = [moved[control] for control in node.controls]
+            final[place] = node._replace(controls=controls)
+    return Program(final, sizes, fetched)
 
 
 def _barrier(number: int, made: int, gate: int) -> Node:
