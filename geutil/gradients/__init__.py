@@ -1,13 +1,13 @@
 """Memory-saving gradients: gradient checkpointing for TensorFlow graphs."""
 
 from geutil.gradients.api import (
-    MIN_CHECKPOINT_SIZE,
     gradients,
     gradients_collection,
     gradients_memory,
     gradients_speed,
     last_report,
 )
+from geutil.gradients.explaining import explain
 from geutil.gradients.helpers import capture_ops, format_ops, toposort
 from geutil.gradients.policies import (
     Policy,
@@ -19,6 +19,7 @@ from geutil.gradients.policies import (
     larger_than,
     not_,
 )
+from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
 from geutil.gradients.report import KeptTensor, RecomputedOp, Report
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "by_name",
     "by_type",
     "capture_ops",
+    "explain",
     "format_ops",
     "gradients",
     "gradients_collection",

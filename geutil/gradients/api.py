@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
+from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.recomputing import build_recomputation
-from geutil.gradients.report import Report, make_report
-from geutil.gradients.segments import plan_recomputation
-from geutil.gradients.selection import resolve
-from geutil.gradients.sizes import tensor_elements
-from geutil.gradients.step import build_step
-from geutil.graph.kinds import Tensor, type_name
+from geutil.gradients.report import Report
 
 _logger = logging.getLogger("geutil")
 _last = threading.local()
-MIN_CHECKPOINT_SIZE = 1024
-"""The default of `min_checkpoint_size`, in elements."""
-HOST = "/device:CPU:0"
 
 
 @tf.autograph.experimental.do_not_convert
@@ -97,17 +88,16 @@ def gradients(
         >>> slope(tf.constant([1.0, 2.0])).numpy().tolist()
         [8.0, 1024.0]
     """
-    _check_options(min_checkpoint_size, prefetch)
-    step = build_step(ys, xs, grad_ys, kwargs)
-    keeping = resolve(step, checkpoints, min_checkpoint_size)
-    plan = plan_recomputation(step, keeping)
-    sent = _offload(offload, offload_device, prefetch, min_checkpoint_size)
-    report = make_report(plan, keeping, offloaded(plan, sent))
-    build_recomputation(plan, sent)
+    options = Options(
+        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+    )
+    prepared = prepare(ys, xs, grad_ys, options, kwargs)
+    report = prepared.report()
+    build_recomputation(prepared.plan, prepared.offload)
     _last.report = report
     for warning in report.warnings:
         _logger.warning("%s", warning)
-    return list(step.gradients)
+    return list(prepared.plan.step.gradients)
 
 
 def gradients_speed(
@@ -196,28 +186,3 @@ def _named(args: tuple[Any, ...]) -> dict[str, Any]:
             "tf.gradients takes them; pass the others by name"
         )
     return dict(zip(_POSITIONAL, args, strict=False))
-
-
-def _check_options(min_checkpoint_size: int, prefetch: int) -> None:
-    for name, value in (
-        ("min_checkpoint_size", min_checkpoint_size),
-        ("prefetch", prefetch),
-    ):
-        if type(value) is not int or value < 0:
-            raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
-
-
-def _offload(
-    wanted: bool | Callable[[Tensor], bool], device: str, prefetch: int, smallest: int
-) -> Offload | None:
-    if wanted is False:
-        return None
-    if wanted is True:
-        return Offload(
-            lambda tensor: tensor_elements(tensor) >= smallest, device, prefetch
-        )
-    if not callable(wanted):
-        raise ArgumentTypeError(
-            f"offload is True, False or a policy, got {type_name(wanted)}"
-        )
-    return Offload(wanted, device, prefetch)

@@ -41,6 +41,11 @@ class _Named:
         return self.name
 
 
+def named_policy(name: str, test: Policy) -> Policy:
+    """Return a policy that reports call `name`."""
+    return _Named(name, test)
+
+
 def name_of_policy(policy: Policy) -> str:
     """Return what a report calls a policy."""
     if isinstance(policy, _Named):

@@ -27,7 +27,8 @@ class AlwaysKept:
     """Tells which forward tensors are kept whatever the caller chose."""
 
     def __init__(self, step: Step) -> None:
-        self._seeds = frozenset(step.seeds)
+        given = (*step.seeds, *(x.op for x in step.xs))
+        self._given = frozenset(given)
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
         read = IdentitySet(t for _, _, t in forward_inputs(step))
         held = (t for t in read if t.op.type not in PARAMETERS)
@@ -44,7 +45,7 @@ class AlwaysKept:
         return self._known[tensor]
 
     def _find(self, tensor: Tensor) -> str | None:
-        if tensor.op in self._seeds:
+        if tensor.op in self._given:
             return "it is given"
         reason = why_kept(tensor.op)
         if reason is not None or tensor.shape.rank is None:

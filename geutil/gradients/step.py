@@ -26,6 +26,7 @@ class Step:
     Attributes:
         graph: its graph.
         ys: the tensors that are differentiated.
+        xs: the tensors that they are differentiated by, variables apart.
         gradients: what `tf.gradients` returned, one for each x: a tensor,
             `tf.IndexedSlices` or None.
         seeds: the ops that hand the gradient of each y to the backward pass.
@@ -35,6 +36,7 @@ class Step:
 
     graph: Graph
     ys: tuple[Tensor, ...]
+    xs: tuple[Tensor, ...]
     gradients: tuple[Any, ...]
     seeds: tuple[Operation, ...]
     backward: tuple[Operation, ...]
@@ -64,23 +66,31 @@ def build_step(
 
     Cost: that of `tf.gradients`, and linear in the ops it makes.
     """
-    targets = [_target(y) for y in _listed(ys)]
+    targets = [require_target(y) for y in as_list(ys)]
     if not targets:
         raise ArgumentTypeError("there is nothing to differentiate: ys is empty")
     graph = targets[0].graph
-    given = [None] * len(targets) if grad_ys is None else _listed(grad_ys)
+    given = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
     if len(given) != len(targets):
         raise ArgumentTypeError(
             f"there are {len(targets)} ys and {len(given)} grad_ys; pass one for each y"
         )
-    sources = [_source(x) for x in _listed(xs)]
+    sources = [source_of(x) for x in as_list(xs)]
     seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
     before = count_ops(graph)
     gradients = plain_gradients(graph, targets, sources, seeds, options or {})
     made = ops_since(graph, before)
     starts = unique(t.op for t in tensors_of(seeds))
     backward = _needed(_dependent(made, starts), gradients)
-    return Step(graph, tuple(targets), tuple(gradients), tuple(starts), tuple(backward))
+    tensors = [x for x in sources if is_tensor(x)]
+    return Step(
+        graph,
+        tuple(targets),
+        tuple(tensors),
+        tuple(gradients),
+        tuple(starts),
+        tuple(backward),
+    )
 
 
 def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
@@ -95,11 +105,13 @@ def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
     return tensors
 
 
-def _listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and anything else as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _target(y: Any) -> Tensor:
+def require_target(y: Any) -> Tensor:
+    """Return a y as a tensor of a graph, or raise `ArgumentTypeError`."""
     if not is_tensor(y):
         y = tf.convert_to_tensor(y)
     if not is_tensor(y):
@@ -110,7 +122,7 @@ def _target(y: Any) -> Tensor:
     return y
 
 
-def _source(x: Any) -> Any:
+def source_of(x: Any) -> Any:
     """Return what TensorFlow can differentiate by: a Keras variable holds one."""
     if isinstance(x, tf.Variable | tf.Tensor | tf.IndexedSlices):
         return x

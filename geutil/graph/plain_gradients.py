@@ -62,3 +62,18 @@ def collection(graph: Graph, name: str) -> Iterable[Any]:
     """Return what a collection of `graph` holds."""
     held: list[Any] = graph.get_collection(name)
     return held
+
+
+def variable_tensor(graph: Graph, variable: Any) -> Any:
+    """Return the tensor of `graph` that stands for a variable, or None.
+
+    That is its handle, what a FuncGraph captured the handle as, or, for a version 1
+    variable without a handle, the reference to it.
+    """
+    handle = getattr(variable, "handle", None)
+    if handle is None:
+        return variable._ref()
+    if getattr(handle, "graph", None) is graph:
+        return handle
+    captures = getattr(graph, "captures", ())
+    return next((inside for outside, inside in captures if outside is handle), None)
