@@ -76,7 +76,7 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
     """Draw memory over ops; of several timelines over their parts in percent."""
     compared = len(timelines) > 1
     for colour, (label, timeline) in zip(_COLOURS, timelines, strict=False):
-        places, sizes = _points(timeline)
+        places, sizes = points(timeline)
         scale = 100 / max(len(timeline.moments), 1) if compared else 1
         places = [place * scale for place in places]
         name = f"{label} ({timeline.source})" if label else timeline.source
@@ -91,8 +91,11 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _points(timeline: Timeline) -> tuple[list[float], list[float]]:
-    """Return places and MB, the last one twice so that its step has a width."""
+def points(timeline: Timeline) -> tuple[list[float], list[float]]:
+    """Return places and MB, the last one twice so that its step has a width.
+
+    Of many ops several make a point, at the place of their first.
+    """
     sizes = [moment.bytes / 1e6 for moment in timeline.moments]
     group = max(1, -(-len(sizes) // _POINTS))
     starts = range(0, len(sizes), group)

@@ -21,9 +21,10 @@ VALUE = np.full([SIDE, SIDE], 0.5, np.float32)
 
 # DEPTH times matmul and tanh, which is computed in the matmul's buffer; then backward,
 # where each TanhGrad is computed in the buffer of its tanh. Before the first two
-# matmuls of the backward pass DEPTH buffers are held, and they make two more. After each such
-# pair two buffers are free (an activation that is now a gradient, and one that flowed)
-# and one is held more (a gradient of the weights); so no later pair needs more.
+# matmuls of the backward pass DEPTH buffers are held, and they make two more. After
+# each such pair two buffers are free (an activation that is now a gradient, and one
+# that flowed) and one is held more (a gradient of the weights); so no later pair needs
+# more.
 def training_peak(depth):
     return (depth + 2) * MIB
 
@@ -93,6 +94,7 @@ def function():
         if not update:
             return gradient
         weights.assign_sub(gradient)
+        return None
 
     return train
 
