@@ -128,7 +128,7 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     """Draw the largest tensors at the peak: a row each, the name over its bar."""
     named, rest = timeline.at_peak[:_ROWS], timeline.at_peak[_ROWS:]
     rows = [(shortened(tensor.name), tensor.bytes) for tensor in named]
-    largest = max((size for _, size in rows), default=1)
+    largest = max((size for _, size in rows), default=0) or 1
     axes.barh(range(len(rows)), [s for _, s in rows], 0.85, color=colour, alpha=0.3)
     if rest:
         total = sum(tensor.bytes for tensor in rest)
