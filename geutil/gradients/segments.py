@@ -199,14 +199,7 @@ def _waits(
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    sinks: dict[int, list[Operation]] = {}
-    for op in step.backward:
-        stage = newest[op]
-        read_on = any(
-            newest.get(reader) == stage for t in op.outputs for reader in t.consumers()
-        )
-        if not read_on:
-            sinks.setdefault(stage, []).append(op)
+    sinks = _sinks(step, newest)
     before: dict[frozenset[str], int] = {}
     waits = []
     for stage, group in enumerate(groups):
@@ -217,13 +210,44 @@ def _waits(
     return waits
 
 
+def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
+    """Return the backward ops that nothing of their own stage reads, by stage."""
+    sinks: dict[int, list[Operation]] = {}
+    for op in step.backward:
+        stage = newest[op]
+        readers = (reader for t in op.outputs for reader in t.consumers())
+        if all(newest.get(reader) != stage for reader in readers):
+            sinks.setdefault(stage, []).append(op)
+    return sinks
+
+
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
-    """Return the last segment that each backward op depends on; -1 for none."""
+    """Return the last segment that each backward op depends on; -1 for none.
+
+    oneDNN's layout pass merges the gradient of a bias with that of the weights, so the
+    one counts as depending on what the other depends on. Otherwise a segment that
+    waits for the first and is read by the second would close a cycle.
+    """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
+    _propagate(step.backward, newest)
+    merged = False
     for op in step.backward:
+        if op.type == "BiasAddGrad":
+            partners = (
+                r for r in op.inputs[0].consumers() if "BackpropFilter" in r.type
+            )
+            latest = max((newest.get(r, -1) for r in partners), default=-1)
+            merged = merged or latest > newest[op]
+            newest[op] = max(newest[op], latest)
+    if merged:
+        _propagate(step.backward, newest)
+    return newest
+
+
+def _propagate(ops: Sequence[Operation], newest: dict[Operation, int]) -> None:
+    for op in ops:
         stages = [newest[t.op] for t in op.inputs if t.op in newest]
         newest[op] = max([newest[op], *stages])
-    return newest
