@@ -1,0 +1,1 @@
+"""Memory-saving gradients: gradient checkpointing for TensorFlow graphs."""
