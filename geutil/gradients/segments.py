@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index
+from geutil.graph.adjacency import creation_index, predecessors
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
@@ -224,6 +224,6 @@ def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
     for op in step.backward:
-        stages = [newest[t.op] for t in op.inputs if t.op in newest]
+        stages = [newest[p] for p in predecessors(op) if p in newest]
         newest[op] = max([newest[op], *stages])
     return newest

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.graph.adjacency import predecessors
 from geutil.graph.identity import unique
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.graph.plain_gradients import plain_gradients
@@ -30,8 +31,8 @@ class Step:
         gradients: what `tf.gradients` returned, one for each x: a tensor,
             `tf.IndexedSlices` or None.
         seeds: the ops that hand the gradient of each y to the backward pass.
-        backward: the ops that some gradient needs and that depend on a seed, in
-            topological order.
+        backward: the ops that some gradient needs and that depend on a seed, by data or
+            control edges, in topological order.
     """
 
     graph: Graph
@@ -51,7 +52,9 @@ def build_step(
     """Build plain gradients, and tell the new ops apart.
 
     Ops that TensorFlow's gradient functions make but that do not depend on the
-    gradient of a y (shapes, masks, `x - mean`) run in the forward pass and count there.
+    gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
+    for a gradient without reading it (the cosine in the gradient of a sine, `x - mean`
+    in that of a batch norm): they run in the backward pass, and are part of it.
 
     Args:
         ys: a tensor, or a list of tensors.
@@ -80,7 +83,7 @@ def build_step(
     before = count_ops(graph)
     gradients = plain_gradients(graph, targets, sources, seeds, options or {})
     made = ops_since(graph, before)
-    starts = unique(t.op for t in tensors_of(seeds))
+    starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
     return Step(
@@ -147,6 +150,11 @@ def _seed(y: Tensor, gradient: Any) -> Any:
         return tf.identity(gradient)
 
 
+def _values(seed: Any) -> Any:
+    """Return the part of a seed that is new: slices keep the caller's indices."""
+    return seed.values if isinstance(seed, tf.IndexedSlices) else seed
+
+
 def _dependent(
     made: Sequence[Operation], seeds: Iterable[Operation]
 ) -> list[Operation]:
@@ -154,7 +162,7 @@ def _dependent(
     dependent = set(seeds)
     found = []
     for op in made:
-        if any(t.op in dependent for t in op.inputs):
+        if any(p in dependent for p in predecessors(op)):
             dependent.add(op)
             found.append(op)
     return found
@@ -166,8 +174,8 @@ def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operatio
     waiting = [t.op for t in tensors_of(gradients)]
     met = set(waiting)
     while waiting:
-        for t in waiting.pop().inputs:
-            if t.op not in met and t.op in members:
-                met.add(t.op)
-                waiting.append(t.op)
+        for producer in predecessors(waiting.pop()):
+            if producer not in met and producer in members:
+                met.add(producer)
+                waiting.append(producer)
     return [op for op in ops if op in met]
