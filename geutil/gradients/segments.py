@@ -10,6 +10,7 @@ from geutil.graph.adjacency import creation_index, predecessors
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.graph.version_1_flow import back_edges_among, unconditional
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
@@ -200,7 +201,7 @@ def _waits(
     cycle, since segments only wait for ops that depend on earlier ones.
     """
     sinks: dict[int, list[Operation]] = {}
-    for op in step.backward:
+    for op in unconditional(step.backward):
         stage = newest[op]
         read_on = any(
             newest.get(reader) == stage for t in op.outputs for reader in t.consumers()
@@ -218,12 +219,24 @@ def _waits(
 
 
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
-    """Return the last segment that each backward op depends on; -1 for none."""
+    """Return the last segment that each backward op depends on; -1 for none.
+
+    Cost: linear, and as much for each level of nested loops of version 1.
+    """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
-    for op in step.backward:
-        stages = [newest[p] for p in predecessors(op) if p in newest]
-        newest[op] = max([newest[op], *stages])
+    back_edges = back_edges_among(step.backward)
+    rising = True
+    while rising:
+        for op in step.backward:
+            stages = [newest[p] for p in predecessors(op) if p in newest]
+            newest[op] = max([newest[op], *stages])
+        # What an iteration needs, the loop needs.
+        rising = False
+        for producer, merge in back_edges:
+            if newest[producer] > newest[merge]:
+                newest[merge] = newest[producer]
+                rising = True
     return newest

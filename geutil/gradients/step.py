@@ -6,14 +6,13 @@ saves memory later only changes which tensors that graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.adjacency import predecessors
 from geutil.graph.identity import unique
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.graph.plain_gradients import plain_gradients
@@ -159,23 +158,39 @@ def _dependent(
     made: Sequence[Operation], seeds: Iterable[Operation]
 ) -> list[Operation]:
     """Return the new ops that depend on a seed, in order of creation."""
-    dependent = set(seeds)
-    found = []
+    readers: dict[Operation, list[Operation]] = {}
     for op in made:
-        if any(p in dependent for p in predecessors(op)):
-            dependent.add(op)
-            found.append(op)
-    return found
+        for producer in _producers(op):
+            readers.setdefault(producer, []).append(op)
+    dependent = _reached(seeds, lambda op: readers.get(op, ()))
+    return [op for op in made if op in dependent]
 
 
 def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
     """Return the ops that some gradient depends on; others never run."""
     members = frozenset(ops)
-    waiting = [t.op for t in tensors_of(gradients)]
+    needed = _reached(
+        (t.op for t in tensors_of(gradients)),
+        lambda op: (p for p in _producers(op) if p in members),
+    )
+    return [op for op in ops if op in needed]
+
+
+def _producers(op: Operation) -> Iterator[Operation]:
+    """Yield the ops that `op` reads or waits for, also along back edges of loops."""
+    yield from (t.op for t in op.inputs)
+    yield from op.control_inputs
+
+
+def _reached(
+    starts: Iterable[Operation],
+    neighbours: Callable[[Operation], Iterable[Operation]],
+) -> set[Operation]:
+    waiting = list(starts)
     met = set(waiting)
     while waiting:
-        for producer in predecessors(waiting.pop()):
-            if producer not in met and producer in members:
-                met.add(producer)
-                waiting.append(producer)
-    return [op for op in ops if op in met]
+        for op in neighbours(waiting.pop()):
+            if op not in met:
+                met.add(op)
+                waiting.append(op)
+    return met
