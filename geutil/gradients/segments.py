@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index
+from geutil.graph.adjacency import creation_index, predecessors
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.graph.version_1_flow import back_edges_among, unconditional
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
@@ -213,7 +214,7 @@ def _waits(
 def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
     """Return the backward ops that nothing of their own stage reads, by stage."""
     sinks: dict[int, list[Operation]] = {}
-    for op in step.backward:
+    for op in unconditional(step.backward):
         stage = newest[op]
         readers = (reader for t in op.outputs for reader in t.consumers())
         if all(newest.get(reader) != stage for reader in readers):
@@ -224,30 +225,40 @@ def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operat
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
     """Return the last segment that each backward op depends on; -1 for none.
 
-    oneDNN's layout pass merges the gradient of a bias with that of the weights, so the
-    one counts as depending on what the other depends on. Otherwise a segment that
-    waits for the first and is read by the second would close a cycle.
+    Cost: linear, and as much again for each level of nested loops of version 1, and
+    once more where `_merged` yields something.
     """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
-    _propagate(step.backward, newest)
-    merged = False
-    for op in step.backward:
-        if op.type == "BiasAddGrad":
-            partners = (
-                r for r in op.inputs[0].consumers() if "BackpropFilter" in r.type
-            )
-            latest = max((newest.get(r, -1) for r in partners), default=-1)
-            merged = merged or latest > newest[op]
-            newest[op] = max(newest[op], latest)
-    if merged:
-        _propagate(step.backward, newest)
+    # What an iteration needs, the loop needs.
+    tied = [*back_edges_among(step.backward), *_merged(step.backward)]
+    rising = True
+    while rising:
+        for op in step.backward:
+            stages = [newest[p] for p in predecessors(op) if p in newest]
+            newest[op] = max([newest[op], *stages])
+        rising = False
+        for source, raised in tied:
+            if newest[source] > newest[raised]:
+                newest[raised] = newest[source]
+                rising = True
     return newest
 
 
-def _propagate(ops: Sequence[Operation], newest: dict[Operation, int]) -> None:
-    for op in ops:
-        stages = [newest[t.op] for t in op.inputs if t.op in newest]
-        newest[op] = max([newest[op], *stages])
+def _merged(ops: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
+    """Return pairs of ops of which the second waits for what the first waits for.
+
+    oneDNN's layout pass merges the gradient of a bias with that of the filter. A
+    segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
+    """
+    members = frozenset(ops)
+    return [
+        (reader, op)
+        for op in ops
+        if op.type == "BiasAddGrad"
+        for reader in op.inputs[0].consumers()
+        if "BackpropFilter" in reader.type and reader in members
+    ]

@@ -144,11 +144,12 @@ def check(gradients: Iterable[Any], report: Report, before: int) -> None:
         check_copy(copy, originals[name])
     edges = dependencies(graph)
     check_order(edges, {copies[name]: recomputed[name] for name in copies})
-    needed = {t.op for t in results}.union(
-        *(nx.ancestors(edges, t.op) for t in results)
-    )
     made = graph.get_operations()[before:]
-    check_readers([op for op in made if op in needed], report, set(originals.values()))
+    seeds = [op for op in made if op.name.startswith("gradients/Identity")]
+    behind = set().union(*(nx.ancestors(edges, t.op) | {t.op} for t in results))
+    ahead = set().union(*(nx.descendants(edges, op) for op in seeds))
+    backward = [op for op in made if op in behind and op in ahead]
+    check_readers(backward, report, set(originals.values()))
 
 
 def check_copy(copy: tf.Operation, original: tf.Operation) -> None:
@@ -177,11 +178,11 @@ def check_order(edges: nx.DiGraph, segments: dict[tf.Operation, int]) -> None:
 
 
 def check_readers(
-    made: Iterable[tf.Operation], report: Report, originals: set[tf.Operation]
+    backward: Iterable[tf.Operation], report: Report, originals: set[tf.Operation]
 ) -> None:
     """Check that no op of the backward pass holds what is recomputed."""
     kept = {tensor.name for tensor in report.kept}
-    for op in made:
+    for op in backward:
         if op in originals or op.name.startswith((SCOPE, "offloaded/")):
             continue
         for t in op.inputs:
