@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.gradients.call import Call
@@ -13,8 +14,9 @@ from geutil.gradients.moving import move_gradients
 from geutil.gradients.preparing import Options
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.step import Step
+from geutil.graph.adjacency import creation_index
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Tensor
+from geutil.graph.kinds import Tensor, is_tensor
 from geutil.graph.surroundings import count_ops
 
 
@@ -40,7 +42,7 @@ class CallGradients:
         flowing = [
             (y, grad)
             for y, grad in zip(self._call.ys, grads, strict=True)
-            if grad is not None
+            if not (grad is None or _is_made_up(grad, len(grads)))
         ]
         if not flowing:
             return [None] * len(xs)
@@ -67,3 +69,20 @@ class CallGradients:
 def _like(y: Tensor) -> Tensor:
     """Return a tensor that can stand for the gradient of `y`."""
     return tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
+
+
+def _is_made_up(grad: Any, outputs: int) -> bool:
+    """Tell whether TensorFlow made a zero just now for an output that nothing reads.
+
+    To differentiate by it would compute zeros, or NaN where a derivative is infinite,
+    and inputs that no gradient reaches would not get None.
+
+    Args:
+        grad: the gradient of an output.
+        outputs: how many outputs the call has.
+    """
+    if not is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
+        return False
+    if creation_index(grad.op) < count_ops(grad.graph) - outputs:
+        return False
+    return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

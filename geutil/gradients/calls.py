@@ -26,7 +26,6 @@ from geutil.graph.tapes import (
 )
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
-"""Ops that stand for what comes from outside, even where the call made them."""
 
 
 class _Running(threading.local):
@@ -109,13 +108,21 @@ def _read_from_outside(
     met = set()
     while waiting:
         t = waiting.pop()
-        if t.op not in made or t.op.type in _GIVEN:
+        if t.op not in made or _is_given(t):
             if is_differentiable(t):
                 found.add(t)
         elif t.op not in met:
             met.add(t.op)
             waiting.extend(t.op.inputs)
     return tuple(found)
+
+
+def _is_given(t: Tensor) -> bool:
+    """Tell whether an op made in the call stands for what comes from outside.
+
+    A small eager tensor becomes a constant, and a tape may watch where it comes from.
+    """
+    return t.op.type in _GIVEN or (t.op.type == "Const" and is_watched(t))
 
 
 def _tell(call: Call, options: Options) -> Sequence[Tensor]:

@@ -229,5 +229,28 @@ def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation
             newest[read.op] = max(newest[read.op], stage)
     for op in step.backward:
         stages = [newest[t.op] for t in op.inputs if t.op in newest]
+        stages += [newest[other] for other in _merged_with(op) if other in newest]
         newest[op] = max([newest[op], *stages])
     return newest
+
+
+_FILTER_GRADIENTS = frozenset(
+    f"{kind}BackpropFilter{version}"
+    for kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+    for version in ("", "V2")
+)
+
+
+def _merged_with(op: Operation) -> list[Operation]:
+    """Return the ops that oneDNN makes one op of with a gradient of a bias.
+
+    If the recomputation that one of them needs waited for the other, merging them would
+    close a cycle.
+    """
+    if op.type != "BiasAddGrad":
+        return []
+    return [
+        reader
+        for reader in op.inputs[0].consumers()
+        if reader.type in _FILTER_GRADIENTS
+    ]
