@@ -59,9 +59,12 @@ class Forward:
 
 
 def trace_forward(step: Step) -> Forward:
-    """Return the step's forward part, traced anew: the caller may edit the graph."""
-    function = tf.function(step.loss).get_concrete_function(*step.specs)
-    count = len(step.batch)
-    return Forward(
-        step, function.graph, function.inputs[:count], function.outputs[0].op.inputs[0]
-    )
+    """Return the step's forward part, traced anew and never built.
+
+    So a test may edit the graph. To run what it makes, a test calls `step.loss` in a
+    `tf.function` instead.
+    """
+    graph = tf.__internal__.FuncGraph("forward")
+    with graph.as_default():
+        batch = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in step.specs]
+        return Forward(step, graph, batch, step.loss(*batch))
