@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients.call import Call
-from geutil.gradients.call_planning import plan_call
-from geutil.gradients.moving import move_gradients
 from geutil.gradients.preparing import Options
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.step import Step
+from geutil.gradients.wrapped.call import Call
+from geutil.gradients.wrapped.moving import move_gradients
+from geutil.gradients.wrapped.planning import plan_call
 from geutil.graph.adjacency import creation_index
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Tensor, is_tensor

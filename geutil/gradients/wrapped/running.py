@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients.call import Call
-from geutil.gradients.call_gradients import CallGradients
 from geutil.gradients.preparing import Options
+from geutil.gradients.wrapped.building import CallGradients
+from geutil.gradients.wrapped.call import Call
 from geutil.graph.identity import IdentityMap, IdentitySet
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor
 from geutil.graph.state import state_of

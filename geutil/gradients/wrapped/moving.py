@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients.recomputing import SCOPE
+from geutil.gradients.delays import SCOPE
 from geutil.gradients.step import Step, tensors_of
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import capture

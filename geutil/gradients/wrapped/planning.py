@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from geutil.gradients.call import Call
 from geutil.gradients.preparing import Options, Prepared
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, build_step
+from geutil.gradients.wrapped.call import Call
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.surroundings import ops_since
