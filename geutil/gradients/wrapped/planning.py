@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from geutil.gradients.preparing import Options, Prepared
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, build_step
-from geutil.gradients.wrapped.call import Call
+from geutil.gradients.wrapped.call import Call, calls_in
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.surroundings import ops_since
@@ -40,7 +41,25 @@ def plan_call(
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     keeping, plan = _choose(call, step, options, later)
+    calls = calls_in(call.graph)
+    plan = _after(plan, calls.before(step.seeds))
+    calls.add(step)
     return Prepared(plan, keeping, options.offloading())
+
+
+def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
+    """Let what is recomputed at first wait for the calls that come before as well.
+
+    The executor runs weight gradients late, and what they have not read yet is held.
+    """
+    first = frozenset(plan.step.seeds)
+    segments = tuple(
+        replace(segment, awaited=(*segment.awaited, *ends))
+        if ends and first.issuperset(segment.awaited)
+        else segment
+        for segment in plan.segments
+    )
+    return replace(plan, segments=segments)
 
 
 def _choose(
@@ -59,7 +78,7 @@ def _choose(
     # What is chosen here is held by each of the calls, and one works at a time.
     held = sum(map(tensor_bytes, keeping.chosen))
     working = max(map(_bytes_of, plan.segments), default=0)
-    if len(call.siblings) * held + working < size:
+    if calls_in(call.graph).count * held + working < size:
         return keeping, plan
     return inputs, whole
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from geutil.gradients.preparing import Options
 from geutil.gradients.wrapped.building import CallGradients
-from geutil.gradients.wrapped.call import Call
-from geutil.graph.identity import IdentityMap, IdentitySet
-from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor
-from geutil.graph.state import state_of
+from geutil.gradients.wrapped.call import Call, calls_in
+from geutil.graph.gradient_registry import captures_of
+from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
+from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tensor
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.graph.tapes import (
     carry_marks,
@@ -81,9 +81,8 @@ def call_in_graph(
     inputs = _read_from_outside(ys, frozenset(ops_since(graph, before)))
     if not inputs:
         return result
-    siblings = state_of(graph).checkpointed_calls
-    call = Call(graph, tuple(ys), inputs, count_ops(graph), alone, siblings)
-    siblings.append(call)
+    call = Call(graph, tuple(ys), inputs, count_ops(graph), alone)
+    calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(
         result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
@@ -147,12 +146,28 @@ def _tell(call: Call, options: Options) -> Sequence[Tensor]:
         return [*[None] * count, *gradients.build(call.inputs, grads[:count])]
 
     set_gradient(stand_ins[0].op, of_op)
-    watched = [t for t in call.inputs if is_watched(t)]
+    watched = _watched(call)
     if watched:
+        xs = list(watched)
         record_on_tapes(
             "checkpointed",
             stand_ins,
-            watched,
-            lambda *grads: gradients.build(watched, grads),
+            list(watched.values()),
+            lambda *grads: gradients.build(xs, grads),
         )
     return stand_ins
+
+
+def _watched(call: Call) -> IdentityMap[Any]:
+    """Return the inputs that tapes watch, and what they know each by.
+
+    A function that is called inside hides its captures from the tapes: of a placeholder
+    that stands for something outside, they may know only that.
+    """
+    watched = MutableIdentityMap((t, t) for t in call.inputs if is_watched(t))
+    if len(watched) < len(call.inputs) and is_func_graph(call.graph):
+        inputs = IdentitySet(call.inputs)
+        for outside, inside in captures_of(call.graph):
+            if inside in inputs and inside not in watched and is_watched(outside):
+                watched[inside] = outside
+    return watched

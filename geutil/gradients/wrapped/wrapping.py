@@ -23,6 +23,7 @@ _MODES = ("collection", INPUTS, "memory", "speed")
 _KERAS = ("keras", "tf_keras")
 
 
+@not_converted
 def checkpointed(
     fn: F,
     checkpoints: str | Policy = "memory",
