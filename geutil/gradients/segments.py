@@ -14,6 +14,8 @@ from geutil.graph.order import topological_sort
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
 
+_WITH_BIAS = frozenset(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"))
+
 
 @dataclass(frozen=True, eq=False)
 class Read:
@@ -223,6 +225,12 @@ def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
+    for op in step.backward:
+        if op.type == "BiasAddGrad":
+            # oneDNN computes it within the filter gradient that reads the same.
+            for reader in op.inputs[0].consumers():
+                if reader.type in _WITH_BIAS:
+                    newest[op] = max(newest[op], newest.get(reader, -1))
     for op in step.backward:
         stages = [newest[t.op] for t in op.inputs if t.op in newest]
         newest[op] = max([newest[op], *stages])
