@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,7 @@ class SessionStep:
         self._session = tf.compat.v1.Session(
             graph=graph, config=_session_config(job, options)
         )
-        with graph.as_default():
-            for spec in job.variables:
-                _assign(self._session, graph, spec, values[spec.key])
+        _assign(self._session, job.variables, values)
 
     def __call__(self) -> None:
         """Run one step."""
@@ -123,15 +121,27 @@ def _session_config(job: GraphJob, options: Options) -> Any:
     return config
 
 
-def _assign(session: Any, graph: tf.Graph, spec: VariableSpec, value: Any) -> None:
-    (holder,) = graph.get_operation_by_name(spec.op).outputs
-    dtype = tf.as_dtype(spec.dtype)
-    placeholder = tf.compat.v1.placeholder(dtype, np.shape(value))
-    if holder.dtype == tf.resource:
-        assign = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
-    else:
-        assign = tf.raw_ops.Assign(ref=holder, value=placeholder).op
-    session.run(assign, {placeholder: value})
+def _assign(
+    session: Any, specs: Sequence[VariableSpec], values: dict[str, Any]
+) -> None:
+    """Give the variables of a Session's graph their values.
+
+    In one run: each run with new ops costs time for the whole graph.
+    """
+    feeds = {}
+    assigns = []
+    with session.graph.as_default():
+        for spec in specs:
+            (holder,) = session.graph.get_operation_by_name(spec.op).outputs
+            value = values[spec.key]
+            placeholder = tf.compat.v1.placeholder(spec.dtype, np.shape(value))
+            feeds[placeholder] = value
+            if holder.dtype == tf.resource:
+                made = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
+            else:
+                made = tf.raw_ops.Assign(ref=holder, value=placeholder).op
+            assigns.append(made)
+    session.run(assigns, feeds)
 
 
 def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
