@@ -18,6 +18,8 @@ from geutil.graph.importing import capture
 from geutil.memory.measuring.job import CallJob, GraphJob, Options, VariableSpec
 
 Step = Callable[[], Any]
+_ALIGNMENT = 64
+"""Bytes, of the buffers of TensorFlow's kernels."""
 
 
 def call_step(job: CallJob) -> Step:
@@ -38,7 +40,7 @@ class SessionStep:
     def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
         graph = _imported(job.graph_def)
         self._fetches = list(job.fetches)
-        self._feeds = dict(job.feeds)
+        self._feeds = {name: aligned(value) for name, value in job.feeds.items()}
         self._session = tf.compat.v1.Session(
             graph=graph, config=_session_config(job, options)
         )
@@ -98,6 +100,17 @@ def initial_values(job: GraphJob) -> dict[str, Any]:
         with tf.compat.v1.Session(graph=graph) as session:
             values |= session.run(initials)
     return values
+
+
+def aligned(array: Any) -> Any:
+    """Return an equal array that a Session takes as it is, where it copies others."""
+    if array.dtype == object:
+        return array
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    view = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
 
 
 def _imported(serialized: bytes) -> tf.Graph:
