@@ -64,6 +64,10 @@ def traced(way: Way, step: Step, setting: Setting) -> Any:
 
     @tf.function(jit_compile=setting.xla or None)
     def run(*batch: tf.Tensor) -> list[Any]:
-        return way.gradients(step.loss(*batch), step.variables)
+        results = way.gradients(step.loss(*batch), step.variables)
+        missing = sum(result is None for result in results)
+        if missing:
+            raise ValueError(f"{missing} of {len(results)} gradients are None")
+        return results
 
     return run.get_concrete_function(*step.specs)
