@@ -135,7 +135,11 @@ def _seed(y: Tensor, gradient: Any) -> Any:
     with tf.name_scope("gradients/"):
         if gradient is None:
             # TensorFlow knows what to say of a y without a real gradient.
-            return tf.identity(tf.ones_like(y)) if y.dtype.is_floating else None
+            if not y.dtype.is_floating:
+                return None
+            # Like TensorFlow's own: an AddN that can take over the buffer of an input
+            # begins with that one, and no constant's can be taken over.
+            return tf.identity(tf.fill(tf.shape(y), tf.ones([], y.dtype)))
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(
                 tf.identity(gradient.values), gradient.indices, gradient.dense_shape

@@ -32,7 +32,9 @@ def predict(
     grappler: bool = True,
 ) -> Timeline:
     """Predict what one step holds in memory, op by op, without running it."""
-    program, scratch = step_program(ys_or_fetches, feeds=feeds, shapes=shapes, grappler=grappler and order is None)
+    program, scratch = step_program(
+        ys_or_fetches, feeds=feeds, shapes=shapes, grappler=grappler and order is None
+    )
     if order is None:
         return simulate(with_onednn(program)).timeline()
     return simulate(program, _numbers(program, order)).timeline()

@@ -19,9 +19,7 @@ SizeOf = Callable[[Tensor], int]
 """The bytes of a tensor of the graph that is read."""
 
 
-def read_program(
-    graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf
-) -> Program:
+def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
     """Return all ops of a graph as a program.
 
     Args:

@@ -23,7 +23,9 @@ class Shapes:
     def applied(self, graph_def: Any) -> Any:
         for node in graph_def.node:
             if node.op == "Placeholder" and node.name + ":0" in self._given:
-                node.attr["shape"].shape.CopyFrom(self._given[node.name + ":0"].as_proto())
+                node.attr["shape"].shape.CopyFrom(
+                    self._given[node.name + ":0"].as_proto()
+                )
         return graph_def
 
     def bytes_of(self, tensor: Tensor) -> int:
