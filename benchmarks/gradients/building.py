@@ -45,6 +45,5 @@ def _seconds(step: Step, gradients: Callable[..., list[Any]]) -> float:
         taken = perf_counter() - start
         return results
 
-    # Not converted by AutoGraph, which would only slow down the forward pass.
     tf.function(build, autograph=False).get_concrete_function(*step.specs)
     return taken

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typing import Any
 from benchmarks.gradients.cases import SETTINGS, Setting
 
 MESSAGE_LENGTH = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ChildError(Exception):
@@ -62,7 +64,7 @@ def main() -> None:
     try:
         answer = _answer(work, network, SETTINGS[setting], ways)
     except Exception as error:  # Of whatever a way to compute gradients raises.
-        message = " ".join(str(error).split())
+        message = " ".join(_COLOUR.sub("", str(error)).split())
         answer = {"raises": f"{type(error).__name__}: {message[:MESSAGE_LENGTH]}"}
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 

@@ -62,7 +62,8 @@ def configure(setting: Setting) -> None:
 def traced(way: Way, step: Step, setting: Setting) -> Any:
     """Return a ConcreteFunction from the step's batch to its gradients."""
 
-    @tf.function(jit_compile=setting.xla or None)
+    # AutoGraph would bury what a way raises.
+    @tf.function(jit_compile=setting.xla or None, autograph=False)
     def run(*batch: tf.Tensor) -> list[Any]:
         results = way.gradients(step.loss(*batch), step.variables)
         missing = sum(result is None for result in results)
