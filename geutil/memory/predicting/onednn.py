@@ -6,7 +6,9 @@ all others.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 from geutil.memory.predicting.kernels import ONEDNN
 from geutil.memory.program import Node, Program
@@ -14,7 +16,7 @@ from geutil.memory.program import Node, Program
 _FILTER_GRADIENTS = frozenset(("Conv2DBackpropFilter",))
 
 
-def with_onednn(program: Program) -> Program:
+def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and its order changed.
 
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
@@ -22,6 +24,51 @@ def with_onednn(program: Program) -> Program:
 
     Cost: linear in nodes and edges.
     """
+    rng = random.Random(seed)
+    merged, into = _merged(program)
+    place = _places(_reverse_postorder(program, rng))
+    last = sorted(merged, key=place.__getitem__)
+    gone = set(into)
+    first = [i for i in range(len(program.nodes)) if i not in gone and i not in merged]
+    program = _renumbered(program, merged, into, first + last)
+    place = _places(_reverse_postorder(program, rng))
+    nodes = program.nodes
+    order = sorted(
+        range(len(nodes)),
+        key=lambda i: (1, place[i]) if _is_onednn(nodes[i]) else (0, i),
+    )
+    return _renumbered(program, {}, {}, order)
+
+
+def _places(order: list[int]) -> dict[int, int]:
+    return {i: place for place, i in enumerate(order)}
+
+
+def _reverse_postorder(program: Program, rng: random.Random) -> list[int]:
+    successors = list(program.successors())
+    stack = []
+    for i, node in enumerate(program.nodes):
+        if not node.inputs and not node.controls:
+            stack.append(i)
+    rng.shuffle(stack)
+    seen = [False] * len(program.nodes)
+    left: list[int] = []
+    while stack:
+        i = stack.pop()
+        if i < 0:
+            left.append(~i)
+        elif not seen[i]:
+            seen[i] = True
+            stack.append(~i)
+            after = successors[i]
+            if len(after) > 8:
+                rng.shuffle(after)
+            stack.extend(j for j in after if not seen[j])
+    left.reverse()
+    return left
+
+
+def _merged(program: Program) -> tuple[dict[int, Node], dict[int, int]]:
     nodes = list(program.nodes)
     kept = set(program.fetched)
     readers: list[list[int]] = [[] for _ in program.sizes]
@@ -32,13 +79,14 @@ def with_onednn(program: Program) -> Program:
         for tensor in node.outputs:
             maker[tensor] = i
     into: dict[int, int] = {}
+    merged: dict[int, Node] = {}
     for i, node in enumerate(nodes):
         if node.type == "BiasAdd":
             other = maker[node.inputs[0]]
             if nodes[other].type in ("Conv2D", "Conv3D") and _only(
                 node.inputs[0], readers, kept
             ):
-                nodes[i] = _with_bias(nodes[other], node)
+                nodes[i] = merged[i] = _with_bias(nodes[other], node)
                 into[other] = i
         elif node.type == "BiasAddGrad":
             for reader in readers[node.inputs[0]]:
@@ -46,7 +94,7 @@ def with_onednn(program: Program) -> Program:
                 if filters.type in _FILTER_GRADIENTS and (
                     filters.inputs[2] == node.inputs[0]
                 ):
-                    nodes[reader] = _with_bias_gradient(filters, node)
+                    nodes[reader] = merged[reader] = _with_bias_gradient(filters, node)
                     into[i] = reader
                     break
     for i, node in enumerate(nodes):
@@ -54,9 +102,9 @@ def with_onednn(program: Program) -> Program:
             continue
         other = maker[node.inputs[0]]
         if nodes[other].type == "Pad" and _only(node.inputs[0], readers, kept):
-            nodes[i] = _with_padding(nodes[other], node)
+            nodes[i] = merged[i] = _with_padding(nodes[other], node)
             into[other] = i
-    return _renumbered(program, nodes, into)
+    return merged, into
 
 
 def _only(tensor: int, readers: list[list[int]], kept: Iterable[int]) -> bool:
@@ -87,30 +135,22 @@ def _with_padding(padding: Node, convolution: Node) -> Node:
     )
 
 
-def _renumbered(program: Program, nodes: list[Node], into: dict[int, int]) -> Program:
-    """Leave out the nodes that were merged into others, and put oneDNN's last."""
-    left = [i for i in range(len(nodes)) if i not in into]
-    order = sorted(left, key=lambda i: _is_onednn(nodes[i]))
-    place = {i: at for at, i in enumerate(order)}
+def _renumbered(
+    program: Program, merged: dict[int, Node], into: dict[int, int], order: list[int]
+) -> Program:
+    place = _places(order)
     for i, target in into.items():
         while target in into:
             target = into[target]
         place[i] = place[target]
+    nodes = [merged.get(i, program.nodes[i]) for i in order]
     final = [
-        nodes[i]._replace(
-            controls=list(dict.fromkeys(place[c] for c in nodes[i].controls))
-        )
-        if nodes[i].controls
-        else nodes[i]
-        for i in order
+        node._replace(controls=list(dict.fromkeys(place[c] for c in node.controls)))
+        if node.controls
+        else node
+        for node in nodes
     ]
-    return Program(
-        final,
-        program.sizes,
-        program.fetched,
-        program.variable_bytes,
-        program.constant_bytes,
-    )
+    return replace(program, nodes=final)
 
 
 def _is_onednn(node: Node) -> bool:
