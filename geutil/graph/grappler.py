@@ -15,6 +15,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 _COLOCATION = "_class"
 _KEPT = "_geutil_class"
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
@@ -38,6 +39,8 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     meta = meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(graph_def)
     for node in meta.graph_def.node:
+        # A Session places ops before it optimizes; some rewrites are for CPU ops only.
+        node.device = node.device or _CPU
         if _COLOCATION in node.attr:
             # Grappler drops colocation when it is run from Python; a Session keeps it,
             # and does not merge ops that differ in it.

@@ -121,7 +121,8 @@ CHEAP = frozenset(
 ONEDNN = frozenset(
     """
     AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 Conv2D
-    Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+    Conv2DBackpropFilter Conv2DBackpropFilterWithBias Conv2DBackpropInput Conv3D
+    Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
     DepthwiseConv2dNativeBackpropInput Einsum FusedBatchNorm FusedBatchNormGrad
     FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LRN
