@@ -88,7 +88,7 @@ def plan_recomputation(
     Cost: linear in the backward ops, the recomputed ops and their inputs.
     """
     groups = _groups(step, keeps)
-    if spare_last and groups and _ends_last(groups):
+    if spare_last and groups and _ends_last(step, groups):
         last = frozenset(groups[0].ops)
         return _plan(step, lambda t: t.op in last or keeps(t))
     return _finish(step, keeps, groups)
@@ -160,9 +160,16 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
     return {op: find(op) for op in ops}
 
 
-def _ends_last(groups: Sequence[_Group]) -> bool:
-    """Tell whether the forward pass ends in the group that is needed first."""
-    ends = [max(creation_index(op) for op in group.ops) for group in groups]
+def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
+    """Tell whether the forward pass ends in the group that is needed first.
+
+    Helpers of gradient functions count in the forward pass, but were made after it.
+    """
+    after = min(map(creation_index, step.seeds), default=0)
+    ends = [
+        max((i for i in map(creation_index, group.ops) if i < after), default=-1)
+        for group in groups
+    ]
     return ends[0] == max(ends)
 
 
