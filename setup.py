@@ -19,8 +19,15 @@ def read_version() -> str:
 
 # Upper bounds stop at the next major version, which may break us. Lower bounds
 # leave room for the newest release that still runs on Python 3.10.
+PLOT = [
+    # Draws what a step holds in memory.
+    "matplotlib>=3.9,<4",
+]
+
 EXTRAS = {
+    "plot": PLOT,
     "test": [
+        *PLOT,
         # Runs the tests and the doctests.
         "pytest>=8.3,<10",
         # Spreads test files over worker processes: importing TensorFlow is slow.

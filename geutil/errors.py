@@ -56,3 +56,19 @@ class VerificationError(GeutilError, ValueError):
     def __init__(self, message: str, violations: tuple[object, ...]) -> None:
         super().__init__(message)
         self.violations = violations
+
+
+class PredictionError(GeutilError, ValueError):
+    """The memory of a step cannot be predicted: sizes or an order are missing."""
+
+
+class MeasurementError(GeutilError, RuntimeError):
+    """A step cannot be measured, or the process that measured it did not finish."""
+
+
+class MissingExtraError(GeutilError, ImportError):
+    """A package that geutil needs for this alone is not installed."""
+
+
+class PlotError(GeutilError, ValueError):
+    """A picture cannot be drawn or written as asked."""

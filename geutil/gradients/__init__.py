@@ -1,1 +1,49 @@
 """Memory-saving gradients: gradient checkpointing for TensorFlow graphs."""
+
+from geutil.gradients.api import (
+    gradients,
+    gradients_collection,
+    gradients_memory,
+    gradients_speed,
+    last_report,
+)
+from geutil.gradients.explaining import explain
+from geutil.gradients.helpers import capture_ops, format_ops, toposort
+from geutil.gradients.policies import (
+    Policy,
+    all_of,
+    any_of,
+    by_name,
+    by_type,
+    inside,
+    larger_than,
+    not_,
+)
+from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
+from geutil.gradients.report import KeptTensor, RecomputedOp, Report
+from geutil.gradients.wrapped.wrapping import checkpointed
+
+__all__ = [
+    "MIN_CHECKPOINT_SIZE",
+    "KeptTensor",
+    "Policy",
+    "RecomputedOp",
+    "Report",
+    "all_of",
+    "any_of",
+    "by_name",
+    "by_type",
+    "capture_ops",
+    "checkpointed",
+    "explain",
+    "format_ops",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+    "inside",
+    "larger_than",
+    "last_report",
+    "not_",
+    "toposort",
+]

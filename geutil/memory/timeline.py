@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from geutil.memory.text import megabytes
+
+_SHOWN = 10
+"""How many of the buffers at the peak the text names."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +68,58 @@ class Timeline:
     def peak(self) -> int:
         """The most bytes that are held at once, variables and constants apart."""
         return max((moment.bytes for moment in self.moments), default=0)
+
+    @property
+    def peak_index(self) -> int | None:
+        """The place of the first op at the peak, None without ops."""
+        sizes = [moment.bytes for moment in self.moments]
+        return sizes.index(self.peak) if sizes else None
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the memory over the ops, with the largest tensors at the peak.
+
+        Args:
+            path: the file to write; its suffix (.png, .svg, .pdf) is the format.
+
+        Returns:
+            The path.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            PlotError: the suffix is none of the above.
+
+        Cost: linear in the ops.
+
+        Example:
+            >>> import tempfile
+            >>> from geutil.memory import LiveTensor, Moment, Timeline
+            >>> moments = (Moment("a", 4_000_000), Moment("b", 8_000_000))
+            >>> held = (LiveTensor("a:0", "MatMul", 4_000_000),) * 2
+            >>> timeline = Timeline(moments, held, 0, 0, "predicted")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     timeline.plot(f"{folder}/step.svg").name
+            'step.svg'
+        """
+        from geutil.memory.plotting import plot_timelines
+
+        return plot_timelines([("", self)], path)
+
+    def __str__(self) -> str:
+        index = self.peak_index
+        where = "" if index is None else f" at '{self.moments[index].op}'"
+        headline = (
+            f"peak {megabytes(self.peak)}{where} ({self.source}; 1 MB = 10^6 bytes), "
+            f"besides variables {megabytes(self.variable_bytes)} and constants "
+            f"{megabytes(self.constant_bytes)}"
+        )
+        shown = self.at_peak[:_SHOWN]
+        width = max((len(tensor.name) for tensor in shown), default=0)
+        lines = [headline]
+        lines += [
+            f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
+        ]
+        rest = self.at_peak[_SHOWN:]
+        if rest:
+            size = megabytes(sum(tensor.bytes for tensor in rest))
+            lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
+        return "\n".join(lines)

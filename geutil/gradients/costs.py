@@ -1,0 +1,73 @@
+"""How much an op computes, from its static shapes."""
+
+from __future__ import annotations
+
+import math
+
+from geutil.gradients.heavy import CONVOLUTIONS, PRODUCTS
+from geutil.gradients.sizes import UNKNOWN, tensor_elements
+from geutil.graph.kinds import Operation, Tensor
+
+
+def multiply_adds(op: Operation) -> int:
+    """Return the multiply-adds of an op, an unknown dimension counted as 32.
+
+    Exact for convolutions and matrix products. Any other op counts one for each
+    element that it reads or writes.
+
+    Cost: constant.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients.costs import multiply_adds
+        >>> with tf.Graph().as_default():
+        ...     y = tf.matmul(tf.zeros([8, 16]), tf.zeros([16, 4]))
+        >>> multiply_adds(y.op)
+        512
+    """
+    if op.type in CONVOLUTIONS:
+        return _convolution(op)
+    if op.type in PRODUCTS and len(op.inputs) == 2:
+        return _product(op)
+    return sum(tensor_elements(t) for t in (*op.inputs, *op.outputs))
+
+
+def _convolution(op: Operation) -> int:
+    """Each output element takes one multiply-add for each weight that it sees."""
+    transposed = "BackpropInput" in op.type
+    # The transposed convolution reads what the plain one would write.
+    spread = op.inputs[2] if transposed else op.outputs[0]
+    weights = _dimensions(op.inputs[1])
+    if op.type in ("DepthwiseConv2dNative", "Dilation2D"):
+        return tensor_elements(spread) * math.prod(weights[:2])
+    # Weights are [*window, channels in, channels out]; each output channel has its own.
+    return tensor_elements(spread) * math.prod(weights[:-1])
+
+
+def _product(op: Operation) -> int:
+    """|left| x |right| x |out| counts each of the three kinds of dimension twice."""
+    left, right = (tensor_elements(t) for t in op.inputs)
+    out = tensor_elements(op.outputs[0])
+    if op.type == "Einsum":
+        batch = _shared_batch(op)
+    else:
+        batch = math.prod(_dimensions(op.outputs[0])[:-2])
+    return round(math.sqrt(left * right * out * batch)) if batch else 0
+
+
+def _shared_batch(op: Operation) -> int:
+    """Return the product of the dimensions that all three terms of an einsum have."""
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    if "." in equation or "->" not in equation:
+        return 1
+    terms, result = equation.split("->")
+    left, right = terms.split(",")
+    sizes = dict(zip(left, _dimensions(op.inputs[0]), strict=True))
+    shared = set(left) & set(right) & set(result)
+    return math.prod(sizes[label] for label in sorted(shared))
+
+
+def _dimensions(tensor: Tensor) -> list[int]:
+    if tensor.shape.rank is None:
+        return []
+    return [UNKNOWN if d is None else d for d in tensor.shape.as_list()]

@@ -1,0 +1,41 @@
+"""Which forward ops can be run again."""
+
+from __future__ import annotations
+
+from geutil.graph.kinds import Operation, is_reference
+from geutil.graph.plain_gradients import in_version_1_control_flow, is_stateful
+
+PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
+"""Types of ops whose outputs are there all the time."""
+
+_GIVEN = PARAMETERS | {
+    "Placeholder",
+    "PlaceholderWithDefault",
+    "VarHandleOp",
+    "_Arg",
+    "IteratorGetNext",
+}
+_PRIMITIVE_FLOW = frozenset(
+    prefix + name
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "Switch", "NextIteration")
+) | {"LoopCond"}
+
+
+def why_kept(op: Operation) -> str | None:
+    """Return why an op cannot be run again, or None if it can.
+
+    What an op does besides computing its outputs must happen once: reading a variable
+    that is assigned meanwhile, drawing random numbers, moving an average, printing,
+    taking from a queue. So its outputs are kept.
+    """
+    if op.type in _GIVEN or not op.inputs:
+        return "it is given"
+    if is_stateful(op):
+        return f"a {op.type} must run only once"
+    if any(is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return "it reads or changes a variable of version 1"
+    if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
+        return "it belongs to a loop or conditional of version 1"
+    return None

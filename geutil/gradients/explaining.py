@@ -1,0 +1,184 @@
+"""Says what memory-saving gradients would do, and builds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.gradients.policies import Policy, name_of_policy, named_policy
+from geutil.gradients.preparing import (
+    HOST,
+    MIN_CHECKPOINT_SIZE,
+    Options,
+    prepare,
+)
+from geutil.gradients.report import Report
+from geutil.gradients.selection import COLLECTION
+from geutil.gradients.step import as_list, require_target, source_of, tensors_of
+from geutil.graph.identity import MutableIdentityMap, dereference
+from geutil.graph.importing import new_graph
+from geutil.graph.kinds import Graph, Tensor, is_tensor
+from geutil.graph.plain_gradients import collection, variable_tensor
+from geutil.select.views import make_view
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.copying import copy
+
+
+@tf.autograph.experimental.do_not_convert
+def explain(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    checkpoints: Any = "memory",
+    *,
+    min_checkpoint_size: int = MIN_CHECKPOINT_SIZE,
+    offload: bool | Policy = False,
+    offload_device: str = HOST,
+    prefetch: int = 1,
+    **kwargs: Any,
+) -> Report:
+    """Return the report that `gradients` would leave, without building anything.
+
+    The forward pass is copied to a graph that is thrown away, and everything is tried
+    out there.
+
+    Args:
+        ys: as in `gradients`, with all that follow.
+        xs: see there.
+        grad_ys: see there.
+        checkpoints: see there.
+        min_checkpoint_size: see there.
+        offload: see there.
+        offload_device: see there.
+        prefetch: see there.
+        **kwargs: see there.
+
+    Returns:
+        What would be kept and recomputed, the predicted peaks with it and without, and
+        the extra compute. `str` of it is a table.
+
+    Raises:
+        The same as `gradients`.
+
+    Cost: that of `tf.gradients` and of a copy of the forward pass.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import by_name, explain
+        >>> with tf.Graph().as_default():
+        ...     x = tf.ones([1024])
+        ...     y = tf.sin(tf.sin(x), name="y")
+        ...     z = tf.sin(tf.sin(y))
+        >>> report = explain(z, x, checkpoints=by_name("^y$"))
+        >>> [(tensor.name, tensor.bytes, tensor.reason) for tensor in report.kept][1:]
+        [('y:0', 4096, "chosen: by_name('^y$')")]
+    """
+    options = Options(
+        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+    )
+    targets = [require_target(y) for y in as_list(ys)]
+    given = [None] if grad_ys is None else as_list(grad_ys)
+    scratch = _Scratch(targets, tensors_of(given))
+    stopped = kwargs.get("stop_gradients")
+    if stopped is not None:
+        kwargs["stop_gradients"] = scratch.sources(stopped)
+    with scratch.graph.as_default():
+        prepared = prepare(
+            [scratch.of(y) for y in targets],
+            scratch.sources(xs),
+            None if grad_ys is None else [scratch.gradient(g) for g in given],
+            scratch.options(options),
+            kwargs,
+        )
+    return prepared.report()
+
+
+class _Scratch:
+    """A copy of all that some tensors depend on."""
+
+    def __init__(self, targets: list[Tensor], gradients: list[Tensor]) -> None:
+        self.graph = new_graph()
+        self._source = targets[0].graph
+        ends = [*targets, *gradients]
+        ops = get_backward_walk_ops(ends, control_inputs=True)
+        _, info = copy(make_view(ops), self.graph)
+        self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        self._original: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        for op in ops:
+            for t in op.outputs:
+                self._copy[t] = info.transformed(t)
+                self._original[self._copy[t]] = t
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor."""
+        return self._copy[tensor]
+
+    def sources(self, xs: Any) -> list[Tensor]:
+        """Return the copies of tensors and variables, of those that have one.
+
+        No y depends on the others.
+        """
+        tensors = []
+        for x in map(source_of, as_list(xs)):
+            is_variable = isinstance(x, tf.Variable)
+            t = variable_tensor(self._source, x) if is_variable else x
+            if t in self._copy:
+                tensors.append(self._copy[t])
+        return tensors
+
+    def gradient(self, given: Any) -> Any:
+        """Return the copy of the gradient of a y."""
+        if isinstance(given, tf.IndexedSlices):
+            shape = given.dense_shape
+            return tf.IndexedSlices(
+                self.of(given.values),
+                self.of(given.indices),
+                None if shape is None else self.of(shape),
+            )
+        return self.of(given) if is_tensor(given) else given
+
+    def options(self, options: Options) -> Options:
+        """Return options that mean in the copy what `options` mean in the original."""
+        offload = options.offload
+        return Options(
+            self._checkpoints(options.checkpoints),
+            options.min_checkpoint_size,
+            offload if isinstance(offload, bool) else self._policy(offload),
+            options.offload_device,
+            options.prefetch,
+        )
+
+    def _checkpoints(self, checkpoints: Any) -> Any:
+        if isinstance(checkpoints, str):
+            self._carry_collection(checkpoints)
+            return checkpoints
+        if is_tensor(checkpoints):
+            checkpoints = [checkpoints]
+        if callable(checkpoints):
+            return self._policy(checkpoints)
+        if not isinstance(checkpoints, Iterable):
+            return checkpoints
+        tensors = map(dereference, checkpoints)
+        # What is not behind ys is refused, or warned of, as it would be there.
+        return [self._copy.get(t, t) for t in tensors]
+
+    def _carry_collection(self, mode: str) -> None:
+        members: list[Any] = []
+        if mode == "collection":
+            members = [
+                self._copy.get(t, t) for t in collection(self._source, COLLECTION)
+            ]
+        _replace_collection(self.graph, COLLECTION, members)
+
+    def _policy(self, policy: Policy) -> Policy:
+        return named_policy(
+            name_of_policy(policy), lambda t: policy(self._original.get(t, t))
+        )
+
+
+def _replace_collection(graph: Graph, name: str, members: Iterable[Any]) -> None:
+    graph.clear_collection(name)
+    for member in members:
+        graph.add_to_collection(name, member)

@@ -1,0 +1,106 @@
+"""Kept tensors that wait in the memory of another device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.segments import Recomputation
+from geutil.graph.adjacency import consumers
+from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
+from geutil.graph.importing import add_control_edges, neutral
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.select.walks import get_backward_walk_ops
+
+SCOPE = "offloaded"
+
+
+@dataclass(frozen=True, eq=False)
+class Offload:
+    """What is offloaded, and how.
+
+    Attributes:
+        takes: tells whether a kept tensor goes.
+        device: the device that holds it meanwhile.
+        prefetch: how many segments ahead of its first use it starts to come back.
+    """
+
+    takes: Callable[[Tensor], bool]
+    device: str
+    prefetch: int
+
+
+def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
+    """Return the kept tensors that go: those that some segment needs.
+
+    What the backward pass reads before the first segment would be back at once.
+    """
+    if offload is None:
+        return []
+    needed = IdentitySet(
+        t
+        for segment in plan.segments
+        for t in (*segment.kept, *(read.tensor for read in segment.direct))
+    )
+    return [
+        t
+        for t in needed
+        if t.op.type not in PARAMETERS
+        # What is in a loop or branch of version 1 cannot be read outside.
+        and not in_version_1_control_flow(t.op)
+        and offload.takes(t)
+    ]
+
+
+def bring_back(
+    plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
+) -> list[IdentityMap[Tensor]]:
+    """Send tensors away after their last forward use, and back for each segment.
+
+    Args:
+        plan: what is recomputed.
+        gates: the op behind which each segment begins.
+        offload: what goes where, or None.
+
+    Returns:
+        For each segment, what to read instead of the tensors that went.
+
+    Cost: linear in the readers of the tensors that go.
+    """
+    returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
+    if offload is None:
+        return list(returned)
+    forward = frozenset(get_backward_walk_ops(list(plan.step.ys), control_inputs=True))
+    away = MutableIdentityMap(
+        [(t, _send(t, offload.device, forward)) for t in offloaded(plan, offload)]
+    )
+    for stage, segment in enumerate(plan.segments):
+        needed = (*segment.kept, *(read.tensor for read in segment.direct))
+        for t in IdentitySet(t for t in needed if t in away):
+            begin = stage - offload.prefetch
+            awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)
+            returned[stage][t] = _fetch(t, away[t], awaited)
+    return list(returned)
+
+
+def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
+    readers = [op for op in consumers(tensor) if op in forward]
+    sent = _identity(tensor, device, f"{tensor.op.name}/away")
+    add_control_edges(sent.op, readers)
+    return sent
+
+
+def _fetch(tensor: Tensor, sent: Tensor, awaited: Sequence[Operation]) -> Tensor:
+    fetched = _identity(sent, tensor.op.device, f"{tensor.op.name}/back")
+    add_control_edges(fetched.op, awaited)
+    return fetched
+
+
+def _identity(tensor: Tensor, device: str, name: str) -> Tensor:
+    graph = tensor.graph
+    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
+        return tf.identity(tensor, name=name)

@@ -1,0 +1,109 @@
+"""The choice of kept tensors with the least predicted peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from geutil.gradients.planning.budget import Terms, cut_within, least_budget
+from geutil.gradients.planning.cuts import (
+    Stretches,
+    crossing_tensors,
+    measure_stretches,
+)
+from geutil.gradients.planning.forward import ForwardPass, read_forward
+from geutil.gradients.planning.trials import Trial, Trials
+from geutil.gradients.segments import Keeps
+from geutil.gradients.step import Step
+from geutil.graph.kinds import Tensor
+
+_SLACKS = (1.0, 1.02, 1.05, 1.1)
+"""What budgets are tried, in parts of the least: the reckoning is not exact."""
+_IDLE = (0.0, 0.1)
+_AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
+_WORTH_WHILE = 0.98
+"""Plain gradients are left alone unless the peak falls to this part of theirs."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryChoice:
+    """What to keep so that the peak is least.
+
+    Attributes:
+        kept: the tensors, in graph order; none if plain gradients are best.
+        peak: the predicted peak in bytes.
+        plain_peak: the predicted peak of plain gradients.
+        reason: why plain gradients are best, or None.
+    """
+
+    kept: tuple[Tensor, ...]
+    peak: int
+    plain_peak: int
+    reason: str | None
+
+
+def choose_for_memory(
+    step: Step, always: Keeps, min_checkpoint_size: int = 0
+) -> MemoryChoice:
+    """Return the tensors to keep for the least predicted peak.
+
+    No op runs more than once again. The forward pass is cut into stretches such that
+    the fullest of them is as small as can be: those near the loss are longer, since
+    little else is held when the backward pass is there. Several cuttings are then
+    simulated, and the best is taken, unless plain gradients are.
+
+    Args:
+        step: the step with plain gradients.
+        always: tells which tensors are kept whatever is chosen.
+        min_checkpoint_size: no tensor of fewer elements is chosen.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    trials = Trials(step, always)
+    plain = trials.plain()
+    forward = read_forward(step, always, min_checkpoint_size)
+    if not forward.buffers:
+        return _plain(plain, "the backward pass reads nothing that could be recomputed")
+    gradient_bytes = trials.program.gradient_bytes(step.backward)
+    stretches = measure_stretches(forward, gradient_bytes)
+    tried = [
+        trials.run(_kept(forward, stretches, cuts)) for cuts in _cuttings(stretches)
+    ]
+    if not tried:
+        return _plain(plain, "no recomputation is predicted to need less")
+    least = min(trial.peak for trial in tried)
+    if least > _WORTH_WHILE * plain.peak:
+        return _plain(
+            plain,
+            f"the best recomputation is predicted to need {least:,} bytes at its peak, "
+            f"and plain gradients {plain.peak:,}",
+        )
+    good = (trial for trial in tried if trial.peak <= _AS_GOOD * least)
+    best = min(good, key=lambda trial: (trial.cost, trial.peak))
+    return MemoryChoice(best.kept, best.peak, plain.peak, None)
+
+
+def _plain(plain: Trial, reason: str) -> MemoryChoice:
+    return MemoryChoice((), plain.peak, plain.peak, reason)
+
+
+def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
+    """Yield different cuttings, each the best under other assumptions."""
+    met: set[tuple[int, ...]] = {()}
+    for held in (stretches.in_turn, stretches.at_worst):
+        for idle in _IDLE:
+            terms = Terms(stretches, held, idle)
+            least = least_budget(terms)
+            for slack in _SLACKS:
+                cuts = cut_within(terms, int(least * slack))
+                if cuts is not None and cuts not in met:
+                    met.add(cuts)
+                    yield cuts
+
+
+def _kept(
+    forward: ForwardPass, stretches: Stretches, cuts: Iterable[int]
+) -> list[Tensor]:
+    places = [int(stretches.places[cut]) for cut in cuts]
+    return crossing_tensors(forward.buffers, places)

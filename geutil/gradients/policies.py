@@ -1,0 +1,166 @@
+"""Which tensors to keep, said by predicates that can be combined.
+
+A policy is any function from a forward tensor to a truth value. "Every add under
+stereo and every Conv2D under motion, but nothing of a batch norm" is
+
+    all_of(
+        any_of(
+            all_of(inside("stereo"), by_type("Add", "AddV2")),
+            all_of(inside("motion"), by_type("Conv2D")),
+        ),
+        not_(by_name("BatchNorm")),
+    )
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from geutil.errors import ArgumentTypeError
+from geutil.gradients.sizes import tensor_bytes
+from geutil.graph.kinds import Tensor, type_name
+
+Policy: TypeAlias = Callable[[Tensor], bool]
+"""Tells of a forward tensor whether it shall be kept."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A policy that reports can name."""
+
+    name: str
+    test: Policy
+
+    def __call__(self, tensor: Tensor) -> bool:
+        return self.test(tensor)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def named_policy(name: str, test: Policy) -> Policy:
+    """Return a policy that reports call `name`."""
+    return _Named(name, test)
+
+
+def name_of_policy(policy: Policy) -> str:
+    """Return what a report calls a policy."""
+    if isinstance(policy, _Named):
+        return policy.name
+    return str(getattr(policy, "__name__", type(policy).__name__))
+
+
+def _listed(name: str, policies: Iterable[Policy]) -> str:
+    return f"{name}({', '.join(map(name_of_policy, policies))})"
+
+
+def by_name(pattern: str | re.Pattern[str]) -> Policy:
+    """Return the policy that keeps outputs of ops whose name matches a regex somewhere.
+
+    Args:
+        pattern: a regular expression, searched for in the name of the op.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import by_name
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([2], name="block1/out")
+        >>> by_name("block[0-9]+/out$")(x)
+        True
+    """
+    regex = re.compile(pattern)
+    return _Named(
+        f"by_name({regex.pattern!r})",
+        lambda tensor: regex.search(tensor.op.name) is not None,
+    )
+
+
+def by_type(*types: str) -> Policy:
+    """Return the policy that keeps outputs of ops of the given types.
+
+    Args:
+        types: types of ops, such as "Conv2D".
+
+    Raises:
+        ArgumentTypeError: no type is given, or one is no string.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import by_type
+        >>> with tf.Graph().as_default():
+        ...     x = tf.nn.relu(tf.zeros([2]))
+        >>> by_type("Relu", "Relu6")(x), by_type("Conv2D")(x)
+        (True, False)
+    """
+    if not types:
+        raise ArgumentTypeError("by_type needs at least one type, such as 'Conv2D'")
+    for name in types:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"a type of op is a string, got {type_name(name)}")
+    wanted = frozenset(types)
+    return _Named(
+        f"by_type({', '.join(map(repr, types))})",
+        lambda tensor: tensor.op.type in wanted,
+    )
+
+
+def larger_than(size: int) -> Policy:
+    """Return the policy that keeps tensors of more than `size` bytes.
+
+    An unknown dimension counts as 32.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import larger_than
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([256, 4])
+        >>> larger_than(4095)(x), larger_than(4096)(x)
+        (True, False)
+    """
+    return _Named(f"larger_than({size})", lambda tensor: tensor_bytes(tensor) > size)
+
+
+def inside(scope: str) -> Policy:
+    """Return the policy that keeps outputs of ops under a name scope.
+
+    Args:
+        scope: the scope, which may stand anywhere in the name between slashes; a slash
+            at its end makes no difference.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import inside
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([2], name="net/stereo/conv/out")
+        >>> inside("stereo")(x), inside("net/stereo/")(x), inside("ster")(x)
+        (True, True, False)
+    """
+    wanted = f"/{scope.strip('/')}/"
+    return _Named(
+        f"inside({scope!r})",
+        lambda tensor: wanted in f"/{tensor.op.name.rpartition('/')[0]}/",
+    )
+
+
+def any_of(*policies: Policy) -> Policy:
+    """Return the policy that keeps what at least one of `policies` keeps."""
+    return _Named(
+        _listed("any_of", policies),
+        lambda tensor: any(policy(tensor) for policy in policies),
+    )
+
+
+def all_of(*policies: Policy) -> Policy:
+    """Return the policy that keeps what every one of `policies` keeps."""
+    return _Named(
+        _listed("all_of", policies),
+        lambda tensor: all(policy(tensor) for policy in policies),
+    )
+
+
+def not_(policy: Policy) -> Policy:
+    """Return the policy that keeps what `policy` does not."""
+    return _Named(_listed("not_", [policy]), lambda tensor: not policy(tensor))

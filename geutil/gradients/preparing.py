@@ -1,0 +1,85 @@
+"""From the caller's arguments to a plan: what `gradients` and `explain` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geutil.errors import ArgumentTypeError
+from geutil.gradients.offloading import Offload, offloaded
+from geutil.gradients.policies import Policy
+from geutil.gradients.report import Report, make_report
+from geutil.gradients.segments import Recomputation, plan_recomputation
+from geutil.gradients.selection import Keeping, resolve
+from geutil.gradients.sizes import tensor_elements
+from geutil.gradients.step import build_step
+from geutil.graph.kinds import Tensor, type_name
+
+MIN_CHECKPOINT_SIZE = 1024
+"""The default of `min_checkpoint_size`, in elements."""
+HOST = "/device:CPU:0"
+"""Where offloaded tensors wait if nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to choose and hold checkpoints; see `geutil.gradients.gradients`."""
+
+    checkpoints: Any
+    min_checkpoint_size: int = MIN_CHECKPOINT_SIZE
+    offload: bool | Policy = False
+    offload_device: str = HOST
+    prefetch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("min_checkpoint_size", "prefetch"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
+        if not isinstance(self.offload, bool) and not callable(self.offload):
+            raise ArgumentTypeError(
+                f"offload is True, False or a policy, got {type_name(self.offload)}"
+            )
+
+    def offloading(self) -> Offload | None:
+        """Return what is offloaded, and how."""
+        if self.offload is False:
+            return None
+        takes = self._is_large if self.offload is True else self.offload
+        return Offload(takes, self.offload_device, self.prefetch)
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        return tensor_elements(tensor) >= self.min_checkpoint_size
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A step with plain gradients, and what shall become of it."""
+
+    plan: Recomputation
+    keeping: Keeping
+    offload: Offload | None
+
+    def report(self) -> Report:
+        """Return the report on the plan."""
+        sent = offloaded(self.plan, self.offload)
+        return make_report(self.plan, self.keeping, sent)
+
+
+def prepare(
+    ys: Any, xs: Any, grad_ys: Any, options: Options, arguments: Mapping[str, Any]
+) -> Prepared:
+    """Build plain gradients, and plan what is recomputed.
+
+    Args:
+        ys: as in `geutil.gradients.gradients`.
+        xs: as there.
+        grad_ys: as there.
+        options: how to choose and hold checkpoints.
+        arguments: further arguments of `tf.gradients`.
+    """
+    step = build_step(ys, xs, grad_ys, arguments)
+    keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
+    plan = plan_recomputation(step, keeping)
+    return Prepared(plan, keeping, options.offloading())

@@ -1,0 +1,175 @@
+"""What memory-saving gradients keep and recompute, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from geutil.gradients.costs import multiply_adds
+from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.prediction import predicted_peak
+from geutil.gradients.segments import Recomputation, plan_recomputation
+from geutil.gradients.selection import Keeping
+from geutil.gradients.sizes import tensor_bytes
+from geutil.graph.kinds import Tensor
+from geutil.select.walks import get_backward_walk_ops
+
+_SHOWN = 20
+_MB = 1e6
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A forward tensor that is held until the backward pass has read it.
+
+    Attributes:
+        name: its name.
+        op_type: the type of the op that yields it.
+        bytes: its size, an unknown dimension counted as 32.
+        reason: why it is kept.
+    """
+
+    name: str
+    op_type: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecomputedOp:
+    """A forward op that runs again in the backward pass.
+
+    Attributes:
+        name: its name.
+        op_type: its type.
+        segment: the segment that it runs again in, counted in the order of the
+            backward pass.
+        times: how often it runs again.
+    """
+
+    name: str
+    op_type: str
+    segment: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What memory-saving gradients do to one step.
+
+    Attributes:
+        mode: how the kept tensors were chosen.
+        kept: what is held between forward and backward pass, variables and constants
+            apart, in graph order.
+        recomputed: what runs again, segment by segment.
+        segments: the number of portions in which it does.
+        plain_peak: the predicted peak of plain gradients in bytes, variables and
+            constants apart.
+        peak: the predicted peak with recomputation.
+        forward_cost: the multiply-adds of the forward pass.
+        extra_cost: the multiply-adds of what runs again.
+        offloaded: the names of kept tensors that wait in another device's memory.
+        warnings: what the caller should know.
+    """
+
+    mode: str
+    kept: tuple[KeptTensor, ...]
+    recomputed: tuple[RecomputedOp, ...]
+    segments: int
+    plain_peak: int
+    peak: int
+    forward_cost: int
+    extra_cost: int
+    offloaded: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all kept tensors together."""
+        return sum(tensor.bytes for tensor in self.kept)
+
+    def __str__(self) -> str:
+        peaks = f"{_mb(self.peak)}, plain {_mb(self.plain_peak)}"
+        again = f"{len(self.recomputed)} ops in {self.segments} segments, each once"
+        lines = [
+            f"checkpoints: {self.mode}",
+            f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
+            f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
+            f"recomputed: {again}, {self._share()} of the forward pass",
+        ]
+        if self.offloaded:
+            lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        if self.kept:
+            lines += ["", *_table(self.kept)]
+        return "\n".join(lines)
+
+    def _share(self) -> str:
+        return f"{self.extra_cost / (self.forward_cost or 1):.0%}"
+
+
+def make_report(
+    plan: Recomputation, keeping: Keeping, offloaded: Iterable[Tensor] = ()
+) -> Report:
+    """Return the report on a plan.
+
+    Args:
+        plan: what is recomputed.
+        keeping: why tensors are kept.
+        offloaded: the kept tensors that wait elsewhere.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    step = plan.step
+    forward = get_backward_walk_ops(list(step.ys), control_inputs=True)
+    plain = plan_recomputation(step, lambda _: True)
+    recomputed = [
+        RecomputedOp(op.name, op.type, number)
+        for number, segment in enumerate(plan.segments)
+        for op in segment.ops
+    ]
+    return Report(
+        mode=keeping.mode,
+        kept=tuple(
+            KeptTensor(t.name, t.op.type, tensor_bytes(t), _reason(t, keeping))
+            for t in plan.kept
+            if t.op.type not in PARAMETERS
+        ),
+        recomputed=tuple(recomputed),
+        segments=len(plan.segments),
+        plain_peak=predicted_peak(plain),
+        peak=predicted_peak(plan),
+        forward_cost=sum(map(multiply_adds, forward)),
+        extra_cost=sum(multiply_adds(op) for s in plan.segments for op in s.ops),
+        offloaded=tuple(t.name for t in offloaded),
+        warnings=tuple(keeping.warnings),
+    )
+
+
+def _reason(tensor: Tensor, keeping: Keeping) -> str:
+    if tensor in keeping.chosen:
+        return f"chosen: {keeping.mode}"
+    return keeping.why_always(tensor) or "the backward pass starts with it"
+
+
+def _mb(size: int) -> str:
+    return f"{size / _MB:,.1f} MB"
+
+
+def _ratio(peak: int, plain: int) -> str:
+    return f" (ratio {peak / plain:.2f})" if plain else ""
+
+
+def _table(kept: Iterable[KeptTensor]) -> list[str]:
+    """Return the largest kept tensors as lines of a table."""
+    largest = sorted(kept, key=lambda tensor: -tensor.bytes)
+    shown = largest[:_SHOWN]
+    width = max(len(tensor.name) for tensor in shown)
+    lines = [f"{'kept tensor':{width}}  {'bytes':>13}  {'type':20}  why"]
+    lines += [
+        f"{t.name:{width}}  {t.bytes:13,}  {t.op_type:20}  {t.reason}" for t in shown
+    ]
+    if len(largest) > len(shown):
+        rest = sum(tensor.bytes for tensor in largest[_SHOWN:])
+        lines.append(f"... and {len(largest) - len(shown)} smaller, {_mb(rest)}")
+    return lines

@@ -1,0 +1,275 @@
+"""Which forward ops are run again, in which portions, and who reads the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from geutil.gradients.step import Step
+from geutil.graph.adjacency import creation_index, predecessors
+from geutil.graph.identity import IdentitySet
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.order import topological_sort
+from geutil.graph.version_1_flow import back_edges_among, unconditional
+
+Keeps = Callable[[Tensor], bool]
+"""Tells whether a forward tensor is kept until the backward pass has read it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A backward op that reads a tensor of the forward pass.
+
+    Attributes:
+        op: the backward op.
+        index: the position of the input.
+        tensor: the forward tensor that plain gradients read there.
+    """
+
+    op: Operation
+    index: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Forward ops that are run again together.
+
+    Attributes:
+        ops: the ops, in topological order.
+        kept: the kept tensors that they read.
+        reads: who reads their results.
+        direct: where backward ops of the same time read kept tensors as they are.
+        awaited: the ops that must have run before any op of the segment is run again.
+            With the last of them gone, nothing of the segment before is held.
+    """
+
+    ops: tuple[Operation, ...]
+    kept: tuple[Tensor, ...]
+    reads: tuple[Read, ...]
+    direct: tuple[Read, ...]
+    awaited: tuple[Operation, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Recomputation:
+    """What of a step is recomputed.
+
+    Attributes:
+        step: the step with plain gradients.
+        kept: the forward tensors that are held for the backward pass, in graph order.
+            It reads them, or others are recomputed from them.
+        segments: in the order in which the backward pass needs them.
+    """
+
+    step: Step
+    kept: tuple[Tensor, ...]
+    segments: tuple[Segment, ...]
+
+
+def plan_recomputation(
+    step: Step, keeps: Keeps, *, spare_last: bool = True
+) -> Recomputation:
+    """Divide what must be recomputed into segments, when some tensors are kept.
+
+    A forward tensor that a backward op reads and that is not kept is recomputed: its
+    op, and all ops behind it up to kept tensors, once. Ops that hang together by
+    tensors that are not kept make up a segment, which waits for what the backward pass
+    does with the segment before. What the backward pass starts with is not recomputed,
+    since run again at once it would save nothing.
+
+    Args:
+        step: the step.
+        keeps: tells whether a tensor is kept. Of an op that must not run twice, every
+            output has to be.
+        spare_last: whether the backward pass follows on the forward pass. If much else
+            runs in between, what it starts with is recomputed as well.
+
+    Cost: linear in the backward ops, the recomputed ops and their inputs.
+    """
+    groups = _groups(step, keeps)
+    if spare_last and groups and _ends_last(step, groups):
+        last = frozenset(groups[0].ops)
+        return _plan(step, lambda t: t.op in last or keeps(t))
+    return _finish(step, keeps, groups)
+
+
+def _plan(step: Step, keeps: Keeps) -> Recomputation:
+    return _finish(step, keeps, _groups(step, keeps))
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Ops that hang together, and who reads them."""
+
+    ops: list[Operation]
+    reads: list[Read]
+
+
+def _groups(step: Step, keeps: Keeps) -> list[_Group]:
+    """Return the segments to be, in the order in which the backward pass needs them."""
+    reads = [
+        Read(op, index, t) for op, index, t in forward_inputs(step) if not keeps(t)
+    ]
+    leader = _connected(ops_behind((read.tensor.op for read in reads), keeps), keeps)
+    groups: dict[Operation, _Group] = {}
+    for read in reads:
+        # The reads are in the order of the backward pass.
+        group = groups.setdefault(leader[read.tensor.op], _Group([], []))
+        group.reads.append(read)
+    for op, first in leader.items():
+        groups[first].ops.append(op)
+    return list(groups.values())
+
+
+def forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
+    """Yield the forward tensors that backward ops read: (op, index, tensor)."""
+    backward = frozenset(step.backward).union(step.seeds)
+    for op in step.backward:
+        for index, t in enumerate(op.inputs):
+            if t.op not in backward:
+                yield op, index, t
+
+
+def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
+    """Return what must be run again to have the outputs of the roots."""
+    waiting = list(roots)
+    met = dict.fromkeys(waiting)
+    while waiting:
+        for t in waiting.pop().inputs:
+            if t.op not in met and not keeps(t):
+                met[t.op] = None
+                waiting.append(t.op)
+    return topological_sort(met)
+
+
+def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:
+    """Map each op to one that stands for all that hang together with it."""
+    leader = {op: op for op in ops}
+
+    def find(op: Operation) -> Operation:
+        while leader[op] is not op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    for op in ops:
+        for t in op.inputs:
+            if t.op in leader and not keeps(t):
+                leader[find(op)] = find(t.op)
+    return {op: find(op) for op in ops}
+
+
+def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
+    """Tell whether the forward pass ends in the group that is needed first.
+
+    Helpers of gradient functions count in the forward pass, but were made after it.
+    """
+    after = min(map(creation_index, step.seeds), default=0)
+    ends = [
+        max((i for i in map(creation_index, group.ops) if i < after), default=-1)
+        for group in groups
+    ]
+    return ends[0] == max(ends)
+
+
+def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
+    newest = _newest_dependencies(step, groups)
+    direct: dict[int, list[Read]] = {}
+    held = IdentitySet()
+    for op, index, t in forward_inputs(step):
+        if keeps(t):
+            held.add(t)
+            direct.setdefault(newest[op], []).append(Read(op, index, t))
+    waits = _waits(step, groups, newest)
+    segments = []
+    for stage, group in enumerate(groups):
+        inputs = IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
+        for t in inputs:
+            held.add(t)
+        segments.append(
+            Segment(
+                tuple(group.ops),
+                tuple(inputs),
+                tuple(group.reads),
+                tuple(direct.get(stage, ())),
+                waits[stage],
+            )
+        )
+    kept = sorted(held, key=lambda t: (creation_index(t.op), t.value_index))
+    return Recomputation(step, tuple(kept), tuple(segments))
+
+
+def _waits(
+    step: Step, groups: Sequence[_Group], newest: Mapping[Operation, int]
+) -> list[tuple[Operation, ...]]:
+    """Return what each segment waits for.
+
+    That is all that the backward pass does between the segment before it on the same
+    devices and itself: the backward ops that depend on that one, on none needed later,
+    and that no other such op reads. Weight gradients are among them: the executor runs
+    those late, and what they have not read yet cannot be freed. No wait can close a
+    cycle, since segments only wait for ops that depend on earlier ones.
+    """
+    sinks = _sinks(step, newest)
+    before: dict[frozenset[str], int] = {}
+    waits = []
+    for stage, group in enumerate(groups):
+        devices = frozenset(op.device for op in group.ops)
+        previous = before.get(devices, -1)
+        before[devices] = stage
+        waits.append(tuple(sinks.get(previous, ())) or step.seeds)
+    return waits
+
+
+def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
+    """Return the backward ops that nothing of their own stage reads, by stage."""
+    sinks: dict[int, list[Operation]] = {}
+    for op in unconditional(step.backward):
+        stage = newest[op]
+        readers = (reader for t in op.outputs for reader in t.consumers())
+        if all(newest.get(reader) != stage for reader in readers):
+            sinks.setdefault(stage, []).append(op)
+    return sinks
+
+
+def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
+    """Return the last segment that each backward op depends on; -1 for none.
+
+    Cost: linear, and as much again for each level of nested loops of version 1, and
+    once more where `_merged` yields something.
+    """
+    newest = dict.fromkeys(step.backward, -1)
+    for stage, group in enumerate(groups):
+        for read in group.reads:
+            newest[read.op] = max(newest[read.op], stage)
+    # What an iteration needs, the loop needs.
+    tied = [*back_edges_among(step.backward), *_merged(step.backward)]
+    rising = True
+    while rising:
+        for op in step.backward:
+            stages = [newest[p] for p in predecessors(op) if p in newest]
+            newest[op] = max([newest[op], *stages])
+        rising = False
+        for source, raised in tied:
+            if newest[source] > newest[raised]:
+                newest[raised] = newest[source]
+                rising = True
+    return newest
+
+
+def _merged(ops: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
+    """Return pairs of ops of which the second waits for what the first waits for.
+
+    oneDNN's layout pass merges the gradient of a bias with that of the filter. A
+    segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
+    """
+    members = frozenset(ops)
+    return [
+        (reader, op)
+        for op in ops
+        if op.type == "BiasAddGrad"
+        for reader in op.inputs[0].consumers()
+        if "BackpropFilter" in reader.type and reader in members
+    ]

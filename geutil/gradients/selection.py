@@ -1,0 +1,209 @@
+"""What is kept: from what the caller says of checkpoints to a test of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients.eligibility import PARAMETERS, why_kept
+from geutil.gradients.heavy import is_heavy
+from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.policies import name_of_policy
+from geutil.gradients.segments import forward_inputs, ops_behind
+from geutil.gradients.sizes import negligible_bytes, tensor_bytes, tensor_elements
+from geutil.gradients.step import Step
+from geutil.graph.identity import IdentitySet, MutableIdentityMap, dereference
+from geutil.graph.kinds import Tensor, is_tensor, type_name
+from geutil.graph.plain_gradients import collection
+
+_MODES = ("collection", "memory", "speed")
+COLLECTION = "checkpoints"
+"""The graph collection that `checkpoints="collection"` reads."""
+
+
+class AlwaysKept:
+    """Tells which forward tensors are kept whatever the caller chose."""
+
+    def __init__(self, step: Step) -> None:
+        given = (*step.seeds, *(x.op for x in step.xs))
+        self._given = frozenset(given)
+        self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
+        read = IdentitySet(t for _, _, t in forward_inputs(step))
+        held = (t for t in read if t.op.type not in PARAMETERS)
+        self._negligible = negligible_bytes(tensor_bytes(t) for t in held)
+
+    def __call__(self, tensor: Tensor) -> bool:
+        """Tell whether `tensor` is kept."""
+        return self.why(tensor) is not None
+
+    def why(self, tensor: Tensor) -> str | None:
+        """Return why `tensor` is kept, or None if that is open."""
+        if tensor not in self._known:
+            self._known[tensor] = self._find(tensor)
+        return self._known[tensor]
+
+    def _find(self, tensor: Tensor) -> str | None:
+        if tensor.op in self._given:
+            return "it is given"
+        reason = why_kept(tensor.op)
+        # How much a variant leads to is unknown: to a loop's stack, for one.
+        unknown = tensor.shape.rank is None or tensor.dtype == tf.variant
+        if reason is not None or unknown:
+            return reason
+        small = tensor_bytes(tensor) <= self._negligible
+        return "it is too small to matter" if small else None
+
+
+@dataclass(eq=False)
+class Keeping:
+    """Which forward tensors of a step are kept.
+
+    Attributes:
+        mode: what the caller asked for, in words.
+        chosen: the tensors that were chosen.
+        always: tells what is kept whoever chooses.
+        warnings: what the caller should know.
+    """
+
+    mode: str
+    chosen: IdentitySet
+    always: AlwaysKept
+    warnings: list[str] = field(default_factory=list)
+
+    def __call__(self, tensor: Tensor) -> bool:
+        """Tell whether `tensor` is kept."""
+        return tensor in self.chosen or self.always(tensor)
+
+    def why_always(self, tensor: Tensor) -> str | None:
+        """Return why `tensor` is kept without being chosen, or None."""
+        return self.always.why(tensor)
+
+
+def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
+    """Return what to keep.
+
+    Args:
+        step: the step with plain gradients.
+        checkpoints: as in `gradients`.
+        min_checkpoint_size: tensors of fewer elements are chosen by no mode or policy.
+
+    Raises:
+        ArgumentTypeError: `checkpoints` is none of what it may be.
+        SelectionError: it is no mode, it names tensors of another graph, or the
+            collection is empty.
+
+    Cost: linear in the ops behind what the backward pass reads.
+    """
+    always = AlwaysKept(step)
+    if isinstance(checkpoints, str):
+        return _resolve_mode(step, checkpoints, min_checkpoint_size, always)
+    if callable(checkpoints) and not is_tensor(checkpoints):
+        chosen = _chosen_by(step, checkpoints, min_checkpoint_size, always)
+        keeping = Keeping(name_of_policy(checkpoints), chosen, always)
+        if not len(chosen):
+            keeping.warnings.append(
+                "the policy keeps no tensor between xs and ys, so there is nothing to "
+                "recompute from: these are plain gradients"
+            )
+        return keeping
+    return _resolve_list(step, checkpoints, "list", always)
+
+
+def _resolve_mode(step: Step, mode: str, smallest: int, always: AlwaysKept) -> Keeping:
+    if mode == "collection":
+        members = list(collection(step.graph, COLLECTION))
+        if not members:
+            raise SelectionError(
+                f"the collection '{COLLECTION}' of this graph is empty; add tensors by "
+                f"tf.compat.v1.add_to_collection('{COLLECTION}', tensor), or pass "
+                "checkpoints='memory' to have them chosen"
+            )
+        return _resolve_list(step, members, mode, always)
+    if mode == "speed":
+        chosen = _chosen_by(step, is_heavy, smallest, always)
+        keeping = Keeping(mode, chosen, always)
+        if not len(chosen):
+            keeping.warnings.append(
+                "there is no convolution, matmul, einsum or the like between xs and "
+                "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
+            )
+        return keeping
+    if mode == "memory":
+        choice = choose_for_memory(step, always, smallest)
+        keeping = Keeping(mode, IdentitySet(choice.kept), always)
+        if choice.reason is not None:
+            keeping.warnings.append(f"these are plain gradients: {choice.reason}")
+        return keeping
+    raise SelectionError(
+        f"'{mode}' is no mode of checkpoints; pass one of {', '.join(_MODES)}, a list "
+        "of tensors, or a policy"
+    )
+
+
+def _resolve_list(step: Step, given: Any, mode: str, always: AlwaysKept) -> Keeping:
+    if isinstance(given, dict) or not isinstance(given, Iterable) or is_tensor(given):
+        given = [given]
+    listed = [dereference(t) for t in given]
+    for t in listed:
+        if not is_tensor(t):
+            raise ArgumentTypeError(
+                f"a checkpoint is a tensor of the graph, got {type_name(t)}; pass a "
+                f"list of tensors, a policy, or one of {', '.join(_MODES)}"
+            )
+        if t.graph is not step.graph:
+            raise SelectionError(
+                f"the checkpoint '{t.name}' belongs to another graph than ys; inside "
+                "tf.function, choose tensors that were made inside it"
+            )
+    between = frozenset(_recomputable(step, always))
+    useful = IdentitySet(t for t in listed if t.op in between)
+    keeping = Keeping(mode, useful, always)
+    for t in listed:
+        if t not in useful and not always(t):
+            keeping.warnings.append(
+                f"the checkpoint '{t.name}' is not between xs and ys: keeping it saves "
+                "nothing"
+            )
+    if not len(useful):
+        keeping.warnings.append(
+            "no checkpoint is left, so there is nothing to recompute from: these are "
+            "plain gradients"
+        )
+    return keeping
+
+
+def _chosen_by(
+    step: Step,
+    policy: Callable[[Tensor], bool],
+    smallest: int,
+    always: AlwaysKept,
+) -> IdentitySet:
+    """Return what a policy keeps of the tensors that could be recomputed."""
+    return IdentitySet(
+        uncast(t)
+        for op in _recomputable(step, always)
+        for t in op.outputs
+        if not always(t) and _is_large(t, smallest) and policy(t)
+    )
+
+
+def _is_large(tensor: Tensor, smallest: int) -> bool:
+    # A variant is one element, which may stand for any number of tensors.
+    return tensor.dtype == tf.variant or tensor_elements(tensor) >= smallest
+
+
+def uncast(tensor: Tensor) -> Tensor:
+    """Return what a tensor is cast from: to cast again costs nothing."""
+    while tensor.op.type == "Cast":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _recomputable(step: Step, always: AlwaysKept) -> list[Any]:
+    """Return the ops that would be run again if nothing were kept."""
+    roots = [t.op for _, _, t in forward_inputs(step) if not always(t)]
+    return ops_behind(roots, always)

@@ -1,0 +1,196 @@
+"""A training step as TensorFlow would build it: forward ops and backward ops.
+
+The backward graph is always TensorFlow's own, built by one call of its gradients. What
+saves memory later only changes which tensors that graph reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.identity import unique
+from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.graph.plain_gradients import plain_gradients
+from geutil.graph.surroundings import count_ops, ops_since
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step with plain gradients.
+
+    Attributes:
+        graph: its graph.
+        ys: the tensors that are differentiated.
+        xs: the tensors that they are differentiated by, variables apart.
+        gradients: what `tf.gradients` returned, one for each x: a tensor,
+            `tf.IndexedSlices` or None.
+        seeds: the ops that hand the gradient of each y to the backward pass.
+        backward: the ops that some gradient needs and that depend on a seed, by data or
+            control edges, in topological order.
+    """
+
+    graph: Graph
+    ys: tuple[Tensor, ...]
+    xs: tuple[Tensor, ...]
+    gradients: tuple[Any, ...]
+    seeds: tuple[Operation, ...]
+    backward: tuple[Operation, ...]
+
+
+def build_step(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> Step:
+    """Build plain gradients, and tell the new ops apart.
+
+    Ops that TensorFlow's gradient functions make but that do not depend on the
+    gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
+    for a gradient without reading it (the cosine in the gradient of a sine, `x - mean`
+    in that of a batch norm): they run in the backward pass, and are part of it.
+
+    Args:
+        ys: a tensor, or a list of tensors.
+        xs: a tensor or variable, or a list of them.
+        grad_ys: the gradient of each y, or None; None in a list means ones.
+        options: further arguments of `tf.gradients`.
+
+    Raises:
+        ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
+            another length.
+        Whatever TensorFlow raises.
+
+    Cost: that of `tf.gradients`, and linear in the ops it makes.
+    """
+    targets = [require_target(y) for y in as_list(ys)]
+    if not targets:
+        raise ArgumentTypeError("there is nothing to differentiate: ys is empty")
+    graph = targets[0].graph
+    given = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
+    if len(given) != len(targets):
+        raise ArgumentTypeError(
+            f"there are {len(targets)} ys and {len(given)} grad_ys; pass one for each y"
+        )
+    sources = [source_of(x) for x in as_list(xs)]
+    seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
+    before = count_ops(graph)
+    gradients = plain_gradients(graph, targets, sources, seeds, options or {})
+    made = ops_since(graph, before)
+    starts = unique(t.op for t in map(_values, seeds) if t is not None)
+    backward = _needed(_dependent(made, starts), gradients)
+    tensors = [x for x in sources if is_tensor(x)]
+    return Step(
+        graph,
+        tuple(targets),
+        tuple(tensors),
+        tuple(gradients),
+        tuple(starts),
+        tuple(backward),
+    )
+
+
+def tensors_of(gradients: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors of gradients; `IndexedSlices` have up to three."""
+    tensors = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            parts = (gradient.values, gradient.indices, gradient.dense_shape)
+            tensors += [part for part in parts if part is not None]
+        elif gradient is not None:
+            tensors.append(gradient)
+    return tensors
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list or tuple as a list, and anything else as a list of one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def require_target(y: Any) -> Tensor:
+    """Return a y as a tensor of a graph, or raise `ArgumentTypeError`."""
+    if not is_tensor(y):
+        y = tf.convert_to_tensor(y)
+    if not is_tensor(y):
+        raise ArgumentTypeError(
+            f"expected a tensor of a graph to differentiate, got {type_name(y)}; call "
+            "this in a graph or inside tf.function"
+        )
+    return y
+
+
+def source_of(x: Any) -> Any:
+    """Return what TensorFlow can differentiate by: a Keras variable holds one."""
+    if isinstance(x, tf.Variable | tf.Tensor | tf.IndexedSlices):
+        return x
+    value = getattr(x, "value", None)
+    return value if isinstance(value, tf.Variable) else x
+
+
+def _seed(y: Tensor, gradient: Any) -> Any:
+    """Return the gradient of `y` as a tensor that nothing in the graph reads yet."""
+    with tf.name_scope("gradients/"):
+        if gradient is None:
+            # TensorFlow knows what to say of a y without a real gradient.
+            if not y.dtype.is_floating:
+                return None
+            # Like TensorFlow's own: an AddN that can take over the buffer of an input
+            # begins with that one, and no constant's can be taken over.
+            return tf.identity(tf.fill(tf.shape(y), tf.ones([], y.dtype)))
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                tf.identity(gradient.values), gradient.indices, gradient.dense_shape
+            )
+        return tf.identity(gradient)
+
+
+def _values(seed: Any) -> Any:
+    """Return the part of a seed that is new: slices keep the caller's indices."""
+    return seed.values if isinstance(seed, tf.IndexedSlices) else seed
+
+
+def _dependent(
+    made: Sequence[Operation], seeds: Iterable[Operation]
+) -> list[Operation]:
+    """Return the new ops that depend on a seed, in order of creation."""
+    readers: dict[Operation, list[Operation]] = {}
+    for op in made:
+        for producer in _producers(op):
+            readers.setdefault(producer, []).append(op)
+    dependent = _reached(seeds, lambda op: readers.get(op, ()))
+    return [op for op in made if op in dependent]
+
+
+def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
+    """Return the ops that some gradient depends on; others never run."""
+    members = frozenset(ops)
+    needed = _reached(
+        (t.op for t in tensors_of(gradients)),
+        lambda op: (p for p in _producers(op) if p in members),
+    )
+    return [op for op in ops if op in needed]
+
+
+def _producers(op: Operation) -> Iterator[Operation]:
+    """Yield the ops that `op` reads or waits for, also along back edges of loops."""
+    yield from (t.op for t in op.inputs)
+    yield from op.control_inputs
+
+
+def _reached(
+    starts: Iterable[Operation],
+    neighbours: Callable[[Operation], Iterable[Operation]],
+) -> set[Operation]:
+    waiting = list(starts)
+    met = set(waiting)
+    while waiting:
+        for op in neighbours(waiting.pop()):
+            if op not in met:
+                met.add(op)
+                waiting.append(op)
+    return met

@@ -1,0 +1,79 @@
+"""TensorFlow's own gradients, whatever name somebody has patched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tensorflow.python.ops import gradients_util
+
+from geutil.graph.adjacency import control_flow_context
+from geutil.graph.kinds import Graph, Operation
+
+
+def plain_gradients(
+    graph: Graph,
+    ys: Sequence[Any],
+    xs: Sequence[Any],
+    grad_ys: Sequence[Any],
+    options: Mapping[str, Any],
+) -> list[Any]:
+    """Return what `tf.gradients` returns, even where that name has been replaced.
+
+    Args:
+        graph: the graph of `ys`, which must be the default graph.
+        ys: tensors.
+        xs: tensors and variables.
+        grad_ys: the gradient of each y, or None.
+        options: further arguments of `tf.gradients` and of `tf.compat.v1.gradients`.
+    """
+    arguments = {"colocate_gradients_with_ops": True, **options}
+    # The gradient of control flow changes forward ops; no Session may run meanwhile.
+    with graph._mutation_lock():
+        gradients: list[Any] = gradients_util._GradientsHelper(
+            list(ys), list(xs), list(grad_ys), **arguments
+        )
+    return gradients
+
+
+_FLOW = ("WhileContext", "CondContext")
+
+
+def in_version_1_control_flow(op: Operation) -> bool:
+    """Tell whether `op` runs in a loop or a conditional of version 1.
+
+    A context that only marks what XLA compiles does not count.
+    """
+    context = control_flow_context(op)
+    while context is not None:
+        if type(context).__name__ in _FLOW:
+            return True
+        context = context.outer_context
+    return False
+
+
+def is_stateful(op: Operation) -> bool:
+    """Tell whether running `op` twice may not be the same as running it once."""
+    definition = op.op_def
+    return definition is None or bool(definition.is_stateful)
+
+
+def collection(graph: Graph, name: str) -> Iterable[Any]:
+    """Return what a collection of `graph` holds."""
+    held: list[Any] = graph.get_collection(name)
+    return held
+
+
+def variable_tensor(graph: Graph, variable: Any) -> Any:
+    """Return the tensor of `graph` that stands for a variable, or None.
+
+    That is its handle, what a FuncGraph captured the handle as, or, for a version 1
+    variable without a handle, the reference to it.
+    """
+    handle = getattr(variable, "handle", None)
+    if handle is None:
+        return variable._ref()
+    if getattr(handle, "graph", None) is graph:
+        return handle
+    captures = getattr(graph, "captures", ())
+    return next((inside for outside, inside in captures if outside is handle), None)

@@ -1,0 +1,73 @@
+"""The order in which TensorFlow's executor runs a step with one thread."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from geutil.errors import PredictionError
+from geutil.memory.program import Program
+
+
+def execution_order(program: Program) -> list[int]:
+    """Return the nodes of a program in the order in which one thread runs them.
+
+    A model of TensorFlow's executor with a pool of one thread. The thread works on an
+    inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
+    Of the other nodes that become ready together, the last joins it if the queue is
+    empty; the rest are handed to the pool, which takes up last what came first, except
+    for the nodes that wait for nothing: these are there from the start, in order.
+
+    Args:
+        program: the nodes and their edges.
+
+    Returns:
+        The numbers of the nodes.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: linear in nodes and edges.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "Relu", outputs=[0])
+        >>> y = Node("y", "Relu", inputs=[0])
+        >>> z = Node("z", "Relu", inputs=[0])
+        >>> execution_order(Program([x, y, z], [4]))
+        [0, 2, 1]
+    """
+    nodes = program.nodes
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    cheap = [node.cheap for node in nodes]
+    pool = deque(i for i, count in enumerate(pending) if not count)
+    order: list[int] = []
+    inner: deque[int] = deque()
+    while pool:
+        inner.append(pool.popleft())
+        while inner:
+            i = inner.popleft()
+            order.append(i)
+            kept = -1
+            for successor in successors[i]:
+                pending[successor] -= 1
+                if pending[successor]:
+                    continue
+                if cheap[successor]:
+                    inner.append(successor)
+                else:
+                    if kept >= 0:
+                        pool.appendleft(kept)
+                    kept = successor
+            if kept >= 0:
+                if inner:
+                    pool.appendleft(kept)
+                else:
+                    inner.append(kept)
+    if len(order) < len(nodes):
+        stuck = next(i for i, count in enumerate(pending) if count)
+        raise PredictionError(
+            f"'{nodes[stuck].name}' never becomes ready: it waits for itself, or for "
+            "a node that does"
+        )
+    return order

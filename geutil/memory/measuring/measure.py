@@ -1,0 +1,100 @@
+"""`measure`: the real memory and time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geutil.errors import MeasurementError
+from geutil.memory.measuring.job import Options
+from geutil.memory.measuring.launching import run_in_child
+from geutil.memory.measuring.measurement import Measurement
+from geutil.memory.measuring.subjects import job_of
+
+
+def measure(
+    what: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    steps: int = 3,
+    session: Any = None,
+    inter_op_threads: int | None = 1,
+    intra_op_threads: int | None = None,
+    grappler: bool = True,
+    onednn: bool | None = None,
+    jit_compile: bool = False,
+    timeout: float | None = None,
+) -> Measurement:
+    """Measure what a step needs in memory and time, in a fresh process.
+
+    On a machine with a GPU the memory of the first one is measured, else the host's.
+    The process runs one step, which compiles, then those that are timed, then (a graph
+    or a function that XLA does not compile) a traced one in a Session for the timeline.
+
+    Args:
+        what: one of
+            - `(graph, fetches, feeds)`: a `tf.Graph` or FuncGraph, run by a Session;
+              tensors, ops or their names, nested at will; values by tensor or name, or
+              (tensor, value) pairs. An op that is fetched is run and its outputs are
+              not held. The captures of a FuncGraph come along with their values.
+            - a `tf.function` or ConcreteFunction, called with `args` and `kwargs`.
+            - any other callable that a process can import by its module and name. What
+              its first call makes and keeps (a model, say) is no part of the
+              allocator's peak, but is one of the resident set's.
+        args: arguments by position, for a function or callable.
+        kwargs: arguments by keyword, likewise.
+        steps: how many steps are timed, at least 1.
+        session: holds the values of a graph's variables. Without it they start with
+            their initial values, or with zeros if the graph has no variable object in
+            its collections for them.
+        inter_op_threads: how many ops run at once; None is TensorFlow's default. With 1
+            the order of the ops, and with it the peak, is the same in each run.
+        intra_op_threads: how many threads share one op; None is TensorFlow's default.
+        grappler: whether Grappler optimizes the graph.
+        onednn: whether oneDNN is used; None is TensorFlow's default.
+        jit_compile: whether XLA compiles the step. A function that was made with
+            `jit_compile=True` is compiled anyway.
+        timeout: how many seconds the process may take; None is without end.
+
+    Returns:
+        The peak in bytes, where it comes from, and the time of each step.
+
+    Raises:
+        ArgumentTypeError: `what`, a fetch or a feed is of no type that is taken, or
+            belongs to another graph.
+        MeasurementError: `steps` is less than 1; the step cannot be run in another
+            process (a placeholder without a value, a resource that is no variable,
+            Python code in the graph, a callable that cannot be imported); or the
+            process failed, died or took too long. Its last words are in the message.
+
+    Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the
+    values, and `steps + 2` steps.
+
+    Example:
+        >>> import numpy as np
+        >>> import tensorflow as tf
+        >>> from geutil.memory import measure
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [1024, 1024], name="x")
+        ...     y = tf.reduce_sum(tf.matmul(x, x, name="square"))
+        >>> value = np.ones([1024, 1024], np.float32)
+        >>> measurement = measure((graph, y, {x: value}), steps=1)
+        >>> measurement.source
+        'allocation records of a traced Session'
+        >>> measurement.timeline.at_peak[0]
+        LiveTensor(name='square:0', op_type='MatMul', bytes=4194304)
+    """
+    if steps < 1:
+        raise MeasurementError(f"steps={steps}: at least one is needed")
+    job, compiled = job_of(what, args, kwargs or {}, session, jit_compile)
+    options = Options(
+        steps,
+        inter_op_threads,
+        intra_op_threads,
+        grappler,
+        onednn,
+        compiled,
+        timeout,
+    )
+    return run_in_child(job, options)

@@ -1,0 +1,183 @@
+"""From the records of a traced step to its timeline.
+
+Each kernel's allocations are recorded with the microsecond and the bytes asked for,
+and the release of each as a negative size under the kernel that allocated it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.memory.measuring.measurement import TRACE
+from geutil.memory.timeline import LiveTensor, Moment, Timeline
+
+# What happens in one microsecond is ordered so: a kernel takes longer on a large
+# buffer, so a large buffer that is released was allocated before.
+_RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
+_GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
+_STREAM = "/stream:"
+# What hands over something that is there, and ops of the runtime around the graph.
+_NO_WORK = frozenset(
+    (
+        "Const",
+        "Placeholder",
+        "VarHandleOp",
+        "_Arg",
+        "_HostRecv",
+        "_HostSend",
+        "_Recv",
+        "_Retval",
+        "_Send",
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    tensor: LiveTensor
+    execution: int
+    begin: int
+    end: int | None
+
+
+def timeline_of(
+    run_metadata: Any,
+    op_types: Mapping[str, str],
+    device: str,
+    *,
+    variable_bytes: int,
+) -> Timeline:
+    """Return the timeline of a step.
+
+    Args:
+        run_metadata: the `RunMetadata` of the step, with the partition graphs.
+        op_types: the types of ops by name, of the graph before Grappler changed it.
+        device: "GPU:0" for the memory of the first GPU, else that of the host.
+        variable_bytes: see `Timeline`.
+
+    Cost: one sort of the allocations.
+    """
+    nodes = [node for part in run_metadata.partition_graphs for node in part.node]
+    types = {node.name: node.op for node in nodes} | dict(op_types)
+    # On a GPU the streams repeat the kernels of the device, without allocations.
+    executions = sorted(
+        (
+            stats
+            for per_device in run_metadata.step_stats.dev_stats
+            if _STREAM not in per_device.device
+            for stats in per_device.node_stats
+        ),
+        key=lambda stats: stats.all_start_nanos,
+    )
+    buffers = [
+        buffer
+        for i, stats in enumerate(executions)
+        for buffer in _buffers(stats, i, types, device)
+    ]
+    levels, at_peak = _replay(executions, buffers)
+    allocating = {buffer.execution for buffer in buffers}
+    moments = tuple(
+        Moment(stats.node_name, level)
+        for i, (stats, level) in enumerate(zip(executions, levels, strict=True))
+        if i in allocating or types.get(stats.node_name, "_Arg") not in _NO_WORK
+    )
+    # With what Grappler folded.
+    constant_bytes = sum(_constant_bytes(node) for node in nodes)
+    return Timeline(moments, at_peak, variable_bytes, constant_bytes, TRACE)
+
+
+def _constant_bytes(node: Any) -> int:
+    if node.op != "Const":
+        return 0
+    tensor = node.attr["value"].tensor
+    elements = math.prod(dim.size for dim in tensor.tensor_shape.dim)
+    return elements * int(tf.as_dtype(tensor.dtype).size or 0)
+
+
+def _buffers(
+    stats: Any, execution: int, types: Mapping[str, str], device: str
+) -> Iterator[_Buffer]:
+    """Yield what one kernel allocated."""
+    slots = [
+        (o.tensor_description.allocation_description.allocated_bytes, o.slot)
+        for o in stats.output
+    ]
+    for used in stats.memory:
+        on_gpu = _GPU_ALLOCATOR.match(used.allocator_name) is not None
+        if on_gpu != (device == "GPU:0"):
+            continue
+        records = [(r.alloc_micros, r.alloc_bytes) for r in used.allocation_records]
+        released: dict[int, list[int]] = {}
+        for micros, size in reversed(records):
+            if size < 0:
+                released.setdefault(-size, []).append(micros)
+        for micros, size in records:
+            if size > 0:
+                ends = released.get(size)
+                tensor = LiveTensor(
+                    _name(stats.node_name, slots, size),
+                    types.get(stats.node_name, ""),
+                    size,
+                )
+                end = ends.pop() if ends else None
+                yield _Buffer(tensor, execution, micros, end)
+
+
+def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
+    """Return the output that a buffer was made for; take it from the slots."""
+    for i, (bytes_, slot) in enumerate(slots):
+        if bytes_ == size:
+            del slots[i]
+            return f"{node}:{slot}"
+    return f"{node} (temporary)"
+
+
+def _replay(
+    executions: list[Any], buffers: list[_Buffer]
+) -> tuple[list[int], tuple[LiveTensor, ...]]:
+    """Return the most that is held during each execution, and the buffers at the peak.
+
+    The level of an execution is that at its start or after an allocation of its own.
+    """
+    events = [(s.all_start_micros, _START, i) for i, s in enumerate(executions)]
+    for i, buffer in enumerate(buffers):
+        events.append((buffer.begin, _ALLOCATION, i))
+        if buffer.end is not None:
+            at_once = buffer.end <= buffer.begin
+            kind = _RELEASE_AT_ONCE if at_once else _RELEASE
+            events.append((max(buffer.end, buffer.begin), kind, i))
+    events.sort()
+    levels = [0] * len(executions)
+    held = peak = 0
+    peak_index = -1
+    for index, (_, kind, i) in enumerate(events):
+        if kind == _START:
+            levels[i] = max(levels[i], held)
+        elif kind == _ALLOCATION:
+            held += buffers[i].tensor.bytes
+            execution = buffers[i].execution
+            levels[execution] = max(levels[execution], held)
+            if held > peak:
+                peak, peak_index = held, index
+        else:
+            held -= buffers[i].tensor.bytes
+    return levels, _held_after(events[: peak_index + 1], buffers)
+
+
+def _held_after(
+    events: list[tuple[int, int, int]], buffers: list[_Buffer]
+) -> tuple[LiveTensor, ...]:
+    """Return the buffers that are held after some events, largest first."""
+    held: dict[int, LiveTensor] = {}
+    for _, kind, i in events:
+        if kind == _ALLOCATION:
+            held[i] = buffers[i].tensor
+        elif kind != _START:
+            del held[i]
+    return tuple(sorted(held.values(), key=lambda tensor: -tensor.bytes))

@@ -1,0 +1,1 @@
+"""From a graph to a prediction of what its step holds."""

@@ -1,0 +1,73 @@
+"""Reading a graph as a `Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from geutil.graph.adjacency import control_inputs, is_back_edge
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
+from geutil.memory.predicting.temporaries import temporary_bytes
+from geutil.memory.program import Node, Program
+from geutil.memory.sizes import bytes_of_shape
+
+_VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
+
+SizeOf = Callable[[Tensor], int]
+"""The bytes of a tensor of the graph that is read."""
+
+
+def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
+    """Return all ops of a graph as a program.
+
+    Args:
+        graph: holds nothing but what runs.
+        fetched: the tensors that are asked for.
+        size_of: the bytes of a tensor.
+
+    Cost: linear in ops and edges.
+    """
+    ops = graph.get_operations()
+    place = {op: i for i, op in enumerate(ops)}
+    tensors: dict[int, int] = {}
+    sizes: list[int] = []
+    for op in ops:
+        held = op.type in HELD
+        for tensor in op.outputs:
+            tensors[id(tensor)] = len(sizes)
+            sizes.append(0 if held else size_of(tensor))
+    nodes = [_node(op, tensors, place) for op in ops]
+    return Program(
+        nodes=nodes,
+        sizes=sizes,
+        fetched=[tensors[id(t)] for t in fetched],
+        variable_bytes=sum(_variable_bytes(op) for op in ops),
+        constant_bytes=sum(size_of(op.outputs[0]) for op in ops if op.type == "Const"),
+    )
+
+
+def _node(op: Operation, tensors: dict[int, int], place: dict[Operation, int]) -> Node:
+    inputs: Sequence[Tensor] = op.inputs
+    if op.type in ("Merge", "RefMerge"):
+        inputs = [t for t in inputs if not is_back_edge(t.op, op)]
+    return Node(
+        name=op.name,
+        type=op.type,
+        inputs=[tensors[id(t)] for t in inputs],
+        outputs=[tensors[id(t)] for t in op.outputs],
+        controls=[place[c] for c in control_inputs(op)],
+        aliases=aliases(op) if inputs else (),
+        reuses=reuses(op),
+        temporary=temporary_bytes(op),
+        cheap=op.type in CHEAP,
+    )
+
+
+def _variable_bytes(op: Operation) -> int:
+    if op.type not in _VARIABLES:
+        return 0
+    shape = tf.TensorShape(op.get_attr("shape"))
+    dims = None if shape.rank is None else shape.as_list()
+    return bytes_of_shape(op.get_attr("dtype"), dims) or 0

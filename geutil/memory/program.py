@@ -1,0 +1,80 @@
+"""A step as numbers: what a prediction of its memory needs to know of a graph.
+
+Nothing here knows TensorFlow, so a plan can be tried out without building its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """An op of a step.
+
+    Attributes:
+        name: its name.
+        type: its type.
+        inputs: the tensors that it reads, by number.
+        outputs: the tensors that it makes, by number.
+        controls: the nodes that it waits for besides, by number.
+        aliases: pairs (output, input) of places: the output is the input's buffer.
+        reuses: pairs (output, input) of places, best first: the output takes over the
+            input's buffer if it is of its size and nobody else will read it.
+        temporary: the bytes that it holds only while it runs.
+        cheap: the executor runs it at once rather than hand it to a thread.
+    """
+
+    name: str
+    type: str
+    inputs: Sequence[int] = ()
+    outputs: Sequence[int] = ()
+    controls: Sequence[int] = ()
+    aliases: Sequence[tuple[int, int]] = ()
+    reuses: Sequence[tuple[int, int]] = ()
+    temporary: int = 0
+    cheap: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step: nodes, and the tensors between them.
+
+    Attributes:
+        nodes: the nodes; a node's number is its place. Any order will do, but where
+            several nodes are ready at once their order decides.
+        sizes: the bytes of each tensor. What is held all the time (variables,
+            constants, what the caller feeds) has size 0.
+        fetched: the tensors that are held to the end, by number.
+        variable_bytes: what the variables hold.
+        constant_bytes: what the constants hold.
+    """
+
+    nodes: Sequence[Node]
+    sizes: Sequence[int]
+    fetched: Collection[int] = ()
+    variable_bytes: int = 0
+    constant_bytes: int = 0
+
+    def successors(self) -> Iterator[list[int]]:
+        """Yield, for each node, the nodes it makes ready: a node once for each edge.
+
+        Readers come first, by place, then the nodes that only wait.
+
+        Cost: linear in nodes and edges.
+        """
+        readers: list[list[int]] = [[] for _ in self.sizes]
+        waiting: list[list[int]] = [[] for _ in self.nodes]
+        for i, node in enumerate(self.nodes):
+            for tensor in node.inputs:
+                readers[tensor].append(i)
+            for control in node.controls:
+                waiting[control].append(i)
+        for node, after in zip(self.nodes, waiting, strict=True):
+            outputs = node.outputs
+            if len(outputs) == 1:
+                yield readers[outputs[0]] + after
+            else:
+                data = [reader for tensor in outputs for reader in readers[tensor]]
+                yield sorted(data) + after

@@ -1,0 +1,210 @@
+"""What a program holds while it runs: which buffers live from when to when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from geutil.errors import PredictionError
+from geutil.memory.execution import execution_order
+from geutil.memory.program import Program
+from geutil.memory.timeline import LiveTensor, Moment, Timeline
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The buffers of a program over time. A step is a place in `order`.
+
+    Attributes:
+        program: what was run.
+        order: the nodes, by number, in the order in which they ran.
+        held: the most bytes that are held while each step's node runs.
+        born: for each tensor the step that made its buffer, or -1 where it shares
+            another tensor's or was never made.
+        freed: for each tensor the last step that held its buffer.
+    """
+
+    program: Program
+    order: Sequence[int]
+    held: Sequence[int]
+    born: Sequence[int]
+    freed: Sequence[int]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+        return max(self.held, default=0)
+
+    def alive(self, step: int) -> list[int]:
+        """Return the tensors whose buffers are held at a step, largest first."""
+        sizes = self.program.sizes
+        found = [
+            tensor
+            for tensor, (born, freed) in enumerate(
+                zip(self.born, self.freed, strict=True)
+            )
+            if 0 <= born <= step <= freed and sizes[tensor]
+        ]
+        return sorted(found, key=lambda tensor: -sizes[tensor])
+
+    def timeline(self, source: str = "predicted") -> Timeline:
+        """Return the simulation with names in the place of numbers."""
+        program, nodes = self.program, self.program.nodes
+        steps = range(len(self.order))
+        at_peak: list[LiveTensor] = []
+        if steps:
+            peak = max(steps, key=self.held.__getitem__)
+            at_peak = [self._live(tensor) for tensor in self.alive(peak)]
+            node = nodes[self.order[peak]]
+            if node.temporary:
+                name = f"{node.name} (temporary)"
+                at_peak.append(LiveTensor(name, node.type, node.temporary))
+            at_peak.sort(key=lambda live: -live.bytes)
+        return Timeline(
+            moments=tuple(
+                Moment(nodes[i].name, held)
+                for i, held in zip(self.order, self.held, strict=True)
+            ),
+            at_peak=tuple(at_peak),
+            variable_bytes=program.variable_bytes,
+            constant_bytes=program.constant_bytes,
+            source=source,
+        )
+
+    def _live(self, tensor: int) -> LiveTensor:
+        node = self.program.nodes[self.order[self.born[tensor]]]
+        place = list(node.outputs).index(tensor)
+        size = self.program.sizes[tensor]
+        return LiveTensor(f"{node.name}:{place}", node.type, size)
+
+
+def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation:
+    """Run a program without computing anything, and note what it holds.
+
+    A buffer is held until the last reader of every tensor that shares it has run; what
+    is fetched, to the end. While a node runs it holds its inputs, its outputs and its
+    temporary bytes.
+
+    Args:
+        program: the nodes and tensors.
+        order: all nodes, by number, each after what it reads and waits for. Without
+            it, the order of TensorFlow's executor (`execution_order`).
+
+    Returns:
+        The bytes held at each step, and the life of each buffer.
+
+    Raises:
+        PredictionError: `order` is no order of the program's nodes, or none exists.
+
+    Cost: linear in nodes and edges; some 5 us for each node.
+
+    Example:
+        A chain of three, which never holds more than two tensors:
+
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "MatMul", outputs=[0])
+        >>> y = Node("y", "MatMul", inputs=[0], outputs=[1])
+        >>> z = Node("z", "MatMul", inputs=[1], outputs=[2])
+        >>> simulate(Program([x, y, z], sizes=[100, 100, 100], fetched=[2])).held
+        [100, 200, 200]
+    """
+    if order is None:
+        order = execution_order(program)
+    else:
+        _check_order(program, order)
+    nodes, sizes = program.nodes, program.sizes
+    reads = _reads(program)
+    count = len(sizes)
+    buffer = list(range(count))
+    holders = [0] * count
+    born = [-1] * count
+    freed = [-1] * count
+    live = 0
+    held: list[int] = []
+    for step, i in enumerate(order):
+        node = nodes[i]
+        inputs, outputs = node.inputs, node.outputs
+        for out, source in node.aliases:
+            buffer[outputs[out]] = buffer[inputs[source]]
+        for out, source in node.reuses:
+            tensor, taken = outputs[out], buffer[inputs[source]]
+            # One holder is this node: nobody else will read the buffer.
+            if (
+                buffer[tensor] == tensor
+                and holders[taken] == 1
+                and sizes[taken] == sizes[tensor]
+            ):
+                buffer[tensor] = taken
+                holders[taken] += reads[tensor]
+        for out, _ in node.aliases:
+            holders[buffer[outputs[out]]] += reads[outputs[out]]
+        unread = []
+        for tensor in outputs:
+            if buffer[tensor] == tensor:
+                born[tensor] = step
+                live += sizes[tensor]
+                holders[tensor] = reads[tensor]
+                if not reads[tensor]:
+                    unread.append(tensor)
+        held.append(live + node.temporary)
+        for tensor in inputs:
+            taken = buffer[tensor]
+            holders[taken] -= 1
+            if not holders[taken]:
+                unread.append(taken)
+        for tensor in unread:
+            freed[tensor] = step
+            live -= sizes[tensor]
+    for tensor, step in enumerate(born):
+        if step >= 0 and freed[tensor] < 0:
+            freed[tensor] = len(order) - 1
+    return Simulation(program, order, held, born, freed)
+
+
+def _reads(program: Program) -> list[int]:
+    """Return how often each tensor is held: once a reading place, once if fetched."""
+    reads = [0] * len(program.sizes)
+    for node in program.nodes:
+        for tensor in node.inputs:
+            reads[tensor] += 1
+    for tensor in program.fetched:
+        reads[tensor] += 1
+    return reads
+
+
+def _check_order(program: Program, order: Sequence[int]) -> None:
+    nodes = program.nodes
+    done = [False] * len(nodes)
+    made = [False] * len(program.sizes)
+    for i in order:
+        node = nodes[i]
+        if done[i]:
+            raise PredictionError(f"the order names '{node.name}' twice")
+        for tensor in node.inputs:
+            if not made[tensor]:
+                raise PredictionError(
+                    f"the order has '{node.name}' before what it reads, "
+                    f"{_maker(program, tensor)}"
+                )
+        for control in node.controls:
+            if not done[control]:
+                raise PredictionError(
+                    f"the order has '{node.name}' before '{nodes[control].name}', "
+                    "which it waits for"
+                )
+        done[i] = True
+        for tensor in node.outputs:
+            made[tensor] = True
+    if len(order) < len(nodes):
+        missing = nodes[done.index(False)].name
+        raise PredictionError(
+            f"the order leaves out '{missing}', which the step needs; give all "
+            f"{len(nodes)} ops"
+        )
+
+
+def _maker(program: Program, tensor: int) -> str:
+    for node in program.nodes:
+        if tensor in node.outputs:
+            return f"'{node.name}'"
+    return f"tensor {tensor}, which no node makes"

@@ -1,0 +1,67 @@
+"""How many bytes a tensor takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.kinds import Tensor
+
+STRING_BYTES = 24
+"""What TensorFlow keeps for one string, besides the characters of a long one."""
+
+
+def dtype_bytes(dtype: tf.DType) -> int:
+    """Return the bytes of one element. Handles and variants count nothing.
+
+    What a handle or variant leads to (a variable, a list of tensors) is no part of it.
+    """
+    base = dtype.base_dtype
+    if base in (tf.resource, tf.variant):
+        return 0
+    return STRING_BYTES if base == tf.string else int(base.size)
+
+
+def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
+    """Return the static shape of a tensor, or None where the rank is not known."""
+    shape = tensor.shape
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def bytes_of_shape(dtype: tf.DType, dims: Sequence[int | None] | None) -> int | None:
+    """Return the bytes of a tensor of a dtype and shape, or None where it is open."""
+    each = dtype_bytes(dtype)
+    if not each:
+        return 0
+    if dims is None:
+        return None
+    known = [dim for dim in dims if dim is not None]
+    return each * math.prod(known) if len(known) == len(dims) else None
+
+
+def bytes_of(tensor: Tensor, shape: Any = None) -> int | None:
+    """Return the bytes of a tensor's elements, without building anything.
+
+    Args:
+        tensor: a symbolic tensor.
+        shape: its shape, where the static one leaves dimensions open.
+
+    Returns:
+        The bytes, or None where a dimension is not known. A handle or variant counts
+        0 bytes, a string 24.
+
+    Cost: constant.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.memory.sizes import bytes_of
+        >>> with tf.Graph().as_default():
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 10])
+        >>> print(bytes_of(x), bytes_of(x, [8, 10]))
+        None 320
+    """
+    dims = dims_of(tensor) if shape is None else tuple(tf.TensorShape(shape).as_list())
+    return bytes_of_shape(tensor.dtype, dims)

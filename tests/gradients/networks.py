@@ -1,0 +1,70 @@
+"""The networks of the benchmarks, small enough for tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.networks import NETWORKS, Step
+
+# Of 32 pixels the last blocks would see a single one: batch norm over the two images
+# would leave hardly any gradient.
+SMALL: dict[str, dict[str, Any]] = {
+    "chain": {"layers": 12, "rows": 8, "width": 16, "block": 4},
+    "ResNet50": {"batch": 2, "pixels": 64, "classes": 7},
+    "MobileNetV2": {"batch": 2, "pixels": 64, "classes": 7},
+    "DenseNet121": {"batch": 2, "pixels": 64, "classes": 7},
+    "EfficientNetB0": {"batch": 2, "pixels": 64, "classes": 7},
+    "U-Net": {"batch": 2, "pixels": 32, "width": 4},
+    "encoder": {
+        "batch": 2,
+        "length": 16,
+        "width": 32,
+        "heads": 4,
+        "depth": 3,
+        "vocabulary": 50,
+    },
+}
+
+
+@cache
+def small_step(name: str) -> Step:
+    """Return the training step of a small network, the same one at each call."""
+    return NETWORKS[name](**SMALL[name])
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward part of a step in a graph of its own.
+
+    Attributes:
+        step: the step.
+        graph: where the loss was traced.
+        batch: the placeholders.
+        loss: the loss.
+        xs: the variables, to differentiate by.
+    """
+
+    step: Step
+    graph: tf.Graph = field(repr=False)
+    batch: list[tf.Tensor] = field(repr=False)
+    loss: tf.Tensor
+
+    @property
+    def xs(self) -> list[tf.Variable]:
+        return self.step.variables
+
+
+def trace_forward(step: Step) -> Forward:
+    """Return the step's forward part, traced anew and never built.
+
+    So a test may edit the graph. To run what it makes, a test calls `step.loss` in a
+    `tf.function` instead.
+    """
+    graph = tf.__internal__.FuncGraph("forward")
+    with graph.as_default():
+        batch = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in step.specs]
+        return Forward(step, graph, batch, step.loss(*batch))
