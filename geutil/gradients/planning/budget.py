@@ -75,7 +75,7 @@ def least_budget(stretches: Stretches, held: Ints, precision: float = 0.002) -> 
     high = int(held[0, -1])
     low = 0
     best = Cutting((), high)
-    while high - low > precision * high:
+    while high - low > max(1, precision * high):
         middle = (low + high) // 2
         found = cut_within(stretches, held, middle)
         if found is None:
