@@ -21,6 +21,7 @@ from geutil.gradients.policies import (
 )
 from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
 from geutil.gradients.report import KeptTensor, RecomputedOp, Report
+from geutil.gradients.wrapped.wrapping import checkpointed
 
 __all__ = [
     "MIN_CHECKPOINT_SIZE",
@@ -33,6 +34,7 @@ __all__ = [
     "by_name",
     "by_type",
     "capture_ops",
+    "checkpointed",
     "explain",
     "format_ops",
     "gradients",

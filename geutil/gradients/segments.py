@@ -200,14 +200,7 @@ def _waits(
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    sinks: dict[int, list[Operation]] = {}
-    for op in unconditional(step.backward):
-        stage = newest[op]
-        read_on = any(
-            newest.get(reader) == stage for t in op.outputs for reader in t.consumers()
-        )
-        if not read_on:
-            sinks.setdefault(stage, []).append(op)
+    sinks = _sinks(step, newest)
     before: dict[frozenset[str], int] = {}
     waits = []
     for stage, group in enumerate(groups):
@@ -218,25 +211,54 @@ def _waits(
     return waits
 
 
+def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
+    """Return the backward ops that nothing of their own stage reads, by stage."""
+    sinks: dict[int, list[Operation]] = {}
+    for op in unconditional(step.backward):
+        stage = newest[op]
+        readers = (reader for t in op.outputs for reader in t.consumers())
+        if all(newest.get(reader) != stage for reader in readers):
+            sinks.setdefault(stage, []).append(op)
+    return sinks
+
+
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
     """Return the last segment that each backward op depends on; -1 for none.
 
-    Cost: linear, and as much for each level of nested loops of version 1.
+    Cost: linear, and as much again for each level of nested loops of version 1, and
+    once more where `_merged` yields something.
     """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
-    back_edges = back_edges_among(step.backward)
+    # What an iteration needs, the loop needs.
+    tied = [*back_edges_among(step.backward), *_merged(step.backward)]
     rising = True
     while rising:
         for op in step.backward:
             stages = [newest[p] for p in predecessors(op) if p in newest]
             newest[op] = max([newest[op], *stages])
-        # What an iteration needs, the loop needs.
         rising = False
-        for producer, merge in back_edges:
-            if newest[producer] > newest[merge]:
-                newest[merge] = newest[producer]
+        for source, raised in tied:
+            if newest[source] > newest[raised]:
+                newest[raised] = newest[source]
                 rising = True
     return newest
+
+
+def _merged(ops: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
+    """Return pairs of ops of which the second waits for what the first waits for.
+
+    oneDNN's layout pass merges the gradient of a bias with that of the filter. A
+    segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
+    """
+    members = frozenset(ops)
+    return [
+        (reader, op)
+        for op in ops
+        if op.type == "BiasAddGrad"
+        for reader in op.inputs[0].consumers()
+        if "BackpropFilter" in reader.type and reader in members
+    ]

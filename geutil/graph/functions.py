@@ -88,14 +88,18 @@ def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
         import_ops(graph, graph_def, {})
 
 
-def publish_functions(graph: Graph) -> None:
+def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
     """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
 
-    Functions of an imported graph are known to that graph alone until somebody reads
-    their definition.
+    Imported functions are known to their graph alone until somebody reads their
+    definition.
+
+    Args:
+        graph: the graph.
+        names: the names of the functions; all of them if None.
     """
-    for function in graph._functions.values():
-        _ = function.definition
+    for name in list(graph._functions) if names is None else names:
+        _ = graph._get_function(name).definition
 
 
 def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:

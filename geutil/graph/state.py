@@ -48,6 +48,7 @@ class GraphState:
         retired: ops that a rewrite rule left without readers, in order of retirement.
         call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
+        checkpointed_calls: notes on the calls of checkpointed functions, if any.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -60,6 +61,7 @@ class GraphState:
     retired: dict[Operation, None] = field(default_factory=dict)
     call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
+    checkpointed_calls: Any = None
 
 
 def state_of(graph: Graph) -> GraphState:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from geutil.graph.functions import calls_of, library_for_copies
+from geutil.graph.functions import (
+    calls_of,
+    library_for_copies,
+    publish_functions,
+)
 from geutil.graph.importing import import_ops, new_graph_def
+from geutil.graph.kinds import is_func_graph
 from geutil.transform.state import TransformState
 
 
@@ -21,3 +26,6 @@ def carry_functions(info: TransformState) -> None:
         graph_def = new_graph_def(info.graph)
         graph_def.library.CopyFrom(library)
         import_ops(info.graph_, graph_def, {})
+        if is_func_graph(info.graph_):
+            # What is traced finds the functions it calls outside its graph.
+            publish_functions(info.graph_, [f.signature.name for f in library.function])

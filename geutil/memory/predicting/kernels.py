@@ -8,8 +8,6 @@ and hands work to a thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 from geutil.graph.kinds import Operation
 from geutil.memory.sizes import dims_of
 
@@ -89,7 +87,7 @@ _UNARY = frozenset(
     Log1p LogSoftmax LogicalNot MatrixBandPart Ndtri Neg OnesLike
     QuantizeAndDequantizeV2 Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign
     Sin Sinh Softmax Softplus Softsign Sqrt Square Tan Tanh TensorScatterAdd
-    TensorScatterUpdate ZerosLike _UnaryOpsComposition
+    TensorScatterUpdate ZerosLike _MklSwish _UnaryOpsComposition
     """.split()
 )
 _BINARY = frozenset(
@@ -123,7 +121,8 @@ CHEAP = frozenset(
 ONEDNN = frozenset(
     """
     AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 Conv2D
-    Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+    Conv2DBackpropFilter Conv2DBackpropFilterWithBias Conv2DBackpropInput Conv3D
+    Conv3DBackpropFilterV2
     Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
     DepthwiseConv2dNativeBackpropInput Einsum FusedBatchNorm FusedBatchNormGrad
     FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LRN
@@ -140,9 +139,7 @@ def aliases(op: Operation) -> Pairs:
         return _FIRST
     if kind in ("IdentityN", "RefSwitch", "Switch", "Merge", "RefMerge"):
         return _alias_all(op)
-    if kind in _SAME_IF_AS_LARGE and _elements(op.inputs[0]) == _elements(
-        op.outputs[0]
-    ):
+    if kind in _SAME_IF_AS_LARGE and _as_large(op):
         return _FIRST
     if kind in _ROWS:
         return _rows(op)
@@ -175,8 +172,9 @@ def _one_input(op: Operation) -> bool:
     return len(op.inputs) == (2 if op.type == "ConcatV2" else 1)
 
 
-def _elements(tensor: Any) -> int | None:
-    return tensor.shape.num_elements()
+def _as_large(op: Operation) -> bool:
+    elements = op.inputs[0].shape.num_elements()
+    return elements is not None and elements == op.outputs[0].shape.num_elements()
 
 
 def _rows(op: Operation) -> Pairs:

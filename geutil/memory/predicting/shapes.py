@@ -22,6 +22,11 @@ class Shapes:
 
     def applied(self, graph_def: Any) -> Any:
         for node in graph_def.node:
+            node.attr.pop("_class", None)
+            if node.op == "PlaceholderWithDefault":
+                node.op = "Identity"
+                node.attr["T"].CopyFrom(node.attr["dtype"])
+                del node.attr["dtype"], node.attr["shape"]
             if node.op == "Placeholder" and node.name + ":0" in self._given:
                 node.attr["shape"].shape.CopyFrom(
                     self._given[node.name + ":0"].as_proto()

@@ -1,0 +1,1 @@
+"""Functions, Keras layers and models that are wrapped as checkpointed."""

@@ -1,0 +1,91 @@
+"""What to keep of one call of a checkpointed function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from geutil.gradients.preparing import Options, Prepared
+from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
+from geutil.gradients.selection import AlwaysKept, Keeping, resolve
+from geutil.gradients.sizes import tensor_bytes
+from geutil.gradients.step import Step, build_step
+from geutil.gradients.wrapped.call import Call, calls_in
+from geutil.graph.identity import IdentitySet
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.surroundings import ops_since
+
+INPUTS = "inputs"
+"""The mode that holds nothing of a call but what goes into it."""
+_LITTLE = 0.1
+"""What may come after a call, as a share of it, where it ends the forward pass."""
+
+
+def plan_call(
+    call: Call,
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Sequence[Tensor],
+    options: Options,
+) -> Prepared:
+    """Build plain gradients of a call, and plan what is recomputed.
+
+    Args:
+        call: the call.
+        ys: the outputs of it that a gradient flows into.
+        xs: the inputs of it to differentiate by.
+        grad_ys: the gradient of each y.
+        options: how to choose and hold checkpoints; the mode may be "inputs".
+    """
+    later = ops_since(call.graph, call.end)
+    # One x may depend on another around the call: that is not its part.
+    step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
+    keeping, plan = _choose(call, step, options, later)
+    calls = calls_in(call.graph)
+    plan = _after(plan, calls.before(step.seeds))
+    calls.add(step)
+    return Prepared(plan, keeping, options.offloading())
+
+
+def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
+    """Let what is recomputed at first wait for the calls that come before as well.
+
+    The executor runs weight gradients late, and what they have not read yet is held.
+    """
+    first = frozenset(plan.step.seeds)
+    segments = tuple(
+        replace(segment, awaited=(*segment.awaited, *ends))
+        if ends and first.issuperset(segment.awaited)
+        else segment
+        for segment in plan.segments
+    )
+    return replace(plan, segments=segments)
+
+
+def _choose(
+    call: Call, step: Step, options: Options, later: Iterable[Operation]
+) -> tuple[Keeping, Recomputation]:
+    inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+    whole = plan_recomputation(step, inputs, spare_last=False)
+    size = sum(map(_bytes_of, whole.segments))
+    ends = not call.alone and _bytes(later) <= _LITTLE * size
+    if options.checkpoints == INPUTS:
+        return inputs, whole
+    keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
+    plan = plan_recomputation(step, keeping, spare_last=ends)
+    if options.checkpoints != "memory" or ends:
+        return keeping, plan
+    # What is chosen here is held by each of the calls, and one works at a time.
+    held = sum(map(tensor_bytes, keeping.chosen))
+    working = max(map(_bytes_of, plan.segments), default=0)
+    if calls_in(call.graph).count * held + working < size:
+        return keeping, plan
+    return inputs, whole
+
+
+def _bytes_of(segment: Segment) -> int:
+    return _bytes(segment.ops)
+
+
+def _bytes(ops: Iterable[Operation]) -> int:
+    return sum(tensor_bytes(t) for op in ops for t in op.outputs)

@@ -1,0 +1,36 @@
+"""What the tests of checkpointed functions share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """Compare nested gradients: None where None is, else close for the largest."""
+    tf.nest.assert_same_structure(found, expected)
+    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+    for a, b in pairs:
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            assert a.shape == b.shape
+            assert np.abs(a - b).max(initial=0) <= tolerance * np.abs(b).max(initial=0)
+
+
+def dense(gradients: Any) -> Any:
+    """Return sparse gradients as tensors, None as None."""
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def peak_bytes(run: Any) -> int:
+    """Return what the allocator held at most during the third run, on top."""
+    for _ in range(2):
+        run()
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    run()
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
