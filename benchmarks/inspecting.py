@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.graphs import random_graph_def
+from benchmarks.resident import Growth
 from benchmarks.rows import Row
 from geutil.graph.protos import SavedModel
 from geutil.model.files.inspecting import inspect
@@ -104,19 +105,12 @@ def in_a_child(path: Path) -> tuple[float, int]:
     return float(seconds), int(peak)
 
 
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(x.split()[1]) for x in lines if x.startswith(key)) << 10
-
-
 def main() -> None:
-    # So that the peak of the imports does not hide what comes.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
+    growth = Growth()
     start = perf_counter()
     inspect(sys.argv[1])
     seconds = perf_counter() - start
-    sys.stdout.write(f"{seconds} {max(0, _resident('VmHWM') - before)}\n")
+    sys.stdout.write(f"{seconds} {growth.peak()}\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,167 @@
-"""Stub."""
+"""Barriers of data: what XLA cannot compute before its time.
 
-from typing import Any
+XLA leaves control edges out of account, merges an op with a copy that reads the same,
+and runs an op as soon as its inputs are there. What it must obey is data. So a barrier
+makes a number from all that shall come first, and stand-ins that depend on the number,
+though it never changes their value.
+
+What a stand-in is made with decides what is held in memory until then. Measured on CPU
+with TensorFlow 2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's
+peak in a step, where plain gradients need 1451 MB.
+
+| what makes the recomputation wait | MB |
+| --- | --- |
+| `where`, for what the copies read | 1211 |
+| `where`, for what the copies and the gradient ops beside them read | 841 |
+| a loop that never turns, for the same | 804 |
+
+Gradient ops that read a kept tensor as it is make XLA transpose it right away, in the
+forward pass, and hold both. A `where` is fused with the ops that compute its input, and
+so it is their inputs that are held: two convolutions' outputs instead of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.kinds import Operation, Tensor, require_tensor
+
+_GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
+_PASSING_ON = frozenset(("Identity", "StopGradient"))
+_GRADIENT = "GeutilDataBarrier"
 
 
-def data_barrier(tensors: Any, after: Any) -> list[Any]:
-    """Stub."""
-    return list(tensors) if after is not None else []
+def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
+    """Return stand-ins for `tensors` that XLA cannot compute before `after`.
+
+    A stand-in has the value of its tensor, bit for bit, and passes its gradient on.
+    What reads it is neither run before all of `after` is computed nor merged with what
+    reads the tensor itself. Infinities and NaNs in `after` do not matter.
+
+    A tensor that is computed goes through a loop that never turns, together with the
+    others. XLA does not fuse a loop, so that the tensor itself is held, and gives its
+    results the memory of what goes in, so that nothing is copied: unless something that
+    is not computed before the loop reads the tensor as well. So where several barriers
+    hold back the same tensor, let each read the stand-in of the one before.
+
+    An input of the step (variable, placeholder, constant) is chosen by `where`, since
+    XLA may not write to its memory: a loop would have it copied when the step begins.
+
+    Args:
+        tensors: what to hold back; of any type that XLA has: numbers and truth values,
+            of any shape, which need not be known.
+        after: what must be computed before; of any such type. With none, the tensors
+            are returned as they are.
+
+    Returns:
+        A stand-in for each of `tensors`, in the same order.
+
+    Raises:
+        ArgumentTypeError: something is no tensor of a graph, or has a type that cannot
+            depend on data: a resource, variant, string or quantized number.
+
+    Cost: a dozen ops, and three for each tensor and each of `after`. When the step
+    runs, each of `after` is read once, and each of `tensors` that is an input.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients.data_barriers import data_barrier
+        >>> @tf.function(jit_compile=True)
+        ... def step(x):
+        ...     kept = tf.exp(x)
+        ...     gradient = tf.cos(x)
+        ...     (later,) = data_barrier([kept], after=[gradient])
+        ...     return gradient, tf.sin(later)
+        >>> [float(t) for t in step(tf.constant(0.0))]
+        [1.0, 0.8414...]
+    """
+    for tensor in (*tensors, *after):
+        _require_data(tensor)
+    if not tensors or not after:
+        return list(tensors)
+    never = _never(after)
+    given = [_is_given(t.op) for t in tensors]
+    looped = _loop(never, [t for t, g in zip(tensors, given, strict=True) if not g])
+    held = [
+        _choose(never, t) if g else next(looped)
+        for t, g in zip(tensors, given, strict=True)
+    ]
+    return _passing_gradients_on(tensors, held)
+
+
+def _require_data(tensor: Tensor) -> None:
+    require_tensor(tensor)
+    dtype = tensor.dtype
+    if dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex:
+        return
+    raise ArgumentTypeError(
+        f"'{tensor.name}' ({dtype.name}) cannot go through a barrier of data, nor can "
+        "anything wait for it: XLA has numbers and truth values only; leave it out, "
+        "and pass what is read from it"
+    )
+
+
+def _is_given(op: Operation) -> bool:
+    """Tell whether an op yields what is there when the step begins."""
+    while op.type in _PASSING_ON:
+        op = op.inputs[0].op
+    return op.type in _GIVEN
+
+
+def _never(after: Iterable[Tensor]) -> Tensor:
+    """Return a truth value that depends on all of `after`, and is false.
+
+    XLA simplifies what it can prove. It does not know that n (n + 1) is even, which
+    also holds where the product overflows.
+    """
+    number = tf.reduce_max(tf.stack([_number(t) for t in after]))
+    return tf.equal(tf.bitwise.bitwise_and(number * (number + 1), 1), 1)
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """Return a whole number that depends on every element of a tensor."""
+    if tensor.dtype.is_complex:
+        tensor = tf.math.real(tensor)
+    if tensor.dtype.is_floating:
+        # The bits of a NaN are a number like any other.
+        return tf.bitcast(tf.reduce_max(tf.cast(tensor, tf.float32)), tf.uint32)
+    return tf.reduce_max(tf.cast(tensor, tf.uint32))
+
+
+def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield what a loop that never turns makes of the tensors: the tensors."""
+    if not tensors:
+        return
+
+    def turns(turn: Tensor, *_: Tensor) -> Tensor:
+        return turn
+
+    def clear(_: Tensor, *held: Tensor) -> list[Tensor]:
+        return [tf.constant(False), *(tf.zeros_like(t) for t in held)]
+
+    _, *results = tf.while_loop(turns, clear, [never, *tensors])
+    yield from results
+
+
+def _choose(never: Tensor, tensor: Tensor) -> Tensor:
+    return tf.where(never, tf.zeros_like(tensor), tensor)
+
+
+def _passing_gradients_on(
+    tensors: Sequence[Tensor], held: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return `held`, with the gradient of a stand-in that of the tensor."""
+    graph = held[0].graph
+    with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+        both = tf.identity_n([*tensors, *held])
+    return list(both[len(tensors) :])
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
+    """Give the gradients of the stand-ins to the tensors, none to what made them."""
+    count = len(gradients) // 2
+    return [*gradients[count:], *[None] * count]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geutil.graph.kinds import Operation
+from geutil.graph.kinds import Operation, is_reference
 from geutil.graph.plain_gradients import in_version_1_control_flow, is_stateful
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
@@ -33,6 +33,9 @@ def why_kept(op: Operation) -> str | None:
         return "it is given"
     if is_stateful(op):
         return f"a {op.type} must run only once"
+    if any(is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
         return "it belongs to a loop or conditional of version 1"
     return None

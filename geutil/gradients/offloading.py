@@ -13,6 +13,7 @@ from geutil.graph.adjacency import consumers
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"
@@ -45,7 +46,14 @@ def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
         for segment in plan.segments
         for t in (*segment.kept, *(read.tensor for read in segment.direct))
     )
-    return [t for t in needed if t.op.type not in PARAMETERS and offload.takes(t)]
+    return [
+        t
+        for t in needed
+        if t.op.type not in PARAMETERS
+        # What is in a loop or branch of version 1 cannot be read outside.
+        and not in_version_1_control_flow(t.op)
+        and offload.takes(t)
+    ]
 
 
 def bring_back(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.segments import Recomputation
+from geutil.graph.identity import IdentityMap
 from geutil.graph.importing import set_new_input
-from geutil.graph.kinds import Operation
+from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.xla import is_compiled_by_xla
 from geutil.select.views import make_view
 from geutil.transform.copying import copy_replacing
+from geutil.transform.result import TransformerInfo
 
 
 def build_recomputation(
@@ -27,28 +29,44 @@ def build_recomputation(
 
     Cost: linear in the recomputed ops and their inputs.
     """
+    if not plan.segments:
+        return []
     delays: Delays
     if is_compiled_by_xla(plan.step.graph):
         delays = DataDelays(plan)
     else:
         delays = ControlDelays(plan, offload)
-    return [_build(plan, stage, delays) for stage in range(len(plan.segments))]
+    stages = range(len(plan.segments))
+    # Made first, so that the copies come after what they read.
+    stand_ins = [delays.copies(stage) for stage in stages]
+    info = _copy(plan)
+    for segment, instead in zip(plan.segments, stand_ins, strict=True):
+        for op in segment.ops:
+            _reread(info.transformed(op), op, instead)
+    for stage, segment in enumerate(plan.segments):
+        for read in segment.reads:
+            set_new_input(read.op, read.index, info.transformed(read.tensor))
+        instead = delays.direct(stage)
+        for read in segment.direct:
+            if read.tensor in instead:
+                set_new_input(read.op, read.index, instead[read.tensor])
+    return [[info.transformed(op) for op in s.ops] for s in plan.segments]
 
 
-def _build(plan: Recomputation, stage: int, delays: Delays) -> list[Operation]:
-    segment = plan.segments[stage]
+def _copy(plan: Recomputation) -> TransformerInfo:
+    """Copy the ops of all segments at once, reading kept tensors where they do.
+
+    One import costs as much as looking through the graph, however little is imported.
+    """
+    ops = [op for segment in plan.segments for op in segment.ops]
+    kept = IdentityMap((t, t) for segment in plan.segments for t in segment.kept)
     _, info = copy_replacing(
-        make_view(segment.ops),
-        delays.copies(stage),
-        plan.step.graph,
-        SCOPE,
-        "",
-        reuse_dst_scope=True,
+        make_view(ops), kept, plan.step.graph, SCOPE, "", reuse_dst_scope=True
     )
-    for read in segment.reads:
-        set_new_input(read.op, read.index, info.transformed(read.tensor))
-    stand_ins = delays.direct(stage)
-    for read in segment.direct:
-        if read.tensor in stand_ins:
-            set_new_input(read.op, read.index, stand_ins[read.tensor])
-    return [info.transformed(op) for op in segment.ops]
+    return info
+
+
+def _reread(copy: Operation, original: Operation, instead: IdentityMap[Tensor]) -> None:
+    for index, t in enumerate(original.inputs):
+        if t in instead:
+            set_new_input(copy, index, instead[t])

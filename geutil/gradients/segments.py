@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index
+from geutil.graph.adjacency import creation_index, predecessors
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.graph.version_1_flow import back_edges_among, unconditional
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
@@ -66,9 +67,7 @@ class Recomputation:
     segments: tuple[Segment, ...]
 
 
-def plan_recomputation(
-    step: Step, keeps: Keeps, *, spare_last: bool = True
-) -> Recomputation:
+def plan_recomputation(step: Step, keeps: Keeps) -> Recomputation:
     """Divide what must be recomputed into segments, when some tensors are kept.
 
     A forward tensor that a backward op reads and that is not kept is recomputed: its
@@ -81,13 +80,11 @@ def plan_recomputation(
         step: the step.
         keeps: tells whether a tensor is kept. Of an op that must not run twice, every
             output has to be.
-        spare_last: whether the backward pass follows on the forward pass. If much else
-            runs in between, what it starts with is recomputed as well.
 
     Cost: linear in the backward ops, the recomputed ops and their inputs.
     """
     groups = _groups(step, keeps)
-    if spare_last and groups and _ends_last(groups):
+    if groups and _ends_last(groups):
         last = frozenset(groups[0].ops)
         return _plan(step, lambda t: t.op in last or keeps(t))
     return _finish(step, keeps, groups)
@@ -203,14 +200,7 @@ def _waits(
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    sinks: dict[int, list[Operation]] = {}
-    for op in step.backward:
-        stage = newest[op]
-        read_on = any(
-            newest.get(reader) == stage for t in op.outputs for reader in t.consumers()
-        )
-        if not read_on:
-            sinks.setdefault(stage, []).append(op)
+    sinks = _sinks(step, newest)
     before: dict[frozenset[str], int] = {}
     waits = []
     for stage, group in enumerate(groups):
@@ -221,36 +211,54 @@ def _waits(
     return waits
 
 
+def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
+    """Return the backward ops that nothing of their own stage reads, by stage."""
+    sinks: dict[int, list[Operation]] = {}
+    for op in unconditional(step.backward):
+        stage = newest[op]
+        readers = (reader for t in op.outputs for reader in t.consumers())
+        if all(newest.get(reader) != stage for reader in readers):
+            sinks.setdefault(stage, []).append(op)
+    return sinks
+
+
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
-    """Return the last segment that each backward op depends on; -1 for none."""
+    """Return the last segment that each backward op depends on; -1 for none.
+
+    Cost: linear, and as much again for each level of nested loops of version 1, and
+    once more where `_merged` yields something.
+    """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
-    for op in step.backward:
-        stages = [newest[t.op] for t in op.inputs if t.op in newest]
-        stages += [newest[other] for other in _merged_with(op) if other in newest]
-        newest[op] = max([newest[op], *stages])
+    # What an iteration needs, the loop needs.
+    tied = [*back_edges_among(step.backward), *_merged(step.backward)]
+    rising = True
+    while rising:
+        for op in step.backward:
+            stages = [newest[p] for p in predecessors(op) if p in newest]
+            newest[op] = max([newest[op], *stages])
+        rising = False
+        for source, raised in tied:
+            if newest[source] > newest[raised]:
+                newest[raised] = newest[source]
+                rising = True
     return newest
 
 
-_FILTER_GRADIENTS = frozenset(
-    f"{kind}BackpropFilter{version}"
-    for kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-    for version in ("", "V2")
-)
+def _merged(ops: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
+    """Return pairs of ops of which the second waits for what the first waits for.
 
-
-def _merged_with(op: Operation) -> list[Operation]:
-    """Return the ops that oneDNN makes one op of with a gradient of a bias.
-
-    If the recomputation that one of them needs waited for the other, merging them would
-    close a cycle.
+    oneDNN's layout pass merges the gradient of a bias with that of the filter. A
+    segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
     """
-    if op.type != "BiasAddGrad":
-        return []
+    members = frozenset(ops)
     return [
-        reader
+        (reader, op)
+        for op in ops
+        if op.type == "BiasAddGrad"
         for reader in op.inputs[0].consumers()
-        if reader.type in _FILTER_GRADIENTS
+        if "BackpropFilter" in reader.type and reader in members
     ]

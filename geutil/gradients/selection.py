@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients.eligibility import PARAMETERS, why_kept
 from geutil.gradients.heavy import is_heavy
@@ -48,7 +50,9 @@ class AlwaysKept:
         if tensor.op in self._given:
             return "it is given"
         reason = why_kept(tensor.op)
-        if reason is not None or tensor.shape.rank is None:
+        # How much a variant leads to is unknown: to a loop's stack, for one.
+        unknown = tensor.shape.rank is None or tensor.dtype == tf.variant
+        if reason is not None or unknown:
             return reason
         small = tensor_bytes(tensor) <= self._negligible
         return "it is too small to matter" if small else None
@@ -183,8 +187,13 @@ def _chosen_by(
         uncast(t)
         for op in _recomputable(step, always)
         for t in op.outputs
-        if not always(t) and tensor_elements(t) >= smallest and policy(t)
+        if not always(t) and _is_large(t, smallest) and policy(t)
     )
+
+
+def _is_large(tensor: Tensor, smallest: int) -> bool:
+    # A variant is one element, which may stand for any number of tensors.
+    return tensor.dtype == tf.variant or tensor_elements(tensor) >= smallest
 
 
 def uncast(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ saves memory later only changes which tensors that graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ class Step:
         gradients: what `tf.gradients` returned, one for each x: a tensor,
             `tf.IndexedSlices` or None.
         seeds: the ops that hand the gradient of each y to the backward pass.
-        backward: the ops that some gradient needs and that depend on a seed, in
-            topological order.
+        backward: the ops that some gradient needs and that depend on a seed, by data or
+            control edges, in topological order.
     """
 
     graph: Graph
@@ -51,7 +51,9 @@ def build_step(
     """Build plain gradients, and tell the new ops apart.
 
     Ops that TensorFlow's gradient functions make but that do not depend on the
-    gradient of a y (shapes, masks, `x - mean`) run in the forward pass and count there.
+    gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
+    for a gradient without reading it (the cosine in the gradient of a sine, `x - mean`
+    in that of a batch norm): they run in the backward pass, and are part of it.
 
     Args:
         ys: a tensor, or a list of tensors.
@@ -80,7 +82,7 @@ def build_step(
     before = count_ops(graph)
     gradients = plain_gradients(graph, targets, sources, seeds, options or {})
     made = ops_since(graph, before)
-    starts = unique(t.op for t in tensors_of(seeds))
+    starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
     return Step(
@@ -135,7 +137,11 @@ def _seed(y: Tensor, gradient: Any) -> Any:
     with tf.name_scope("gradients/"):
         if gradient is None:
             # TensorFlow knows what to say of a y without a real gradient.
-            return tf.identity(tf.ones_like(y)) if y.dtype.is_floating else None
+            if not y.dtype.is_floating:
+                return None
+            # Like TensorFlow's own: an AddN that can take over the buffer of an input
+            # begins with that one, and no constant's can be taken over.
+            return tf.identity(tf.fill(tf.shape(y), tf.ones([], y.dtype)))
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(
                 tf.identity(gradient.values), gradient.indices, gradient.dense_shape
@@ -143,27 +149,48 @@ def _seed(y: Tensor, gradient: Any) -> Any:
         return tf.identity(gradient)
 
 
+def _values(seed: Any) -> Any:
+    """Return the part of a seed that is new: slices keep the caller's indices."""
+    return seed.values if isinstance(seed, tf.IndexedSlices) else seed
+
+
 def _dependent(
     made: Sequence[Operation], seeds: Iterable[Operation]
 ) -> list[Operation]:
     """Return the new ops that depend on a seed, in order of creation."""
-    dependent = set(seeds)
-    found = []
+    readers: dict[Operation, list[Operation]] = {}
     for op in made:
-        if any(t.op in dependent for t in op.inputs):
-            dependent.add(op)
-            found.append(op)
-    return found
+        for producer in _producers(op):
+            readers.setdefault(producer, []).append(op)
+    dependent = _reached(seeds, lambda op: readers.get(op, ()))
+    return [op for op in made if op in dependent]
 
 
 def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
     """Return the ops that some gradient depends on; others never run."""
     members = frozenset(ops)
-    waiting = [t.op for t in tensors_of(gradients)]
+    needed = _reached(
+        (t.op for t in tensors_of(gradients)),
+        lambda op: (p for p in _producers(op) if p in members),
+    )
+    return [op for op in ops if op in needed]
+
+
+def _producers(op: Operation) -> Iterator[Operation]:
+    """Yield the ops that `op` reads or waits for, also along back edges of loops."""
+    yield from (t.op for t in op.inputs)
+    yield from op.control_inputs
+
+
+def _reached(
+    starts: Iterable[Operation],
+    neighbours: Callable[[Operation], Iterable[Operation]],
+) -> set[Operation]:
+    waiting = list(starts)
     met = set(waiting)
     while waiting:
-        for t in waiting.pop().inputs:
-            if t.op not in met and t.op in members:
-                met.add(t.op)
-                waiting.append(t.op)
-    return [op for op in ops if op in met]
+        for op in neighbours(waiting.pop()):
+            if op not in met:
+                met.add(op)
+                waiting.append(op)
+    return met

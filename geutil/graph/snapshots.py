@@ -14,7 +14,7 @@ from geutil.graph.kinds import Tensor
 
 
 def bound_arguments(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> list[tuple[Any, Tensor]]:
     """Return (outside tensor, placeholder) for each argument and capture of a call.
 
@@ -22,6 +22,8 @@ def bound_arguments(
         function: a ConcreteFunction.
         args: what it would be called with, by position.
         kwargs: and by keyword.
+        traced_from: the `tf.function` that it is a trace of, which knows the defaults;
+            else None.
 
     Raises:
         TypeError: the arguments do not fit the function.
@@ -31,8 +33,11 @@ def bound_arguments(
     if function.function_type is None:
         values = [tf.convert_to_tensor(value) for value in args]
     else:
+        kind, defaults = function.function_type, None
+        if traced_from is not None:
+            kind, defaults = traced_from.function_type, traced_from._default_values
         bound = function_type_utils.canonicalize_function_inputs(
-            tuple(args), dict(kwargs), function.function_type
+            tuple(args), dict(kwargs), kind, defaults
         )
         values = list(function.function_type.unpack_inputs(bound))
     wanted = len(inputs) - len(captured)

@@ -76,7 +76,7 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
     """Draw memory over ops; of several timelines over their parts in percent."""
     compared = len(timelines) > 1
     for colour, (label, timeline) in zip(_COLOURS, timelines, strict=False):
-        places, sizes = _points(timeline)
+        places, sizes = points(timeline)
         scale = 100 / max(len(timeline.moments), 1) if compared else 1
         places = [place * scale for place in places]
         name = f"{label} ({timeline.source})" if label else timeline.source
@@ -91,8 +91,11 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _points(timeline: Timeline) -> tuple[list[float], list[float]]:
-    """Return places and MB, the last one twice so that its step has a width."""
+def points(timeline: Timeline) -> tuple[list[float], list[float]]:
+    """Return places and MB, the last one twice so that its step has a width.
+
+    Of many ops several make a point, at the place of their first.
+    """
     sizes = [moment.bytes / 1e6 for moment in timeline.moments]
     group = max(1, -(-len(sizes) // _POINTS))
     starts = range(0, len(sizes), group)
@@ -125,7 +128,7 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     """Draw the largest tensors at the peak: a row each, the name over its bar."""
     named, rest = timeline.at_peak[:_ROWS], timeline.at_peak[_ROWS:]
     rows = [(shortened(tensor.name), tensor.bytes) for tensor in named]
-    largest = max((size for _, size in rows), default=1)
+    largest = max((size for _, size in rows), default=0) or 1
     axes.barh(range(len(rows)), [s for _, s in rows], 0.85, color=colour, alpha=0.3)
     if rest:
         total = sum(tensor.bytes for tensor in rest)

@@ -1,9 +1,5 @@
-"""Stub."""
+"""Chooses what to keep for the least peak."""
 
-from types import SimpleNamespace
-from typing import Any
+from geutil.gradients.planning.memory import MemoryChoice, choose_for_memory
 
-
-def choose_for_memory(step: Any, always: Any, smallest: int) -> Any:
-    """Stub."""
-    return SimpleNamespace(kept=[], reason=f"stub {step} {always} {smallest}")
+__all__ = ["MemoryChoice", "choose_for_memory"]

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.function_attributes import names_of_functions
 from geutil.graph.function_graphs import write_stand_in
 from geutil.graph.kinds import Graph, Operation, Tensor, is_op
-from geutil.graph.snapshots import value_behind
-from geutil.memory.measuring.job import GraphJob, VariableSpec
+from geutil.memory.measuring.job import GraphJob
+from geutil.memory.measuring.variables import variables_of
 from geutil.select.walks import get_backward_walk_ops
 
 _PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
-_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 
 _HANDLES = (tf.resource, tf.variant)
 
@@ -59,8 +57,7 @@ def graph_job(
     for node in graph_def.node:
         if node.name in handles:
             write_stand_in(node, handles[node.name])
-    objects = _variable_objects(graph)
-    variables, initials = _variables(graph_def, handles, objects, session)
+    variables, initials = variables_of(graph, graph_def, handles, session)
     return GraphJob(
         graph_def=graph_def.SerializeToString(),
         op_types={node.name: node.op for node in graph_def.node},
@@ -161,70 +158,6 @@ def _check_python(graph_def: Any) -> None:
                 f"'{node.name}' ({node.op}) calls Python of this process; measure a "
                 "callable of an importable module that builds and runs the graph"
             )
-
-
-def _variable_objects(graph: Graph) -> dict[str, Any]:
-    """Return the variables in the collections of a graph by the name of their op."""
-    keys = (
-        tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,
-        tf.compat.v1.GraphKeys.LOCAL_VARIABLES,
-    )
-    elements = [e for key in keys for e in graph.get_collection(key)]
-    return {
-        e.op.name: e
-        for e in elements
-        if isinstance(getattr(e, "op", None), tf.Operation)
-    }
-
-
-def _variables(
-    graph_def: Any, handles: dict[str, Any], objects: dict[str, Any], session: Any
-) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
-    """Return the variables of a graph, and the tensors that are initial values."""
-    nodes = [node for node in graph_def.node if node.op in _VARIABLES]
-    others = sorted(set(handles) - {node.name for node in nodes})
-    if others:
-        raise MeasurementError(
-            f"{others} stand for resources that are no variables (tables, iterators or "
-            "the like), which only their own process has; measure a callable of an "
-            "importable module"
-        )
-    specs = []
-    initials = []
-    for node in nodes:
-        value = initial = None
-        if node.name in handles:
-            value = value_behind(handles[node.name])
-        elif node.name in objects and session is not None:
-            value = session.run(objects[node.name])
-        elif node.name in objects:
-            # Of Assign and AssignVariableOp alike; `initial_value` is refused in
-            # eager code.
-            initial = objects[node.name].initializer.inputs[1]
-            initials.append(initial)
-        else:
-            value = _zeros(node)
-        specs.append(
-            VariableSpec(
-                op=node.name,
-                key=node.attr["shared_name"].s.decode() or node.name,
-                dtype=tf.as_dtype(node.attr["dtype"].type).name,
-                value=value,
-                initial=None if initial is None else initial.name,
-            )
-        )
-    return tuple(specs), initials
-
-
-def _zeros(node: Any) -> Any:
-    shape = tf.TensorShape(node.attr["shape"].shape)
-    if not shape.is_fully_defined():
-        raise MeasurementError(
-            f"variable '{node.name}' has shape {shape} and no initial value; make it "
-            "with tf.Variable, so that the graph's collections know it"
-        )
-    dtype = tf.as_dtype(node.attr["dtype"].type)
-    return np.zeros(shape.as_list(), dtype.as_numpy_dtype)
 
 
 def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:

@@ -28,6 +28,7 @@ def measure(
 ) -> Measurement:
     """Measure what a step needs in memory and time, in a fresh process.
 
+    On a machine with a GPU the memory of the first one is measured, else the host's.
     The process runs one step, which compiles, then those that are timed, then (a graph
     or a function that XLA does not compile) a traced one in a Session for the timeline.
 
@@ -39,7 +40,8 @@ def measure(
               not held. The captures of a FuncGraph come along with their values.
             - a `tf.function` or ConcreteFunction, called with `args` and `kwargs`.
             - any other callable that a process can import by its module and name. What
-              it makes in its first call and keeps counts, so it should keep nothing.
+              its first call makes and keeps (a model, say) is no part of the
+              allocator's peak, but is one of the resident set's.
         args: arguments by position, for a function or callable.
         kwargs: arguments by keyword, likewise.
         steps: how many steps are timed, at least 1.
@@ -61,10 +63,10 @@ def measure(
     Raises:
         ArgumentTypeError: `what`, a fetch or a feed is of no type that is taken, or
             belongs to another graph.
-        MeasurementError: the step cannot be run in another process (a placeholder
-            without a value, a resource that is no variable, Python code in the graph, a
-            callable that cannot be imported), or the process failed, died or took too
-            long. Its last words are in the message.
+        MeasurementError: `steps` is less than 1; the step cannot be run in another
+            process (a placeholder without a value, a resource that is no variable,
+            Python code in the graph, a callable that cannot be imported); or the
+            process failed, died or took too long. Its last words are in the message.
 
     Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the
     values, and `steps + 2` steps.

@@ -58,7 +58,9 @@ class Measurement:
 
     Attributes:
         trace_peak: the peak by the allocation records of a traced step: exact, in
-            the bytes that were asked for. None where there are no records.
+            the bytes that were asked for. A function is traced as a Session that runs
+            its graph, which may order the ops a little differently. None where there
+            are no records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
             counts the chunks that it hands out: up to twice what was asked for. None
             where it keeps none: on the CPU with oneDNN off.

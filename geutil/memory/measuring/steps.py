@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from geutil.graph.importing import capture
 from geutil.memory.measuring.job import CallJob, GraphJob, Options, VariableSpec
 
 Step = Callable[[], Any]
+_ALIGNMENT = 64
+"""Bytes, of the buffers of TensorFlow's kernels."""
 
 
 def call_step(job: CallJob) -> Step:
@@ -38,13 +40,11 @@ class SessionStep:
     def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
         graph = _imported(job.graph_def)
         self._fetches = list(job.fetches)
-        self._feeds = dict(job.feeds)
+        self._feeds = {name: aligned(value) for name, value in job.feeds.items()}
         self._session = tf.compat.v1.Session(
             graph=graph, config=_session_config(job, options)
         )
-        with graph.as_default():
-            for spec in job.variables:
-                _assign(self._session, graph, spec, values[spec.key])
+        _assign(self._session, job.variables, values)
 
     def __call__(self) -> None:
         """Run one step."""
@@ -102,6 +102,17 @@ def initial_values(job: GraphJob) -> dict[str, Any]:
     return values
 
 
+def aligned(array: Any) -> Any:
+    """Return an equal array that a Session takes as it is, where it copies others."""
+    if array.dtype == object:
+        return array
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    view = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
 def _imported(serialized: bytes) -> tf.Graph:
     graph = tf.Graph()
     with graph.as_default():
@@ -123,15 +134,27 @@ def _session_config(job: GraphJob, options: Options) -> Any:
     return config
 
 
-def _assign(session: Any, graph: tf.Graph, spec: VariableSpec, value: Any) -> None:
-    (holder,) = graph.get_operation_by_name(spec.op).outputs
-    dtype = tf.as_dtype(spec.dtype)
-    placeholder = tf.compat.v1.placeholder(dtype, np.shape(value))
-    if holder.dtype == tf.resource:
-        assign = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
-    else:
-        assign = tf.raw_ops.Assign(ref=holder, value=placeholder).op
-    session.run(assign, {placeholder: value})
+def _assign(
+    session: Any, specs: Sequence[VariableSpec], values: dict[str, Any]
+) -> None:
+    """Give the variables of a Session's graph their values.
+
+    In one run: each run with new ops costs time for the whole graph.
+    """
+    feeds = {}
+    assigns = []
+    with session.graph.as_default():
+        for spec in specs:
+            (holder,) = session.graph.get_operation_by_name(spec.op).outputs
+            value = values[spec.key]
+            placeholder = tf.compat.v1.placeholder(spec.dtype, np.shape(value))
+            feeds[placeholder] = value
+            if holder.dtype == tf.resource:
+                made = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
+            else:
+                made = tf.raw_ops.Assign(ref=holder, value=placeholder).op
+            assigns.append(made)
+    session.run(assigns, feeds)
 
 
 def _function(job: GraphJob, variables: dict[str, Any]) -> Any:

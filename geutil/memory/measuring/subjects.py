@@ -19,7 +19,6 @@ from geutil.graph.kinds import (
     is_graph,
     is_op,
     is_tensor,
-    require_tensor,
     type_name,
 )
 from geutil.graph.snapshots import bound_arguments, is_compiled
@@ -52,11 +51,11 @@ def job_of(
         raise ArgumentTypeError("session goes with (graph, fetches, feeds)")
     if isinstance(what, tf.types.experimental.ConcreteFunction):
         compiled = jit_compile or is_compiled(what)
-        return _job_of_function(what, args, kwargs), compiled
+        return _job_of_function(what, args, kwargs, None), compiled
     if isinstance(what, tf.types.experimental.PolymorphicFunction):
         traced = what.get_concrete_function(*args, **kwargs)
         compiled = jit_compile or is_compiled(traced)
-        return _job_of_function(traced, args, kwargs), compiled
+        return _job_of_function(traced, args, kwargs, what), compiled
     if not callable(what):
         raise ArgumentTypeError(f"cannot measure a {type_name(what)}; pass {_ACCEPTED}")
     if jit_compile:
@@ -86,10 +85,10 @@ def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job
 
 
 def _job_of_function(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> Job:
     try:
-        bound = bound_arguments(function, args, kwargs)
+        bound = bound_arguments(function, args, kwargs, traced_from)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"args and kwargs do not fit the function: {error}"
@@ -109,7 +108,10 @@ def _fetched(graph: Graph, fetches: Any) -> list[Any]:
 def _feed(graph: Graph, tensor: Any, value: Any) -> tuple[Tensor, Any]:
     """Return a feed as a tensor of the graph and an array that fits it."""
     tensor = _in_graph(graph, tensor)
-    require_tensor(tensor)
+    if not is_tensor(tensor):
+        raise ArgumentTypeError(
+            f"'{tensor.name}' is an op; feed a tensor, for example '{tensor.name}:0'"
+        )
     array = np.asarray(value, tensor.dtype.as_numpy_dtype)
     if not tensor.shape.is_compatible_with(array.shape):
         raise MeasurementError(

@@ -1,0 +1,215 @@
+"""Where the forward pass can be cut, and what each stretch between two cuts takes.
+
+A cut is a place in the forward pass; the tensors made before it and read after it are
+kept together. Where a single tensor crosses, that is a bottleneck of the graph; where
+none does (skip connections, shared masks), several tensors make up the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from geutil.gradients.costs import multiply_adds
+from geutil.gradients.planning.forward import Buffer, ForwardPass
+
+Ints = npt.NDArray[np.int64]
+
+MOST_CUTS = 320
+"""How many places are looked at: what is done for each pair of them is cheap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """What lies between any two cuts. Row and column 0 are the start of the forward
+    pass, the last ones its end; only the triangle above the diagonal counts.
+
+    Attributes:
+        places: the place of each cut: behind the op of this number.
+        kept: bytes that cut j keeps in addition to cut i.
+        in_turn: bytes held while the stretch from i to j is run again and passed
+            backwards, apart from what is kept at i, if each backward op runs as soon as
+            it was made.
+        at_worst: likewise, if everything is held until the stretch is done.
+        cost: multiply-adds to run the stretch again.
+    """
+
+    places: Ints
+    kept: Ints
+    in_turn: Ints
+    at_worst: Ints
+    cost: Ints
+
+
+def measure_stretches(
+    forward: ForwardPass, gradient_bytes: Sequence[int], most: int = MOST_CUTS
+) -> Stretches:
+    """Return what each stretch between two of the best cuts takes.
+
+    Args:
+        forward: the ops that can be run again.
+        gradient_bytes: what the backward pass alone holds at each of its ops.
+        most: how many cuts are looked at.
+
+    Cost: linear in ops and buffers for each cut, in numpy.
+    """
+    costs = np.array([multiply_adds(op) for op in forward.ops], np.int64)
+    places = _best_places(forward, costs, most)
+    table = _Table(forward, places)
+    gradients = np.append(np.asarray(gradient_bytes, np.int64), 0)
+    in_turn, at_worst = _held(forward, table, gradients)
+    return Stretches(
+        places=places,
+        kept=table.crossing(table.prices),
+        in_turn=in_turn,
+        at_worst=at_worst,
+        cost=_costs(forward, table, costs),
+    )
+
+
+def crossing_tensors(buffers: Sequence[Buffer], place: int) -> list[tuple[int, int]]:
+    """Return (buffer, tensor) by number for all tensors that cross a cut."""
+    return [
+        (i, k)
+        for i, buffer in enumerate(buffers)
+        if buffer.made <= place < buffer.last
+        for k, (_, made, last) in enumerate(buffer.tensors)
+        if made <= place < last
+    ]
+
+
+def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
+    """Return the start, the places where least is kept, and the end."""
+    count = len(forward.ops)
+    crossing = np.zeros(count + 1, np.int64)
+    needed = np.zeros(count + 1, np.int64)
+    for buffer in forward.buffers:
+        crossing[buffer.made] += buffer.price
+        crossing[buffer.last] -= buffer.price
+        if buffer.last_read >= 0:
+            needed[buffer.made] += buffer.bytes
+    crossing = np.cumsum(crossing)[:count]
+    before = np.append(np.iinfo(np.int64).max, crossing[:-1])
+    after = np.append(crossing[1:], np.iinfo(np.int64).max)
+    low = np.flatnonzero((crossing <= before) & (crossing <= after) & (crossing > 0))
+    if len(low) > most:
+        low = _thinned(low, crossing, np.cumsum(needed)[:count], costs, most)
+    return np.concatenate(([-1], low, [count]))
+
+
+def _thinned(
+    places: Ints, crossing: Ints, needed: Ints, costs: Ints, most: int
+) -> Ints:
+    """Return the best place of each portion of about as many bytes."""
+    portion = needed[places] * most // max(int(needed[-1]) + 1, 1)
+    order = np.lexsort((-costs[places], crossing[places], portion))
+    first = np.unique(portion[order], return_index=True)[1]
+    return np.sort(places[order[first]])
+
+
+class _Table:
+    """The buffers as arrays, and between which cuts each is made and last read."""
+
+    def __init__(self, forward: ForwardPass, places: Ints) -> None:
+        buffers = forward.buffers
+        self.cuts = len(places)
+        self.places = places
+        self.made = np.array([b.made for b in buffers], np.int64)
+        self.last = np.array([b.last for b in buffers], np.int64)
+        self.bytes = np.array([b.bytes for b in buffers], np.int64)
+        self.prices = np.array([b.price for b in buffers], np.int64)
+        self.first_read = np.array([b.first_read for b in buffers], np.int64)
+        self.last_read = np.array([b.last_read for b in buffers], np.int64)
+        # The first cut behind the op that makes it, and behind its last reader.
+        self.stretch = np.searchsorted(places, self.made)
+        self.until = np.searchsorted(places, self.last)
+
+    def crossing(self, weights: Ints) -> Ints:
+        """Return for i, j the weights of what is made from i to j and read after."""
+        made = np.zeros((self.cuts, self.cuts + 1), np.int64)
+        np.add.at(made, (self.stretch, self.stretch), weights)
+        np.add.at(made, (self.stretch, self.until), -weights)
+        across = np.cumsum(made, axis=1)[:, :-1]
+        from_here = np.cumsum(across[::-1], axis=0)[::-1]
+        return np.vstack((from_here[1:], np.zeros((1, self.cuts), np.int64)))
+
+
+def _costs(forward: ForwardPass, table: _Table, costs: Ints) -> Ints:
+    """Return what running each stretch again costs; what makes kept tensors is saved."""
+    behind = np.append(0, np.cumsum(costs))
+    at = behind[np.minimum(table.places + 1, len(costs))]
+    whole = at[np.newaxis, :] - at[:, np.newaxis]
+    saved = table.crossing(costs[table.made])
+    cost = np.maximum(whole - saved, 0)
+    # What the backward pass starts with is not run again.
+    cost[:, -1] = 0
+    return cost
+
+
+def _held(forward: ForwardPass, table: _Table, gradients: Ints) -> tuple[Ints, Ints]:
+    starts = _turns(forward, table)
+    again = _run_again(forward, table, gradients[starts])
+    in_turn = np.zeros((table.cuts, table.cuts), np.int64)
+    at_worst = np.zeros_like(in_turn)
+    most = np.maximum.accumulate
+    ending = np.zeros(forward.end + 1, np.int64)
+    needed = table.last_read >= 0
+    for i in range(table.cuts - 2, -1, -1):
+        new = needed & (table.stretch == i + 1)
+        np.add.at(ending, table.last_read[new], table.bytes[new])
+        alive = np.cumsum(ending[::-1])[::-1]
+        # Stretch i to i+1 comes last in the backward pass: what it adds is first here.
+        bounds = starts[i : table.cuts][::-1]
+        both = _most_between(alive + gradients, bounds)[::-1]
+        flowing = _most_between(gradients, bounds)[::-1]
+        in_turn[i, i + 1 :] = most(both)
+        at_worst[i, i + 1 :] = most(flowing) + alive[starts[i + 1 :]]
+    return np.maximum(in_turn, again), np.maximum(at_worst, again)
+
+
+def _turns(forward: ForwardPass, table: _Table) -> Ints:
+    """Return, for each cut, when the backward pass first needs what is before it.
+
+    What crosses the cut is kept, so it does not count.
+    """
+    first = np.full(table.cuts + 1, forward.end, np.int64)
+    needed = table.last_read >= 0
+    np.minimum.at(first, table.until[needed], table.first_read[needed])
+    turns = np.minimum.accumulate(first)[:-1]
+    turns[-1] = 0
+    return turns
+
+
+def _run_again(forward: ForwardPass, table: _Table, started: Ints) -> Ints:
+    """Return the most that is held while each stretch is run again."""
+    count = len(forward.ops)
+    passing = np.zeros(count + 2, np.int64)
+    made = np.zeros(count + 2, np.int64)
+    needed = table.last_read >= 0
+    np.add.at(made, table.made[needed], table.bytes[needed])
+    np.add.at(passing, table.made[~needed], table.bytes[~needed])
+    np.add.at(passing, table.last[~needed] + 1, -table.bytes[~needed])
+    held = np.cumsum(made)
+    total = (held + np.cumsum(passing))[:count]
+    bounds = np.minimum(table.places + 1, count)
+    within = np.append(0, _most_between(total, bounds))
+    before = np.append(0, held)[bounds]
+    again = np.zeros((table.cuts, table.cuts), np.int64)
+    for i in range(table.cuts - 1):
+        reached = np.maximum.accumulate(within[i + 1 :])
+        again[i, i + 1 :] = reached - before[i] + started[i + 1 :]
+    return again
+
+
+def _most_between(values: Ints, bounds: Ints) -> Ints:
+    """Return the maximum of `values` in each interval of ascending bounds, or 0."""
+    found = np.zeros(len(bounds) - 1, np.int64)
+    full = np.flatnonzero(bounds[1:] > bounds[:-1])
+    if len(full):
+        ends = np.append(bounds[full], bounds[full[-1] + 1])
+        # Intervals that are not empty lie side by side.
+        found[full] = np.maximum.reduceat(values[: ends[-1]], ends[:-1])
+    return found

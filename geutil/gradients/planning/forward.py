@@ -1,0 +1,128 @@
+"""The part of the forward pass that can be run again, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
+from geutil.gradients.sizes import tensor_bytes
+from geutil.gradients.step import Step
+from geutil.graph.adjacency import creation_index
+from geutil.graph.kinds import Operation, Tensor
+from geutil.memory.predicting.kernels import aliases
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Tensors that share one piece of memory.
+
+    Attributes:
+        tensors: the tensors, each with the last place that reads it.
+        bytes: its size.
+        price: what it costs to keep it: a cast counts at least as much as its source,
+            so that the source is kept, which is at hand just before.
+        made: the place of the op that makes it.
+        last: the last place that reads it when the forward pass runs again.
+        first_read: the first backward op that reads it, by number; after all of them if
+            none does.
+        last_read: the last backward op that reads it; -1 if none does.
+    """
+
+    tensors: list[tuple[Tensor, int, int]]
+    bytes: int
+    price: int
+    made: int
+    last: int
+    first_read: int
+    last_read: int
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """The forward ops that would be run again if nothing were kept by choice.
+
+    Attributes:
+        ops: the ops in topological order; the place of an op is its index.
+        buffers: what they make, negligible tensors left out.
+        end: the number of backward ops.
+    """
+
+    ops: Sequence[Operation]
+    buffers: Sequence[Buffer]
+    end: int
+
+
+def read_forward(step: Step, always: Keeps) -> ForwardPass:
+    """Return what of the forward pass of a step could be run again.
+
+    Args:
+        step: the step.
+        always: tells which tensors are kept whatever is chosen.
+
+    Cost: linear in the ops behind what the backward pass reads, and a sort.
+    """
+    needed = [(t, op) for op, _, t in forward_inputs(step) if not always(t)]
+    ops = _ordered(step, ops_behind((t.op for t, _ in needed), always))
+    place = {op: i for i, op in enumerate(ops)}
+    turn = {op: i for i, op in enumerate(step.backward)}
+    reads: dict[int, tuple[int, int]] = {}
+    for t, reader in needed:
+        first, _ = reads.get(id(t), (turn[reader], 0))
+        reads[id(t)] = (first, turn[reader])
+    last = {id(t): i for i, op in enumerate(ops) for t in op.inputs}
+    buffers = []
+    for group in _sharing(ops, place, always):
+        made = [place[t.op] for t in group]
+        ends = [last.get(id(t), place[t.op]) for t in group]
+        turns = [reads[id(t)] for t in group if id(t) in reads]
+        buffers.append(
+            Buffer(
+                tensors=list(zip(group, made, ends, strict=True)),
+                bytes=tensor_bytes(group[0]),
+                price=max(map(_price, group)),
+                made=min(made),
+                last=max(ends),
+                first_read=min((first for first, _ in turns), default=len(turn)),
+                last_read=max((latest for _, latest in turns), default=-1),
+            )
+        )
+    return ForwardPass(ops, buffers, len(turn))
+
+
+def _ordered(step: Step, ops: Iterable[Operation]) -> list[Operation]:
+    """Put helpers of gradient functions where their inputs are, not at the end."""
+    start = min(map(creation_index, step.seeds), default=0)
+    key: dict[Operation, int] = {}
+    for op in ops:
+        key[op] = creation_index(op)
+        if key[op] > start:
+            makers = (t.op for t in op.inputs)
+            behind = (key.get(m, creation_index(m)) for m in makers)
+            key[op] = max((k for k in behind if k < start), default=0)
+    return sorted(key, key=key.__getitem__)
+
+
+def _sharing(
+    ops: Sequence[Operation], place: dict[Operation, int], always: Keeps
+) -> list[list[Tensor]]:
+    """Return the tensors that are not always kept, in groups of one buffer each."""
+    groups: dict[int, list[Tensor]] = {}
+    for op in ops:
+        source = {out: op.inputs[place] for out, place in aliases(op)}
+        for index, t in enumerate(op.outputs):
+            if always(t):
+                continue
+            group = groups.get(id(source.get(index)))
+            if group is None:
+                group = []
+            group.append(t)
+            groups[id(t)] = group
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _price(tensor: Tensor) -> int:
+    size = tensor_bytes(tensor)
+    if tensor.op.type == "Cast":
+        return max(size, tensor_bytes(tensor.op.inputs[0]) + 1)
+    return size

@@ -1,0 +1,189 @@
+"""What must hold of every graph with recomputation, and how to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import tensorflow as tf
+
+import geutil as ge
+from geutil.gradients import Report
+
+SCOPE = "recomputed/"
+_HELPERS = ("NoOp", "PlaceholderWithDefault")
+
+
+def flat(gradients: Iterable[Any]) -> list[tf.Tensor]:
+    """Return the tensors of gradients, the three of `tf.IndexedSlices` apart."""
+    tensors: list[tf.Tensor] = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            tensors += [gradient.values, gradient.indices]
+            if gradient.dense_shape is not None:
+                tensors.append(gradient.dense_shape)
+        elif gradient is not None:
+            tensors.append(gradient)
+    return tensors
+
+
+def forms(gradients: Iterable[Any]) -> list[str]:
+    """Return what each gradient is: a tensor, slices or None."""
+    return [
+        {tf.IndexedSlices: "slices", type(None): "none"}.get(type(g), "tensor")
+        for g in gradients
+    ]
+
+
+def run(
+    graph: tf.Graph,
+    fetches: Any,
+    feed: dict[Any, Any] | None = None,
+    *,
+    optimize: bool = False,
+    options: Any = None,
+    metadata: Any = None,
+) -> Any:
+    """Return the values of fetches of a `tf.Graph`, its variables initialized.
+
+    Without optimization two graphs run the same kernels, so values can be compared bit
+    for bit.
+    """
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=1, intra_op_parallelism_threads=1
+    )
+    if not optimize:
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = -1
+    with graph.as_default():
+        initial = [v.initializer for v in tf.compat.v1.global_variables()]
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            session.run(initial)
+            return session.run(fetches, feed, options=options, run_metadata=metadata)
+
+
+def assert_same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Check that values are the same bit for bit."""
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def assert_close(actual: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Check that values agree to 1e-6 of the largest of each."""
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        largest = np.max(np.abs(b), initial=0.0)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest)
+
+
+def copied(graph: tf.Graph) -> dict[str, tf.Operation]:
+    """Return the copies that recomputation made, by the name of their original.
+
+    For gradients that were taken once.
+    """
+    found: dict[str, tf.Operation] = {}
+    for op in graph.get_operations():
+        if op.name.startswith(SCOPE) and op.type not in _HELPERS:
+            name = op.name[len(SCOPE) :]
+            assert name not in found
+            found[name] = op
+    return found
+
+
+def barriers(graph: tf.Graph) -> list[tf.Operation]:
+    return _helpers(graph, "PlaceholderWithDefault", "barrier")
+
+
+def gates(graph: tf.Graph) -> list[tf.Operation]:
+    """Return the ops behind which segments begin, in order."""
+    return _helpers(graph, "NoOp", "gate")
+
+
+def _helpers(graph: tf.Graph, op_type: str, name: str) -> list[tf.Operation]:
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type == op_type and op.name.startswith(SCOPE + name)
+    ]
+
+
+def dependencies(graph: tf.Graph) -> nx.DiGraph:
+    """Return data and control edges between ops, loop back edges left out."""
+    result = nx.DiGraph()
+    for op in graph.get_operations():
+        result.add_node(op)
+        for t in op.inputs:
+            if t.op.type != "NextIteration":
+                result.add_edge(t.op, op)
+        for waited in op.control_inputs:
+            result.add_edge(waited, op)
+    return result
+
+
+def check(gradients: Iterable[Any], report: Report, before: int) -> None:
+    """Check all that must hold of a graph after gradients were taken once.
+
+    Args:
+        gradients: what was returned.
+        report: what `last_report` says.
+        before: the number of ops that the graph had before.
+    """
+    results = flat(gradients)
+    if not results:
+        return
+    graph = results[0].graph
+    ge.verify(graph)
+    copies = copied(graph)
+    recomputed = {op.name: op.segment for op in report.recomputed}
+    assert set(copies) == set(recomputed)
+    originals = {name: graph.get_operation_by_name(name) for name in copies}
+    for name, copy in copies.items():
+        check_copy(copy, originals[name])
+    edges = dependencies(graph)
+    check_order(edges, {copies[name]: recomputed[name] for name in copies})
+    made = graph.get_operations()[before:]
+    seeds = [op for op in made if op.name.startswith("gradients/Identity")]
+    behind = set().union(*(nx.ancestors(edges, t.op) | {t.op} for t in results))
+    ahead = set().union(*(nx.descendants(edges, op) for op in seeds))
+    backward = [op for op in made if op in behind and op in ahead]
+    check_readers(backward, report, set(originals.values()))
+
+
+def check_copy(copy: tf.Operation, original: tf.Operation) -> None:
+    """Check that a copy is one, and of an op that may run twice."""
+    assert copy.type == original.type
+    assert copy.device == original.device
+    assert not original.op_def.is_stateful
+    assert [t.dtype for t in copy.outputs] == [t.dtype for t in original.outputs]
+    assert [t.shape for t in copy.outputs] == [t.shape for t in original.outputs]
+
+
+def check_order(edges: nx.DiGraph, segments: dict[tf.Operation, int]) -> None:
+    """Check that no copy runs early, nor needs what a later segment yields."""
+    assert nx.is_directed_acyclic_graph(edges)
+    newest: dict[tf.Operation, int] = {}
+    delayed = {op for op in edges if op.name.startswith(SCOPE + "gate")}
+    for op in nx.topological_sort(edges):
+        behind = list(edges.predecessors(op))
+        newest[op] = max([newest[p] for p in behind], default=-1)
+        if not delayed.isdisjoint(behind):
+            delayed.add(op)
+        if op in segments:
+            assert newest[op] <= segments[op], op.name
+            assert op in delayed, f"{op.name} runs in the forward pass"
+            newest[op] = segments[op]
+
+
+def check_readers(
+    backward: Iterable[tf.Operation], report: Report, originals: set[tf.Operation]
+) -> None:
+    """Check that no op of the backward pass holds what is recomputed."""
+    kept = {tensor.name for tensor in report.kept}
+    for op in backward:
+        if op in originals or op.name.startswith((SCOPE, "offloaded/")):
+            continue
+        for t in op.inputs:
+            assert t.op not in originals or t.name in kept, (op.name, t.name)

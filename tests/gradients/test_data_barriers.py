@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geutil.errors import ArgumentTypeError
+from geutil.gradients.data_barriers import data_barrier
+from geutil.graph.importing import neutral
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+SPECIAL = [0.0, -0.0, 1.5, -2.5, np.inf, -np.inf, np.nan]
+VALUES = {
+    **dict.fromkeys(("float16", "bfloat16", "float32", "float64"), SPECIAL),
+    **{
+        name: [0, 1, tf.as_dtype(name).min, tf.as_dtype(name).max]
+        for name in ("int8", "int32", "int64", "uint8", "uint32", "uint64")
+    },
+    "bool": [True, False],
+    "complex64": [0.0, complex(np.nan, 1.0), complex(np.inf, -np.inf)],
+}
+COMPILED = pytest.mark.parametrize("jit_compile", [False, True])
+
+
+def sample(dtype):
+    return tf.constant(np.array(VALUES[dtype], tf.as_dtype(dtype).as_numpy_dtype))
+
+
+def computed(t):
+    """Return `t` as the result of an op that neither TensorFlow nor XLA removes."""
+    return tf.reverse(t, [0])
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", VALUES)
+def test_a_stand_in_has_the_same_bits(dtype, jit_compile):
+    @tf.function(jit_compile=jit_compile)
+    def step(given, after):
+        return data_barrier([given, computed(given)], [computed(after)])
+
+    value = sample(dtype)
+    for after in (value, sample("float32")):
+        held, turned = step(value, after)
+        assert held.dtype == turned.dtype == value.dtype
+        assert held.numpy().tobytes() == value.numpy().tobytes()
+        assert turned.numpy().tobytes() == value.numpy()[::-1].tobytes()
+
+
+@COMPILED
+@pytest.mark.parametrize("dtype", VALUES)
+def test_anything_can_come_first(dtype, jit_compile):
+    @tf.function(jit_compile=jit_compile)
+    def step(x, after):
+        return data_barrier([x, computed(x)], [computed(after), after, after[:0]])
+
+    for after in (sample(dtype), *sample(dtype)[:, tf.newaxis]):
+        held, turned = step(tf.constant(SPECIAL), after)
+        assert held.numpy().tobytes() == np.float32(SPECIAL).tobytes()
+        assert turned.numpy().tobytes() == np.float32(SPECIAL)[::-1].tobytes()
+
+
+@tf.function
+def held_back(after):
+    x = tf.constant([1.0, 2.0])
+    return data_barrier([x, computed(x)], [after])
+
+
+BITS = st.lists(st.integers(0, 2**32 - 1), max_size=3)
+
+
+@given(BITS, st.sampled_from([tf.float32, tf.int32, tf.uint32]))
+def test_no_number_opens_the_barrier(bits, dtype):
+    after = tf.bitcast(tf.constant(bits, tf.uint32, [len(bits)]), dtype)
+    held, turned = held_back(after)
+    assert held.numpy().tolist() == [1.0, 2.0]
+    assert turned.numpy().tolist() == [2.0, 1.0]
+
+
+def test_values_in_each_setting(setting):
+    def body():
+        x = tf.constant([1.0, np.nan])
+        return data_barrier([x, computed(x), tf.constant(3)], [tf.cos(x)])
+
+    x, turned, three = setting.run(body)
+    np.testing.assert_array_equal(x, [1.0, np.nan])
+    np.testing.assert_array_equal(turned, [np.nan, 1.0])
+    assert three == 3
+
+
+@COMPILED
+@pytest.mark.parametrize("shape", [[None, 2], [3, None], [None, None]])
+def test_dimensions_may_be_unknown(shape, jit_compile):
+    spec = tf.TensorSpec(shape)
+
+    @tf.function(jit_compile=jit_compile, input_signature=[spec, spec])
+    def step(x, after):
+        held = data_barrier([x, computed(x)], [after])
+        assert [t.shape.as_list() for t in held] == [shape, shape]
+        return held
+
+    x = np.arange(6.0, dtype="f").reshape(3, 2)
+    held, turned = step(x, x)
+    np.testing.assert_array_equal(held, x)
+    np.testing.assert_array_equal(turned, x[::-1])
+
+
+def test_the_rank_may_be_unknown():
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def step(x):
+        return data_barrier([x, tf.exp(x)], [x])
+
+    for x in (0.0, [0.0, 1.0]):
+        held, exp = step(x)
+        np.testing.assert_array_equal(held, x)
+        np.testing.assert_allclose(exp, np.exp(x), rtol=1e-6)
+
+
+def optimized(function, *args):
+    """Return what XLA makes of a compiled function, as text."""
+    return function.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
+
+
+def count_dots(text):
+    return text.count(" dot(") + text.count('custom_call_target="__onednn$matmul"')
+
+
+@pytest.mark.parametrize("in_scopes", [True, False])
+@pytest.mark.parametrize("source", ["computed", "placeholder", "variable"])
+def test_xla_merges_a_copy_but_for_the_barrier(source, in_scopes):
+    w = tf.Variable(tf.eye(8))
+
+    def make(barrier):
+        @tf.function(jit_compile=True)
+        def step(x):
+            kept = {"computed": tf.tanh(x), "placeholder": x, "variable": w + 0.0}
+            read = kept[source] if source != "variable" else w.read_value()
+            first = tf.cos(read @ w)
+            if in_scopes:
+                (later,) = barrier([read], [first])
+            else:
+                with neutral(read.graph):
+                    (later,) = barrier([read], [first])
+            return first, tf.sin(later @ w)
+
+        return step
+
+    x = tf.reshape(tf.range(64.0), [8, 8]) / 64.0
+    plain, held = make(lambda tensors, _: tensors), make(data_barrier)
+    assert count_dots(optimized(plain, x)) == 1
+    assert count_dots(optimized(held, x)) == 2
+    for a, b in zip(plain(x), held(x), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_the_barriers_of_a_chain_hold():
+    # What reads the third stand-in is merged with none of what came before.
+    @tf.function(jit_compile=True)
+    def step(x):
+        kept = tf.tanh(x)
+        results = [tf.cos(kept @ x)]
+        for _ in range(3):
+            (kept,) = data_barrier([kept], results[-1:])
+            results.append(tf.cos(kept @ x))
+        return results
+
+    x = tf.eye(8) / 3.0
+    assert count_dots(optimized(step, x)) == 4
+    first, *others = (t.numpy().tobytes() for t in step(x))
+    assert others == [first] * 3
+
+
+SEGMENTS, LAYERS, ROWS, WIDTH = 6, 6, 2048, 128
+ACTIVATION = ROWS * WIDTH * 4
+
+
+def segment(x, weights):
+    for w in weights:
+        x = tf.tanh(x @ w)
+    return x
+
+
+def recomputed_gradients(x, weights, barrier):
+    """Return the gradients of a chain; each segment is computed twice."""
+    kept = [x]
+    for ws in weights:
+        kept.append(segment(kept[-1], ws))
+    flowing, result = tf.ones_like(kept[-1]), []
+    done = [flowing]
+    for start, ws in zip(reversed(kept[:-1]), reversed(weights), strict=True):
+        inputs = barrier([start, *ws], done)
+        end = segment(inputs[0], inputs[1:])
+        flowing, *done = tf.gradients(end, inputs, flowing)
+        result = [*done, *result]
+    return result
+
+
+def allocated(step, *args):
+    """Return what a step needs of the allocator at its peak, in bytes."""
+    memory = tf.config.experimental
+    step(*args)
+    try:
+        memory.reset_memory_stats("CPU:0")
+    except ValueError:
+        pytest.skip("without oneDNN, TensorFlow's allocator on CPU has no statistics")
+    before = memory.get_memory_info("CPU:0")["current"]
+    held = step(*args)
+    peak = memory.get_memory_info("CPU:0")["peak"]
+    del held
+    return peak - before
+
+
+def test_a_recomputation_saves_memory():
+    weights = [
+        [
+            tf.random.stateless_normal([WIDTH, WIDTH], [i, k]) / WIDTH**0.5
+            for i in range(LAYERS)
+        ]
+        for k in range(SEGMENTS)
+    ]
+    x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
+
+    def make(barrier):
+        return tf.function(
+            lambda x, ws: recomputed_gradients(x, ws, barrier), jit_compile=True
+        )
+
+    plain, held = make(lambda tensors, _: tensors), make(data_barrier)
+    returned = SEGMENTS * LAYERS * WIDTH * WIDTH * 4
+    # All activations, or those between segments and within one with some to spare.
+    assert allocated(plain, x, weights) > SEGMENTS * LAYERS * ACTIVATION
+    assert allocated(held, x, weights) < (SEGMENTS + LAYERS + 4) * ACTIVATION + returned
+    for a, b in zip(plain(x, weights), held(x, weights), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@COMPILED
+def test_gradients_pass_to_the_tensor_alone(jit_compile):
+    @tf.function(jit_compile=jit_compile)
+    def step(x, y, other):
+        after = tf.exp(other)
+        first, second, unread = data_barrier([x, tf.exp(y), y], [after])
+        result = first * first * first + second
+        slopes = tf.gradients(result, [x, y])
+        assert tf.gradients(result, [other, unread]) == [None, None]
+        return [*slopes, *tf.gradients(slopes, [x, y])]
+
+    values = [t.numpy() for t in step(*map(tf.constant, (2.0, 0.0, 1.0)))]
+    np.testing.assert_allclose(values, [12.0, 1.0, 12.0, 1.0], rtol=1e-6)
+
+
+def test_what_no_gradient_can_pass():
+    @tf.function
+    def step(x):
+        whole, real = data_barrier([tf.cast(x, tf.int32), tf.exp(x)], [x])
+        return tf.gradients(real * tf.cast(whole, tf.float32), x)
+
+    np.testing.assert_allclose(step(2.0)[0], 2.0 * np.exp(2.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("empty", ["tensors", "after"])
+def test_nothing_to_hold_back_or_to_wait_for(empty):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.constant(1.0)
+        ops = graph.get_operations()
+        held = data_barrier(**{"tensors": [x], "after": [x], empty: []})
+    assert len(held) == (empty == "after")
+    assert all(t is x for t in held)
+    assert graph.get_operations() == ops
+
+
+WRONG = {
+    "resource": lambda: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]),
+    "variant": lambda: tf.raw_ops.TensorListReserve(
+        element_shape=[1], num_elements=1, element_dtype=tf.float32
+    ),
+    "string": lambda: tf.constant("text"),
+    "qint8": lambda: tf.compat.v1.placeholder(tf.qint8, name="quantized"),
+    "none": lambda: None,
+    "number": lambda: 1.0,
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_refuses_what_cannot_depend_on_data(wrong, first):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.constant(1.0)
+        bad = WRONG[wrong]()
+        ops = graph.get_operations()
+        name = f"'{bad.name}'" if isinstance(bad, tf.Tensor) else "expected a tf.Tensor"
+        with pytest.raises(ArgumentTypeError, match=name):
+            data_barrier(*([[x, bad], [x]] if first else [[x], [x, bad]]))
+    assert graph.get_operations() == ops
+
+
+def test_refuses_eager_tensors():
+    eager = tf.constant(1.0)
+    with pytest.raises(ArgumentTypeError, match="eager tensors belong to no graph"):
+        data_barrier([eager], [eager])

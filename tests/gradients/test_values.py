@@ -1,0 +1,136 @@
+"""Gradients of random graphs are those of `tf.gradients`, whatever is kept."""
+
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geutil.gradients import (
+    any_of,
+    by_name,
+    by_type,
+    gradients,
+    inside,
+    larger_than,
+    last_report,
+    not_,
+)
+from tests.gradients.checking import assert_same, check, flat, forms, run
+from tests.gradients.random_networks import SIDE, networks
+from tests.settings import slow
+
+pytestmark = slow
+
+POLICIES = {
+    "speed": "speed",
+    "memory": "memory",
+    "matrix products": by_type("MatMul", "BatchMatMulV2"),
+    "even layers": by_name("layer[0-9]*[02468]/"),
+    "large": larger_than(64),
+    "nothing": by_type("NoSuchType"),
+    "mixed": any_of(inside("layer1"), not_(by_type("Tanh", "Mul"))),
+}
+
+quick = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def plain_values(network, take):
+    with tf.Graph().as_default() as graph:
+        expected = take(tf.gradients, *network.build())
+        return forms(expected), run(graph, flat(expected))
+
+
+def test_a_simple_chain():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([SIDE])
+        a = tf.tanh(x)
+        b = tf.tanh(a)
+        c = tf.tanh(b)
+        before = len(graph.get_operations())
+        actual = gradients(
+            tf.tanh(tf.tanh(c)), x, checkpoints=[b], min_checkpoint_size=0
+        )
+        check(actual, last_report(), before)
+    assert {op.name for op in last_report().recomputed} == {"Tanh"}
+
+
+@quick
+@given(networks(), st.data())
+def test_kept_tensors(network, data):
+    ys = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
+    kept = data.draw(st.sets(st.integers(0, 40), max_size=6))
+
+    def take(function, sources, tensors, **options):
+        targets = [tensors[-1], *(tensors[i % len(tensors)] for i in ys)]
+        return function(targets, sources, **options)
+
+    expected_forms, expected = plain_values(network, take)
+    with tf.Graph().as_default() as graph:
+        sources, tensors = network.build()
+        before = len(graph.get_operations())
+        chosen = [tensors[i % len(tensors)] for i in kept]
+        actual = take(gradients, sources, tensors, checkpoints=chosen)
+        check(actual, last_report(), before)
+        assert forms(actual) == expected_forms
+        assert_same(run(graph, flat(actual)), expected)
+
+
+@quick
+@given(networks(), st.sampled_from(sorted(POLICIES)))
+def test_policies(network, policy):
+    def take(function, sources, tensors, **options):
+        return function(tensors[-1], sources, **options)
+
+    expected_forms, expected = plain_values(network, take)
+    with tf.Graph().as_default() as graph:
+        sources, tensors = network.build()
+        before = len(graph.get_operations())
+        actual = take(
+            gradients,
+            sources,
+            tensors,
+            checkpoints=POLICIES[policy],
+            min_checkpoint_size=0,
+        )
+        check(actual, last_report(), before)
+        assert forms(actual) == expected_forms
+        assert_same(run(graph, flat(actual)), expected)
+
+
+@quick
+@given(networks(8), st.data())
+def test_options(network, data):
+    unconnected = data.draw(st.sampled_from(["none", "zero"]))
+    stops = data.draw(st.sets(st.integers(0, 20), max_size=2))
+    outside = data.draw(st.booleans())
+    gated = data.draw(st.booleans())
+    way = data.draw(st.sampled_from([0, 2]))
+
+    def take(function, sources, tensors, **options):
+        targets = [tensors[-1], tensors[len(tensors) // 2]]
+        xs = [*sources, tf.ones([2])] if outside else sources
+        with tf.control_dependencies(None):
+            seed = tf.fill([SIDE, SIDE], 0.25)
+        return function(
+            targets,
+            xs,
+            [None, seed],
+            stop_gradients=[tensors[i % len(tensors)] for i in stops],
+            unconnected_gradients=unconnected,
+            gate_gradients=gated,
+            aggregation_method=way,
+            **options,
+        )
+
+    expected_forms, expected = plain_values(network, take)
+    with tf.Graph().as_default() as graph:
+        sources, tensors = network.build()
+        chosen = tensors[::3]
+        before = len(graph.get_operations())
+        actual = take(gradients, sources, tensors, checkpoints=chosen)
+        check(actual, last_report(), before)
+        assert forms(actual) == expected_forms
+        assert_same(run(graph, flat(actual)), expected)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.xla import is_compiled_by_xla
+from tests.settings import needs_eager
+
+
+def note(answers):
+    answers.append(is_compiled_by_xla(tf.compat.v1.get_default_graph()))
+
+
+def in_itself(answers):
+    note(answers)
+
+
+def in_a_function(answers):
+    @tf.function
+    def inner():
+        note(answers)
+        return tf.constant(1.0)
+
+    inner()
+
+
+def in_a_nested_function(answers):
+    tf.function(lambda: in_a_function(answers))()
+
+
+def in_a_loop(answers):
+    def body(i):
+        note(answers)
+        return i + 1
+
+    tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+
+
+def in_a_branch(answers):
+    def branch():
+        note(answers)
+        return tf.constant(1)
+
+    tf.cond(tf.random.stateless_uniform([], [1, 2]) < 0.5, branch, branch)
+
+
+@needs_eager
+@pytest.mark.parametrize("jit_compile", [True, False, None])
+@pytest.mark.parametrize(
+    "where", [in_itself, in_a_function, in_a_nested_function, in_a_loop, in_a_branch]
+)
+def test_what_is_traced_in_a_compiled_function_is_compiled(where, jit_compile):
+    answers = []
+    tf.function(lambda: where(answers), jit_compile=jit_compile)()
+    assert answers and set(answers) == {bool(jit_compile)}
+
+
+@needs_eager
+def test_a_function_is_traced_again_for_xla():
+    answers = []
+
+    @tf.function
+    def inner():
+        note(answers)
+
+    tf.function(inner)()
+    tf.function(inner, jit_compile=True)()
+    assert answers == [False, True]
+
+
+@needs_eager
+def test_a_compiled_function_in_an_uncompiled_one_is_compiled():
+    answers = []
+    compiled = tf.function(lambda: note(answers), jit_compile=True)
+
+    @tf.function
+    def outer():
+        compiled()
+        note(answers)
+
+    outer()
+    assert answers == [True, False]
+
+
+@needs_eager
+def test_known_during_the_trace_only():
+    graphs = []
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return x + 1.0
+
+    step(1.0)
+    assert not is_compiled_by_xla(graphs[0])
+
+
+@pytest.mark.parametrize("level", ["OFF", "ON_1"])
+def test_a_plain_graph_is_not_compiled(level):
+    graph = tf.Graph()
+    options = tf.compat.v1.GraphOptions()
+    options.optimizer_options.global_jit_level = getattr(
+        tf.compat.v1.OptimizerOptions, level
+    )
+    config = tf.compat.v1.ConfigProto(graph_options=options)
+    with graph.as_default(), tf.compat.v1.Session(config=config) as session:
+        assert not is_compiled_by_xla(graph)
+        assert session.run(tf.constant(1.0) + 1.0) == 2.0
+
+
+@pytest.mark.parametrize("wrong", [None, "graph", 3])
+def test_refuses_what_is_no_graph(wrong):
+    with pytest.raises(ArgumentTypeError, match=r"expected a tf\.Graph"):
+        is_compiled_by_xla(wrong)

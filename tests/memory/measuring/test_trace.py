@@ -1,0 +1,191 @@
+"""The timeline of a traced step, from records made by hand and from real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geutil.graph.snapshots import uses_onednn
+from geutil.memory.measuring.steps import aligned
+from geutil.memory.measuring.trace import timeline_of
+
+CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+def metadata_of(*nodes, device=CPU, allocator="cpu"):
+    """Return a RunMetadata with nodes of (name, start, [(micros, bytes)], outputs)."""
+    metadata = tf.compat.v1.RunMetadata()
+    devices = metadata.step_stats.dev_stats.add(device=device)
+    for name, start, records, outputs in nodes:
+        stats = devices.node_stats.add(node_name=name)
+        stats.all_start_micros = start
+        stats.all_start_nanos = 1000 * start
+        if records:
+            memory = stats.memory.add(allocator_name=allocator)
+            for micros, size in records:
+                memory.allocation_records.add(alloc_micros=micros, alloc_bytes=size)
+        for slot, size in outputs:
+            description = stats.output.add(slot=slot).tensor_description
+            description.allocation_description.allocated_bytes = size
+    return metadata
+
+
+def trace(metadata, types=None, device="CPU:0"):
+    names = [s.node_name for d in metadata.step_stats.dev_stats for s in d.node_stats]
+    types = types or dict.fromkeys(names, "Exp")
+    return timeline_of(metadata, types, device, variable_bytes=7)
+
+
+def held(timeline):
+    return [(tensor.name, tensor.bytes) for tensor in timeline.at_peak]
+
+
+def test_levels_and_the_tensors_at_the_peak():
+    timeline = trace(
+        metadata_of(
+            ("a", 10, [(11, 100), (35, -100)], [(0, 100)]),
+            ("b", 20, [(21, 30), (22, 60), (29, -60)], [(0, 30)]),
+            ("c", 30, [(31, 80)], [(0, 80)]),
+            ("d", 40, [], [(0, 80)]),
+        )
+    )
+    levels = [(moment.op, moment.bytes) for moment in timeline.moments]
+    assert levels == [("a", 100), ("b", 190), ("c", 210), ("d", 110)]
+    assert timeline.peak == 210
+    assert held(timeline) == [("a:0", 100), ("c:0", 80), ("b:0", 30)]
+    assert timeline.variable_bytes == 7
+
+
+def test_what_is_no_output_is_temporary():
+    timeline = trace(metadata_of(("a", 1, [(2, 5), (2, 9), (3, -9)], [(1, 5)])))
+    assert held(timeline) == [("a (temporary)", 9), ("a:1", 5)]
+
+
+def test_ops_are_in_the_order_of_execution():
+    timeline = trace(
+        metadata_of(("late", 20, [(21, 1)], []), ("early", 10, [(11, 1)], []))
+    )
+    assert [moment.op for moment in timeline.moments] == ["early", "late"]
+
+
+def test_a_release_goes_before_an_allocation_in_the_same_microsecond():
+    timeline = trace(
+        metadata_of(("a", 10, [(11, 50), (20, -50)], []), ("b", 20, [(20, 50)], []))
+    )
+    assert timeline.peak == 50
+    assert [moment.bytes for moment in timeline.moments] == [50, 50]
+
+
+def test_a_buffer_that_lives_for_less_than_a_microsecond_counts():
+    timeline = trace(metadata_of(("a", 10, [(11, 50), (11, -50)], [])))
+    assert timeline.peak == 50
+
+
+def test_ops_that_do_no_work_are_left_out():
+    metadata = metadata_of(("c", 1, [], []), ("_SOURCE", 0, [], []), ("r", 2, [], []))
+    timeline = trace(metadata, {"c": "Const", "r": "Relu"})
+    assert [moment.op for moment in timeline.moments] == ["r"]
+
+
+def test_the_memory_of_a_gpu_and_that_of_its_host_stay_apart():
+    metadata = metadata_of(("a", 1, [(2, 30)], []), allocator="GPU_0_bfc")
+    metadata.MergeFrom(
+        metadata_of(("b", 3, [(4, 50)], []), allocator="gpu_host_bfc"),
+    )
+    metadata.MergeFrom(
+        metadata_of(("a", 1, [(2, 30)], []), device="/device:GPU:0/stream:all"),
+    )
+    assert trace(metadata, device="GPU:0").peak == 30
+    assert trace(metadata, device="CPU:0").peak == 50
+
+
+def test_nothing_recorded():
+    timeline = trace(tf.compat.v1.RunMetadata())
+    assert (timeline.moments, timeline.at_peak, timeline.peak) == ((), (), 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.integers(0, 60), st.integers(0, 60)),
+        max_size=20,
+    )
+)
+def test_the_peak_is_that_of_the_intervals(drawn):
+    # All times differ, so there is one truth: count at each time what is held then.
+    intervals = [
+        (size, 100 * min(a, b) + i, 100 * max(a, b) + 50 + i)
+        for i, (size, a, b) in enumerate(drawn)
+    ]
+    timeline = trace(
+        metadata_of(
+            *(
+                (f"n{i}", begin, [(begin, size), (end, -size)], [(0, size)])
+                for i, (size, begin, end) in enumerate(intervals)
+            )
+        )
+    )
+    at = {
+        time: sum(size for size, begin, end in intervals if begin <= time < end)
+        for _, time, _ in intervals
+    }
+    assert timeline.peak == max(at.values(), default=0)
+    assert sum(tensor.bytes for tensor in timeline.at_peak) == timeline.peak
+    assert [m.bytes for m in timeline.moments] == [at[t] for t in sorted(at)]
+
+
+MIB = 2**20
+SIDE = 512
+"""A float32 matrix of this many rows and columns is a MiB, a size that the allocator
+hands out without rounding."""
+
+
+def chain(x):
+    for _ in range(5):
+        x = tf.reverse(x, [0])
+    return x
+
+
+def fan(x):
+    parts = [tf.reverse(x, [0]), tf.reverse(x, [1]), tf.reverse(x, [0, 1])]
+    return tf.concat(parts, 0)
+
+
+def in_place(x):
+    return tf.exp(tf.tanh(tf.reverse(x, [0])))
+
+
+# Op by op: a reverse needs its input and its output; the input of the first is fed; a
+# unary op writes into its input's buffer; a concat of three holds them and as much.
+KNOWN = [(chain, 2), (fan, 6), (in_place, 1)]
+
+
+@pytest.mark.parametrize(
+    ("build", "mebibytes"), KNOWN, ids=["chain", "fan", "in place"]
+)
+def test_known_allocations(build, mebibytes):
+    """Computed by hand, and counted by the allocator, which knows no records."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
+        y = build(x)
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+    # Two reverses would be none.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    options = tf.compat.v1.RunOptions(
+        trace_level=tf.compat.v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+    )
+    metadata = tf.compat.v1.RunMetadata()
+    feed = {x: aligned(np.ones([SIDE, SIDE], np.float32))}
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        session.run(y.op, feed)
+        # Only the allocator of oneDNN counts.
+        if uses_onednn():
+            tf.config.experimental.reset_memory_stats("CPU:0")
+        session.run(y.op, feed, options, metadata)
+    timeline = timeline_of(metadata, {}, "CPU:0", variable_bytes=0)
+    assert timeline.peak == mebibytes * MIB
+    if uses_onednn():
+        info = tf.config.experimental.get_memory_info("CPU:0")
+        assert info["peak"] - info["current"] == mebibytes * MIB

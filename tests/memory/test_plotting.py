@@ -1,0 +1,142 @@
+"""Pictures: files that other programs can read, with the right words in them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib as mpl
+import pytest
+
+from geutil.errors import MissingExtraError, PlotError
+from geutil.memory import LiveTensor, Moment, Timeline, compare
+from geutil.memory.plotting import points, shortened
+
+MB = 10**6
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timeline_of(count, source="predicted", name="block"):
+    """Return a timeline whose peak, of 2 MB for each op, is in the middle."""
+    rising = [2 * MB * (i + 1) for i in range(count)]
+    sizes = rising + rising[-2::-1]
+    moments = tuple(Moment(f"{name}/op_{i}", size) for i, size in enumerate(sizes))
+    held = tuple(LiveTensor(f"{name}/op_{i}:0", "Relu", 2 * MB) for i in range(count))
+    return Timeline(moments, held, 30 * MB, MB // 2, source)
+
+
+def words(path):
+    """Return the texts of an SVG, in order."""
+    root = ElementTree.parse(path).getroot()
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+
+
+def test_a_png(tmp_path):
+    path = timeline_of(5).plot(tmp_path / "step.png")
+    assert path == tmp_path / "step.png"
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", header[16:])
+    assert (width, height) == (1800, 750)
+
+
+def test_a_pdf(tmp_path):
+    assert timeline_of(5).plot(str(tmp_path / "step.PDF")).read_bytes()[:5] == b"%PDF-"
+
+
+def test_the_words_of_a_timeline(tmp_path):
+    texts = words(timeline_of(5).plot(tmp_path / "step.svg"))
+    assert "peak 10.0 MB" in texts
+    assert "in 'block/op_4'" in texts
+    assert "besides variables 30.0 MB, constants 0.5 MB" in texts
+    assert "ops in order of execution" in texts
+    assert [t for t in texts if t.startswith("block")] == [
+        f"block/op_{i}:0" for i in range(5)
+    ]
+    assert texts.count("2.0 MB") == 5
+
+
+def test_many_tensors_are_one_row(tmp_path):
+    texts = words(timeline_of(20).plot(tmp_path / "step.svg"))
+    assert len([t for t in texts if t.startswith("block")]) == 12
+    assert "and 8 smaller ones, together" in texts
+    assert "16.0 MB" in texts
+
+
+def test_a_long_name_shows_both_its_ends(tmp_path):
+    name = "first_" + "x" * 100
+    texts = words(timeline_of(1, name=name).plot(tmp_path / "step.svg"))
+    (shown,) = [t for t in texts if t.startswith("first_")]
+    assert shown.endswith("x/op_0:0")
+    assert len(shown) == len(shortened(f"{name}/op_0:0")) == 50
+
+
+def test_names_are_no_formulas(tmp_path):
+    texts = words(timeline_of(1, name="a$_b$_c").plot(tmp_path / "step.svg"))
+    assert "a$_b$_c/op_0:0" in texts
+
+
+def test_the_words_of_a_comparison(tmp_path):
+    before, after = timeline_of(9, "trace", "old"), timeline_of(3, name="new")
+    texts = words(compare(before, after).plot(tmp_path / "both.svg"))
+    assert {"peak 18.0 MB", "peak 6.0 MB"} <= set(texts)
+    assert {"before (trace)", "after (predicted)"} <= set(texts)
+    assert {"before: held at the peak", "after: held at the peak"} <= set(texts)
+    assert {"old/op_8:0", "new/op_2:0"} <= set(texts)
+    assert "ops in order of execution, %" in texts
+
+
+def test_the_rows_do_not_overlap(tmp_path):
+    path = timeline_of(20).plot(tmp_path / "step.svg")
+    root = ElementTree.parse(path).getroot()
+    heights = [
+        float(re.search(r"[ (]-?[\d.]+[ ,](-?[\d.]+)\)", e.get("transform"))[1])
+        for e in root.iter(f"{SVG}text")
+        if e.text and e.text.startswith("block")
+    ]
+    gaps = [b - a for a, b in itertools.pairwise(heights)]
+    # The letters are 8 points high.
+    assert len(gaps) == 11
+    assert min(gaps) > 8 * 1.2
+
+
+def test_the_peak_of_many_ops_is_drawn():
+    sizes = [MB] * 50_000
+    sizes[31_415] = 9 * MB
+    moments = tuple(Moment(f"op_{i}", size) for i, size in enumerate(sizes))
+    places, levels = points(Timeline(moments, (), 0, 0, "predicted"))
+    assert len(places) == len(levels) < 5000
+    assert max(levels) == 9
+    place = places[levels.index(9)]
+    assert place <= 31_415 < place + 50_000 / 4000 + 1
+    assert (places[0], places[-1]) == (0, 50_000)
+
+
+@pytest.mark.parametrize("moments", [(), (Moment("a", 0),)], ids=["no op", "nothing"])
+def test_nothing_to_draw(tmp_path, moments):
+    timeline = Timeline(moments, (), 0, 0, "predicted")
+    assert timeline.plot(tmp_path / "step.png").stat().st_size > 0
+    assert compare(timeline, timeline).plot(tmp_path / "both.png").stat().st_size > 0
+
+
+def test_nobody_else_notices(tmp_path):
+    before = dict(mpl.rcParams)
+    timeline_of(3).plot(tmp_path / "step.svg")
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", ["step", "step.txt", "step.jpg"])
+def test_other_formats_are_refused(tmp_path, name):
+    with pytest.raises(PlotError, match=r"name a file in \.png, \.svg, \.pdf"):
+        timeline_of(3).plot(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install geutil\[plot\]"):
+        timeline_of(3).plot(tmp_path / "step.png")
+    assert not list(tmp_path.iterdir())
