@@ -37,6 +37,7 @@ def explain(
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
+    holds_gradients: bool = False,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -53,6 +54,7 @@ def explain(
         offload: see there.
         offload_device: see there.
         prefetch: see there.
+        holds_gradients: see there.
         **kwargs: see there.
 
     Returns:
@@ -76,7 +78,12 @@ def explain(
         [('y:0', 4096, "chosen: by_name('^y$')")]
     """
     options = Options(
-        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+        checkpoints,
+        min_checkpoint_size,
+        offload,
+        offload_device,
+        prefetch,
+        holds_gradients,
     )
     targets = [require_target(y) for y in as_list(ys)]
     given = [None] if grad_ys is None else as_list(grad_ys)
@@ -148,6 +155,7 @@ class _Scratch:
             offload if isinstance(offload, bool) else self._policy(offload),
             options.offload_device,
             options.prefetch,
+            options.holds_gradients,
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:

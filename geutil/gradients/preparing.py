@@ -31,6 +31,7 @@ class Options:
     offload: bool | Policy = False
     offload_device: str = HOST
     prefetch: int = 1
+    holds_gradients: bool = False
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
@@ -79,7 +80,8 @@ def prepare(
         options: how to choose and hold checkpoints.
         arguments: further arguments of `tf.gradients`.
     """
-    step = build_step(ys, xs, grad_ys, arguments)
+    holds = options.holds_gradients
+    step = build_step(ys, xs, grad_ys, arguments, holds_gradients=holds)
     keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping)
     return Prepared(plan, keeping, options.offloading())
