@@ -53,6 +53,11 @@ class StepProgram:
                 self._add(op)
         self._fetched = [n for t in fetched for n in self._numbers([t])]
 
+    @property
+    def size(self) -> int:
+        """The number of nodes of the step with plain gradients, at least 1."""
+        return max(len(self._nodes), 1)
+
     def peak(self, segments: Iterable[Segment] = ()) -> int:
         """Return the most bytes held at once; without segments, of plain gradients.
 
