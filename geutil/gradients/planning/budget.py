@@ -77,7 +77,7 @@ def least_budget(terms: Terms, precision: float = 0.002) -> int:
     """
     high = int(terms.held[0, -1])
     low = 0
-    while high - low > precision * high:
+    while high - low > max(1, precision * high):
         middle = (low + high) // 2
         if cut_within(terms, middle) is None:
             low = middle
