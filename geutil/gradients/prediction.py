@@ -55,6 +55,11 @@ class StepProgram:
         held = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held for n in self._numbers([t])]
 
+    @property
+    def size(self) -> int:
+        """The number of nodes of the step with plain gradients, at least 1."""
+        return max(len(self._nodes), 1)
+
     def peak(self, segments: Iterable[Segment] = ()) -> int:
         """Return the most bytes held at once; without segments, of plain gradients.
 
