@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.planning.budget import Terms, cut_within, least_budget
-from geutil.gradients.planning.cuts import (
-    Stretches,
-    crossing_tensors,
-    measure_stretches,
-)
-from geutil.gradients.planning.forward import ForwardPass, read_forward
+from geutil.gradients.planning.cuts import Stretches, measure_stretches
+from geutil.gradients.planning.forward import read_forward
+from geutil.gradients.planning.search import Search
 from geutil.gradients.planning.trials import Trial, Trials
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import Step
@@ -20,6 +17,7 @@ from geutil.graph.kinds import Tensor
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """What budgets are tried, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
+_MOST_TRIALS = 40
 _AS_GOOD = 1.01
 """Of choices whose peaks differ by less, the one with less compute is taken."""
 _WORTH_WHILE = 0.98
@@ -67,21 +65,28 @@ def choose_for_memory(
         return _plain(plain, "the backward pass reads nothing that could be recomputed")
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
-    tried = [
-        trials.run(_kept(forward, stretches, cuts)) for cuts in _cuttings(stretches)
-    ]
-    if not tried:
-        return _plain(plain, "no recomputation is predicted to need less")
-    least = min(trial.peak for trial in tried)
-    if least > _WORTH_WHILE * plain.peak:
-        return _plain(
-            plain,
-            f"the best recomputation is predicted to need {least:,} bytes at its peak, "
-            f"and plain gradients {plain.peak:,}",
-        )
-    good = (trial for trial in tried if trial.peak <= _AS_GOOD * least)
-    best = min(good, key=lambda trial: (trial.cost, trial.peak))
+    search = Search(forward, trials, stretches.places[1:-1].tolist(), _MOST_TRIALS)
+    search.start(_cuttings(stretches))
+    search.descend()
+    best = _best(search.tried())
+    if best is None or best.worst > _WORTH_WHILE * plain.worst:
+        return _plain(plain, _reason(plain, best))
     return MemoryChoice(best.kept, best.peak, plain.peak, None)
+
+
+def _best(tried: Sequence[Trial]) -> Trial | None:
+    least = min((trial.worst for trial in tried), default=0)
+    good = (trial for trial in tried if trial.worst <= _AS_GOOD * least)
+    return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
+
+
+def _reason(plain: Trial, best: Trial | None) -> str:
+    if best is None:
+        return "no recomputation is predicted to need less at its peak"
+    return (
+        f"the best recomputation is predicted to need {best.worst:,} bytes at its "
+        f"peak, and plain gradients {plain.worst:,}"
+    )
 
 
 def _plain(plain: Trial, reason: str) -> MemoryChoice:
@@ -89,7 +94,7 @@ def _plain(plain: Trial, reason: str) -> MemoryChoice:
 
 
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
-    """Yield different cuttings, each the best under other assumptions."""
+    """Yield the places of different cuttings, each the best by another reckoning."""
     met: set[tuple[int, ...]] = {()}
     for held in (stretches.in_turn, stretches.at_worst):
         for idle in _IDLE:
@@ -99,11 +104,4 @@ def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
                 cuts = cut_within(terms, int(least * slack))
                 if cuts is not None and cuts not in met:
                     met.add(cuts)
-                    yield cuts
-
-
-def _kept(
-    forward: ForwardPass, stretches: Stretches, cuts: Iterable[int]
-) -> list[Tensor]:
-    places = [int(stretches.places[cut]) for cut in cuts]
-    return crossing_tensors(forward.buffers, places)
+                    yield tuple(stretches.places[list(cuts)].tolist())

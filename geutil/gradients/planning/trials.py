@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.costs import multiply_adds
+from geutil.gradients.planning.threads import peak_of_two_threads
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Keeps, plan_recomputation
+from geutil.gradients.segments import Keeps, Segment, plan_recomputation
 from geutil.gradients.step import Step
 from geutil.graph.kinds import Tensor
+from geutil.memory.simulation import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,12 +20,14 @@ class Trial:
 
     Attributes:
         kept: the tensors.
-        peak: the predicted peak in bytes.
+        peak: the predicted peak in bytes, with one thread.
+        worst: the larger one of the peaks with one and with two threads.
         cost: the multiply-adds that are done again.
     """
 
     kept: tuple[Tensor, ...]
     peak: int
+    worst: int
     cost: int
 
 
@@ -43,7 +47,7 @@ class Trials:
 
     def plain(self) -> Trial:
         """Return what plain gradients lead to."""
-        return Trial((), self.program.peak(), 0)
+        return self._trial((), ())
 
     def run(self, kept: Iterable[Tensor]) -> Trial:
         """Return what a choice leads to.
@@ -55,8 +59,14 @@ class Trials:
         plan = plan_recomputation(
             self._step, lambda t: id(t) in ids or self._is_always_kept(t)
         )
-        cost = sum(multiply_adds(op) for s in plan.segments for op in s.ops)
-        return Trial(chosen, self.program.peak(plan.segments), cost)
+        return self._trial(chosen, plan.segments)
+
+    def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
+        program = self.program.program(segments)
+        peak = simulate(program).peak
+        worst = max(peak, peak_of_two_threads(program))
+        cost = sum(multiply_adds(op) for segment in segments for op in segment.ops)
+        return Trial(kept, peak, worst, cost)
 
     def _is_always_kept(self, tensor: Tensor) -> bool:
         # The graph holds its tensors, so their ids are theirs for good.

@@ -52,14 +52,17 @@ def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
 
     The executor runs weight gradients late, and what they have not read yet is held.
     """
-    first = frozenset(plan.step.seeds)
-    segments = tuple(
-        replace(segment, awaited=(*segment.awaited, *ends))
-        if ends and first.issuperset(segment.awaited)
+    if not plan.segments or not ends:
+        return plan
+    # The first segment on other devices waits for the same.
+    first = plan.segments[0].awaited
+    segments = [
+        replace(segment, awaited=(*first, *ends))
+        if segment.awaited == first
         else segment
         for segment in plan.segments
-    )
-    return replace(plan, segments=segments)
+    ]
+    return replace(plan, segments=tuple(segments))
 
 
 def _choose(

@@ -10,12 +10,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from geutil.memory.execution import ORDERED_EDGES
 from geutil.memory.predicting.kernels import ONEDNN
 from geutil.memory.program import Node, Program
-
-_INLINE_EDGES = 8
-"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
-changes from process to process."""
 
 
 def with_onednn(program: Program, seed: int = 0) -> Program:
@@ -73,7 +70,7 @@ class _Edges:
         self._fetched = frozenset(program.fetched)
 
     def only_reader(self, tensor: int) -> bool:
-        """Tell whether one edge leaves the maker of a tensor, and nobody asks for it."""
+        """Tell whether a tensor has one reader, and nobody asks for it."""
         return len(self.after[self.maker[tensor]]) == 1 and tensor not in self._fetched
 
     def merge(self, parts: tuple[int, int], node: Node) -> None:
@@ -116,7 +113,7 @@ class _Edges:
                 seen[i] = True
                 stack.append(~i)
                 after = self.after[i]
-                if len(after) > _INLINE_EDGES:
+                if len(after) > ORDERED_EDGES:
                     after = rng.sample(after, len(after))
                 stack.extend(j for j in after if not seen[j])
         places = [0] * len(self.nodes)
@@ -133,7 +130,7 @@ class _Edges:
         return replace(
             self._program,
             nodes=[
-                node._replace(controls=list({place[c]: None for c in node.controls}))
+                node.changed(controls=list({place[c]: None for c in node.controls}))
                 if node.controls
                 else node
                 for node in nodes
@@ -162,7 +159,7 @@ def _merge_bias(graph: _Edges, i: int) -> None:
             if filters.type == "Conv2DBackpropFilter" and (
                 filters.inputs[2] == bias.inputs[0]
             ):
-                node = filters._replace(
+                node = filters.changed(
                     type="Conv2DBackpropFilterWithBias",
                     outputs=[*filters.outputs, *bias.outputs],
                     controls=[*filters.controls, *bias.controls],
@@ -184,7 +181,7 @@ def _merge_padding(graph: _Edges, i: int) -> None:
 
 def _fused(first: Node, second: Node) -> Node:
     """Return a node that does what `second` does with the output of `first`."""
-    return second._replace(
+    return second.changed(
         type="_FusedConv2D",
         inputs=[first.inputs[0], *second.inputs[1:], *first.inputs[1:]],
         controls=[*first.controls, *second.controls],

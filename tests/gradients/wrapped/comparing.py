@@ -15,7 +15,7 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
     for a, b in pairs:
         assert (a is None) == (b is None)
         if a is not None:
-            assert a.dtype == b.dtype
+            assert getattr(a, "dtype", float) == getattr(b, "dtype", float)
             a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
             assert a.shape == b.shape
             assert np.abs(a - b).max(initial=0) <= tolerance * np.abs(b).max(initial=0)

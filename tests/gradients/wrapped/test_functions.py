@@ -180,6 +180,22 @@ def test_it_recomputes(weights):
     assert types.count("Sin") == len(weights) - 1  # No gradient reads the last one.
 
 
+def test_a_call_waits_for_all_that_the_call_before_it_holds(weights):
+    first, second = (checkpointed(chain([w, w]), "inputs") for w in weights[:2])
+
+    @tf.function
+    def step(x):
+        return gradients_of(lambda x: second(tf.sin(first(x))), weights[:2])(x)
+
+    graph = step.get_concrete_function(tf.constant(X)).graph
+    gates = [op for op in graph.get_operations() if "recomputed/gate" in op.name]
+    *_, last = sorted(gates, key=lambda op: int(op.name.partition("_")[2] or 0))
+    awaited = [op.type for op in last.control_inputs]
+    # The gradient of a weight, besides what flows on to the call.
+    assert "Identity" in awaited
+    assert {"MatMul", "AddN"} & set(awaited)
+
+
 def test_structures_keywords_and_what_is_no_tensor(weights):
     def plain(inputs, scale=1.0, *, names, nothing=None):
         a, (b, index) = inputs["a"], inputs["rest"]
@@ -377,10 +393,9 @@ def test_loops_and_branches_inside(weights):
 
 def test_autograph_goes_on_where_it_would(weights):
     def plain(x):
-        if tf.reduce_sum(x) > 1e9:
-            y = x
-        else:
-            y = tf.sin(tf.tanh(x @ weights[0]))
+        y = tf.tanh(x @ weights[0])
+        if tf.reduce_sum(x) < 1e9:
+            y = tf.sin(y)
         for _ in tf.range(2):
             y = tf.sin(y)
         return y
