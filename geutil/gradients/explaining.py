@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.gradients.checkpoints import COLLECTION, checked, collected
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.preparing import (
     HOST,
@@ -15,12 +16,11 @@ from geutil.gradients.preparing import (
     prepare,
 )
 from geutil.gradients.report import Report
-from geutil.gradients.selection import COLLECTION
-from geutil.gradients.step import as_list, require_target, source_of, tensors_of
-from geutil.graph.identity import MutableIdentityMap, dereference
+from geutil.gradients.step import as_list, require_targets, source_of, tensors_of
+from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import new_graph
 from geutil.graph.kinds import Graph, Tensor, is_tensor
-from geutil.graph.plain_gradients import collection, variable_tensor
+from geutil.graph.plain_gradients import variable_tensor
 from geutil.select.views import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.copying import copy
@@ -74,9 +74,11 @@ def explain(
         ...     y = tf.sin(tf.sin(x), name="y")
         ...     z = tf.sin(tf.sin(y))
         >>> report = explain(z, x, checkpoints=by_name("^y$"))
-        >>> [(tensor.name, tensor.bytes, tensor.reason) for tensor in report.kept][1:]
+        >>> [(t.name, t.bytes, t.reason) for t in report.kept][1:2]
         [('y:0', 4096, "chosen: by_name('^y$')")]
     """
+    targets = require_targets(ys)
+    checkpoints = checked(targets[0].graph, checkpoints)
     options = Options(
         checkpoints,
         min_checkpoint_size,
@@ -85,9 +87,11 @@ def explain(
         prefetch,
         holds_gradients,
     )
-    targets = [require_target(y) for y in as_list(ys)]
     given = [None] if grad_ys is None else as_list(grad_ys)
-    scratch = _Scratch(targets, tensors_of(given))
+    named = checkpoints if isinstance(checkpoints, tuple) else ()
+    if checkpoints == "collection":
+        named = collected(targets[0].graph)
+    scratch = _Scratch([*targets, *tensors_of(given), *named])
     stopped = kwargs.get("stop_gradients")
     if stopped is not None:
         kwargs["stop_gradients"] = scratch.sources(stopped)
@@ -105,10 +109,9 @@ def explain(
 class _Scratch:
     """A copy of all that some tensors depend on."""
 
-    def __init__(self, targets: list[Tensor], gradients: list[Tensor]) -> None:
+    def __init__(self, ends: list[Tensor]) -> None:
         self.graph = new_graph()
-        self._source = targets[0].graph
-        ends = [*targets, *gradients]
+        self._source = ends[0].graph
         ops = get_backward_walk_ops(ends, control_inputs=True)
         _, info = copy(make_view(ops), self.graph)
         self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -159,25 +162,16 @@ class _Scratch:
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:
+        if isinstance(checkpoints, tuple):
+            return [self._copy[t] for t in checkpoints]
         if isinstance(checkpoints, str):
             self._carry_collection(checkpoints)
             return checkpoints
-        if is_tensor(checkpoints):
-            checkpoints = [checkpoints]
-        if callable(checkpoints):
-            return self._policy(checkpoints)
-        if not isinstance(checkpoints, Iterable):
-            return checkpoints
-        tensors = map(dereference, checkpoints)
-        # What is not behind ys is refused, or warned of, as it would be there.
-        return [self._copy.get(t, t) for t in tensors]
+        return self._policy(checkpoints)
 
     def _carry_collection(self, mode: str) -> None:
-        members: list[Any] = []
-        if mode == "collection":
-            members = [
-                self._copy.get(t, t) for t in collection(self._source, COLLECTION)
-            ]
+        named = collected(self._source) if mode == "collection" else ()
+        members = [self._copy[t] for t in named]
         _replace_collection(self.graph, COLLECTION, members)
 
     def _policy(self, policy: Policy) -> Policy:

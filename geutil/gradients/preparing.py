@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients.checkpoints import checked
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
 from geutil.gradients.report import Report, make_report
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, resolve
 from geutil.gradients.sizes import tensor_elements
-from geutil.gradients.step import build_step
+from geutil.gradients.step import build_step, require_targets
 from geutil.graph.kinds import Tensor, type_name
 
 MIN_CHECKPOINT_SIZE = 1024
@@ -68,6 +69,11 @@ class Prepared:
         return make_report(self.plan, self.keeping, sent)
 
 
+def _all(tensor: Tensor) -> bool:
+    """Keep every tensor: these are plain gradients."""
+    return True
+
+
 def prepare(
     ys: Any, xs: Any, grad_ys: Any, options: Options, arguments: Mapping[str, Any]
 ) -> Prepared:
@@ -80,8 +86,10 @@ def prepare(
         options: how to choose and hold checkpoints.
         arguments: further arguments of `tf.gradients`.
     """
+    targets = require_targets(ys)
+    checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
-    step = build_step(ys, xs, grad_ys, arguments, holds_gradients=holds)
-    keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
-    plan = plan_recomputation(step, keeping)
+    step = build_step(targets, xs, grad_ys, arguments, holds_gradients=holds)
+    keeping = resolve(step, checkpoints, options.min_checkpoint_size)
+    plan = plan_recomputation(step, keeping if len(keeping.chosen) else _all)
     return Prepared(plan, keeping, options.offloading())

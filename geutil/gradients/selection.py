@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients.checkpoints import checked, collected
 from geutil.gradients.eligibility import PARAMETERS, why_kept
 from geutil.gradients.heavy import is_heavy
 from geutil.gradients.planning import choose_for_memory
@@ -16,13 +16,8 @@ from geutil.gradients.policies import name_of_policy
 from geutil.gradients.segments import forward_inputs, ops_behind
 from geutil.gradients.sizes import negligible_bytes, tensor_bytes, tensor_elements
 from geutil.gradients.step import Step
-from geutil.graph.identity import IdentitySet, MutableIdentityMap, dereference
-from geutil.graph.kinds import Tensor, is_tensor, type_name
-from geutil.graph.plain_gradients import collection
-
-_MODES = ("collection", "memory", "speed")
-COLLECTION = "checkpoints"
-"""The graph collection that `checkpoints="collection"` reads."""
+from geutil.graph.identity import IdentitySet, MutableIdentityMap
+from geutil.graph.kinds import Tensor
 
 
 class AlwaysKept:
@@ -92,37 +87,29 @@ def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
         min_checkpoint_size: tensors of fewer elements are chosen by no mode or policy.
 
     Raises:
-        ArgumentTypeError: `checkpoints` is none of what it may be.
-        SelectionError: it is no mode, it names tensors of another graph, or the
-            collection is empty.
+        ArgumentTypeError, SelectionError: as `checked`.
 
     Cost: linear in the ops behind what the backward pass reads.
     """
     always = AlwaysKept(step)
-    if isinstance(checkpoints, str):
-        return _resolve_mode(step, checkpoints, min_checkpoint_size, always)
-    if callable(checkpoints) and not is_tensor(checkpoints):
-        chosen = _chosen_by(step, checkpoints, min_checkpoint_size, always)
-        keeping = Keeping(name_of_policy(checkpoints), chosen, always)
-        if not len(chosen):
-            keeping.warnings.append(
-                "the policy keeps no tensor between xs and ys, so there is nothing to "
-                "recompute from: these are plain gradients"
-            )
-        return keeping
-    return _resolve_list(step, checkpoints, "list", always)
+    choice = checked(step.graph, checkpoints)
+    if isinstance(choice, str):
+        return _resolve_mode(step, choice, min_checkpoint_size, always)
+    if isinstance(choice, tuple):
+        return _resolve_list(step, choice, "list", always)
+    chosen = _chosen_by(step, choice, min_checkpoint_size, always)
+    keeping = Keeping(name_of_policy(choice), chosen, always)
+    if not len(chosen):
+        keeping.warnings.append(
+            "the policy keeps no tensor between xs and ys, so there is nothing to "
+            "recompute from: these are plain gradients"
+        )
+    return keeping
 
 
 def _resolve_mode(step: Step, mode: str, smallest: int, always: AlwaysKept) -> Keeping:
     if mode == "collection":
-        members = list(collection(step.graph, COLLECTION))
-        if not members:
-            raise SelectionError(
-                f"the collection '{COLLECTION}' of this graph is empty; add tensors by "
-                f"tf.compat.v1.add_to_collection('{COLLECTION}', tensor), or pass "
-                "checkpoints='memory' to have them chosen"
-            )
-        return _resolve_list(step, members, mode, always)
+        return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
         chosen = _chosen_by(step, is_heavy, smallest, always)
         keeping = Keeping(mode, chosen, always)
@@ -132,33 +119,16 @@ def _resolve_mode(step: Step, mode: str, smallest: int, always: AlwaysKept) -> K
                 "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
             )
         return keeping
-    if mode == "memory":
-        choice = choose_for_memory(step, always, smallest)
-        keeping = Keeping(mode, IdentitySet(choice.kept), always)
-        if choice.reason is not None:
-            keeping.warnings.append(f"these are plain gradients: {choice.reason}")
-        return keeping
-    raise SelectionError(
-        f"'{mode}' is no mode of checkpoints; pass one of {', '.join(_MODES)}, a list "
-        "of tensors, or a policy"
-    )
+    choice = choose_for_memory(step, always, smallest)
+    keeping = Keeping(mode, IdentitySet(choice.kept), always)
+    if choice.reason is not None:
+        keeping.warnings.append(f"these are plain gradients: {choice.reason}")
+    return keeping
 
 
-def _resolve_list(step: Step, given: Any, mode: str, always: AlwaysKept) -> Keeping:
-    if isinstance(given, dict) or not isinstance(given, Iterable) or is_tensor(given):
-        given = [given]
-    listed = [dereference(t) for t in given]
-    for t in listed:
-        if not is_tensor(t):
-            raise ArgumentTypeError(
-                f"a checkpoint is a tensor of the graph, got {type_name(t)}; pass a "
-                f"list of tensors, a policy, or one of {', '.join(_MODES)}"
-            )
-        if t.graph is not step.graph:
-            raise SelectionError(
-                f"the checkpoint '{t.name}' belongs to another graph than ys; inside "
-                "tf.function, choose tensors that were made inside it"
-            )
+def _resolve_list(
+    step: Step, listed: Sequence[Tensor], mode: str, always: AlwaysKept
+) -> Keeping:
     between = frozenset(_recomputable(step, always))
     useful = IdentitySet(t for t in listed if t.op in between)
     keeping = Keeping(mode, useful, always)

@@ -73,9 +73,7 @@ def build_step(
 
     Cost: that of `tf.gradients`, and linear in the ops it makes.
     """
-    targets = [require_target(y) for y in as_list(ys)]
-    if not targets:
-        raise ArgumentTypeError("there is nothing to differentiate: ys is empty")
+    targets = require_targets(ys)
     graph = targets[0].graph
     given = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
     if len(given) != len(targets):
@@ -118,16 +116,28 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def require_targets(ys: Any) -> list[Tensor]:
+    """Return ys as tensors of a graph, or raise `ArgumentTypeError`."""
+    targets = [require_target(y) for y in as_list(ys)]
+    if not targets:
+        raise ArgumentTypeError("there is nothing to differentiate: ys is empty")
+    return targets
+
+
 def require_target(y: Any) -> Tensor:
     """Return a y as a tensor of a graph, or raise `ArgumentTypeError`."""
-    if not is_tensor(y):
-        y = tf.convert_to_tensor(y)
-    if not is_tensor(y):
+    if is_tensor(y):
+        return y
+    try:
+        converted = tf.convert_to_tensor(y)
+    except (TypeError, ValueError):  # TensorFlow raises one or the other.
+        converted = None
+    if not is_tensor(converted):
         raise ArgumentTypeError(
             f"expected a tensor of a graph to differentiate, got {type_name(y)}; call "
             "this in a graph or inside tf.function"
         )
-    return y
+    return converted
 
 
 def source_of(x: Any) -> Any:

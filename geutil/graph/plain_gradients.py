@@ -77,3 +77,13 @@ def variable_tensor(graph: Graph, variable: Any) -> Any:
         return handle
     captures = getattr(graph, "captures", ())
     return next((inside for outside, inside in captures if outside is handle), None)
+
+
+def enclosing_graphs(graph: Graph) -> list[Graph]:
+    """Return the graphs that the body of a function was traced in, inner ones first."""
+    found = []
+    outer = getattr(graph, "outer_graph", None)
+    while outer is not None:
+        found.append(outer)
+        outer = getattr(outer, "outer_graph", None)
+    return found

@@ -1,7 +1,7 @@
 """Loops and conditionals of version 1, seen from outside.
 
-The executor kills the ops of a branch that is not taken, and all that wait for them.
-The gradient of a conditional is made of such ops too, but nothing marks these except the
+The executor kills the ops of a branch that is not taken and all that wait for them. The
+gradient of a conditional is made of such ops too, but nothing marks these except the
 Switch ops behind them and the Merge ops ahead.
 """
 

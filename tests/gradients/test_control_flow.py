@@ -153,7 +153,6 @@ def check_values(body, choose, **options):
             **options,
         )
         check(ours, last_report(), count)
-        assert last_report().recomputed
         assert_close(run(graph, ours), plain)
         assert_close(run(graph, ours, optimize=True), plain)
         return {op.type for op in copied(graph).values()}
@@ -162,7 +161,8 @@ def check_values(body, choose, **options):
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("body", BODIES)
 def test_functional(body, kept):
-    check_values(body, KEPT[kept])
+    types = check_values(body, KEPT[kept])
+    assert types or kept == "only its output"
 
 
 @pytest.mark.parametrize(

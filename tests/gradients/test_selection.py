@@ -1,0 +1,176 @@
+"""Which tensors modes and policies keep."""
+
+import pytest
+import tensorflow as tf
+
+from geutil.gradients import (
+    by_name,
+    by_type,
+    gradients,
+    gradients_memory,
+    gradients_speed,
+    larger_than,
+    last_report,
+)
+from tests.gradients.checking import assert_close, check, copied, run
+
+v1 = tf.compat.v1
+
+
+def deep(x):
+    return tf.sin(tf.exp(tf.sin(x)))
+
+
+def chosen():
+    return [t.name for t in last_report().kept if t.reason.startswith("chosen")]
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_casts_are_no_checkpoints(graph):
+    x = tf.ones([64])
+    source = tf.cast(deep(x), tf.float16, name="half")
+    twice = tf.cast(tf.cast(source, tf.float32, name="one"), tf.float64, name="two")
+    last = tf.cast(deep(deep(twice)), tf.float32)
+    gradients(deep(last), x, checkpoints=by_type("Cast"), min_checkpoint_size=0)
+    assert chosen() == ["Sin_1:0"]
+    assert "two" in copied(graph)
+
+
+def test_a_listed_cast_is_kept(graph):
+    x = tf.ones([64])
+    cast = tf.cast(deep(x), tf.float16, name="cast")
+    last = deep(cast)
+    gradients(deep(last), x, checkpoints=[cast, last])
+    assert chosen()[0] == "cast:0"
+    assert "cast" not in copied(graph)
+
+
+def weights(*shape):
+    return tf.constant(0.1, shape=shape)
+
+
+def test_speed_keeps_what_heavy_ops_yield(graph):
+    x = tf.ones([2, 8, 8, 16])
+    h = tf.nn.conv2d(x, weights(3, 3, 16, 16), 1, "SAME", name="bare")
+    h = tf.nn.relu(tf.exp(h))
+    h = tf.nn.depthwise_conv2d(h, weights(3, 3, 16, 1), [1] * 4, "SAME", name="deep")
+    h = tf.nn.conv2d(tf.nn.relu(h), weights(3, 3, 16, 16), 1, "SAME", name="conv")
+    h = tf.nn.relu(tf.nn.bias_add(h, weights(16), name="biased"))
+    h = tf.matmul(tf.sin(tf.reshape(h, [2, -1])), weights(1024, 1024), name="product")
+    h = tf.einsum("bi,ij->bj", tf.sin(h), weights(1024, 512), name="einsum")
+    gradients_speed(tf.sin(h), x)
+    assert chosen() == ["bare:0", "deep:0", "product:0", "einsum/Einsum:0"]
+    assert {op.op_type for op in last_report().recomputed} == {"Exp", "Relu"}
+
+
+def test_small_tensors_are_not_chosen(graph):
+    x = tf.ones([64])
+    y = deep(deep(deep(x)))
+    gradients(y, x, checkpoints=by_type("Sin"), min_checkpoint_size=65)
+    assert chosen() == []
+    gradients(y, x, checkpoints=by_type("Sin"), min_checkpoint_size=64)
+    # Nothing reads the last one.
+    assert len(chosen()) == 4
+
+
+def test_listed_tensors_may_be_small(graph):
+    x = tf.ones([4])
+    a, b = deep(x), deep(deep(x))
+    gradients(deep(b), x, checkpoints=[a, b], min_checkpoint_size=10**9)
+    assert len(chosen()) == 1
+
+
+@pytest.mark.parametrize("shape", [[None, 64], [None, None], None])
+def test_shapes_that_are_not_known(graph, shape):
+    x = v1.placeholder(tf.float32, shape)
+    a = deep(x)
+    b = deep(a)
+    y = deep(b)
+    before = len(graph.get_operations())
+    ours = gradients(y, x, checkpoints=[a, b])
+    check(ours, last_report(), before)
+    assert last_report().recomputed
+    plain = tf.gradients(y, x)
+    feed = {x: [[0.5] * 64] * 3}
+    assert_close(*run(graph, (ours, plain), feed))
+
+
+def test_an_unknown_batch_counts_as_some_size(graph):
+    x = v1.placeholder(tf.float32, [None, 64])
+    y = deep(deep(deep(x)))
+    # 32 of them make 2,048 elements, 8,192 bytes.
+    gradients(y, x, checkpoints=larger_than(8191), min_checkpoint_size=2048)
+    assert chosen()
+    gradients(y, x, checkpoints=larger_than(8192), min_checkpoint_size=0)
+    assert not chosen()
+
+
+def test_tiny_tensors_are_kept(graph):
+    x = tf.ones([512, 16])
+    h = x
+    for _ in range(3):
+        h = deep(h)
+        mean = tf.reduce_mean(h, 0, name="mean")
+        h = (h - mean) * tf.math.rsqrt(mean + 2.0)
+    y = deep(deep(h))
+    gradients(y, x, checkpoints=by_name("^mul(_[12])?$"), min_checkpoint_size=0)
+    reasons = {t.name: t.reason for t in last_report().kept}
+    assert reasons["Rsqrt:0"] == "it is too small to matter"
+    assert "mean" not in copied(graph)
+
+
+def test_one_output_of_several(graph):
+    x = tf.ones([8, 64])
+    left, right = tf.split(deep(x), 2)
+    joined = deep(left) * tf.exp(right)
+    after = deep(joined)
+    plain = tf.gradients(deep(after), x)
+    ours = gradients(
+        deep(after), x, checkpoints=[left, after], min_checkpoint_size=0, name="ours"
+    )
+    assert "split" in copied(graph)
+    assert_close(*run(graph, (ours, plain)))
+
+
+def test_memory_of_a_tiny_network(graph):
+    # The search for the least budget ends where budgets are a few bytes.
+    for size in (1, 2, 3, 7, 16):
+        x = tf.ones([size])
+        gradients_memory(deep(deep(x)), x)
+        assert last_report().mode == "memory"
+
+
+def test_policies_see_forward_tensors_that_could_be_recomputed(graph):
+    seen = []
+    x = tf.ones([64], name="x")
+    tf.exp(x, name="aside")
+    y = deep(tf.nn.dropout(deep(x), 0.5))
+    before = {t.name for op in graph.get_operations() for t in op.outputs}
+
+    def policy(tensor):
+        seen.append(tensor.name)
+        return False
+
+    gradients(y, x, checkpoints=policy, min_checkpoint_size=0)
+    assert seen
+    assert "aside:0" not in seen
+    assert not any("random" in name.lower() for name in seen if name in before)
+    assert last_report().mode == "policy"
+
+
+def test_two_gradients_in_one_graph(graph):
+    x = tf.ones([64])
+    a = deep(x)
+    b = deep(a)
+    y, z = deep(b), tf.tanh(deep(b))
+    plain = tf.gradients(y, x) + tf.gradients(z, x)
+    ours = gradients(y, x, checkpoints=[a, b]) + gradients(z, x, checkpoints=[a, b])
+    assert_close(*run(graph, (ours, plain)))
+    assert_close(*run(graph, (ours, plain), optimize=True))
+    names = [op.name for op in graph.get_operations()]
+    assert len(set(names)) == len(names)
