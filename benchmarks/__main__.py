@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--only NAME] [--json PATH]`."""
+"""`python -m benchmarks [--quick] [--only NAME] [--network NAME] [--json PATH]`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from benchmarks import (
     walks,
     works,
 )
+from benchmarks.gradients import rows as gradients
+from benchmarks.gradients import table as steps_table
 from benchmarks.graphs import Case, groups
 from benchmarks.rows import Row
 
@@ -47,25 +49,29 @@ ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
     "inspect": inspecting.rows,
     "round_trip": round_trip.rows,
 }
-FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN)
+FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN, gradients.FAMILY)
+AnyRow = Row | gradients.StepRow
 
 
 def main() -> None:
     options = _options()
     console = table.make_console()
     names = options.only or list(FAMILIES)
-    rows = sorted(
-        _measure(names, options.quick), key=lambda row: names.index(row.family)
-    )
+    rows = sorted(_measure(names, options), key=lambda row: names.index(row.family))
     if options.json is not None:
         options.json.write_text(json.dumps(_report(rows), indent=2) + "\n")
-    table.show(console, rows)
+    plain = [row for row in rows if isinstance(row, Row)]
+    steps = [row for row in rows if isinstance(row, gradients.StepRow)]
+    if plain:
+        table.show(console, plain)
+    if steps:
+        steps_table.show(console, steps)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out the graphs of 100,000 ops"
+        "--quick", action="store_true", help="leave out what takes long"
     )
     parser.add_argument(
         "--only",
@@ -74,16 +80,31 @@ def _options() -> argparse.Namespace:
         metavar="NAME",
         help=f"run one family; may be repeated: {', '.join(FAMILIES)}",
     )
+    parser.add_argument(
+        "--network",
+        action="append",
+        default=[],
+        choices=gradients.NETWORKS,
+        metavar="NAME",
+        help="of the family gradients, run one network; may be repeated: "
+        + ", ".join(gradients.NETWORKS),
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to a file")
     return parser.parse_args()
 
 
-def _measure(names: list[str], quick: bool) -> Iterator[Row]:
+def _measure(names: list[str], options: argparse.Namespace) -> Iterator[AnyRow]:
     for name in names:
         if name in ON_THEIR_OWN:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            yield from ON_THEIR_OWN[name](quick)
-    names = [name for name in names if name not in ON_THEIR_OWN]
+            yield from ON_THEIR_OWN[name](options.quick)
+        elif name == gradients.FAMILY:
+            yield from gradients.rows(options.quick, options.network)
+    names = [name for name in names if name in WITH_BASELINE | ON_THE_LARGEST]
+    yield from _measure_graphs(names, options.quick)
+
+
+def _measure_graphs(names: list[str], quick: bool) -> Iterator[Row]:
     pending = groups(quick) if names else []
     largest = max((case.size or 0 for cases in pending for case in cases), default=0)
     while pending:
@@ -101,7 +122,7 @@ def _measure(names: list[str], quick: bool) -> Iterator[Row]:
         gc.unfreeze()
 
 
-def _report(rows: list[Row]) -> dict[str, object]:
+def _report(rows: list[AnyRow]) -> dict[str, object]:
     return {
         "geutil": geutil.__version__,
         "tensorflow": tf.__version__,

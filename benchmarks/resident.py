@@ -1,21 +1,24 @@
-"""The resident memory of this process. Linux only."""
+"""The resident memory of this process, in bytes. Linux only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-class Growth:
-    """How far this process grows from now on."""
+def resident() -> int:
+    """Return what is resident now."""
+    return _status("VmRSS")
 
-    def __init__(self) -> None:
-        # So that the peak of what was before does not hide what comes.
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = _status("VmRSS")
 
-    def peak(self) -> int:
-        """Return the largest growth so far, in bytes."""
-        return max(0, _status("VmHWM") - self._before)
+def forget_peak() -> int:
+    """Let the peak begin at what is resident now, and return that."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident()
+
+
+def resident_peak() -> int:
+    """Return the most that was resident since `forget_peak`."""
+    return _status("VmHWM")
 
 
 def _status(key: str) -> int:

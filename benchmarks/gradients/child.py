@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gradients.child peak|times NETWORK SETTING WAY ...`.
+"""`python -m benchmarks.gradients.child peak|prediction|times NETWORK SETTING WAY ...`.
 
 The process that is measured. It prints one line of JSON: the figures, or what was
 raised.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.gradients.cases import SETTINGS, Setting
+
+MESSAGE_LENGTH = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ChildError(Exception):
@@ -45,12 +49,14 @@ def in_a_child(work: str, network: str, setting: Setting, *ways: str) -> Any:
 
 def _answer(work: str, network: str, setting: Setting, ways: list[str]) -> Any:
     from benchmarks.gradients.peaks import measure_peak
+    from benchmarks.gradients.predictions import measure_prediction
     from benchmarks.gradients.times import measure_times
 
     if work == "times":
         return measure_times(network, setting, ways)
+    measure_one = {"peak": measure_peak, "prediction": measure_prediction}[work]
     (way,) = ways
-    return asdict(measure_peak(network, setting, way))
+    return asdict(measure_one(network, setting, way))
 
 
 def main() -> None:
@@ -58,8 +64,8 @@ def main() -> None:
     try:
         answer = _answer(work, network, SETTINGS[setting], ways)
     except Exception as error:  # Of whatever a way to compute gradients raises.
-        lines = str(error).strip().splitlines()
-        answer = {"raises": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
+        message = " ".join(_COLOUR.sub("", str(error)).split())
+        answer = {"raises": f"{type(error).__name__}: {message[:MESSAGE_LENGTH]}"}
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
 
 

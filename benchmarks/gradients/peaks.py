@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import gc
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
 
 from benchmarks.gradients.cases import Setting
+from benchmarks.gradients.repeating import FEWEST, rounds
 from benchmarks.gradients.ways import WAYS, configure, traced
 from benchmarks.networks import NETWORKS
-from benchmarks.resident import Growth
-
-STEPS = 5
+from benchmarks.resident import forget_peak, resident, resident_peak
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ def measure_peak(network: str, setting: Setting, way: str) -> Peak:
     batch = step.tensors()
     _settle()
     at_rest = _allocated() if setting.onednn else None
-    whole = Growth()
-    resident = steady = 0
-    for i in range(STEPS):
+    resident_at_rest = resident()
+    growth, highest = [], 0
+    seconds = 0.0
+    while len(growth) < FEWEST or len(growth) < rounds(seconds):
         _settle()
-        # The mark is set anew before each step.
-        resident = max(resident, whole.peak())
-        single = Growth()
+        before = forget_peak()
+        start = perf_counter()
         function(*batch)
-        if i:
-            steady = max(steady, single.peak())
-        resident = max(resident, whole.peak())
+        seconds = perf_counter() - start
+        highest = max(highest, resident_peak())
+        growth.append(resident_peak() - before)
     allocator = None if at_rest is None else _info()["peak"] - at_rest
-    return Peak(allocator, resident, steady)
+    return Peak(allocator, highest - resident_at_rest, max(growth[1:]))
 
 
 def _settle() -> None:

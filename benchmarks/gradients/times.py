@@ -7,11 +7,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gradients.cases import Setting
+from benchmarks.gradients.repeating import rounds
 from benchmarks.gradients.ways import WAYS, configure, traced
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import Side, once
-
-ROUNDS = 5
 
 
 def measure_times(
@@ -22,9 +21,9 @@ def measure_times(
     sides = [Side(_runner(network, setting, way)) for way in ways]
     for side in sides:
         once(side)  # Optimizes, or compiles.
-    times: list[list[float]] = [[] for _ in sides]
+    times = [[once(side)] for side in sides]
     order = list(range(len(sides)))
-    for _ in range(ROUNDS):
+    for _ in range(rounds(sum(map(sum, times))) - 1):
         order.reverse()
         for i in order:
             times[i].append(once(sides[i]))

@@ -62,8 +62,13 @@ def configure(setting: Setting) -> None:
 def traced(way: Way, step: Step, setting: Setting) -> Any:
     """Return a ConcreteFunction from the step's batch to its gradients."""
 
-    @tf.function(jit_compile=setting.xla or None)
+    # AutoGraph would bury what a way raises.
+    @tf.function(jit_compile=setting.xla or None, autograph=False)
     def run(*batch: tf.Tensor) -> list[Any]:
-        return way.gradients(step.loss(*batch), step.variables)
+        results = way.gradients(step.loss(*batch), step.variables)
+        missing = sum(result is None for result in results)
+        if missing:
+            raise ValueError(f"{missing} of {len(results)} gradients are None")
+        return results
 
     return run.get_concrete_function(*step.specs)

@@ -55,7 +55,7 @@ def encoder(
         x = embed(tokens) + place(tf.range(length)[tf.newaxis])
         x = ready(x, training=True)
         for layer in stack:
-            x = wrap(_training(layer))(x, mask)
+            x = wrap(_training(layer, mask))(x)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, head(x))
         weights = tf.cast(filled, losses.dtype)
         return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
@@ -82,5 +82,6 @@ def _layer(features: tuple[int, int], heads: int, dropout: float) -> Any:
     return tf.keras.Model([x, mask], layers.LayerNormalization()(y + z))
 
 
-def _training(layer: Any) -> Any:
-    return lambda x, mask: layer([x, mask], training=True)
+def _training(layer: Any, mask: tf.Tensor) -> Any:
+    # Not an argument: `tf.recompute_grad` takes no tensors without a gradient.
+    return lambda x: layer([x, mask], training=True)

@@ -83,7 +83,7 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     if not tensors or not after:
         return list(tensors)
     never = _never(after)
-    given = [_is_given(t.op) for t in tensors]
+    given = [is_given(t.op) for t in tensors]
     looped = _loop(never, [t for t, g in zip(tensors, given, strict=True) if not g])
     held = [
         _choose(never, t) if g else next(looped)
@@ -92,10 +92,18 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     return _passing_gradients_on(tensors, held)
 
 
+def can_wait(tensor: Tensor) -> bool:
+    """Tell whether a tensor can go through a barrier: it is numbers or truth values."""
+    dtype = tensor.dtype
+    return bool(
+        dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+    )
+
+
 def _require_data(tensor: Tensor) -> None:
     require_tensor(tensor)
     dtype = tensor.dtype
-    if dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex:
+    if can_wait(tensor):
         return
     raise ArgumentTypeError(
         f"'{tensor.name}' ({dtype.name}) cannot go through a barrier of data, nor can "
@@ -104,8 +112,8 @@ def _require_data(tensor: Tensor) -> None:
     )
 
 
-def _is_given(op: Operation) -> bool:
-    """Tell whether an op yields what is there when the step begins."""
+def is_given(op: Operation) -> bool:
+    """Tell whether an op yields what is there when a step begins."""
     while op.type in _PASSING_ON:
         op = op.inputs[0].op
     return op.type in _GIVEN

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from geutil.gradients.data_barriers import data_barrier
+from geutil.gradients.data_barriers import can_wait, data_barrier, is_given
 from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.heavy import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
@@ -113,22 +114,29 @@ class DataDelays:
         return self.copies(stage)
 
     def _make(self, segment: Segment) -> IdentityMap[Tensor]:
-        read = IdentitySet((*segment.kept, *(read.tensor for read in segment.direct)))
-        held = [t for t in read if _passes(t)]
+        held = _held_back(segment)
         # One barrier after the other over the same tensor, so that XLA needs no copy.
         newest = [self._newest.get(t, t) for t in held]
-        after = [t for op in segment.awaited for t in op.outputs if _passes(t)]
+        after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
         graph = self._plan.step.graph
         with neutral(graph), graph.name_scope(f"{SCOPE}/"):
             stand_ins = list(zip(held, data_barrier(newest, after), strict=True))
-        self._newest.update((t, s) for t, s in stand_ins if t.op.type not in PARAMETERS)
+        self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
         return IdentityMap(stand_ins)
 
 
-def _passes(tensor: Tensor) -> bool:
-    """Tell whether a tensor is data that XLA can make wait."""
-    return tensor.op.type != "Const" and tensor.dtype.name not in (
-        "resource",
-        "variant",
-        "string",
+def _held_back(segment: Segment) -> list[Tensor]:
+    """Return the tensors that must not be read before the time of a segment.
+
+    Matrix products read variables as they are. For convolutions XLA transposes them
+    first, and it would do so when the step begins.
+    """
+    readers = [(op, t) for op in segment.ops for t in op.inputs]
+    readers += [(read.op, read.tensor) for read in segment.direct]
+    kept = IdentitySet((*segment.kept, *(read.tensor for read in segment.direct)))
+    held = IdentitySet(
+        t
+        for op, t in readers
+        if t in kept and not (t.op.type in PARAMETERS and op.type in PRODUCTS)
     )
+    return [t for t in held if t.op.type != "Const" and can_wait(t)]

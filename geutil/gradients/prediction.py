@@ -81,14 +81,15 @@ class StepProgram:
 
         Cost: linear in nodes and edges.
         """
-        places = [self._place[op] for op in backward]
+        places = [self._place.get(op) for op in backward]
         sizes = [0] * len(self._sizes)
         for place in places:
-            for number in self._nodes[place].outputs:
-                sizes[number] = self._sizes[number]
+            if place is not None:
+                for number in self._nodes[place].outputs:
+                    sizes[number] = self._sizes[number]
         program = Program(self._nodes, sizes, self._fetched)
         held = simulate(program, range(len(self._nodes))).held
-        return [held[place] for place in places]
+        return [0 if place is None else held[place] for place in places]
 
     def _add(self, op: Operation) -> None:
         """Add the node of an op, without what is held all the time."""

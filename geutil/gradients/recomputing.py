@@ -57,11 +57,19 @@ def _copy(plan: Recomputation) -> TransformerInfo:
     """Copy the ops of all segments at once, reading kept tensors where they do.
 
     One import costs as much as looking through the graph, however little is imported.
+    Their control inputs are left out: these have run by then, or, where ops are of a
+    backward pass themselves, lie in segments that come later.
     """
     ops = [op for segment in plan.segments for op in segment.ops]
     kept = IdentityMap((t, t) for segment in plan.segments for t in segment.kept)
     _, info = copy_replacing(
-        make_view(ops), kept, plan.step.graph, SCOPE, "", reuse_dst_scope=True
+        make_view(ops),
+        kept,
+        plan.step.graph,
+        SCOPE,
+        "",
+        reuse_dst_scope=True,
+        keep_control_inputs=False,
     )
     return info
 

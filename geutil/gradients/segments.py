@@ -67,7 +67,9 @@ class Recomputation:
     segments: tuple[Segment, ...]
 
 
-def plan_recomputation(step: Step, keeps: Keeps) -> Recomputation:
+def plan_recomputation(
+    step: Step, keeps: Keeps, *, spare_last: bool = True
+) -> Recomputation:
     """Divide what must be recomputed into segments, when some tensors are kept.
 
     A forward tensor that a backward op reads and that is not kept is recomputed: its
@@ -80,11 +82,13 @@ def plan_recomputation(step: Step, keeps: Keeps) -> Recomputation:
         step: the step.
         keeps: tells whether a tensor is kept. Of an op that must not run twice, every
             output has to be.
+        spare_last: whether the backward pass follows on the forward pass. If much else
+            runs in between, what it starts with is recomputed as well.
 
     Cost: linear in the backward ops, the recomputed ops and their inputs.
     """
     groups = _groups(step, keeps)
-    if groups and _ends_last(groups):
+    if spare_last and groups and _ends_last(step, groups):
         last = frozenset(groups[0].ops)
         return _plan(step, lambda t: t.op in last or keeps(t))
     return _finish(step, keeps, groups)
@@ -156,9 +160,16 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
     return {op: find(op) for op in ops}
 
 
-def _ends_last(groups: Sequence[_Group]) -> bool:
-    """Tell whether the forward pass ends in the group that is needed first."""
-    ends = [max(creation_index(op) for op in group.ops) for group in groups]
+def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
+    """Tell whether the forward pass ends in the group that is needed first.
+
+    Helpers of gradient functions count in the forward pass, but were made after it.
+    """
+    after = min(map(creation_index, step.seeds), default=0)
+    ends = [
+        max((i for i in map(creation_index, group.ops) if i < after), default=-1)
+        for group in groups
+    ]
     return ends[0] == max(ends)
 
 

@@ -13,6 +13,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 from tensorflow.python.grappler import tf_optimizer
 
+_COLOCATION = "_class"
+_KEPT = "_geutil_class"
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
 
 def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     """Return a `GraphDef` as a Session with default options would run it.
@@ -34,7 +38,17 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
         return graph_def
     meta = meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(graph_def)
+    for node in meta.graph_def.node:
+        # A Session places ops before it optimizes; some rewrites are for CPU ops only.
+        node.device = node.device or _CPU
+        if _COLOCATION in node.attr:
+            # Grappler drops colocation when it is run from Python; a Session keeps it,
+            # and does not merge ops that differ in it.
+            node.attr[_KEPT].CopyFrom(node.attr[_COLOCATION])
     # Where Grappler looks for what it must keep.
     meta.collection_def["train_op"].node_list.value.extend(names)
     with tf.Graph().as_default():
-        return tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), meta)
+        result = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), meta)
+    for node in result.node:
+        node.attr.pop(_KEPT, None)
+    return result

@@ -57,7 +57,6 @@ def step_graph_def(
     fed = {_reference(t): t for t in feeds if t.op.type not in _HANDLE}
     stand_ins = {name: _stand_in(graph_def, t) for name, t in fed.items()}
     for node, op in zip(graph_def.node, ops, strict=False):
-        node.attr.pop("_class", None)
         if stand_ins:
             for i, name in enumerate(node.input):
                 node.input[i] = stand_ins.get(name, name)

@@ -13,6 +13,9 @@ def is_compiled_by_xla(graph: Graph) -> bool:
     So it is while a `tf.function` with `jit_compile=True` is traced, and while any
     function, loop body or branch is traced from within one.
 
+    TensorFlow does not trace a function again when a compiled one calls it after all:
+    a function that was traced before, outside, keeps what was built then.
+
     TensorFlow knows this during the trace only. Afterwards, and for what is decided
     when a graph runs, the answer is False: auto-clustering of a Session
     (`global_jit_level`), of a process (`tf.config.optimizer.set_jit`) or by the

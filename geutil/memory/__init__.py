@@ -1,11 +1,17 @@
 """What a step needs in memory: predicted from its graph, and measured."""
 
 from geutil.memory.comparing import TimelineComparison, compare
+from geutil.memory.execution import execution_order
 from geutil.memory.measuring.measure import measure
 from geutil.memory.measuring.measurement import Environment, Measurement
+from geutil.memory.predicting.predict import predict, step_program
+from geutil.memory.program import Node, Program
+from geutil.memory.simulation import Simulation, simulate
+from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 __all__ = [
+    "predict",
     "measure",
     "Measurement",
     "Environment",
@@ -14,4 +20,11 @@ __all__ = [
     "Timeline",
     "Moment",
     "LiveTensor",
+    "bytes_of",
+    "step_program",
+    "Program",
+    "Node",
+    "Simulation",
+    "execution_order",
+    "simulate",
 ]

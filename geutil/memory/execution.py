@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from geutil.errors import PredictionError
 from geutil.memory.program import Program
 
+ORDERED_EDGES = 8
+"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
+changes from Session to Session."""
 
-def execution_order(program: Program) -> list[int]:
+
+def execution_order(program: Program, seed: int | None = None) -> list[int]:
     """Return the nodes of a program in the order in which one thread runs them.
 
     A model of TensorFlow's executor with a pool of one thread. The thread works on an
@@ -19,6 +24,8 @@ def execution_order(program: Program) -> list[int]:
 
     Args:
         program: the nodes and their edges.
+        seed: stands for the addresses of edges, on which the order depends where a node
+            has more than eight; without it their order is that of the nodes.
 
     Returns:
         The numbers of the nodes.
@@ -38,6 +45,11 @@ def execution_order(program: Program) -> list[int]:
     """
     nodes = program.nodes
     successors = list(program.successors())
+    if seed is not None:
+        shuffle = random.Random(seed).shuffle
+        for after in successors:
+            if len(after) > ORDERED_EDGES:
+                shuffle(after)
     pending = [len(node.inputs) + len(node.controls) for node in nodes]
     cheap = [node.cheap for node in nodes]
     pool = deque(i for i, count in enumerate(pending) if not count)

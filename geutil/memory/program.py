@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Node(NamedTuple):
@@ -35,6 +35,10 @@ class Node(NamedTuple):
     reuses: Sequence[tuple[int, int]] = ()
     temporary: int = 0
     cheap: bool = False
+
+    def changed(self, **changes: Any) -> Node:
+        """Return the node with some attributes changed."""
+        return self._replace(**changes)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ class Simulation:
         return LiveTensor(f"{node.name}:{place}", node.type, size)
 
 
-def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation:
+def simulate(
+    program: Program, order: Sequence[int] | None = None, *, seed: int | None = None
+) -> Simulation:
     """Run a program without computing anything, and note what it holds.
 
     A buffer is held until the last reader of every tensor that shares it has run; what
@@ -89,6 +91,7 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation
         program: the nodes and tensors.
         order: all nodes, by number, each after what it reads and waits for. Without
             it, the order of TensorFlow's executor (`execution_order`).
+        seed: for `execution_order`.
 
     Returns:
         The bytes held at each step, and the life of each buffer.
@@ -109,7 +112,7 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation
         [100, 200, 200]
     """
     if order is None:
-        order = execution_order(program)
+        order = execution_order(program, seed)
     else:
         _check_order(program, order)
     nodes, sizes = program.nodes, program.sizes
@@ -124,8 +127,12 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation
     for step, i in enumerate(order):
         node = nodes[i]
         inputs, outputs = node.inputs, node.outputs
+        shared: list[int] = []
         for out, source in node.aliases:
-            buffer[outputs[out]] = buffer[inputs[source]]
+            tensor, taken = outputs[out], buffer[inputs[source]]
+            buffer[tensor] = taken
+            holders[taken] += reads[tensor]
+            shared.append(taken)
         for out, source in node.reuses:
             tensor, taken = outputs[out], buffer[inputs[source]]
             # One holder is this node: nobody else will read the buffer.
@@ -133,11 +140,11 @@ def simulate(program: Program, order: Sequence[int] | None = None) -> Simulation
                 buffer[tensor] == tensor
                 and holders[taken] == 1
                 and sizes[taken] == sizes[tensor]
+                and taken not in shared
             ):
                 buffer[tensor] = taken
                 holders[taken] += reads[tensor]
-        for out, _ in node.aliases:
-            holders[buffer[outputs[out]]] += reads[outputs[out]]
+                shared.append(taken)
         unread = []
         for tensor in outputs:
             if buffer[tensor] == tensor:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from geutil.graph.identity import dereference
 from geutil.graph.kinds import Tensor
+
+GivenShapes: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+"""Shapes of tensors: by tensor, reference or name."""
 
 STRING_BYTES = 24
 """What TensorFlow keeps for one string, besides the characters of a long one."""
@@ -42,26 +46,42 @@ def bytes_of_shape(dtype: tf.DType, dims: Sequence[int | None] | None) -> int | 
     return each * math.prod(known) if len(known) == len(dims) else None
 
 
-def bytes_of(tensor: Tensor, shape: Any = None) -> int | None:
+def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
     """Return the bytes of a tensor's elements, without building anything.
 
     Args:
         tensor: a symbolic tensor.
-        shape: its shape, where the static one leaves dimensions open.
+        shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
+            or pairs. A key is a tensor, its `ref()` or its name; the name of an op
+            stands for its first output.
 
     Returns:
         The bytes, or None where a dimension is not known. A handle or variant counts
         0 bytes, a string 24.
 
-    Cost: constant.
+    Cost: linear in `shapes`.
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.memory.sizes import bytes_of
+        >>> from geutil.memory import bytes_of
         >>> with tf.Graph().as_default():
-        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 10])
-        >>> print(bytes_of(x), bytes_of(x, [8, 10]))
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 10], name="x")
+        >>> print(bytes_of(x), bytes_of(x, {"x": [8, 10]}))
         None 320
     """
-    dims = dims_of(tensor) if shape is None else tuple(tf.TensorShape(shape).as_list())
+    dims = dims_of(tensor)
+    for key, shape in pairs_of(shapes):
+        key = dereference(key)
+        if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
+            dims = tuple(tf.TensorShape(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
+
+
+def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:
+    """Return the pairs of shapes that are given as a mapping or as pairs."""
+    return shapes.items() if isinstance(shapes, Mapping) else shapes or ()
+
+
+def tensor_name(name: str) -> str:
+    """Return the name of a tensor; that of an op stands for its first output."""
+    return name if ":" in name else f"{name}:0"

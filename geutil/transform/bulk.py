@@ -54,9 +54,14 @@ def copy_ops_in_bulk(
     graph_def = graph_def_of(info.graph, ops)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
-    # The importer itself puts a scope before every name and numbers those taken, only
-    # that the definition of a loop edge then names the op that bore the name before.
-    renamed = bool(info.scope) or nodedef_fn is not None or _has_loop(graph_def)
+    # The importer itself puts a scope before every name. But where a name is taken, it
+    # may choose that of another copy, and the definition of a loop edge then names the
+    # op that bore the name before.
+    renamed = (
+        bool(info.scope or info.reuses_scope)
+        or nodedef_fn is not None
+        or _has_loop(graph_def)
+    )
     inputs = _Inputs(info, _new_names(info, ops) if renamed else None)
     for op, node_def in zip(ops, graph_def.node, strict=True):
         adapt_node(info, op, node_def)

@@ -216,6 +216,8 @@ def copy_replacing(
     dst_scope: str,
     src_scope: str,
     reuse_dst_scope: bool,
+    *,
+    keep_control_inputs: bool = True,
 ) -> tuple[SubGraphView, TransformerInfo]:
     """Copy a view, reading other tensors in place of some, wherever these come from.
 
@@ -226,8 +228,11 @@ def copy_replacing(
         dst_scope: see there.
         src_scope: see there.
         reuse_dst_scope: see there.
+        keep_control_inputs: whether the copies wait for what the ops wait for.
     """
     copier = Transformer()
+    if not keep_control_inputs:
+        copier.transform_control_input_handler = lambda info, op: None
     copier.transform_external_input_handler = keep_t_if_possible_handler
     copier.replacements = replacements
     return copier(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)

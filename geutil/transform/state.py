@@ -24,6 +24,7 @@ class TransformState:
         ops: its ops.
         graph, scope: the source graph, and the scope that names are relative to.
         graph_, scope_: the destination graph and scope.
+        reuses_scope: whether names in that scope may be taken.
         transformed_ops, transformed_ts: the copies made so far.
         collections: the collections of each op and tensor of the source graph.
         control_outputs: the control outputs in the source graph.
@@ -52,6 +53,7 @@ class TransformState:
         self.scope = src_scope
         self.graph_ = dst_graph
         self.scope_ = dst_scope
+        self.reuses_scope = bool(dst_scope)
         self.transformed_ops: dict[Operation, Operation] = {}
         self.transformed_ts: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self.control_outputs = ControlOutputs(self.graph)

@@ -127,6 +127,7 @@ class Transformer:
         if info.scope_ and not reuse_dst_scope:
             scope_ = absolute_unique_name(dst_graph, info.scope_[:-1])
             info.scope_ = scope_finalize(scope_)
+            info.reuses_scope = False
         finishing.name_contexts(info, whole_contexts)
         carry_functions(info)
         self._transform_ops(info)

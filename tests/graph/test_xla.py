@@ -57,15 +57,13 @@ def test_what_is_traced_in_a_compiled_function_is_compiled(where, jit_compile):
 
 
 @needs_eager
-def test_a_function_is_traced_again_for_xla():
+def test_a_trace_from_before_is_used_again():
+    # As the documentation warns: TensorFlow does not trace it again for XLA.
     answers = []
-
-    @tf.function
-    def inner():
-        note(answers)
-
+    inner = tf.function(lambda: note(answers))
+    inner_too = tf.function(lambda: note(answers))
     tf.function(inner)()
-    tf.function(inner, jit_compile=True)()
+    tf.function(lambda: [inner(), inner_too()], jit_compile=True)()
     assert answers == [False, True]
 
 

@@ -5,85 +5,91 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from geutil.gradients.planning.cuts import Ints, Stretches
 
-_COST_WEIGHT = 0.01
-"""Bytes of the whole that the compute of the whole is worth, to break ties."""
+Floats = npt.NDArray[np.float64]
+
+_COST_SHARE = 0.01
+"""The share of all bytes that the compute of all ops is worth, to break ties."""
 
 
-@dataclass(frozen=True)
-class Cutting:
-    """Cuts, and the most bytes that they are reckoned to need.
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """How stretches and kept tensors are reckoned.
 
     Attributes:
-        cuts: the numbers of the cuts, ascending; none for plain gradients.
-        budget: the bytes.
+        stretches: what lies between the cuts.
+        held: the bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
+        idle: how much more a kept tensor counts that the backward pass does not read
+            itself: what it does read would be held for a while anyway.
     """
 
-    cuts: tuple[int, ...]
-    budget: int
+    stretches: Stretches
+    held: Ints
+    idle: float = 0.0
 
 
-def cut_within(stretches: Stretches, held: Ints, budget: int) -> Cutting | None:
+def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
     """Return the cuts that keep least among those that need no more than a budget.
 
     The bytes kept up to a cut are all that later stretches need to know of the cuts
     before, and fewer are never worse; so for each cut the best way to it is found from
-    the ways to the cuts before it.
+    the ways to the cuts before it. Of several, the one with less to compute is taken.
 
     Args:
-        stretches: what lies between the cuts.
-        held: `stretches.in_turn` or `stretches.at_worst`.
+        terms: what the stretches take.
         budget: in bytes.
 
     Returns:
-        The cuts, or None if there are none.
+        The numbers of the cuts, ascending, or None if there are none.
 
     Cost: quadratic in the number of cuts, in numpy.
     """
-    count = len(stretches.places)
-    never = np.inf
-    kept = np.full(count, never)
+    added, score_added = _added(terms)
+    count = len(added)
+    kept = np.full(count, np.inf)
     kept[0] = 0
     score = kept.copy()
     parent = np.zeros(count, np.int64)
-    weight = _COST_WEIGHT * float(stretches.kept[0].max()) / _whole_cost(stretches)
     for j in range(1, count):
-        needed = kept[:j] + held[:j, j]
-        scores = score[:j] + stretches.kept[:j, j] + weight * stretches.cost[:j, j]
-        scores[needed > budget] = never
+        scores = score[:j] + score_added[:j, j]
+        scores[kept[:j] + terms.held[:j, j] > budget] = np.inf
         best = int(np.argmin(scores))
-        if scores[best] < never:
+        if np.isfinite(scores[best]):
             parent[j], score[j] = best, scores[best]
-            kept[j] = kept[best] + stretches.kept[best, j]
-    if score[-1] == never:
+            kept[j] = kept[best] + added[best, j]
+    if not np.isfinite(score[-1]):
         return None
     cuts = []
     at = int(parent[-1])
     while at:
         cuts.append(at)
         at = int(parent[at])
-    return Cutting(tuple(reversed(cuts)), budget)
+    return tuple(reversed(cuts))
 
 
-def least_budget(stretches: Stretches, held: Ints, precision: float = 0.002) -> Cutting:
-    """Return cuts whose budget is within `precision` of the least.
+def least_budget(terms: Terms, precision: float = 0.002) -> int:
+    """Return a budget within `precision` of the least that some cuts keep.
 
-    Cost: that of `cut_within`, some ten to fifteen times.
+    Cost: that of `cut_within`, some ten times.
     """
-    high = int(held[0, -1])
+    high = int(terms.held[0, -1])
     low = 0
-    best = Cutting((), high)
-    while high - low > precision * high:
+    while high - low > max(1, precision * high):
         middle = (low + high) // 2
-        found = cut_within(stretches, held, middle)
-        if found is None:
+        if cut_within(terms, middle) is None:
             low = middle
         else:
-            best, high = found, middle
-    return best
+            high = middle
+    return high
 
 
-def _whole_cost(stretches: Stretches) -> float:
-    return max(float(stretches.cost[0].max()), 1.0)
+def _added(terms: Terms) -> tuple[Floats, Floats]:
+    """Return what each stretch adds to the bytes kept, and to the score."""
+    stretches = terms.stretches
+    added = stretches.kept + terms.idle * stretches.idle
+    whole = float(stretches.cost[0].max())
+    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
+    return added, added + worth * stretches.cost

@@ -7,6 +7,7 @@ none does (skip connections, shared masks), several tensors make up the cut.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from geutil.gradients.costs import multiply_adds
 from geutil.gradients.planning.forward import Buffer, ForwardPass
+from geutil.graph.kinds import Tensor
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,12 +26,15 @@ MOST_CUTS = 320
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """What lies between any two cuts. Row and column 0 are the start of the forward
-    pass, the last ones its end; only the triangle above the diagonal counts.
+    """What lies between any two cuts.
+
+    Row and column 0 are the start of the forward pass, the last ones its end. Only the
+    triangle above the diagonal counts.
 
     Attributes:
         places: the place of each cut: behind the op of this number.
         kept: bytes that cut j keeps in addition to cut i.
+        idle: of these, the bytes that the backward pass does not read itself.
         in_turn: bytes held while the stretch from i to j is run again and passed
             backwards, apart from what is kept at i, if each backward op runs as soon as
             it was made.
@@ -39,6 +44,7 @@ class Stretches:
 
     places: Ints
     kept: Ints
+    idle: Ints
     in_turn: Ints
     at_worst: Ints
     cost: Ints
@@ -64,21 +70,29 @@ def measure_stretches(
     return Stretches(
         places=places,
         kept=table.crossing(table.prices),
+        idle=table.crossing(np.where(table.last_read < 0, table.prices, 0)),
         in_turn=in_turn,
         at_worst=at_worst,
         cost=_costs(forward, table, costs),
     )
 
 
-def crossing_tensors(buffers: Sequence[Buffer], place: int) -> list[tuple[int, int]]:
-    """Return (buffer, tensor) by number for all tensors that cross a cut."""
-    return [
-        (i, k)
-        for i, buffer in enumerate(buffers)
-        if buffer.made <= place < buffer.last
-        for k, (_, made, last) in enumerate(buffer.tensors)
-        if made <= place < last
-    ]
+def crossing_tensors(buffers: Sequence[Buffer], places: Sequence[int]) -> list[Tensor]:
+    """Return the tensors that cross one of some cuts.
+
+    Args:
+        buffers: what the forward pass makes.
+        places: the places of the cuts, ascending.
+
+    Cost: linear in the tensors, times the logarithm of the number of cuts.
+    """
+    found = []
+    for buffer in buffers:
+        for tensor, made, last in buffer.tensors:
+            cut = bisect_left(places, made)
+            if cut < len(places) and places[cut] < last:
+                found.append(tensor)
+    return found
 
 
 def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
@@ -138,7 +152,7 @@ class _Table:
 
 
 def _costs(forward: ForwardPass, table: _Table, costs: Ints) -> Ints:
-    """Return what running each stretch again costs; what makes kept tensors is saved."""
+    """Return what it costs to run each stretch again; what is kept is saved."""
     behind = np.append(0, np.cumsum(costs))
     at = behind[np.minimum(table.places + 1, len(costs))]
     whole = at[np.newaxis, :] - at[:, np.newaxis]

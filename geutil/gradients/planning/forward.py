@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
-from geutil.gradients.sizes import tensor_bytes
+from geutil.gradients.sizes import tensor_bytes, tensor_elements
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import creation_index
 from geutil.graph.kinds import Operation, Tensor
 from geutil.memory.predicting.kernels import aliases
+
+NEVER = 1 << 44
+"""More than there is; even thousands of these can be added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +23,8 @@ class Buffer:
     Attributes:
         tensors: the tensors, each with the last place that reads it.
         bytes: its size.
-        price: what it costs to keep it: a cast counts at least as much as its source,
-            so that the source is kept, which is at hand just before.
+        price: what it costs to keep it; `NEVER` where that shall not be. A cast counts
+            more than its source, so that the source is kept, which is at hand before.
         made: the place of the op that makes it.
         last: the last place that reads it when the forward pass runs again.
         first_read: the first backward op that reads it, by number; after all of them if
@@ -53,12 +56,13 @@ class ForwardPass:
     end: int
 
 
-def read_forward(step: Step, always: Keeps) -> ForwardPass:
+def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
     """Return what of the forward pass of a step could be run again.
 
     Args:
         step: the step.
         always: tells which tensors are kept whatever is chosen.
+        smallest: no tensor of fewer elements is to be chosen.
 
     Cost: linear in the ops behind what the backward pass reads, and a sort.
     """
@@ -80,7 +84,7 @@ def read_forward(step: Step, always: Keeps) -> ForwardPass:
             Buffer(
                 tensors=list(zip(group, made, ends, strict=True)),
                 bytes=tensor_bytes(group[0]),
-                price=max(map(_price, group)),
+                price=max(_price(t, smallest) for t in group),
                 made=min(made),
                 last=max(ends),
                 first_read=min((first for first, _ in turns), default=len(turn)),
@@ -121,7 +125,9 @@ def _sharing(
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _price(tensor: Tensor) -> int:
+def _price(tensor: Tensor, smallest: int) -> int:
+    if tensor_elements(tensor) < smallest:
+        return NEVER
     size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":
         return max(size, tensor_bytes(tensor.op.inputs[0]) + 1)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from geutil.gradients.planning.budget import Cutting, cut_within, least_budget
-from geutil.gradients.planning.cuts import (
-    Stretches,
-    crossing_tensors,
-    measure_stretches,
-)
-from geutil.gradients.planning.forward import ForwardPass, read_forward
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Keeps, plan_recomputation
-from geutil.gradients.sizes import tensor_elements
+from geutil.gradients.planning.budget import Terms, cut_within, least_budget
+from geutil.gradients.planning.cuts import Stretches, measure_stretches
+from geutil.gradients.planning.forward import read_forward
+from geutil.gradients.planning.search import Search
+from geutil.gradients.planning.trials import Trial, Trials
+from geutil.gradients.segments import Keeps
 from geutil.gradients.step import Step
-from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Tensor
 
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
+"""What budgets are tried, in parts of the least: the reckoning is not exact."""
+_IDLE = (0.0, 0.1)
+_MOST_TRIALS = 40
+_AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
 _WORTH_WHILE = 0.98
 """Plain gradients are left alone unless the peak falls to this part of theirs."""
 
@@ -58,61 +58,50 @@ def choose_for_memory(
 
     Cost: linear in the ops of the step and their edges.
     """
-    program = StepProgram(step)
-    plain = program.peak()
-    forward = read_forward(step, always)
+    trials = Trials(step, always)
+    plain = trials.plain()
+    forward = read_forward(step, always, min_checkpoint_size)
     if not forward.buffers:
-        return MemoryChoice(
-            (), plain, plain, "the backward pass reads nothing that could be recomputed"
-        )
-    best: tuple[Tensor, ...] = ()
-    least = plain
-    for kept in _choices(forward, program, step, min_checkpoint_size):
-        plan = plan_recomputation(step, lambda t, k=kept: t in k or always(t))
-        peak = program.peak(plan.segments)
-        if peak < least:
-            best, least = tuple(kept), peak
-    if least > _WORTH_WHILE * plain:
-        return MemoryChoice((), plain, plain, _reason(plain, least))
-    return MemoryChoice(best, least, plain, None)
+        return _plain(plain, "the backward pass reads nothing that could be recomputed")
+    gradient_bytes = trials.program.gradient_bytes(step.backward)
+    stretches = measure_stretches(forward, gradient_bytes)
+    search = Search(forward, trials, stretches.places[1:-1].tolist(), _MOST_TRIALS)
+    search.start(_cuttings(stretches))
+    search.descend()
+    best = _best(search.tried())
+    if best is None or best.worst > _WORTH_WHILE * plain.worst:
+        return _plain(plain, _reason(plain, best))
+    return MemoryChoice(best.kept, best.peak, plain.peak, None)
 
 
-def _choices(
-    forward: ForwardPass, program: StepProgram, step: Step, smallest: int
-) -> Iterator[IdentitySet]:
-    stretches = measure_stretches(forward, program.gradient_bytes(step.backward))
-    met = set()
-    for cutting in _cuttings(stretches):
-        if cutting.cuts and cutting.cuts not in met:
-            met.add(cutting.cuts)
-            yield _kept(forward, stretches, cutting.cuts, smallest)
+def _best(tried: Sequence[Trial]) -> Trial | None:
+    least = min((trial.worst for trial in tried), default=0)
+    good = (trial for trial in tried if trial.worst <= _AS_GOOD * least)
+    return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
 
 
-def _cuttings(stretches: Stretches) -> Iterator[Cutting]:
-    for held in (stretches.in_turn, stretches.at_worst):
-        least = least_budget(stretches, held)
-        for slack in _SLACKS:
-            found = cut_within(stretches, held, int(least.budget * slack))
-            if found is not None:
-                yield found
-
-
-def _kept(
-    forward: ForwardPass, stretches: Stretches, cuts: Iterable[int], smallest: int
-) -> IdentitySet:
-    kept = IdentitySet()
-    for cut in cuts:
-        for number, index in crossing_tensors(
-            forward.buffers, int(stretches.places[cut])
-        ):
-            tensor = forward.buffers[number].tensors[index][0]
-            if tensor_elements(tensor) >= smallest:
-                kept.add(tensor)
-    return kept
-
-
-def _reason(plain: int, least: int) -> str:
+def _reason(plain: Trial, best: Trial | None) -> str:
+    if best is None:
+        return "no recomputation is predicted to need less at its peak"
     return (
-        f"the best recomputation is predicted to need {least:,} bytes at its peak, and "
-        f"plain gradients {plain:,}"
+        f"the best recomputation is predicted to need {best.worst:,} bytes at its "
+        f"peak, and plain gradients {plain.worst:,}"
     )
+
+
+def _plain(plain: Trial, reason: str) -> MemoryChoice:
+    return MemoryChoice((), plain.peak, plain.peak, reason)
+
+
+def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
+    """Yield the places of different cuttings, each the best by another reckoning."""
+    met: set[tuple[int, ...]] = {()}
+    for held in (stretches.in_turn, stretches.at_worst):
+        for idle in _IDLE:
+            terms = Terms(stretches, held, idle)
+            least = least_budget(terms)
+            for slack in _SLACKS:
+                cuts = cut_within(terms, int(least * slack))
+                if cuts is not None and cuts not in met:
+                    met.add(cuts)
+                    yield tuple(stretches.places[list(cuts)].tolist())

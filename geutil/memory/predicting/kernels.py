@@ -8,13 +8,17 @@ and hands work to a thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from geutil.graph.kinds import Operation
 from geutil.memory.sizes import dims_of
 
 Pairs = Sequence[tuple[int, int]]
 """Pairs of places, of an output and of an input."""
+
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
 
 _FIRST: Pairs = ((0, 0),)
 _NONE: Pairs = ()
@@ -81,7 +85,7 @@ _SAME_IF_AS_LARGE = frozenset(
 _ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
 _ROW_ALIGNMENT = 64
 
-_UNARY = frozenset(
+_UNARY = _types(
     """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e BiasAdd Ceil Conj Cos Cosh
     Digamma Elu Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs
@@ -89,10 +93,10 @@ _UNARY = frozenset(
     Log1p LogSoftmax LogicalNot MatrixBandPart Ndtri Neg OnesLike
     QuantizeAndDequantizeV2 Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign
     Sin Sinh Softmax Softplus Softsign Sqrt Square Tan Tanh TensorScatterAdd
-    TensorScatterUpdate ZerosLike _UnaryOpsComposition
-    """.split()
+    TensorScatterUpdate ZerosLike _MklSwish _UnaryOpsComposition
+    """
 )
-_BINARY = frozenset(
+_BINARY = _types(
     """
     Add AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Div DivNoNan EluGrad Equal
     FloorDiv FloorMod Greater GreaterEqual InvGrad LeakyReluGrad LeftShift Less
@@ -100,7 +104,7 @@ _BINARY = frozenset(
     Pow RealDiv ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad SeluGrad
     SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference Sub TanhGrad
     TruncateDiv TruncateMod Xdivy Xlog1py Xlogy
-    """.split()
+    """
 )
 _OTHER_REUSES: dict[str, Pairs] = {
     "Select": ((0, 1), (0, 2)),
@@ -110,26 +114,27 @@ _OTHER_REUSES: dict[str, Pairs] = {
 }
 
 # Run at once, on the thread that made them ready: IsExpensive() is false.
-CHEAP = frozenset(
+CHEAP = _types(
     """
     Bitcast Const ControlTrigger EnsureShape Enter Exit ExpandDims Identity IdentityN
     LoopCond Merge NextIteration NoOp Placeholder PlaceholderWithDefault
     PreventGradient Rank RefEnter RefExit RefIdentity RefMerge RefNextIteration
     RefSwitch Reshape Shape ShapeN Size Squeeze StopGradient Switch _Arg _Retval
-    """.split()
+    """
 )
 
 # Rewritten for oneDNN after Grappler, so they come after all others in the order.
-ONEDNN = frozenset(
+ONEDNN = _types(
     """
     AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 Conv2D
-    Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
-    Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    DepthwiseConv2dNativeBackpropInput Einsum FusedBatchNorm FusedBatchNormGrad
+    Conv2DBackpropFilter Conv2DBackpropFilterWithBias Conv2DBackpropInput Conv3D
+    Conv3DBackpropFilterV2 Conv3DBackpropInputV2 DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
+    FusedBatchNorm FusedBatchNormGrad
     FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LRN
     LRNGrad MatMul MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad Softmax _FusedConv2D
     _FusedDepthwiseConv2dNative _FusedMatMul _MklLayerNorm _MklSwish
-    """.split()
+    """
 )
 
 
@@ -140,9 +145,7 @@ def aliases(op: Operation) -> Pairs:
         return _FIRST
     if kind in ("IdentityN", "RefSwitch", "Switch", "Merge", "RefMerge"):
         return _alias_all(op)
-    if kind in _SAME_IF_AS_LARGE and _elements(op.inputs[0]) == _elements(
-        op.outputs[0]
-    ):
+    if kind in _SAME_IF_AS_LARGE and _as_large(op):
         return _FIRST
     if kind in _ROWS:
         return _rows(op)
@@ -175,8 +178,9 @@ def _one_input(op: Operation) -> bool:
     return len(op.inputs) == (2 if op.type == "ConcatV2" else 1)
 
 
-def _elements(tensor: Any) -> int | None:
-    return tensor.shape.num_elements()
+def _as_large(op: Operation) -> bool:
+    elements = op.inputs[0].shape.num_elements()
+    return elements is not None and elements == op.outputs[0].shape.num_elements()
 
 
 def _rows(op: Operation) -> Pairs:

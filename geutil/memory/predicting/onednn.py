@@ -1,117 +1,189 @@
-"""What oneDNN's passes do to a program after Grappler.
+"""What oneDNN's pass does to a program after Grappler.
 
-They merge a convolution with the ops around it, and put the ops that they rewrite after
-all others.
+TensorFlow merges convolutions with the ops around them, and makes the ops that oneDNN
+computes anew, so that these come after all others wherever the executor has a choice.
+The order among them is that of a walk over the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from dataclasses import replace
 
+from geutil.memory.execution import ORDERED_EDGES
 from geutil.memory.predicting.kernels import ONEDNN
 from geutil.memory.program import Node, Program
 
-_FILTER_GRADIENTS = frozenset(("Conv2DBackpropFilter",))
 
-
-def with_onednn(program: Program) -> Program:
-    """Return the program with its convolutions merged and its order changed.
+def with_onednn(program: Program, seed: int = 0) -> Program:
+    """Return the program with its convolutions merged and oneDNN's ops last.
 
     A bias is added, and a bias's gradient summed, within the convolution at its side; a
     padding that only a convolution reads is done within it.
 
-    Cost: linear in nodes and edges.
+    Args:
+        program: the nodes in the order in which TensorFlow made them.
+        seed: stands for the addresses of edges, on which the order depends where a node
+            has many.
+
+    Cost: linear in nodes and edges, for nodes of up to eight edges; a sort of oneDNN's
+    nodes.
     """
-    nodes = list(program.nodes)
-    kept = set(program.fetched)
-    readers: list[list[int]] = [[] for _ in program.sizes]
-    maker = [0] * len(program.sizes)
-    for i, node in enumerate(nodes):
-        for tensor in node.inputs:
-            readers[tensor].append(i)
+    graph = _Edges(program)
+    rng = random.Random(seed)
+    place = graph.places(rng)
+    for i in sorted(range(len(place)), key=place.__getitem__):
+        _merge_bias(graph, i)
+    for i in range(len(graph.nodes)):
+        _merge_padding(graph, i)
+    place = graph.places(rng)
+    left = [i for i in range(len(graph.nodes)) if i not in graph.into]
+    order = [i for i in left if graph.nodes[i].type not in ONEDNN]
+    last = [i for i in left if graph.nodes[i].type in ONEDNN]
+    return graph.program(order + sorted(last, key=place.__getitem__))
+
+
+class _Edges:
+    """The nodes and edges of a program, in TensorFlow's order, while nodes are merged.
+
+    Attributes:
+        nodes: the nodes, merged ones after the others.
+        into: for a node that was merged away, the one it is part of.
+        before: the nodes behind each node, once for each edge.
+        after: the nodes ahead of it.
+        maker: the node that makes each tensor.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.nodes = list(program.nodes)
+        self.into: dict[int, int] = {}
+        self.maker = {t: i for i, node in enumerate(self.nodes) for t in node.outputs}
+        self.before = [
+            [*map(self.maker.__getitem__, node.inputs), *node.controls]
+            for node in self.nodes
+        ]
+        self.after: list[list[int]] = [[] for _ in self.nodes]
+        for i, before in enumerate(self.before):
+            for j in before:
+                self.after[j].append(i)
+        self._fetched = frozenset(program.fetched)
+
+    def only_reader(self, tensor: int) -> bool:
+        """Tell whether a tensor has one reader, and nobody asks for it."""
+        return len(self.after[self.maker[tensor]]) == 1 and tensor not in self._fetched
+
+    def merge(self, parts: tuple[int, int], node: Node) -> None:
+        """Put a new node in the place of two, which are removed in the given order."""
+        new = len(self.nodes)
+        inside = set(node.outputs)
+        before = [self.maker[t] for t in node.inputs if t not in inside]
+        before += node.controls
+        self.nodes.append(node)
+        self.before.append(before)
+        self.after.append([])
+        for j in before:
+            self.after[j].append(new)
+        for part in parts:
+            self.into[part] = new
+            for i in self.after[part]:
+                if i not in parts:
+                    self.after[new].append(i)
+                    self.before[i] = [new if j == part else j for j in self.before[i]]
+            for j in self.before[part]:
+                _remove(self.after[j], part)
         for tensor in node.outputs:
-            maker[tensor] = i
-    into: dict[int, int] = {}
-    for i, node in enumerate(nodes):
-        if node.type == "BiasAdd":
-            other = maker[node.inputs[0]]
-            if nodes[other].type in ("Conv2D", "Conv3D") and _only(
-                node.inputs[0], readers, kept
+            self.maker[tensor] = new
+
+    def places(self, rng: random.Random) -> list[int]:
+        """Return the place of each node in reverse postorder, depth first."""
+        stack = [
+            i
+            for i, before in enumerate(self.before)
+            if not before and i not in self.into
+        ]
+        rng.shuffle(stack)
+        seen = [False] * len(self.nodes)
+        left: list[int] = []
+        while stack:
+            i = stack.pop()
+            if i < 0:
+                left.append(~i)
+            elif not seen[i]:
+                seen[i] = True
+                stack.append(~i)
+                after = self.after[i]
+                if len(after) > ORDERED_EDGES:
+                    after = rng.sample(after, len(after))
+                stack.extend(j for j in after if not seen[j])
+        places = [0] * len(self.nodes)
+        for place, i in enumerate(reversed(left)):
+            places[i] = place
+        return places
+
+    def program(self, order: list[int]) -> Program:
+        """Return the nodes in `order` as a program."""
+        place = {i: at for at, i in enumerate(order)}
+        for i in reversed(self.into):
+            place[i] = place[self.into[i]]
+        nodes = [self.nodes[i] for i in order]
+        return replace(
+            self._program,
+            nodes=[
+                node.changed(controls=list({place[c]: None for c in node.controls}))
+                if node.controls
+                else node
+                for node in nodes
+            ],
+        )
+
+
+def _remove(edges: list[int], node: int) -> None:
+    """Take one edge away as TensorFlow does: the last one fills the gap."""
+    place = edges.index(node)
+    edges[place] = edges[-1]
+    edges.pop()
+
+
+def _merge_bias(graph: _Edges, i: int) -> None:
+    """Merge a node that adds or sums a bias into the convolution at its side."""
+    bias = graph.nodes[i]
+    if bias.type == "BiasAdd":
+        other = graph.maker[bias.inputs[0]]
+        convolution = graph.nodes[other]
+        if convolution.type == "Conv2D" and graph.only_reader(bias.inputs[0]):
+            graph.merge((i, other), _fused(convolution, bias))
+    elif bias.type == "BiasAddGrad":
+        for other in graph.after[graph.maker[bias.inputs[0]]]:
+            filters = graph.nodes[other]
+            if filters.type == "Conv2DBackpropFilter" and (
+                filters.inputs[2] == bias.inputs[0]
             ):
-                nodes[i] = _with_bias(nodes[other], node)
-                into[other] = i
-        elif node.type == "BiasAddGrad":
-            for reader in readers[node.inputs[0]]:
-                filters = nodes[reader]
-                if filters.type in _FILTER_GRADIENTS and (
-                    filters.inputs[2] == node.inputs[0]
-                ):
-                    nodes[reader] = _with_bias_gradient(filters, node)
-                    into[i] = reader
-                    break
-    for i, node in enumerate(nodes):
-        if i in into or node.type not in ("Conv2D", "_FusedConv2D"):
-            continue
-        other = maker[node.inputs[0]]
-        if nodes[other].type == "Pad" and _only(node.inputs[0], readers, kept):
-            nodes[i] = _with_padding(nodes[other], node)
-            into[other] = i
-    return _renumbered(program, nodes, into)
+                node = filters.changed(
+                    type="Conv2DBackpropFilterWithBias",
+                    outputs=[*filters.outputs, *bias.outputs],
+                    controls=[*filters.controls, *bias.controls],
+                )
+                graph.merge((i, other), node)
+                return
 
 
-def _only(tensor: int, readers: list[list[int]], kept: Iterable[int]) -> bool:
-    return len(readers[tensor]) == 1 and tensor not in kept
+def _merge_padding(graph: _Edges, i: int) -> None:
+    """Merge the padding that only a convolution reads into it."""
+    convolution = graph.nodes[i]
+    if convolution.type not in ("Conv2D", "_FusedConv2D") or i in graph.into:
+        return
+    other = graph.maker[convolution.inputs[0]]
+    padding = graph.nodes[other]
+    if padding.type == "Pad" and graph.only_reader(convolution.inputs[0]):
+        graph.merge((i, other), _fused(padding, convolution))
 
 
-def _with_bias(convolution: Node, bias: Node) -> Node:
-    return bias._replace(
+def _fused(first: Node, second: Node) -> Node:
+    """Return a node that does what `second` does with the output of `first`."""
+    return second.changed(
         type="_FusedConv2D",
-        inputs=[*convolution.inputs, *bias.inputs[1:]],
-        controls=[*convolution.controls, *bias.controls],
+        inputs=[first.inputs[0], *second.inputs[1:], *first.inputs[1:]],
+        controls=[*first.controls, *second.controls],
         reuses=(),
     )
-
-
-def _with_bias_gradient(filters: Node, bias: Node) -> Node:
-    return filters._replace(
-        type="Conv2DBackpropFilterWithBias",
-        outputs=[*filters.outputs, *bias.outputs],
-        controls=[*filters.controls, *bias.controls],
-    )
-
-
-def _with_padding(padding: Node, convolution: Node) -> Node:
-    return convolution._replace(
-        inputs=[padding.inputs[0], *convolution.inputs[1:], *padding.inputs[1:]],
-        controls=[*padding.controls, *convolution.controls],
-    )
-
-
-def _renumbered(program: Program, nodes: list[Node], into: dict[int, int]) -> Program:
-    """Leave out the nodes that were merged into others, and put oneDNN's last."""
-    left = [i for i in range(len(nodes)) if i not in into]
-    order = sorted(left, key=lambda i: _is_onednn(nodes[i]))
-    place = {i: at for at, i in enumerate(order)}
-    for i, target in into.items():
-        while target in into:
-            target = into[target]
-        place[i] = place[target]
-    final = [
-        nodes[i]._replace(
-            controls=list(dict.fromkeys(place[c] for c in nodes[i].controls))
-        )
-        if nodes[i].controls
-        else nodes[i]
-        for i in order
-    ]
-    return Program(
-        final,
-        program.sizes,
-        program.fetched,
-        program.variable_bytes,
-        program.constant_bytes,
-    )
-
-
-def _is_onednn(node: Node) -> bool:
-    return node.type in ONEDNN or node.type == "Conv2DBackpropFilterWithBias"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_inputs, is_back_edge
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.memory.predicting.calls import call_bytes
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
@@ -27,8 +28,21 @@ def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Pr
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
 
-    Cost: linear in ops and edges.
+    Cost: linear in ops and edges, those of called functions included.
     """
+
+    def read_body(body: Graph, calls: Mapping[Operation, int]) -> Program:
+        return _read(body, body.outputs, size_of, calls)
+
+    return _read(graph, fetched, size_of, call_bytes(graph, read_body))
+
+
+def _read(
+    graph: Graph,
+    fetched: Iterable[Tensor],
+    size_of: SizeOf,
+    calls: Mapping[Operation, int],
+) -> Program:
     ops = graph.get_operations()
     place = {op: i for i, op in enumerate(ops)}
     tensors: dict[int, int] = {}
@@ -38,9 +52,8 @@ def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Pr
         for tensor in op.outputs:
             tensors[id(tensor)] = len(sizes)
             sizes.append(0 if held else size_of(tensor))
-    nodes = [_node(op, tensors, place) for op in ops]
     return Program(
-        nodes=nodes,
+        nodes=[_node(op, tensors, place, calls.get(op, 0)) for op in ops],
         sizes=sizes,
         fetched=[tensors[id(t)] for t in fetched],
         variable_bytes=sum(_variable_bytes(op) for op in ops),
@@ -48,7 +61,12 @@ def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Pr
     )
 
 
-def _node(op: Operation, tensors: dict[int, int], place: dict[Operation, int]) -> Node:
+def _node(
+    op: Operation,
+    tensors: Mapping[int, int],
+    place: Mapping[Operation, int],
+    called: int,
+) -> Node:
     inputs: Sequence[Tensor] = op.inputs
     if op.type in ("Merge", "RefMerge"):
         inputs = [t for t in inputs if not is_back_edge(t.op, op)]
@@ -60,7 +78,7 @@ def _node(op: Operation, tensors: dict[int, int], place: dict[Operation, int]) -
         controls=[place[c] for c in control_inputs(op)],
         aliases=aliases(op) if inputs else (),
         reuses=reuses(op),
-        temporary=temporary_bytes(op),
+        temporary=temporary_bytes(op) + called,
         cheap=op.type in CHEAP,
     )
 

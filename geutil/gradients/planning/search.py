@@ -1,0 +1,87 @@
+"""From cuttings that are reckoned to be good to the best of those near them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from geutil.gradients.planning.cuts import crossing_tensors
+from geutil.gradients.planning.forward import ForwardPass
+from geutil.gradients.planning.trials import Trial, Trials
+
+Cuts = tuple[int, ...]
+"""The places of cuts, ascending."""
+
+
+class Search:
+    """Tries cuttings out, each choice of tensors once, and remembers the results.
+
+    Args:
+        forward: what is cut.
+        trials: what tries a choice out.
+        places: the places where it may be cut, ascending.
+        most: how many choices are tried out at most.
+    """
+
+    def __init__(
+        self, forward: ForwardPass, trials: Trials, places: Iterable[int], most: int
+    ) -> None:
+        self._forward = forward
+        self._trials = trials
+        self._places = list(places)
+        self._left = most
+        self._known: dict[Cuts, Trial] = {}
+        self._same: dict[tuple[int, ...], Trial] = {}
+
+    def tried(self) -> list[Trial]:
+        """Return all that has been tried out."""
+        return list(self._same.values())
+
+    def start(self, cuttings: Iterable[Cuts]) -> None:
+        """Try cuttings out."""
+        for cuts in cuttings:
+            self._try(cuts)
+
+    def descend(self) -> None:
+        """Leave out or shift one cut at a time, as long as that lowers the peak."""
+        found = min(
+            self._known.items(), key=lambda entry: _rank(entry[1]), default=None
+        )
+        while found is not None and self._left > 0:
+            cuts, trial = found
+            found = self._better(cuts, trial)
+
+    def _better(self, cuts: Cuts, than: Trial) -> tuple[Cuts, Trial] | None:
+        for changed in self._changes(cuts):
+            if self._left <= 0:
+                break
+            trial = self._try(changed)
+            if trial is not None and _rank(trial) < _rank(than):
+                return changed, trial
+        return None
+
+    def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
+        for i in range(len(cuts) if len(cuts) > 1 else 0):
+            yield (*cuts[:i], *cuts[i + 1 :])
+        number = {place: n for n, place in enumerate(self._places)}
+        for step in (-1, 1):
+            for i, place in enumerate(cuts):
+                n = number[place] + step
+                if 0 <= n < len(self._places) and self._places[n] not in cuts:
+                    yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+
+    def _try(self, cuts: Cuts) -> Trial | None:
+        """Return what a cutting leads to, or None if it may not be tried any more."""
+        if cuts not in self._known:
+            kept = crossing_tensors(self._forward.buffers, cuts)
+            key = tuple(map(id, kept))
+            if key not in self._same:
+                if self._left <= 0:
+                    return None
+                self._left -= 1
+                self._same[key] = self._trials.run(kept)
+            self._known[cuts] = self._same[key]
+        return self._known[cuts]
+
+
+def _rank(trial: Trial) -> tuple[int, int]:
+    return trial.worst, trial.cost

@@ -1,0 +1,81 @@
+"""The harness that measures training steps."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.gradients.cases import CASES, DEFAULT, Case
+from benchmarks.gradients.child import ChildError, in_a_child
+from benchmarks.gradients.peaks import Peak
+from benchmarks.gradients.rows import Outcome, StepRow
+from benchmarks.gradients.ways import WAYS, Way, traced
+from benchmarks.networks import NETWORKS
+from tests.gradients.networks import SMALL, small_step
+
+CASE = Case("chain", "", DEFAULT, 0.5, 1.4)
+MB = 10**6
+
+
+def row(ours, plain):
+    return StepRow(CASE, {"plain": plain, "memory": ours})
+
+
+def outcome(allocator, steady, seconds):
+    return Outcome(Peak(allocator, 2 * steady, steady), seconds)
+
+
+def test_the_ratios_are_to_plain():
+    found = row(outcome(30 * MB, 40 * MB, 1.2), outcome(100 * MB, 50 * MB, 1.0))
+    assert found.peak_ratio("memory") == pytest.approx(0.3)
+    assert found.resident_ratio("memory") == pytest.approx(0.8)
+    assert found.time_ratio("memory") == pytest.approx(1.2)
+    assert found.ok
+
+
+def test_without_statistics_the_resident_memory_of_a_later_step_counts():
+    found = row(outcome(None, 40 * MB, 1.2), outcome(None, 100 * MB, 1.0))
+    assert found.peak_ratio("memory") == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        outcome(51 * MB, MB, 1.2),
+        outcome(50 * MB, MB, 1.5),
+        Outcome(Peak(MB, MB, MB)),
+        Outcome(raised=("ValueError: no",)),
+    ],
+)
+def test_a_row_misses_its_limits(ours):
+    assert not row(ours, outcome(100 * MB, MB, 1.0)).ok
+
+
+def test_nothing_is_reached_without_a_baseline():
+    assert not row(outcome(MB, MB, 1.0), Outcome()).ok
+
+
+def test_all_names_exist():
+    assert {case.network for case in CASES} == set(NETWORKS)
+    assert {peer for case in CASES for peer in case.peers} < set(WAYS)
+
+
+@pytest.mark.parametrize("way", ["plain", "memory", "recompute_grad"])
+def test_each_way_has_the_same_gradients(way):
+    step = WAYS[way].make(lambda **wrap: NETWORKS["chain"](**SMALL["chain"], **wrap))
+    with tf.GradientTape() as tape:
+        loss = step.loss(*step.tensors())
+    expected = tape.gradient(loss, step.variables)
+    found = traced(WAYS[way], step, DEFAULT)(*step.tensors())
+    for ours, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-7)
+
+
+def test_a_way_that_forgets_a_variable_is_no_way():
+    way = Way(gradients=lambda loss, xs: [None, *tf.gradients(loss, xs[1:])])
+    with pytest.raises(ValueError, match="1 of 12 gradients are None"):
+        traced(way, small_step("chain"), DEFAULT)
+
+
+def test_what_a_child_raises_is_told():
+    with pytest.raises(ChildError, match=r"^KeyError: 'no such way'$"):
+        in_a_child("peak", "chain", DEFAULT, "no such way")

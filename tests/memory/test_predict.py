@@ -1,0 +1,202 @@
+"""Predictions: what they count, what they refuse, and that traced Sessions agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
+from geutil.memory import bytes_of, predict, step_program
+from tests.memory.networks import NETWORKS, training_step, unet
+from tests.memory.tracing import traced_peak, traced_peaks
+
+MEGABYTE = 2**20
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_a_training_step_is_predicted(network):
+    """TensorFlow's order, and so its peak, differs from Session to Session."""
+    step = training_step(network)
+    peaks = traced_peaks(step.graph, step.fetches, step.feeds)
+    predicted = predict(step.fetches).peak
+    assert 0.95 * min(peaks) <= predicted <= 1.05 * max(peaks)
+
+
+def test_a_training_step_without_grappler_is_predicted():
+    step = training_step(unet)
+    peak = traced_peak(step.graph, step.fetches, step.feeds, grappler=False)
+    predicted = predict(step.fetches, grappler=False).peak
+    assert 0.95 * peak <= predicted <= 1.05 * peak
+
+
+def test_a_batch_size_that_is_given_is_as_good_as_one_that_is_known():
+    known = training_step(unet)
+    left_open = training_step(unet, batch_known=False)
+    ((x, value),) = left_open.feeds.items()
+    predicted = predict(left_open.fetches, shapes=[(x, value.shape)]).peak
+    assert predicted == pytest.approx(predict(known.fetches).peak, rel=0.05)
+
+
+def small_step():
+    """Return x -> relu(x @ w) -> sum, with a batch that is not known."""
+    x = tf.compat.v1.placeholder(tf.float32, [None, 512], name="x")
+    w = tf.compat.v1.get_variable("w", [512, 1024], use_resource=True)
+    y = tf.nn.relu(tf.matmul(x, w, name="product"), name="y")
+    return x, y, tf.reduce_sum(y, name="sum")
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def test_variables_and_constants_are_counted_apart(graph):
+    x, y, total = small_step()
+    timeline = predict(total, shapes={"x": [256, 512]})
+    # The product, in whose buffer Relu writes, and the sum.
+    assert timeline.peak == MEGABYTE + 4
+    assert timeline.variable_bytes == 512 * 1024 * 4
+    assert timeline.constant_bytes == 8
+    assert [(t.name, t.bytes) for t in timeline.at_peak] == [
+        ("product:0", MEGABYTE),
+        ("sum:0", 4),
+    ]
+    assert timeline.source == "predicted"
+
+
+def test_unknown_dimensions_are_named(graph):
+    _, _, total = small_step()
+    with pytest.raises(PredictionError, match=r"'x:0'; pass shapes=\{'x:0'"):
+        predict(total)
+
+
+def test_dimensions_that_data_decides_can_be_given(graph):
+    x = tf.compat.v1.placeholder(tf.int32, [1000], name="x")
+    found = tf.where(x > 0, name="found")
+    y = tf.cast(found, tf.float64) * 2.0
+    with pytest.raises(PredictionError, match="'found:0'"):
+        predict(y)
+    timeline = predict(
+        y, shapes={found.ref(): [100, 1], y.ref(): [100, 1], "Cast": [100, 1]}
+    )
+    assert timeline.peak == pytest.approx(1600, abs=1000)
+
+
+def test_shapes_of_a_tensor_that_is_not_there_are_refused(graph):
+    _, _, total = small_step()
+    with pytest.raises(PredictionError, match="'nowhere', but the graph has no such"):
+        predict(total, shapes={"nowhere": [1]})
+
+
+def test_what_is_fed_is_not_counted_nor_what_is_behind_it(graph):
+    x, y, total = small_step()
+    assert predict(total, feeds=[y], shapes={y.ref(): [256, 1024]}).peak == 4
+    names = [
+        n.name for n in step_program(total, feeds=[y], shapes=[(y, [1, 1024])]).nodes
+    ]
+    assert "product" not in names
+
+
+def test_a_fetch_that_is_fed_costs_nothing(graph):
+    x, y, total = small_step()
+    assert predict([y, total], feeds=[y], shapes=[(y, [256, 1024])]).peak == 4
+
+
+def test_ops_can_be_asked_for(graph):
+    x, y, total = small_step()
+    assert predict(total.op, shapes={"x": [256, 512]}).peak == MEGABYTE + 4
+
+
+@pytest.mark.parametrize(
+    ("fetches", "error", "reason"),
+    [
+        ([], PredictionError, "nothing is asked for"),
+        ([None], PredictionError, "nothing is asked for"),
+        ([3], ArgumentTypeError, "builtins.int"),
+    ],
+)
+def test_fetches_that_are_none_are_refused(fetches, error, reason):
+    with pytest.raises(error, match=reason):
+        predict(fetches)
+
+
+def test_fetches_of_two_graphs_are_refused(graph):
+    x = tf.constant(1.0)
+    with tf.Graph().as_default():
+        y = tf.constant(1.0)
+    with pytest.raises(SelectionError):
+        predict([x, y])
+
+
+def test_a_function_is_predicted_like_a_graph():
+    w = tf.Variable(tf.ones([512, 1024]))
+
+    @tf.function
+    def step(x):
+        return tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)))
+
+    function = step.get_concrete_function(tf.TensorSpec([None, 512], name="x"))
+    x = function.inputs[0]
+    timeline = predict(function.graph.outputs, shapes=[(x, [256, 512])])
+    assert timeline.peak == MEGABYTE + 4
+    assert timeline.variable_bytes == 512 * 1024 * 4
+
+
+def test_the_graph_is_left_as_it_was(graph):
+    _, _, total = small_step()
+    before = graph.as_graph_def()
+    predict(total, shapes={"x": [256, 512]})
+    assert graph.as_graph_def() == before
+
+
+def branches():
+    x = tf.compat.v1.placeholder(tf.float32, [64, 64], name="x")
+    large = [tf.tile(tf.matmul(x, x), [16, 16], name=f"large{i}") for i in range(2)]
+    small = [tf.reduce_max(t, name=f"small{i}") for i, t in enumerate(large)]
+    return x, large, small, tf.add(*small, name="sum")
+
+
+def test_an_order_that_is_given_is_followed(graph):
+    x, large, small, total = branches()
+    ops = graph.get_operations()
+    early = [op for op in ops if op not in (large[1].op, small[1].op, total.op)]
+    deep = [*early, large[1].op, small[1].op, total.op]
+    wide = [*(op for op in ops if op not in (small[0].op, small[1].op, total.op))]
+    wide += [small[0].op, small[1].op, total.op]
+    assert predict(total, order=wide).peak > 2 * 4 * MEGABYTE
+    assert predict(total, order=deep).peak < 1.1 * 4 * MEGABYTE
+
+
+def test_an_order_without_an_op_is_refused(graph):
+    x, large, small, total = branches()
+    ops = [op for op in graph.get_operations() if op is not small[0].op]
+    with pytest.raises(PredictionError, match="'sum' before what it reads, 'small0'"):
+        predict(total, order=ops)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_conditional_counts_as_its_larger_branch(graph, taken):
+    x = tf.compat.v1.placeholder(tf.float32, [512, 512], name="x")
+    p = tf.compat.v1.placeholder(tf.bool, [], name="p")
+
+    def large():
+        return tf.reduce_sum(tf.matmul(tf.tile(x, [4, 1]), x))
+
+    y = tf.compat.v1.cond(p, large, lambda: tf.reduce_sum(x))
+    timeline = predict(y, grappler=False)
+    # The tiled and the product.
+    assert timeline.peak == pytest.approx(8 * MEGABYTE, rel=0.01)
+
+
+def test_bytes_of():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float16, [None, 3], name="x")
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[5])
+        assert bytes_of(x) is None
+        assert bytes_of(x, {"x": [4, 3]}) == 24
+        assert bytes_of(x, [(x, [4, 3])]) == 24
+        assert bytes_of(handle) == 0
+        assert bytes_of(tf.constant(["a", "b"])) == 48
+        assert bytes_of(tf.constant(np.zeros([2, 2]))) == 32

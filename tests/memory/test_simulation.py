@@ -1,0 +1,264 @@
+"""Programs small enough for their memory to be worked out by hand, and random ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geutil.errors import PredictionError
+from geutil.memory import Node, Program, execution_order, simulate
+
+
+def chain(count, **changes):
+    """Return a chain of nodes with outputs of 100 bytes, the last one fetched."""
+    nodes = [
+        Node(f"n{i}", "Op", [i - 1] if i else [], [i], **changes) for i in range(count)
+    ]
+    return Program(nodes, [100] * count, [count - 1])
+
+
+def test_a_chain_holds_two_tensors():
+    assert simulate(chain(5)).held == [100, 200, 200, 200, 200]
+
+
+def test_a_chain_in_place_holds_one():
+    nodes = [
+        Node(f"n{i}", "Op", [i - 1] if i else [], [i], reuses=[(0, 0)] if i else [])
+        for i in range(5)
+    ]
+    assert simulate(Program(nodes, [100] * 5, [4])).held == [100] * 5
+
+
+def test_what_another_node_will_read_is_not_reused():
+    nodes = [
+        Node("x", "Op", [], [0]),
+        Node("y", "Op", [0], [1], reuses=[(0, 0)]),
+        Node("z", "Op", [0, 1], [2], reuses=[(0, 0), (0, 1)]),
+    ]
+    # z is the last reader of both.
+    assert simulate(Program(nodes, [100] * 3, [2])).held == [100, 200, 200]
+
+
+def test_a_node_that_reads_a_tensor_twice_does_not_reuse_it():
+    nodes = [Node("x", "Op", [], [0]), Node("y", "Mul", [0, 0], [1], reuses=[(0, 0)])]
+    assert simulate(Program(nodes, [100, 100], [1])).held == [100, 200]
+
+
+def test_a_buffer_of_another_size_is_not_reused():
+    nodes = [Node("x", "Op", [], [0]), Node("y", "Op", [0], [1], reuses=[(0, 0)])]
+    assert simulate(Program(nodes, [100, 60], [1])).held == [100, 160]
+
+
+def test_an_alias_keeps_the_buffer_alive():
+    nodes = [
+        Node("x", "Op", [], [0]),
+        Node("view", "Reshape", [0], [1], aliases=[(0, 0)]),
+        Node("y", "Op", [0], [2]),
+        Node("z", "Op", [1, 2], [3]),
+    ]
+    run = simulate(Program(nodes, [100, 100, 10, 1], [3]), [0, 1, 2, 3])
+    assert run.held == [100, 100, 110, 111]
+    assert run.alive(3) == [0, 2, 3]
+
+
+def test_what_nobody_reads_is_freed_at_once():
+    nodes = [Node("x", "Op", [], [0, 1]), Node("y", "Op", [0], [2])]
+    assert simulate(Program(nodes, [100, 50, 1], [2])).held == [150, 101]
+
+
+def test_what_is_fetched_is_held_to_the_end():
+    nodes = [Node("x", "Op", [], [0]), Node("y", "Op", [0], [1])]
+    nodes.append(Node("z", "Op", [1], [2]))
+    assert simulate(Program(nodes, [100, 10, 1], [0, 2])).held == [100, 110, 111]
+
+
+def test_temporary_bytes_count_while_the_node_runs():
+    timeline = simulate(chain(3, temporary=40)).timeline()
+    assert [m.bytes for m in timeline.moments] == [140, 240, 240]
+    assert [(t.name, t.bytes) for t in timeline.at_peak] == [
+        ("n0:0", 100),
+        ("n1:0", 100),
+        ("n1 (temporary)", 40),
+    ]
+
+
+def test_the_order_decides_the_peak():
+    """Two branches of a large and a small tensor each."""
+    nodes = [
+        Node("a", "Op", [], [0]),
+        Node("b", "Op", [], [1]),
+        Node("small_a", "Op", [0], [2]),
+        Node("small_b", "Op", [1], [3]),
+        Node("sum", "Op", [2, 3], [4]),
+    ]
+    program = Program(nodes, [100, 100, 1, 1, 1], [4])
+    assert simulate(program, [0, 1, 2, 3, 4]).peak == 201
+    assert simulate(program, [0, 2, 1, 3, 4]).peak == 102
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ([0, 1], "leaves out 'n2'"),
+        ([0, 1, 1, 2], "names 'n1' twice"),
+        ([0, 2, 1], "'n2' before what it reads, 'n1'"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(order, reason):
+    with pytest.raises(PredictionError, match=reason):
+        simulate(chain(3), order)
+
+
+def test_an_order_against_a_control_input_is_refused():
+    program = Program([Node("x", "Op"), Node("y", "Op", controls=[0])], [])
+    with pytest.raises(PredictionError, match="'y' before 'x', which it waits for"):
+        simulate(program, [1, 0])
+
+
+def test_a_cycle_has_no_order():
+    program = Program([Node("x", "Op", [1], [0]), Node("y", "Op", [0], [1])], [1, 1])
+    with pytest.raises(PredictionError, match="'x' never becomes ready"):
+        simulate(program)
+
+
+def test_an_empty_program_holds_nothing():
+    run = simulate(Program([], []))
+    assert run.peak == 0
+    assert run.timeline().at_peak == ()
+
+
+def test_cheap_nodes_run_first_and_the_last_of_the_others_is_not_handed_on():
+    def fan(*cheap):
+        ready = [
+            Node(f"n{i}", "Op", [0], cheap=is_cheap) for i, is_cheap in enumerate(cheap)
+        ]
+        return Program([Node("x", "Op", [], [0]), *ready], [1])
+
+    assert execution_order(fan(False, False, False)) == [0, 3, 2, 1]
+    assert execution_order(fan(False, True, False)) == [0, 2, 3, 1]
+    assert execution_order(fan(True, True, False)) == [0, 1, 2, 3]
+
+
+def test_few_edges_have_one_order_and_many_have_several():
+    def orders(count):
+        fan = [Node(f"n{i}", "Op", [0]) for i in range(count)]
+        program = Program([Node("x", "Op", [], [0]), *fan], [1])
+        return {tuple(execution_order(program, seed)) for seed in range(5)}
+
+    assert len(orders(8)) == 1
+    assert len(orders(9)) > 1
+
+
+@st.composite
+def programs(draw):
+    """Draw a random program: its nodes read, wait for and share anything before."""
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    nodes, sizes = [], []
+    for i in range(draw(st.integers(1, 25))):
+        inputs = [rng.randrange(len(sizes)) for _ in range(rng.randrange(4)) if sizes]
+        outputs = list(range(len(sizes), len(sizes) + rng.randrange(3)))
+        sizes += [rng.choice([0, 10, 20]) for _ in outputs]
+        pairs = [(o, j) for o in range(len(outputs)) for j in range(len(inputs))]
+        rng.shuffle(pairs)
+        aliases = pairs[:1] if rng.random() < 0.3 else []
+        nodes.append(
+            Node(
+                f"n{i}",
+                "Op",
+                inputs,
+                outputs,
+                [rng.randrange(i)] if i and rng.random() < 0.2 else [],
+                aliases,
+                pairs if rng.random() < 0.5 else [],
+                rng.choice([0, 0, 7]),
+                rng.random() < 0.3,
+            )
+        )
+    fetched = [t for t in range(len(sizes)) if rng.random() < 0.2]
+    return Program(nodes, sizes, fetched)
+
+
+def naive(program, order):
+    """Return the bytes held at each step: by looking, at each, at everything."""
+    reads = Counter(t for node in program.nodes for t in node.inputs)
+    reads.update(program.fetched)
+    buffers = []  # Lists of [bytes, tensors]: who shares the buffer.
+    held = []
+
+    def holders(buffer):
+        return sum(reads[t] for t in buffer[1])
+
+    def of(tensor):
+        return next(b for b in buffers if tensor in b[1])
+
+    for i in order:
+        node = program.nodes[i]
+        shared = {}
+        for out, place in node.aliases:
+            shared[node.outputs[out]] = of(node.inputs[place])
+        for out, place in node.reuses:
+            tensor, buffer = node.outputs[out], of(node.inputs[place])
+            taken = any(b is buffer for b in shared.values())
+            if tensor in shared or program.sizes[tensor] != buffer[0]:
+                continue
+            if holders(buffer) == 1 and not taken:
+                shared[tensor] = buffer
+        for tensor in node.outputs:
+            if tensor in shared:
+                shared[tensor][1].append(tensor)
+            else:
+                buffers.append([program.sizes[tensor], [tensor]])
+        held.append(sum(b[0] for b in buffers) + node.temporary)
+        for tensor in node.inputs:
+            reads[tensor] -= 1
+        buffers = [b for b in buffers if holders(b)]
+    return held
+
+
+@given(programs())
+@settings(max_examples=300, deadline=None)
+def test_random_programs_hold_what_the_naive_reference_says(program):
+    run = simulate(program)
+    assert sorted(run.order) == list(range(len(program.nodes)))
+    assert list(run.held) == naive(program, run.order)
+    # The executor's order is one that the check of given orders takes.
+    assert simulate(program, run.order).held == run.held
+
+
+@given(programs())
+@settings(max_examples=100, deadline=None)
+def test_the_live_tensors_add_up(program):
+    run = simulate(program)
+    for step, i in enumerate(run.order):
+        live = sum(program.sizes[t] for t in run.alive(step))
+        assert live + program.nodes[i].temporary == run.held[step]
+
+
+class CountingList(list):
+    """A list that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        CountingList.reads += 1
+        return super().__getitem__(key)
+
+
+def test_the_work_is_linear():
+    def reads(count):
+        program = chain(count, reuses=[])
+        CountingList.reads = 0
+        simulate(
+            Program(
+                CountingList(program.nodes),
+                CountingList(program.sizes),
+                program.fetched,
+            )
+        )
+        return CountingList.reads
+
+    assert reads(10_000) <= 10 * reads(1_000) + 100
