@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from benchmarks.gradients.cases import Setting
 from benchmarks.gradients.ways import WAYS, traced
 from benchmarks.networks import NETWORKS
-from geutil.memory import measure
-from geutil.memory.predicting.predict import predict
+from geutil.memory import measure, predict
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def measure_case(case: Case, predicting: bool = True) -> StepRow:
 
     Args:
         case: the row.
-        predicting: whether to predict as well; what XLA makes of a graph never is.
+        predicting: whether to predict as well. Predictions are of steps with oneDNN
+            on, and not of what XLA makes of a graph.
     """
     outcomes = {
         way: _measure(case, way, predicting and way not in case.peers)
@@ -140,7 +141,7 @@ def _measure(case: Case, way: str, predicting: bool) -> Outcome:
     try:
         peak = in_a_child("peak", case.network, case.setting, way)
         outcome = replace(outcome, peak=Peak(**peak))
-        if predicting and not case.setting.xla:
+        if predicting and case.setting.onednn and not case.setting.xla:
             found = in_a_child("prediction", case.network, case.setting, way)
             outcome = replace(outcome, prediction=Prediction(**found))
     except ChildError as error:

@@ -53,6 +53,9 @@ WAYS = {
 }
 
 
+RATE = 1e-4
+
+
 def configure(setting: Setting) -> None:
     """Set what concerns the whole process; oneDNN is set before TensorFlow starts."""
     if not setting.grappler:
@@ -60,15 +63,21 @@ def configure(setting: Setting) -> None:
 
 
 def traced(way: Way, step: Step, setting: Setting) -> Any:
-    """Return a ConcreteFunction from the step's batch to its gradients."""
+    """Return a ConcreteFunction that does a step: forward, backward, update.
+
+    The update is plain gradient descent, so each gradient is used up as it comes.
+    """
 
     # AutoGraph would bury what a way raises.
     @tf.function(jit_compile=setting.xla or None, autograph=False)
-    def run(*batch: tf.Tensor) -> list[Any]:
-        results = way.gradients(step.loss(*batch), step.variables)
+    def run(*batch: tf.Tensor) -> tf.Tensor:
+        loss = step.loss(*batch)
+        results = way.gradients(loss, step.variables)
         missing = sum(result is None for result in results)
         if missing:
             raise ValueError(f"{missing} of {len(results)} gradients are None")
-        return results
+        for variable, gradient in zip(step.variables, results, strict=True):
+            variable.assign_sub(RATE * tf.convert_to_tensor(gradient))
+        return loss
 
     return run.get_concrete_function(*step.specs)

@@ -29,6 +29,7 @@ def gradients(
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
+    holds_gradients: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -56,6 +57,10 @@ def gradients(
             policy that tells which.
         offload_device: that device.
         prefetch: how many segments before its use a tensor starts to come back.
+        holds_gradients: whether all gradients are held until the step ends, as when
+            they are returned, or clipped by their common norm; otherwise each is used
+            up as it comes, as by an optimizer. "memory" chooses accordingly, and
+            predicted peaks count accordingly.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`).
@@ -89,7 +94,12 @@ def gradients(
         [8.0, 1024.0]
     """
     options = Options(
-        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+        checkpoints,
+        min_checkpoint_size,
+        offload,
+        offload_device,
+        prefetch,
+        holds_gradients,
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()

@@ -37,6 +37,7 @@ def explain(
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
+    holds_gradients: bool = False,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -53,6 +54,7 @@ def explain(
         offload: see there.
         offload_device: see there.
         prefetch: see there.
+        holds_gradients: see there.
         **kwargs: see there.
 
     Returns:
@@ -78,7 +80,12 @@ def explain(
     targets = require_targets(ys)
     checkpoints = checked(targets[0].graph, checkpoints)
     options = Options(
-        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+        checkpoints,
+        min_checkpoint_size,
+        offload,
+        offload_device,
+        prefetch,
+        holds_gradients,
     )
     given = [None] if grad_ys is None else as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
@@ -151,6 +158,7 @@ class _Scratch:
             offload if isinstance(offload, bool) else self._policy(offload),
             options.offload_device,
             options.prefetch,
+            options.holds_gradients,
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:

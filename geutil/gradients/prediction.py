@@ -51,7 +51,14 @@ class StepProgram:
         for op in topological_sort(walked):
             if op.type not in HELD:
                 self._add(op)
-        self._fetched = [n for t in fetched for n in self._numbers([t])]
+        self._wanted = [n for t in fetched for n in self._numbers([t])]
+        held = fetched if step.holds_gradients else step.ys
+        self._held = [n for t in held for n in self._numbers([t])]
+
+    @property
+    def size(self) -> int:
+        """The number of nodes of the step with plain gradients, at least 1."""
+        return max(len(self._nodes), 1)
 
     def peak(self, segments: Iterable[Segment] = ()) -> int:
         """Return the most bytes held at once; without segments, of plain gradients.
@@ -69,7 +76,7 @@ class StepProgram:
         sizes = list(self._sizes)
         for segment in segments:
             self._add_segment(segment, nodes, sizes)
-        return _pruned(nodes, sizes, self._fetched)
+        return _pruned(nodes, sizes, self._wanted, self._held)
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
         """Return what the backward pass alone holds while each of its ops runs.
@@ -87,7 +94,7 @@ class StepProgram:
             if place is not None:
                 for number in self._nodes[place].outputs:
                     sizes[number] = self._sizes[number]
-        program = Program(self._nodes, sizes, self._fetched)
+        program = Program(self._nodes, sizes, self._held)
         held = simulate(program, range(len(self._nodes))).held
         return [0 if place is None else held[place] for place in places]
 
@@ -163,13 +170,15 @@ class StepProgram:
         nodes[place] = node._replace(inputs=inputs)
 
 
-def _pruned(nodes: list[Node], sizes: list[int], fetched: list[int]) -> Program:
-    """Return a program without what no fetched tensor depends on any more."""
+def _pruned(
+    nodes: list[Node], sizes: list[int], wanted: list[int], held: list[int]
+) -> Program:
+    """Return a program without what no wanted tensor depends on any more."""
     maker = [0] * len(sizes)
     for place, node in enumerate(nodes):
         for number in node.outputs:
             maker[number] = place
-    waiting = list(dict.fromkeys(maker[number] for number in fetched))
+    waiting = list(dict.fromkeys(maker[number] for number in wanted))
     needed = [False] * len(nodes)
     for place in waiting:
         needed[place] = True
@@ -186,7 +195,7 @@ def _pruned(nodes: list[Node], sizes: list[int], fetched: list[int]) -> Program:
         if node.controls:
             controls = [moved[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
-    return Program(final, sizes, fetched)
+    return Program(final, sizes, held)
 
 
 def _barrier(number: int, made: int, gate: int) -> Node:

@@ -32,6 +32,7 @@ class Options:
     offload: bool | Policy = False
     offload_device: str = HOST
     prefetch: int = 1
+    holds_gradients: bool = False
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
@@ -87,7 +88,8 @@ def prepare(
     """
     targets = require_targets(ys)
     checkpoints = checked(targets[0].graph, options.checkpoints)
-    step = build_step(targets, xs, grad_ys, arguments)
+    holds = options.holds_gradients
+    step = build_step(targets, xs, grad_ys, arguments, holds_gradients=holds)
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else _all)
     return Prepared(plan, keeping, options.offloading())

@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index, predecessors
+from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
-from geutil.graph.version_1_flow import back_edges_among, unconditional
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
-    """A backward op that reads a tensor of the forward pass.
-
-    Attributes:
-        op: the backward op.
-        index: the position of the input.
-        tensor: the forward tensor that plain gradients read there.
-    """
-
-    op: Operation
-    index: int
-    tensor: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +93,7 @@ class _Group:
 
 def _groups(step: Step, keeps: Keeps) -> list[_Group]:
     """Return the segments to be, in the order in which the backward pass needs them."""
-    reads = [
-        Read(op, index, t) for op, index, t in forward_inputs(step) if not keeps(t)
-    ]
+    reads = [read for read in backward_edges(step).reads if not keeps(read.tensor)]
     leader = _connected(ops_behind((read.tensor.op for read in reads), keeps), keeps)
     groups: dict[Operation, _Group] = {}
     for read in reads:
@@ -124,11 +107,8 @@ def _groups(step: Step, keeps: Keeps) -> list[_Group]:
 
 def forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
     """Yield the forward tensors that backward ops read: (op, index, tensor)."""
-    backward = frozenset(step.backward).union(step.seeds)
-    for op in step.backward:
-        for index, t in enumerate(op.inputs):
-            if t.op not in backward:
-                yield op, index, t
+    for read in backward_edges(step).reads:
+        yield read.op, read.index, read.tensor
 
 
 def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
@@ -177,10 +157,10 @@ def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation
     newest = _newest_dependencies(step, groups)
     direct: dict[int, list[Read]] = {}
     held = IdentitySet()
-    for op, index, t in forward_inputs(step):
-        if keeps(t):
-            held.add(t)
-            direct.setdefault(newest[op], []).append(Read(op, index, t))
+    for read in backward_edges(step).reads:
+        if keeps(read.tensor):
+            held.add(read.tensor)
+            direct.setdefault(newest[read.op], []).append(read)
     waits = _waits(step, groups, newest)
     segments = []
     for stage, group in enumerate(groups):
@@ -224,11 +204,11 @@ def _waits(
 
 def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
     """Return the backward ops that nothing of their own stage reads, by stage."""
+    edges = backward_edges(step)
     sinks: dict[int, list[Operation]] = {}
-    for op in unconditional(step.backward):
+    for op in edges.awaitable:
         stage = newest[op]
-        readers = (reader for t in op.outputs for reader in t.consumers())
-        if all(newest.get(reader) != stage for reader in readers):
+        if all(newest[reader] != stage for reader in edges.readers[op]):
             sinks.setdefault(stage, []).append(op)
     return sinks
 
@@ -237,39 +217,23 @@ def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation
     """Return the last segment that each backward op depends on; -1 for none.
 
     Cost: linear, and as much again for each level of nested loops of version 1, and
-    once more where `_merged` yields something.
+    once more where oneDNN merges gradients.
     """
     newest = dict.fromkeys(step.backward, -1)
     for stage, group in enumerate(groups):
         for read in group.reads:
             newest[read.op] = max(newest[read.op], stage)
-    # What an iteration needs, the loop needs.
-    tied = [*back_edges_among(step.backward), *_merged(step.backward)]
+    edges = backward_edges(step)
     rising = True
     while rising:
-        for op in step.backward:
-            stages = [newest[p] for p in predecessors(op) if p in newest]
-            newest[op] = max([newest[op], *stages])
+        for op, producers in edges.producers.items():
+            stage = newest[op]
+            for producer in producers:
+                stage = max(stage, newest[producer])
+            newest[op] = stage
         rising = False
-        for source, raised in tied:
+        for source, raised in edges.tied:
             if newest[source] > newest[raised]:
                 newest[raised] = newest[source]
                 rising = True
     return newest
-
-
-def _merged(ops: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
-    """Return pairs of ops of which the second waits for what the first waits for.
-
-    oneDNN's layout pass merges the gradient of a bias with that of the filter. A
-    segment that waits for the first of them and is read by the second would close a
-    cycle (TensorFlow 2.21: "nodes in a cycle").
-    """
-    members = frozenset(ops)
-    return [
-        (reader, op)
-        for op in ops
-        if op.type == "BiasAddGrad"
-        for reader in op.inputs[0].consumers()
-        if "BackpropFilter" in reader.type and reader in members
-    ]

@@ -32,6 +32,7 @@ class Step:
         seeds: the ops that hand the gradient of each y to the backward pass.
         backward: the ops that some gradient needs and that depend on a seed, by data or
             control edges, in topological order.
+        holds_gradients: whether all gradients are held until the step ends.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class Step:
     gradients: tuple[Any, ...]
     seeds: tuple[Operation, ...]
     backward: tuple[Operation, ...]
+    holds_gradients: bool = False
 
 
 def build_step(
@@ -47,6 +49,8 @@ def build_step(
     xs: Any,
     grad_ys: Any = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    holds_gradients: bool = False,
 ) -> Step:
     """Build plain gradients, and tell the new ops apart.
 
@@ -60,6 +64,7 @@ def build_step(
         xs: a tensor or variable, or a list of them.
         grad_ys: the gradient of each y, or None; None in a list means ones.
         options: further arguments of `tf.gradients`.
+        holds_gradients: whether all gradients are held until the step ends.
 
     Raises:
         ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
@@ -90,6 +95,7 @@ def build_step(
         tuple(gradients),
         tuple(starts),
         tuple(backward),
+        holds_gradients,
     )
 
 

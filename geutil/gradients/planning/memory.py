@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from geutil.gradients.planning.budget import Terms, cut_within, least_budget
@@ -17,9 +19,10 @@ from geutil.graph.kinds import Tensor
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
 """What budgets are tried, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
-_MOST_TRIALS = 40
-_AS_GOOD = 1.01
-"""Of choices whose peaks differ by less, the one with less compute is taken."""
+_TRIED_NODES = 80_000
+_FEWEST_TRIALS = 16
+_MOST_TRIALS = 60
+"""Choices are tried out until so many nodes were simulated, within these bounds."""
 _WORTH_WHILE = 0.98
 """Plain gradients are left alone unless the peak falls to this part of theirs."""
 
@@ -58,26 +61,41 @@ def choose_for_memory(
 
     Cost: linear in the ops of the step and their edges.
     """
+    with _without_collector():
+        return _choose(step, always, min_checkpoint_size)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector from going through TensorFlow's graph at each trial.
+
+    What the trials leave behind has no cycles.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _choose(step: Step, always: Keeps, smallest: int) -> MemoryChoice:
     trials = Trials(step, always)
     plain = trials.plain()
-    forward = read_forward(step, always, min_checkpoint_size)
+    forward = read_forward(step, always, smallest)
     if not forward.buffers:
         return _plain(plain, "the backward pass reads nothing that could be recomputed")
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
-    search = Search(forward, trials, stretches.places[1:-1].tolist(), _MOST_TRIALS)
+    most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // trials.program.size))
+    search = Search(forward, trials, stretches.places[1:-1].tolist(), most)
     search.start(_cuttings(stretches))
     search.descend()
-    best = _best(search.tried())
+    best = search.best()
     if best is None or best.worst > _WORTH_WHILE * plain.worst:
         return _plain(plain, _reason(plain, best))
     return MemoryChoice(best.kept, best.peak, plain.peak, None)
-
-
-def _best(tried: Sequence[Trial]) -> Trial | None:
-    least = min((trial.worst for trial in tried), default=0)
-    good = (trial for trial in tried if trial.worst <= _AS_GOOD * least)
-    return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
 
 
 def _reason(plain: Trial, best: Trial | None) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from geutil.gradients.planning.cuts import crossing_tensors
 from geutil.gradients.planning.forward import ForwardPass
 from geutil.gradients.planning.trials import Trial, Trials
+
+AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
 
 Cuts = tuple[int, ...]
 """The places of cuts, ascending."""
@@ -29,12 +33,15 @@ class Search:
         self._trials = trials
         self._places = list(places)
         self._left = most
+        self._least = math.inf
         self._known: dict[Cuts, Trial] = {}
         self._same: dict[tuple[int, ...], Trial] = {}
 
-    def tried(self) -> list[Trial]:
-        """Return all that has been tried out."""
-        return list(self._same.values())
+    def best(self) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak."""
+        tried = self._same.values()
+        good = (trial for trial in tried if trial.worst <= AS_GOOD * self._least)
+        return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -78,7 +85,9 @@ class Search:
                 if self._left <= 0:
                     return None
                 self._left -= 1
-                self._same[key] = self._trials.run(kept)
+                trial = self._trials.run(kept, AS_GOOD * self._least)
+                self._least = min(self._least, trial.worst)
+                self._same[key] = trial
             self._known[cuts] = self._same[key]
         return self._known[cuts]
 

@@ -9,6 +9,7 @@ from geutil.gradients.step import Step
 from geutil.graph.adjacency import consumers, creation_index
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.state import state_of
+from geutil.graph.version_1_flow import unconditional
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class GraphCalls:
         members = frozenset(step.backward)
         ends = tuple(
             op
-            for op in step.backward
+            for op in unconditional(step.backward)
             if not any(r in members for t in op.outputs for r in consumers(t))
         )
         if step.backward and not self.ends:

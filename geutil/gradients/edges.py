@@ -1,0 +1,97 @@
+"""The edges of a backward pass, looked up once for all plans of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from geutil.gradients.step import Step
+from geutil.graph.adjacency import predecessors
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.version_1_flow import back_edges_among, unconditional
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A backward op that reads a forward tensor.
+
+    Attributes:
+        op: the backward op.
+        index: the position of the input.
+        tensor: the forward tensor that plain gradients read there.
+    """
+
+    op: Operation
+    index: int
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardEdges:
+    """Who reads what in a backward pass, as plain gradients made it.
+
+    Attributes:
+        reads: the forward tensors that backward ops read, in their order.
+        producers: the backward ops that each backward op reads or waits for.
+        readers: the backward ops that read each one.
+        tied: pairs of ops of which the second waits for what the first waits for,
+            although it comes before it.
+        awaitable: the ops that run once whenever the step is run.
+    """
+
+    reads: tuple[Read, ...]
+    producers: dict[Operation, tuple[Operation, ...]]
+    readers: dict[Operation, tuple[Operation, ...]]
+    tied: tuple[tuple[Operation, Operation], ...]
+    awaitable: tuple[Operation, ...]
+
+
+_known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
+
+
+def backward_edges(step: Step) -> BackwardEdges:
+    """Return the edges of the backward pass of a step.
+
+    Cost: linear in the backward ops and their inputs at the first call for a step,
+    which must come before its graph is changed; none at later ones.
+    """
+    edges = _known.get(step)
+    if edges is None:
+        edges = _known[step] = _look_up(step)
+    return edges
+
+
+def _look_up(step: Step) -> BackwardEdges:
+    members = frozenset(step.backward)
+    inside = members.union(step.seeds)
+    reads = []
+    producers = {}
+    readers = {}
+    for op in step.backward:
+        producers[op] = tuple(p for p in predecessors(op) if p in members)
+        readers[op] = tuple(
+            reader for t in op.outputs for reader in t.consumers() if reader in members
+        )
+        for index, t in enumerate(op.inputs):
+            if t.op not in inside:
+                reads.append(Read(op, index, t))
+    # What an iteration needs, the loop needs.
+    tied = [*back_edges_among(step.backward), *_merged(step)]
+    awaitable = tuple(unconditional(step.backward))
+    return BackwardEdges(tuple(reads), producers, readers, tuple(tied), awaitable)
+
+
+def _merged(step: Step) -> list[tuple[Operation, Operation]]:
+    """Return the filter gradients that oneDNN merges with gradients of a bias.
+
+    A segment that waits for the first of them and is read by the second would close a
+    cycle (TensorFlow 2.21: "nodes in a cycle").
+    """
+    members = frozenset(step.backward)
+    return [
+        (reader, op)
+        for op in step.backward
+        if op.type == "BiasAddGrad"
+        for reader in op.inputs[0].consumers()
+        if "BackpropFilter" in reader.type and reader in members
+    ]
