@@ -109,10 +109,9 @@ def test_captured_ops():
 
 
 def test_captured_ops_of_a_block_that_fails():
-    with tf.Graph().as_default():
-        with pytest.raises(KeyError), capture_ops() as ops:
-            tf.constant(2.0, name="x")
-            raise KeyError
+    with tf.Graph().as_default(), pytest.raises(KeyError), capture_ops() as ops:
+        tf.constant(2.0, name="x")
+        raise KeyError
     assert [op.name for op in ops] == ["x"]
 
 
