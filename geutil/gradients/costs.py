@@ -45,17 +45,24 @@ def _convolution(op: Operation) -> int:
 
 
 def _product(op: Operation) -> int:
-    """|left| x |right| x |out| counts each of the three kinds of dimension twice."""
+    """Count each kind of dimension once.
+
+    In |left| x |right| x |out| each counts twice, only that one of a batch which all
+    three have counts three times.
+    """
     left, right = (tensor_elements(t) for t in op.inputs)
     out = tensor_elements(op.outputs[0])
-    if op.type == "Einsum":
-        batch = _shared_batch(op)
-    else:
-        batch = math.prod(_dimensions(op.outputs[0])[:-2])
-    return round(math.sqrt(left * right * out * batch)) if batch else 0
+    shared = _shared_by_einsum(op) if op.type == "Einsum" else _shared_batch(op)
+    return math.isqrt(left * right * out // shared) if shared else 0
 
 
 def _shared_batch(op: Operation) -> int:
+    """Return the product of the batch dimensions that are not broadcast."""
+    left, right = (reversed(_dimensions(t)[:-2]) for t in op.inputs)
+    return math.prod(a for a, b in zip(left, right, strict=False) if a == b)
+
+
+def _shared_by_einsum(op: Operation) -> int:
     """Return the product of the dimensions that all three terms of an einsum have."""
     equation = op.get_attr("equation").decode().replace(" ", "")
     if "." in equation or "->" not in equation:

@@ -12,11 +12,13 @@ from geutil.gradients.eligibility import PARAMETERS
 from geutil.gradients.heavy import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment
+from geutil.gradients.sizes import tensor_elements
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 
 SCOPE = "recomputed"
+_MOST_DIMENSIONS = 8
 
 
 class Delays(Protocol):
@@ -139,4 +141,15 @@ def _held_back(segment: Segment) -> list[Tensor]:
         for op, t in readers
         if t in kept and not (t.op.type in PARAMETERS and op.type in PRODUCTS)
     )
-    return [t for t in held if t.op.type != "Const" and can_wait(t)]
+    return [
+        t
+        for t in held
+        if t.op.type != "Const" and can_wait(t) and not _may_be_a_shape(t)
+    ]
+
+
+def _may_be_a_shape(tensor: Tensor) -> bool:
+    """Tell whether XLA may have to know a tensor when it compiles."""
+    if not tensor.dtype.is_integer or tensor.shape.rank not in (0, 1):
+        return False
+    return tensor_elements(tensor) <= _MOST_DIMENSIONS

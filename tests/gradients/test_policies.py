@@ -1,0 +1,142 @@
+"""Policies and their combinators."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.gradients import (
+    all_of,
+    any_of,
+    by_name,
+    by_type,
+    gradients,
+    inside,
+    larger_than,
+    last_report,
+    not_,
+)
+from geutil.gradients.policies import name_of_policy
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    """Tensors by the name of their op."""
+    with tf.Graph().as_default() as graph:
+        for scope in ("stereo/block1", "stereo/block2/BatchNorm", "motion"):
+            with tf.name_scope(scope):
+                x = tf.zeros([1, 4, 4, 2], name="x")
+                y = tf.nn.conv2d(x, tf.zeros([1, 1, 2, 2]), 1, "SAME", name="conv")
+                tf.add(x, y, name="add")
+        tf.zeros([4], name="alone")
+        tf.compat.v1.placeholder(tf.float32, [None, 4], name="batch")
+        tf.compat.v1.placeholder(tf.float32, None, name="unknown")
+        return {op.name: op.outputs[0] for op in graph.get_operations() if op.outputs}
+
+
+def kept(policy, tensors):
+    names = ("x", "conv", "add", "alone", "batch", "unknown")
+    return {
+        name
+        for name, t in tensors.items()
+        if name.rpartition("/")[2] in names and policy(t)
+    }
+
+
+IN_STEREO = {
+    f"stereo/{block}/{name}"
+    for block in ("block1", "block2/BatchNorm")
+    for name in ("x", "conv", "add")
+}
+ADDS = {"stereo/block1/add", "stereo/block2/BatchNorm/add", "motion/add"}
+CONVOLUTIONS = {name.replace("add", "conv") for name in ADDS}
+
+POLICIES = [
+    (by_name("block[0-9]/add$"), {"stereo/block1/add"}),
+    (by_name(re.compile("ADD", re.IGNORECASE)), ADDS),
+    (by_name("^alone$"), {"alone"}),
+    (by_type("AddV2"), ADDS),
+    (by_type("AddV2", "Conv2D"), ADDS | CONVOLUTIONS),
+    (by_type("Relu"), set()),
+    (inside("stereo"), IN_STEREO),
+    (inside("stereo/"), IN_STEREO),
+    (inside("/BatchNorm/"), {n for n in IN_STEREO if "BatchNorm" in n}),
+    (inside("Batch"), set()),
+    (inside("stereo/block1/add"), set()),
+    (
+        larger_than(15),
+        ADDS
+        | CONVOLUTIONS
+        | {"alone", "batch"}
+        | {n.replace("add", "x") for n in ADDS},
+    ),
+    (
+        larger_than(127),
+        {"batch"} | ADDS | CONVOLUTIONS | {n.replace("add", "x") for n in ADDS},
+    ),
+    (larger_than(128), {"batch"}),
+    # 32 rows of 4 floats.
+    (larger_than(511), {"batch"}),
+    (larger_than(512), set()),
+    (any_of(), set()),
+    (all_of(by_type("AddV2"), inside("motion")), {"motion/add"}),
+    (
+        any_of(by_name("^alone$"), inside("motion")),
+        {"alone", "motion/x", "motion/conv", "motion/add"},
+    ),
+    (all_of(by_type("AddV2"), not_(inside("stereo"))), {"motion/add"}),
+    (
+        all_of(
+            any_of(
+                all_of(inside("stereo"), by_type("Add", "AddV2")),
+                all_of(inside("motion"), by_type("Conv2D")),
+            ),
+            not_(by_name("BatchNorm")),
+        ),
+        {"stereo/block1/add", "motion/conv"},
+    ),
+    (any_of(lambda t: t.shape.rank == 1), {"alone"}),
+]
+
+
+@pytest.mark.parametrize(("policy", "expected"), POLICIES, ids=lambda p: str(p)[:40])
+def test_what_is_kept(policy, expected, tensors):
+    assert kept(policy, tensors) == expected
+    everything = kept(all_of(), tensors)
+    assert kept(not_(policy), tensors) == everything - expected
+
+
+def test_names():
+    policy = all_of(any_of(inside("a"), by_type("Add")), not_(larger_than(3)))
+    name = "all_of(any_of(inside('a'), by_type('Add')), not_(larger_than(3)))"
+    assert name_of_policy(policy) == str(policy) == name
+    assert name_of_policy(lambda t: True) == "<lambda>"
+
+    class Mine:
+        def __call__(self, tensor):
+            return True
+
+    assert name_of_policy(Mine()) == "Mine"
+
+
+def test_the_report_names_the_policy():
+    with tf.Graph().as_default():
+        x = tf.ones([64])
+        y = tf.sin(tf.exp(tf.sin(x)))
+        gradients(tf.sin(tf.exp(y)), x, checkpoints=not_(by_type("Exp")))
+    assert last_report().mode == "not_(by_type('Exp'))"
+
+
+@pytest.mark.parametrize("types", [(), (3,), ("Conv2D", None), (["Conv2D"],)])
+def test_types_are_strings(types):
+    with pytest.raises(ge.ArgumentTypeError, match="type"):
+        by_type(*types)
+
+
+def test_an_error_of_a_policy_comes_through():
+    with tf.Graph().as_default():
+        x = tf.ones([64])
+        y = tf.sin(tf.exp(tf.sin(x)))
+        with pytest.raises(ZeroDivisionError):
+            gradients(y, x, checkpoints=lambda t: 1 / 0, min_checkpoint_size=0)
