@@ -139,4 +139,20 @@ def _held_back(segment: Segment) -> list[Tensor]:
         for op, t in readers
         if t in kept and not (t.op.type in PARAMETERS and op.type in PRODUCTS)
     )
-    return [t for t in held if t.op.type != "Const" and can_wait(t)]
+    return [
+        t for t in held if t.op.type != "Const" and can_wait(t) and not _may_be_shape(t)
+    ]
+
+
+_SHAPE_ELEMENTS = 64
+
+
+def _may_be_shape(tensor: Tensor) -> bool:
+    """Tell whether XLA may want to know a tensor when it compiles: few integers.
+
+    Shapes, axes and paddings are known then, and would not be behind a barrier.
+    """
+    elements = tensor.shape.num_elements()
+    return (
+        tensor.dtype.is_integer and elements is not None and elements <= _SHAPE_ELEMENTS
+    )
