@@ -3,10 +3,22 @@
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
-applies rewrite rules. The names below are grouped by layer; see CONTRIBUTING.md.
+applies rewrite rules. `geutil.gradients` saves memory in training, and `geutil.memory`
+predicts and measures it. The names below are grouped by layer; see CONTRIBUTING.md.
 """
 
-from geutil import edit, match, model, reroute, select, subgraph, transform, util
+from geutil import (
+    edit,
+    gradients,
+    match,
+    memory,
+    model,
+    reroute,
+    select,
+    subgraph,
+    transform,
+    util,
+)
 from geutil.edit import (
     bypass,
     connect,
@@ -176,6 +188,8 @@ __all__ = [
     # submodules
     "edit",
     "match",
+    "gradients",
+    "memory",
     "model",
     "reroute",
     "select",

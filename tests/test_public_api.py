@@ -58,8 +58,8 @@ COMPATIBLE = {
     """,
     "match": "OpMatcher op_type",
 }
-# Packages with names of their own; see tests/model and tests/transform/rewrite.
-PACKAGES = ["model"]
+# Packages with names of their own; see the tests of each.
+PACKAGES = ["gradients", "memory", "model"]
 # Names of one submodule that another has, too.
 EXTRA = {"select": ["ControlOutputs"]}
 ALIASES = {

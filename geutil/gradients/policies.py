@@ -146,7 +146,16 @@ def inside(scope: str) -> Policy:
 
 
 def any_of(*policies: Policy) -> Policy:
-    """Return the policy that keeps what at least one of `policies` keeps."""
+    """Return the policy that keeps what at least one of `policies` keeps.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import any_of, by_type, inside
+        >>> with tf.Graph().as_default():
+        ...     x = tf.nn.relu(tf.zeros([2]), name="block/x")
+        >>> any_of(by_type("Conv2D"), inside("block"))(x)
+        True
+    """
     return _Named(
         _listed("any_of", policies),
         lambda tensor: any(policy(tensor) for policy in policies),
@@ -154,7 +163,16 @@ def any_of(*policies: Policy) -> Policy:
 
 
 def all_of(*policies: Policy) -> Policy:
-    """Return the policy that keeps what every one of `policies` keeps."""
+    """Return the policy that keeps what every one of `policies` keeps.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import all_of, by_type, inside
+        >>> with tf.Graph().as_default():
+        ...     x = tf.nn.relu(tf.zeros([2]), name="block/x")
+        >>> all_of(by_type("Conv2D"), inside("block"))(x)
+        False
+    """
     return _Named(
         _listed("all_of", policies),
         lambda tensor: all(policy(tensor) for policy in policies),
@@ -162,5 +180,14 @@ def all_of(*policies: Policy) -> Policy:
 
 
 def not_(policy: Policy) -> Policy:
-    """Return the policy that keeps what `policy` does not."""
+    """Return the policy that keeps what `policy` does not.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import by_name, not_
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([2], name="BatchNorm/x")
+        >>> not_(by_name("BatchNorm"))(x)
+        False
+    """
     return _Named(_listed("not_", [policy]), lambda tensor: not policy(tensor))

@@ -391,6 +391,24 @@ def test_loops_and_branches_inside(weights):
         assert_same(found, PLACES[place](plain, weights)(tf.constant(X)))
 
 
+@pytest.mark.parametrize("checkpoints", ["inputs", by_type("MatMul")])
+def test_shapes_that_are_computed_under_xla(checkpoints, weights):
+    def plain(x):
+        for w in weights:
+            y = tf.tanh(x @ w)
+            y = tf.sin(tf.reshape(y, [2 * tf.shape(y)[0], -1]))
+            x = tf.sin(tf.reshape(y, tf.shape(x)))
+        return x
+
+    def run(function):
+        step = gradients_of(function, weights)
+        signature = [tf.TensorSpec([None, 8])]
+        return tf.function(step, signature, jit_compile=True)(tf.constant(X))
+
+    wrapped = checkpointed(plain, checkpoints, min_checkpoint_size=0)
+    assert_same(run(wrapped), run(plain))
+
+
 def test_autograph_goes_on_where_it_would(weights):
     def plain(x):
         y = tf.tanh(x @ weights[0])

@@ -1,0 +1,78 @@
+"""The public surface of `geutil.gradients`, frozen; see tests/test_public_api.py."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from geutil import gradients
+from tests.documented import missing_parts, signature
+
+NAMES = """
+    KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of by_name
+    by_type capture_ops checkpointed explain format_ops gradients gradients_collection
+    gradients_memory gradients_speed inside larger_than last_report not_ toposort
+"""
+SIGNATURES = """
+all_of(*policies: Policy) -> Policy
+any_of(*policies: Policy) -> Policy
+by_name(pattern: str | re.Pattern[str]) -> Policy
+by_type(*types: str) -> Policy
+capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]
+checkpointed(fn: F, checkpoints: str | Policy = memory, *, min_checkpoint_size: int
+    = 1024, offload: bool | Policy = False, offload_device: str = /device:CPU:0,
+    prefetch: int = 1) -> F
+explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
+    min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
+    = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, **kwargs: Any) ->
+    Report
+format_ops(ops: Any, sort_outputs: bool = True) -> list[str]
+gradients(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = collection, *,
+    min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
+    = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, **kwargs: Any) ->
+    list[Any]
+gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs:
+    Any) -> list[Any]
+gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any)
+    -> list[Any]
+gradients_speed(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) ->
+    list[Any]
+inside(scope: str) -> Policy
+larger_than(size: int) -> Policy
+last_report() -> Report | None
+not_(policy: Policy) -> Policy
+toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
+    -> list[list[Tensor]]
+"""
+WHOLE = ["capture_ops", "checkpointed", "explain", "gradients", "toposort"]
+
+
+def frozen() -> dict[str, str]:
+    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}
+
+
+def test_the_public_names():
+    assert sorted(gradients.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_signatures(name):
+    assert f"{name}{signature(getattr(gradients, name))}" == frozen()[name]
+
+
+def test_every_function_is_frozen():
+    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(gradients, n))]
+    assert sorted(functions) == sorted(frozen())
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_docstrings(name):
+    assert missing_parts(getattr(gradients, name), raises=True, cost=True) == []
+
+
+@pytest.mark.parametrize("name", sorted(gradients.__all__))
+def test_everything_has_a_docstring(name):
+    if name not in ("MIN_CHECKPOINT_SIZE", "Policy"):
+        assert inspect.getdoc(getattr(gradients, name))

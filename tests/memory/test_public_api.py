@@ -1,0 +1,63 @@
+"""The public surface of `geutil.memory`, frozen; see tests/test_public_api.py."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from geutil import memory
+from tests.documented import missing_parts, signature
+
+NAMES = """
+    Environment LiveTensor Measurement Moment Node Program Simulation Timeline
+    TimelineComparison bytes_of compare execution_order measure predict simulate
+    step_program
+"""
+SIGNATURES = """
+bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
+compare(before: Timeline | Measurement, after: Timeline | Measurement) ->
+    TimelineComparison
+execution_order(program: Program, seed: int | None = None) -> list[int]
+measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
+    None, *, steps: int = 3, session: Any = None, inter_op_threads: int | None = 1,
+    intra_op_threads: int | None = None, grappler: bool = True, onednn: bool | None =
+    None, jit_compile: bool = False, timeout: float | None = None) -> Measurement
+predict(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, order:
+    Iterable[Operation] | None = None, shapes: GivenShapes | None = None, grappler: bool
+    = True) -> Timeline
+simulate(program: Program, order: Sequence[int] | None = None, *, seed: int | None =
+    None) -> Simulation
+step_program(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
+    GivenShapes | None = None, grappler: bool = False) -> Program
+"""
+WHOLE = ["compare", "measure", "predict"]
+
+
+def frozen() -> dict[str, str]:
+    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}
+
+
+def test_the_public_names():
+    assert sorted(memory.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_signatures(name):
+    assert f"{name}{signature(getattr(memory, name))}" == frozen()[name]
+
+
+def test_every_function_is_frozen():
+    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(memory, n))]
+    assert sorted(functions) == sorted(frozen())
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_docstrings(name):
+    assert missing_parts(getattr(memory, name), raises=True, cost=True) == []
+
+
+@pytest.mark.parametrize("name", sorted(memory.__all__))
+def test_everything_has_a_docstring(name):
+    assert inspect.getdoc(getattr(memory, name))
