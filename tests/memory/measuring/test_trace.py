@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.graph.snapshots import uses_onednn
 from geutil.memory.measuring.steps import aligned
 from geutil.memory.measuring.trace import timeline_of
 
@@ -168,7 +165,7 @@ KNOWN = [(chain, 2), (fan, 6), (in_place, 1)]
     ("build", "mebibytes"), KNOWN, ids=["chain", "fan", "in place"]
 )
 def test_known_allocations(build, mebibytes):
-    """Computed by hand, and counted by the allocator, which knows no records."""
+    """Computed by hand; test_measure asks the allocator, in a process of its own."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
         y = build(x)
@@ -185,16 +182,6 @@ def test_known_allocations(build, mebibytes):
     feed = {x: aligned(np.ones([SIDE, SIDE], np.float32))}
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         session.run(y.op, feed)
-        # What other tests left must not be freed meanwhile.
-        gc.collect()
-        # Only the allocator of oneDNN counts.
-        before = 0
-        if uses_onednn():
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            before = tf.config.experimental.get_memory_info("CPU:0")["current"]
         session.run(y.op, feed, options, metadata)
     timeline = timeline_of(metadata, {}, "CPU:0", variable_bytes=0)
     assert timeline.peak == mebibytes * MIB
-    if uses_onednn():
-        info = tf.config.experimental.get_memory_info("CPU:0")
-        assert info["peak"] - before == mebibytes * MIB
