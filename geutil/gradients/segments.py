@@ -188,17 +188,20 @@ def _waits(
     That is all that the backward pass does between the segment before it on the same
     devices and itself: the backward ops that depend on that one, on none needed later,
     and that no other such op reads. Weight gradients are among them: the executor runs
-    those late, and what they have not read yet cannot be freed. No wait can close a
-    cycle, since segments only wait for ops that depend on earlier ones.
+    those late, and what they have not read yet cannot be freed. Where there is no such
+    op (in a branch of version 1, which nothing outside can wait for), it is what the
+    segment before waits for. No wait can close a cycle, since segments only wait for
+    ops that depend on earlier ones.
     """
     sinks = _sinks(step, newest)
     before: dict[frozenset[str], int] = {}
-    waits = []
+    waits: list[tuple[Operation, ...]] = []
     for stage, group in enumerate(groups):
         devices = frozenset(op.device for op in group.ops)
         previous = before.get(devices, -1)
         before[devices] = stage
-        waits.append(tuple(sinks.get(previous, ())) or step.seeds)
+        known = waits[previous] if previous >= 0 else step.seeds
+        waits.append(tuple(sinks.get(previous, ())) or known)
     return waits
 
 

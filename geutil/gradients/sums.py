@@ -11,17 +11,24 @@ import tensorflow as tf
 from geutil.gradients.edges import backward_edges
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import consumers, control_inputs, control_outputs
+from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.importing import neutral, set_control_inputs, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 
 SCOPE = "summed"
+_ONE_BY_ONE = 9
 
 
 def long_sums(step: Step) -> list[Operation]:
     """Return the sums of more than two gradients that run once whenever the step does.
 
+    None if results must be the same to the last bit: Grappler sorts what `AddN` adds
+    by name, and what comes out of any other ops differs by a rounding.
+
     Cost: that of `backward_edges`, and linear in its ops.
     """
+    if is_determinism_enabled():
+        return []
     return [
         op
         for op in backward_edges(step).awaitable
@@ -36,8 +43,6 @@ def add_in_turn(step: Step) -> Step:
     Grappler has it start from zeros: these are a constant of the gradient's size that
     is never freed again, and the order of the additions is left to chance. Sums of two
     it leaves alone, with something between them that keeps it from joining them.
-
-    The results are the same to the last bit, since `AddN` too adds from first to last.
 
     Args:
         step: the step; its graph is changed, and the old sums are left without readers.
@@ -54,7 +59,7 @@ def add_in_turn(step: Step) -> Step:
 
 
 def _pairwise(op: Operation) -> Tensor:
-    total, *rest = op.inputs
+    total, *rest = _in_turn(op)
     graph = op.graph
     with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(op.device):
         for number, t in enumerate(rest):
@@ -64,6 +69,16 @@ def _pairwise(op: Operation) -> Tensor:
                 )
             total = tf.raw_ops.AddN(inputs=[total, t], name="sum")
     return total
+
+
+def _in_turn(op: Operation) -> list[Tensor]:
+    """Return what a sum adds, in the order to add it in.
+
+    Grappler sorts by name, and `AddN` adds up to nine tensors one after the other.
+    """
+    if len(op.inputs) > _ONE_BY_ONE:
+        return list(op.inputs)
+    return sorted(op.inputs, key=lambda t: t.name.removesuffix(":0"))
 
 
 def _redirect(op: Operation, total: Tensor) -> None:

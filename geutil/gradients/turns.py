@@ -15,12 +15,13 @@ from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import frugal_order, negligible_size
 
 SCOPE = "ordered"
+_NEAR = 16
 _PASSED_ON = frozenset(
     ("ExpandDims", "Identity", "NoOp", "PlaceholderWithDefault", "Reshape", "Squeeze")
 )
 """Types of ops that hand on what they get, or nothing."""
-_UNORDERED = _PASSED_ON | {"BiasAddGrad"}
-"""With that one oneDNN merges the filter gradient that reads the same."""
+_UNORDERED = _PASSED_ON | {"BiasAddGrad", "Rank", "Shape", "ShapeN", "Size"}
+"""oneDNN merges the first with a filter gradient; the last four read no values."""
 
 
 def take_turns(step: Step) -> None:
@@ -59,14 +60,16 @@ def _largest(program: Program, node: Node) -> int:
 
 
 def _is_behind(before: Operation, op: Operation) -> bool:
-    """Tell whether `op` reads what `before` makes, or reads what waits for it."""
-    waiting = list(predecessors(op))
-    while waiting:
-        nearer = waiting.pop()
+    """Tell whether `op` reads what `before` makes, or reads what waits for it.
+
+    Looks only near by: to wait once more does no harm.
+    """
+    nearest = list(predecessors(op))
+    for nearer in nearest:
         if nearer is before:
             return True
-        if nearer.type in _PASSED_ON:
-            waiting += predecessors(nearer)
+        if nearer.type in _PASSED_ON and len(nearest) < _NEAR:
+            nearest += predecessors(nearer)
     return False
 
 

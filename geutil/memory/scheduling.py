@@ -119,8 +119,9 @@ class _Buffers:
                 self._readers[tensor].append(i)
         for tensor in program.fetched:
             self._reads[tensor] += 1
+        self._left = list(self._reads)
         self._buffer = list(range(len(program.sizes)))
-        self._sharing: dict[int, list[int]] = {}
+        self._sharing: dict[int, dict[int, None]] = {}
         self._holders = [0] * len(program.sizes)
 
     def growth(self, node: Node) -> int:
@@ -140,13 +141,16 @@ class _Buffers:
         """
         for tensor, taken in list(self._shared(node)):
             self._buffer[tensor] = taken
-            self._sharing.setdefault(taken, [taken]).append(tensor)
+            self._sharing.setdefault(taken, {taken: None})[tensor] = None
         for tensor in node.outputs:
             self._holders[self._buffer[tensor]] += self._reads[tensor]
         last: list[int] = []
         for tensor in node.inputs:
             taken = self._buffer[tensor]
             self._holders[taken] -= 1
+            self._left[tensor] -= 1
+            if not self._left[tensor]:
+                self._sharing.get(taken, {}).pop(tensor, None)
             # A node seldom reads a tensor more than twice.
             if self._holders[taken] in (1, 2) and self._sizes[taken] > self._small:
                 for other in self._sharing.get(taken, [taken]):

@@ -52,7 +52,7 @@ def test_optimizers_of_version_1(replaced):
     def train(build):
         with tf.Graph().as_default() as graph:
             v, loss = network()
-            optimizer = v1.train.GradientDescentOptimizer(0.01)
+            optimizer = v1.train.GradientDescentOptimizer(1e-6)
             step = build(optimizer, loss, v)
             with v1.Session(graph=graph) as session:
                 session.run(v1.global_variables_initializer())
