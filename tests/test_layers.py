@@ -44,6 +44,8 @@ OWN_PRIVATE = {
     "select.subgraph": VIEW | {"_graph", "_ops", "_lookups"},
     # Functions that update a view in place.
     "reroute.views": VIEW,
+    # A public method of every NamedTuple.
+    "gradients.prediction": {"_replace"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

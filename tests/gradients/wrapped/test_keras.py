@@ -140,7 +140,11 @@ def test_mixed_precision(policy, wrap):
 
 def test_fit_under_xla():
     expected = train(functional, no, jit_compile=True)
-    assert_same(train(functional, whole, jit_compile=True), expected, 1e-5)
+    found = train(functional, whole, jit_compile=True)
+    for ours, plain in zip(found, expected, strict=True):
+        for a, b in zip(ours, plain, strict=True):
+            # A bias ahead of a batch norm has no gradient but rounding: 1e-8.
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
 def test_fit_eagerly():

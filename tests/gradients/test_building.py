@@ -1,0 +1,55 @@
+"""Building takes time in proportion to the graph, and no recursion."""
+
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import geutil as ge
+from geutil.gradients import by_name, gradients, last_report
+from tests.gradients.checking import run
+from tests.settings import slow
+
+pytestmark = slow
+
+
+def chain_of(count):
+    """Return a chain of `count` ops made in bulk, and its ends."""
+    definition = tf.compat.v1.GraphDef()
+    node = definition.node.add(name="op0", op="Placeholder")
+    node.attr["dtype"].type = tf.float32.as_datatype_enum
+    node.attr["shape"].shape.dim.add(size=1024)
+    for i in range(1, count):
+        op_type = "Exp" if i % 100 else "Sin"
+        node = definition.node.add(name=f"op{i}", op=op_type, input=[f"op{i - 1}"])
+        node.attr["T"].type = tf.float32.as_datatype_enum
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(definition, name="")
+    first, last = (graph.get_tensor_by_name(f"op{i}:0") for i in (0, count - 1))
+    return graph, first, last
+
+
+def seconds(count):
+    graph, x, y = chain_of(count)
+    with graph.as_default():
+        begin = time.process_time()
+        gradients(y, x, checkpoints=by_name("00$"))
+        taken = time.process_time() - begin
+    assert len(last_report().recomputed) >= 0.98 * count - 200
+    ge.verify(graph)
+    return taken
+
+
+def test_time_is_linear():
+    seconds(500)
+    assert seconds(20_000) <= 20 * seconds(2_000)
+
+
+def test_a_long_chain_gives_the_right_value():
+    graph, x, y = chain_of(401)
+    with graph.as_default():
+        plain = tf.gradients(y, x)
+        ours = gradients(y, x, checkpoints=by_name("00$"))
+    feed = {x: np.full(1024, -np.inf, np.float32)}
+    np.testing.assert_array_equal(*run(graph, [plain[0], ours[0]], feed))
