@@ -22,12 +22,12 @@ class Node(NamedTuple):
         aliases: pairs (output, input) of places: the output is the input's buffer.
         reuses: pairs (output, input) of places, best first: the output takes over the
             input's buffer if it is of its size and nobody else will read it.
+        temporary: the bytes that it holds only while it runs.
+        cheap: the executor runs it at once rather than hand it to a thread.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else
             there is no such buffer.
-        temporary: the bytes that it holds only while it runs.
-        cheap: the executor runs it at once rather than hand it to a thread.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Node(NamedTuple):
     controls: Sequence[int] = ()
     aliases: Sequence[tuple[int, int]] = ()
     reuses: Sequence[tuple[int, int]] = ()
-    updates: Sequence[int] = ()
     temporary: int = 0
     cheap: bool = False
+    updates: Sequence[int] = ()
 
     def changed(self, **changes: Any) -> Node:
         """Return the node with some attributes changed."""

@@ -9,9 +9,10 @@ nothing of that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
-from geutil.memory.predicting.kernels import updates_variable
+from geutil.memory.predicting.kernels import passes_on, updates_variable
 
 
 class Updates:
@@ -32,7 +33,8 @@ class Updates:
         }
         self._free: dict[str, int] = {}
         nodes = list(nodes)
-        reads, readers = _reads(nodes), _readers(nodes)
+        reads = _reads(nodes)
+        readers = _readers(nodes, chain.from_iterable(reads.values()))
         for node in nodes:
             assigns = node.op == "AssignVariableOp"
             if node.name not in started or not (assigns or updates_variable(node.op)):
@@ -40,7 +42,7 @@ class Updates:
             free = ended[node.name]
             for read in reads.get(_maker(node.input[0]), ()):
                 if started.get(read, free) < started[node.name]:
-                    ends = (ended.get(reader, 0) for reader in readers.get(read, ()))
+                    ends = (ended.get(name, 0) for name in readers.get(read, ()))
                     free = max(free, *ends, 0)
             made = _tensor(node.input[1]) if assigns else f"{node.name} (temporary)"
             self._free[made] = free
@@ -75,11 +77,19 @@ def _reads(nodes: Iterable[Any]) -> Mapping[str, list[str]]:
     return reads
 
 
-def _readers(nodes: Iterable[Any]) -> Mapping[str, list[str]]:
-    """Map each node to those that read what it makes."""
-    readers: dict[str, list[str]] = {}
+def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[str]]:
+    """Map each of some nodes to those that read its buffer."""
+    after: dict[str, list[Any]] = {}
     for node in nodes:
         for name in node.input:
             if not name.startswith("^"):
-                readers.setdefault(_maker(name), []).append(node.name)
+                after.setdefault(_maker(name), []).append(node)
+    readers = {}
+    for read in reads:
+        found = list(after.get(read, ()))
+        # The list grows while it is gone through.
+        for node in found:
+            if passes_on(node.op):
+                found += after.get(node.name, ())
+        readers[read] = [node.name for node in found]
     return readers

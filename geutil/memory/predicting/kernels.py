@@ -168,6 +168,11 @@ def reuses(op: Operation) -> Pairs:
     return _OTHER_REUSES.get(kind, _NONE)
 
 
+def passes_on(op_type: str) -> bool:
+    """Tell whether an op of a type yields its first input itself, whatever it is."""
+    return op_type in _SAME
+
+
 def updates_variable(op_type: str) -> bool:
     """Tell whether an op of a type changes the variable of its first input where it is.
 

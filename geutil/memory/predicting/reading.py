@@ -108,8 +108,9 @@ def _add_updates(
             nodes[i] = node.changed(
                 outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
             )
-            # What is added to it is as large as the variable.
-            sizes.append(max(sizes[tensor] for tensor in node.inputs))
+            # What is added is as large, should the handle come from elsewhere.
+            added = max(sizes[tensor] for tensor in node.inputs)
+            sizes.append(_variable_bytes(op.inputs[0].op) or added)
 
 
 def _variable_bytes(op: Operation) -> int:
