@@ -44,13 +44,12 @@ def test_random_graphs(seed):
 
 
 def test_a_chain_by_hand():
-    # Three tensors of 256 x 64 floats are read again, and one flows back beside its
-    # successor: at the peak, the product reads one and makes another.
     step = chain_step([64, 64, 64, 64])
-    size = 256 * 64 * 4
-    weight = 64 * 64 * 4
     plain = predicted_peak(plan_recomputation(step, lambda _: True))
-    assert 4 * size <= plain <= 4 * size + 3 * weight + 1024
+    # Three tanhs are held; the gradient of the mean is spread out, and the square's
+    # makes twice the last tanh. Besides, there are some scalars.
+    held = 5 * 256 * 64 * 4
+    assert held <= plain < held + 64
 
 
 def test_variables_constants_and_feeds_do_not_count():

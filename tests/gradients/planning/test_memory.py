@@ -4,17 +4,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.networks import NETWORKS
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.planning.trials import Trials
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
-from tests.gradients.networks import small_step, trace_forward
+from tests.gradients.networks import SMALL, trace_forward
 from tests.gradients.planning.graphs import Everything, chain_step, random_step
 
 v1 = tf.compat.v1
-# Choices within this of the least peak count as equal; less compute decides then.
-EQUAL = 1.01
+# Not all cuttings are tried. Those within 1 % of the least count as equal.
+NEARLY = 1.03
+# 2 % less than plain is not worth while.
+WORTH_WHILE = 0.98
+# The small networks of other tests would have nothing that is worth recomputing.
+LARGER = {"U-Net": {"batch": 4, "pixels": 128, "width": 16}}
 
 
 def choose(step, smallest=0):
@@ -28,13 +33,12 @@ def worst_peaks(step, choice):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_best_cuts_of_a_chain_are_found(seed):
+def test_nearly_the_best_cuts_of_a_chain_are_found(seed):
     widths = np.random.default_rng(seed).integers(8, 128, 7)
     step = chain_step([int(w) for w in widths])
     best = Everything(step).best()
     plain, found = worst_peaks(step, choose(step))
-    # A saving of less than 2 % is left alone.
-    assert found <= EQUAL * best.worst or best.worst > 0.98 * plain
+    assert found <= NEARLY * best.worst or best.worst > WORTH_WHILE * plain
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -42,7 +46,7 @@ def test_nearly_the_best_cuts_of_any_graph_are_found(seed):
     step = random_step(seed, layers=4)
     best = Everything(step).best()
     plain, found = worst_peaks(step, choose(step))
-    assert found <= 1.1 * best.worst or best.worst > 0.98 * plain
+    assert found <= NEARLY * best.worst or best.worst > WORTH_WHILE * plain
 
 
 def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
@@ -56,11 +60,14 @@ def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
     assert len(again) == len(set(again))
 
 
-def test_segments_are_longer_near_the_loss():
+def test_segments_are_shorter_near_the_loss():
+    """There the backward pass finds all that is kept."""
     step = chain_step([64] * 101)
+    # In the order of the backward pass; the last one may be what is left over.
     lengths = [len(segment.ops) for segment in plan_of(step, choose(step)).segments]
-    early, late = lengths[-len(lengths) // 3 :], lengths[: len(lengths) // 3]
-    assert sum(early) / len(early) <= sum(late) / len(late)
+    third = len(lengths) // 3
+    assert third
+    assert sum(lengths[:third]) < sum(lengths[-third - 1 : -1])
 
 
 def plan_of(step, choice):
@@ -71,13 +78,13 @@ def plan_of(step, choice):
 
 @pytest.mark.parametrize("name", ["ResNet50", "U-Net", "DenseNet121", "encoder"])
 def test_real_networks_take_less(name):
-    forward = trace_forward(small_step(name))
+    forward = trace_forward(NETWORKS[name](**SMALL[name] | LARGER.get(name, {})))
     with forward.graph.as_default():
         step = build_step(forward.loss, forward.xs)
     ops = len(forward.graph.get_operations())
     choice = choose(step)
     assert choice.reason is None and choice.kept
-    assert choice.peak < 0.98 * choice.plain_peak
+    assert choice.peak < WORTH_WHILE * choice.plain_peak
     assert len(forward.graph.get_operations()) == ops
     for t in choice.kept:
         assert t.op.type != "Cast"

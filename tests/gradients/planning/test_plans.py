@@ -1,0 +1,112 @@
+"""What holds of the choice for memory whatever the graph is."""
+
+import sys
+
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geutil.gradients import gradients
+from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.selection import AlwaysKept
+from geutil.memory.simulation import simulate
+from tests.gradients.planning.graphs import chain_step, random_step
+
+v1 = tf.compat.v1
+
+
+def planned(step):
+    """Return the choice, and the plan that follows from it."""
+    always = AlwaysKept(step)
+    choice = choose_for_memory(step, always)
+    kept = set(map(id, choice.kept))
+    return choice, plan_recomputation(step, lambda t: id(t) in kept or always(t))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 14))
+@settings(max_examples=25, deadline=None)
+def test_no_plan_holds_more_than_plain_gradients(seed, layers):
+    step = random_step(seed, layers)
+    plain = simulate(StepProgram(step).program()).peak
+    choice, plan = planned(step)
+    if choice.reason is not None:
+        assert not choice.kept
+        return
+    with step.graph.as_default():
+        build_recomputation(plan)
+    # Of the graph as it was built, not of the plan.
+    assert simulate(StepProgram(step).program()).peak < plain
+
+
+@given(st.integers(0, 10**6), st.integers(1, 14))
+@settings(max_examples=25, deadline=None)
+def test_at_most_one_more_forward_pass(seed, layers):
+    step = random_step(seed, layers)
+    before = step.graph.get_operations()
+    forward = before[: before.index(step.seeds[0])]
+    choice, plan = planned(step)
+    if choice.reason is not None:
+        return
+    with step.graph.as_default():
+        build_recomputation(plan)
+    made = step.graph.get_operations()[len(before) :]
+    for kind in {op.type for op in made} - {"NoOp", "PlaceholderWithDefault"}:
+        again = sum(op.type == kind for op in made)
+        helpers = sum(op.type == kind for op in before[len(forward) :])
+        assert again <= sum(op.type == kind for op in forward) + helpers
+    again = [op for segment in plan.segments for op in segment.ops]
+    assert len(again) == len(set(again))
+
+
+def test_the_same_names_each_time():
+    first, second = planned(random_step(3, 14)), planned(random_step(3, 14))
+    assert [t.name for t in first[0].kept] == [t.name for t in second[0].kept]
+    assert [[op.name for op in s.ops] for s in first[1].segments] == [
+        [op.name for op in s.ops] for s in second[1].segments
+    ]
+
+
+def test_plain_gradients_with_a_warning_that_says_why(caplog):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [256, 256])
+        (result,) = gradients(tf.reduce_sum(x + x), x, checkpoints="memory")
+        assert result.shape == x.shape
+    assert "reads nothing that could be recomputed" in caplog.text
+    assert not [op for op in graph.get_operations() if "recomputed" in op.name]
+
+
+def test_no_warning_where_it_saves(caplog):
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [256, 256])
+        for _ in range(20):
+            y = tf.sin(y)
+        gradients(tf.reduce_sum(y), x, checkpoints="memory")
+    assert not caplog.records
+    assert [op for op in graph.get_operations() if "recomputed" in op.name]
+
+
+def calls_to_choose(layers):
+    """Return how many Python functions are called for the choice for a chain."""
+    step = chain_step([8] * (layers + 1), rows=4096)
+    always = AlwaysKept(step)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        choice = choose_for_memory(step, always)
+    finally:
+        sys.setprofile(None)
+    assert choice.kept
+    return calls
+
+
+def test_ten_times_the_ops_take_ten_times_the_work():
+    # How many choices are tried out is bounded.
+    assert calls_to_choose(250) <= 12 * calls_to_choose(25)
