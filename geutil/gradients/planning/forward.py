@@ -24,7 +24,8 @@ class Buffer:
         tensors: the tensors, each with the last place that reads it.
         bytes: its size.
         price: what it costs to keep it; `NEVER` where that shall not be. A cast counts
-            more than it and its source take, so that the source is kept, which is at hand before.
+            more than it and its source take, so that the source is kept, which is at
+            hand before.
         made: the place of the op that makes it.
         last: the last place that reads it when the forward pass runs again.
         first_read: the first backward op that reads it, by number; after all of them if

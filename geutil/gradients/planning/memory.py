@@ -92,7 +92,7 @@ def _choose(step: Step, always: Keeps, smallest: int) -> MemoryChoice:
     search = Search(forward, trials, stretches.places[1:-1].tolist(), most)
     search.start(_cuttings(stretches))
     search.descend()
-    best = search.best()
+    best = search.best(most=plain.peak)
     if best is None or best.worst > _WORTH_WHILE * plain.worst:
         return _plain(plain, _reason(plain, best))
     return MemoryChoice(best.kept, best.peak, plain.peak, None)

@@ -37,10 +37,15 @@ class Search:
         self._known: dict[Cuts, Trial] = {}
         self._same: dict[tuple[int, ...], Trial] = {}
 
-    def best(self) -> Trial | None:
-        """Return the choice with the least to compute of those with the least peak."""
-        tried = self._same.values()
-        good = (trial for trial in tried if trial.worst <= AS_GOOD * self._least)
+    def best(self, most: float) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak.
+
+        Args:
+            most: what it may hold at most with one thread.
+        """
+        tried = [trial for trial in self._same.values() if trial.peak <= most]
+        least = min((trial.worst for trial in tried), default=0)
+        good = (trial for trial in tried if trial.worst <= AS_GOOD * least)
         return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from geutil.gradients import gradients
 from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.planning.trials import Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
@@ -38,7 +39,7 @@ def test_no_plan_holds_more_than_plain_gradients(seed, layers):
     with step.graph.as_default():
         build_recomputation(plan)
     # Of the graph as it was built, not of the plan.
-    assert simulate(StepProgram(step).program()).peak < plain
+    assert simulate(StepProgram(step).program()).peak <= plain
 
 
 @given(st.integers(0, 10**6), st.integers(1, 14))
@@ -88,15 +89,16 @@ def test_no_warning_where_it_saves(caplog):
     assert [op for op in graph.get_operations() if "recomputed" in op.name]
 
 
-def calls_to_choose(layers):
-    """Return how many Python functions are called for the choice for a chain."""
+def calls_for_each_trial(layers):
+    """Return how many functions are called to choose for a chain, by trials."""
     step = chain_step([8] * (layers + 1), rows=4096)
     always = AlwaysKept(step)
-    calls = 0
+    calls = trials = 0
 
     def count(frame, event, argument):
-        nonlocal calls
+        nonlocal calls, trials
         calls += event in ("call", "c_call")
+        trials += event == "call" and frame.f_code is Trials.run.__code__
 
     sys.setprofile(count)
     try:
@@ -104,9 +106,9 @@ def calls_to_choose(layers):
     finally:
         sys.setprofile(None)
     assert choice.kept
-    return calls
+    assert trials <= 60
+    return calls / trials
 
 
 def test_ten_times_the_ops_take_ten_times_the_work():
-    # How many choices are tried out is bounded.
-    assert calls_to_choose(250) <= 12 * calls_to_choose(25)
+    assert calls_for_each_trial(250) <= 11 * calls_for_each_trial(25)
