@@ -160,7 +160,7 @@ class StepProgram:
                 sizes.append(sizes[number])
             controls = [copied.get(control, control) for control in node.controls]
             nodes.append(
-                node._replace(
+                node.changed(
                     inputs=[copies.get(number, number) for number in node.inputs],
                     outputs=[copies[number] for number in node.outputs],
                     controls=controls if node.inputs else [*controls, gate],
@@ -170,7 +170,7 @@ class StepProgram:
             del copies[number]
         for place in self._placed(dict.fromkeys(read.op for read in segment.reads)):
             inputs = [copies.get(number, number) for number in nodes[place].inputs]
-            nodes[place] = nodes[place]._replace(inputs=inputs)
+            nodes[place] = nodes[place].changed(inputs=inputs)
 
 
 def _gate(awaited: Sequence[int]) -> Node:

@@ -49,5 +49,5 @@ def pruned(
     for place, node in enumerate(final):
         if node.controls:
             controls = [moved[control] for control in node.controls]
-            final[place] = node._replace(controls=controls)
+            final[place] = node.changed(controls=controls)
     return Program(final, sizes, held)
