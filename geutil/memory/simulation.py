@@ -85,8 +85,8 @@ def simulate(
 
     A buffer is held until the last reader of every tensor that shares it has run; what
     is fetched, to the end. While a node runs it holds its inputs, its outputs and its
-    temporary bytes. A variable that is changed while it is still to be read has a second
-    buffer until it has been read.
+    temporary bytes. A variable that is changed while it is still to be read has a
+    second buffer until it has been read.
 
     Args:
         program: the nodes and tensors.
