@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from geutil.gradients.pruning import pruned
 from geutil.gradients.segments import Recomputation, Segment
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
-from geutil.graph.adjacency import control_inputs, graph_order, is_back_edge
+from geutil.gradients.sums import long_sums
+from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
+from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
 from geutil.select.walks import get_backward_walk_ops
 
@@ -45,19 +46,25 @@ class StepProgram:
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         walked = get_backward_walk_ops(fetched, control_inputs=True)
+        self._late = set(step.seeds)
         self._place: dict[Operation, int] = {}
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
-        ops = [op for op in graph_order(walked) if op.type not in HELD]
-        self._order = [op for op in topological_sort(walked) if op.type not in HELD]
-        for op in ops:
-            self._number_outputs(op)
-        for op in ops:
-            self._nodes.append(self._node(op))
+        for op in topological_sort(walked):
+            if any(before in self._late for before in predecessors(op)):
+                self._late.add(op)
+            if op.type not in HELD:
+                self._add(op)
+        self._sums = [self._place[op] for op in long_sums(step) if op in self._place]
         self._wanted = [n for t in fetched for n in self._numbers([t])]
         held = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held for n in self._numbers([t])]
+
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops of the nodes, for plain gradients."""
+        return list(self._place)
 
     @property
     def size(self) -> int:
@@ -67,26 +74,29 @@ class StepProgram:
     def peak(self, segments: Iterable[Segment] = ()) -> int:
         """Return the most bytes held at once; without segments, of plain gradients.
 
-        Cost: linear in nodes and edges; some 10 us for each node.
+        Cost: linear in nodes and edges; some 25 us for each node.
         """
-        return simulate(self.program(segments)).peak
+        segments = list(segments)
+        program = self.program(segments)
+        return simulate(program, frugal_order(program) if segments else None).peak
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.
+
+        If there are any, sums of gradients are added up as these come.
 
         Cost: linear in nodes and edges.
         """
         nodes = list(self._nodes)
         sizes = list(self._sizes)
         segments = list(segments)
-        gates = range(len(nodes), len(nodes) + len(segments))
         for segment in segments:
-            nodes.append(_gate(self._placed(segment.awaited)))
-        for segment, gate in zip(segments, gates, strict=True):
-            self._add_segment(segment, gate, nodes, sizes)
-        return pruned(nodes, sizes, self._wanted, self._held)
+            self._add_segment(segment, nodes, sizes)
+        for place in self._sums if segments else ():
+            _add_in_turn(nodes, sizes, place)
+        return _pruned(nodes, sizes, self._wanted, self._held)
 
-    def gradient_bytes(self, backward: Sequence[Operation]) -> list[int]:
+    def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
         """Return what the backward pass alone holds while each of its ops runs.
 
         In graph order, and without the forward tensors that it reads.
@@ -96,85 +106,116 @@ class StepProgram:
 
         Cost: linear in nodes and edges.
         """
+        places = [self._place.get(op) for op in backward]
         sizes = [0] * len(self._sizes)
-        for place in self._placed(backward):
-            for number in self._nodes[place].outputs:
-                sizes[number] = self._sizes[number]
+        for place in places:
+            if place is not None:
+                for number in self._nodes[place].outputs:
+                    sizes[number] = self._sizes[number]
         program = Program(self._nodes, sizes, self._held)
-        order = self._placed(self._order)
-        held = dict(zip(order, simulate(program, order).held, strict=True))
-        return [held.get(self._place.get(op, -1), 0) for op in backward]
+        held = simulate(program, range(len(self._nodes))).held
+        return [0 if place is None else held[place] for place in places]
 
-    def _number_outputs(self, op: Operation) -> None:
-        self._place[op] = len(self._place)
+    def _add(self, op: Operation) -> None:
+        """Add the node of an op, without what is held all the time."""
+        inputs = self._numbers(op.inputs)
+        straight = len(inputs) == len(op.inputs)
+        first = len(self._sizes)
+        self._place[op] = len(self._nodes)
         for t in op.outputs:
             self._number[id(t)] = len(self._sizes)
             self._sizes.append(tensor_bytes(t))
-
-    def _node(self, op: Operation) -> Node:
-        """Return the node of an op, without what is held all the time."""
-        read = [t for t in op.inputs if not is_back_edge(t.op, op)]
-        inputs = self._numbers(read)
-        places = None if len(inputs) == len(read) else self._places(read)
-        return Node(
-            name=op.name,
-            type=op.type,
-            inputs=inputs,
-            outputs=self._numbers(op.outputs),
-            controls=self._placed(control_inputs(op)),
-            aliases=_moved(aliases(op), places) if inputs else (),
-            reuses=_moved(reuses(op), places) if inputs else (),
-            temporary=temporary_bytes(op),
-            cheap=op.type in CHEAP,
+        places = None if straight else self._places(op)
+        self._nodes.append(
+            Node(
+                name=op.name,
+                type=op.type,
+                inputs=inputs,
+                outputs=range(first, len(self._sizes)),
+                controls=[
+                    self._place[c] for c in control_inputs(op) if c in self._place
+                ],
+                aliases=_moved(aliases(op), places) if inputs else (),
+                reuses=_moved(reuses(op), places) if inputs else (),
+                temporary=temporary_bytes(op),
+                cheap=op.type in CHEAP,
+                late=op in self._late,
+            )
         )
-
-    def _placed(self, ops: Iterable[Operation]) -> list[int]:
-        found = (self._place.get(op) for op in ops)
-        return [place for place in found if place is not None]
 
     def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
         found = (self._number.get(id(t)) for t in tensors)
         return [number for number in found if number is not None]
 
-    def _places(self, read: Sequence[Tensor]) -> dict[int, int]:
+    def _places(self, op: Operation) -> dict[int, int]:
         """Map the place of each input to its place without what is always held."""
-        left = [i for i, t in enumerate(read) if id(t) in self._number]
+        left = [i for i, t in enumerate(op.inputs) if id(t) in self._number]
         return {place: i for i, place in enumerate(left)}
 
     def _add_segment(
-        self, segment: Segment, gate: int, nodes: list[Node], sizes: list[int]
+        self, segment: Segment, nodes: list[Node], sizes: list[int]
     ) -> None:
-        """Add what `build_recomputation` would, in its order."""
+        gate = len(nodes)
+        waits = [self._place[op] for op in segment.awaited if op in self._place]
+        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, late=True))
         copies: dict[int, int] = {}
-        kept = self._numbers(segment.kept)
-        for number in kept:
+        for number in self._numbers(segment.kept):
             copies[number] = len(sizes)
             nodes.append(_barrier(number, len(sizes), gate))
             sizes.append(sizes[number])
-        places = self._placed(segment.ops)
-        copied = {place: len(nodes) + i for i, place in enumerate(places)}
-        for place in places:
-            node = nodes[place]
+        for op in segment.ops:
+            node = nodes[self._place[op]]
+            first = len(sizes)
             for number in node.outputs:
                 copies[number] = len(sizes)
                 sizes.append(sizes[number])
-            controls = [copied.get(control, control) for control in node.controls]
+            inputs = [copies.get(number, number) for number in node.inputs]
             nodes.append(
-                node.changed(
-                    inputs=[copies.get(number, number) for number in node.inputs],
-                    outputs=[copies[number] for number in node.outputs],
-                    controls=controls if node.inputs else [*controls, gate],
+                node._replace(
+                    inputs=inputs,
+                    outputs=range(first, len(sizes)),
+                    controls=() if inputs else (gate,),
+                    late=True,
                 )
             )
-        for number in kept:
-            del copies[number]
-        for place in self._placed(dict.fromkeys(read.op for read in segment.reads)):
-            inputs = [copies.get(number, number) for number in nodes[place].inputs]
-            nodes[place] = nodes[place].changed(inputs=inputs)
+        for reader in dict.fromkeys(read.op for read in segment.reads):
+            self._rewire(nodes, self._place[reader], segment, copies)
+
+    def _rewire(
+        self, nodes: list[Node], place: int, segment: Segment, copies: dict[int, int]
+    ) -> None:
+        kept = frozenset(self._numbers(segment.kept))
+        node = nodes[place]
+        inputs = [n if n in kept else copies.get(n, n) for n in node.inputs]
+        nodes[place] = node._replace(inputs=inputs)
 
 
-def _gate(awaited: Sequence[int]) -> Node:
-    return Node("gate", "NoOp", controls=awaited, cheap=True)
+def _pruned(
+    nodes: list[Node], sizes: list[int], wanted: list[int], held: list[int]
+) -> Program:
+    """Return a program without what no wanted tensor depends on any more."""
+    maker = [0] * len(sizes)
+    for place, node in enumerate(nodes):
+        for number in node.outputs:
+            maker[number] = place
+    waiting = list(dict.fromkeys(maker[number] for number in wanted))
+    needed = [False] * len(nodes)
+    for place in waiting:
+        needed[place] = True
+    while waiting:
+        node = nodes[waiting.pop()]
+        for place in (*(maker[number] for number in node.inputs), *node.controls):
+            if not needed[place]:
+                needed[place] = True
+                waiting.append(place)
+    left = [place for place, is_needed in enumerate(needed) if is_needed]
+    moved = dict(zip(left, range(len(left)), strict=True))
+    final = [nodes[place] for place in left]
+    for place, node in enumerate(final):
+        if node.controls:
+            controls = [moved[control] for control in node.controls]
+            final[place] = node._replace(controls=controls)
+    return Program(final, sizes, held)
 
 
 def _barrier(number: int, made: int, gate: int) -> Node:
@@ -186,7 +227,19 @@ def _barrier(number: int, made: int, gate: int) -> Node:
         controls=[gate],
         aliases=((0, 0),),
         cheap=True,
+        late=True,
     )
+
+
+def _add_in_turn(nodes: list[Node], sizes: list[int], place: int) -> None:
+    """Replace the node of a sum by one for each tensor that is added to the first."""
+    node = nodes[place]._replace(reuses=((0, 0),))
+    total, *rest = node.inputs
+    for number in rest[:-1]:
+        nodes.append(node._replace(inputs=[total, number], outputs=[len(sizes)]))
+        total = len(sizes)
+        sizes.append(sizes[node.outputs[0]])
+    nodes[place] = node._replace(inputs=[total, *rest[-1:]])
 
 
 def _moved(

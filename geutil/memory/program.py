@@ -24,6 +24,7 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         cheap: the executor runs it at once rather than hand it to a thread.
+        late: it is of the backward pass, whose order can be chosen.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else
@@ -39,6 +40,7 @@ class Node(NamedTuple):
     reuses: Sequence[tuple[int, int]] = ()
     temporary: int = 0
     cheap: bool = False
+    late: bool = False
     updates: Sequence[int] = ()
 
     def changed(self, **changes: Any) -> Node:

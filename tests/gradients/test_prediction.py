@@ -24,9 +24,9 @@ def assert_as_built(step):
     plan = planned(step)
     predicted = predicted_peak(plan)
     with step.graph.as_default():
-        build_recomputation(plan)
+        built_step = build_recomputation(plan)
     # Read from the graph, where the plan is no plan any more.
-    built = simulate(StepProgram(step).program())
+    built = simulate(StepProgram(built_step).program())
     assert predicted == built.peak
 
 

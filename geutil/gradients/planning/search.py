@@ -37,16 +37,11 @@ class Search:
         self._known: dict[Cuts, Trial] = {}
         self._same: dict[tuple[int, ...], Trial] = {}
 
-    def best(self, most: float) -> Trial | None:
-        """Return the choice with the least to compute of those with the least peak.
-
-        Args:
-            most: what it may hold at most with one thread.
-        """
-        tried = [trial for trial in self._same.values() if trial.peak <= most]
-        least = min((trial.worst for trial in tried), default=0)
-        good = (trial for trial in tried if trial.worst <= AS_GOOD * least)
-        return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
+    def best(self) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak."""
+        tried = self._same.values()
+        good = (trial for trial in tried if trial.peak <= AS_GOOD * self._least)
+        return min(good, key=lambda trial: (trial.cost, trial.peak), default=None)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -97,12 +92,12 @@ class Search:
                 if self._left <= 0:
                     return None
                 self._left -= 1
-                trial = self._trials.run(kept, AS_GOOD * self._least)
-                self._least = min(self._least, trial.worst)
+                trial = self._trials.run(kept)
+                self._least = min(self._least, trial.peak)
                 self._same[key] = trial
             self._known[cuts] = self._same[key]
         return self._known[cuts]
 
 
 def _rank(trial: Trial) -> tuple[int, int]:
-    return trial.worst, trial.cost
+    return trial.peak, trial.cost
