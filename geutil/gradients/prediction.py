@@ -46,7 +46,8 @@ class StepProgram:
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         walked = get_backward_walk_ops(fetched, control_inputs=True)
-        self._late = set(step.seeds)
+        self._late = {*step.seeds, *step.backward}
+        self._waits: dict[Operation, list[int]] = {}
         self._place: dict[Operation, int] = {}
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
@@ -54,6 +55,7 @@ class StepProgram:
         for op in topological_sort(walked):
             if any(before in self._late for before in predecessors(op)):
                 self._late.add(op)
+            self._waits[op] = self._awaited(op)
             if op.type not in HELD:
                 self._add(op)
         self._sums = [self._place[op] for op in long_sums(step) if op in self._place]
@@ -94,6 +96,8 @@ class StepProgram:
             self._add_segment(segment, nodes, sizes)
         for place in self._sums if segments else ():
             _add_in_turn(nodes, sizes, place)
+        if not segments:
+            return Program(nodes, sizes, self._held)
         return _pruned(nodes, sizes, self._wanted, self._held)
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
@@ -132,9 +136,7 @@ class StepProgram:
                 type=op.type,
                 inputs=inputs,
                 outputs=range(first, len(self._sizes)),
-                controls=[
-                    self._place[c] for c in control_inputs(op) if c in self._place
-                ],
+                controls=self._waits[op],
                 aliases=_moved(aliases(op), places) if inputs else (),
                 reuses=_moved(reuses(op), places) if inputs else (),
                 temporary=temporary_bytes(op),
@@ -142,6 +144,20 @@ class StepProgram:
                 late=op in self._late,
             )
         )
+
+    def _awaited(self, op: Operation) -> list[int]:
+        """Return the nodes that an op waits for besides what it reads.
+
+        Also through what is held all the time: a constant that waits for a gradient.
+        """
+        awaited: dict[int, None] = {}
+        for before in control_inputs(op):
+            if before in self._place:
+                awaited[self._place[before]] = None
+        for before in predecessors(op):
+            if before.type in HELD:
+                awaited.update(dict.fromkeys(self._waits.get(before, ())))
+        return list(awaited)
 
     def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
         found = (self._number.get(id(t)) for t in tensors)
