@@ -25,6 +25,10 @@ class Node(NamedTuple):
         temporary: the bytes that it holds only while it runs.
         cheap: the executor runs it at once rather than hand it to a thread.
         late: it is of the backward pass, whose order can be chosen.
+        updates: of a node that changes a variable: the tensors that are the variable's
+            buffer until then. If any is still to be read, the first output is a new
+            buffer for the variable, which counts until the old one is let go; else
+            there is no such buffer.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Node(NamedTuple):
     temporary: int = 0
     cheap: bool = False
     late: bool = False
+    updates: Sequence[int] = ()
 
     def changed(self, **changes: Any) -> Node:
         """Return the node with some attributes changed."""

@@ -85,7 +85,8 @@ def simulate(
 
     A buffer is held until the last reader of every tensor that shares it has run; what
     is fetched, to the end. While a node runs it holds its inputs, its outputs and its
-    temporary bytes.
+    temporary bytes. A variable that is changed while it is still to be read has a
+    second buffer until it has been read.
 
     Args:
         program: the nodes and tensors.
@@ -122,6 +123,8 @@ def simulate(
     holders = [0] * count
     born = [-1] * count
     freed = [-1] * count
+    waits = [0] * count
+    awaiting: dict[int, list[int]] = {}
     live = 0
     held: list[int] = []
     for step, i in enumerate(order):
@@ -146,6 +149,15 @@ def simulate(
                 holders[taken] += reads[tensor]
                 shared.append(taken)
         unread = []
+        if node.updates:
+            made, outputs = outputs[0], outputs[1:]
+            for old in dict.fromkeys(buffer[tensor] for tensor in node.updates):
+                if holders[old]:
+                    awaiting.setdefault(old, []).append(made)
+                    waits[made] += 1
+            if waits[made]:
+                born[made] = step
+                live += sizes[made]
         for tensor in outputs:
             if buffer[tensor] == tensor:
                 born[tensor] = step
@@ -159,6 +171,10 @@ def simulate(
             holders[taken] -= 1
             if not holders[taken]:
                 unread.append(taken)
+                for made in awaiting.pop(taken, ()):
+                    waits[made] -= 1
+                    if not waits[made]:
+                        unread.append(made)
         for tensor in unread:
             freed[tensor] = step
             live -= sizes[tensor]

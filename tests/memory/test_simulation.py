@@ -86,6 +86,45 @@ def test_temporary_bytes_count_while_the_node_runs():
     ]
 
 
+def variable_step():
+    """Return a read of a variable of 100 bytes, two products with it and its update."""
+    nodes = [
+        Node("read", "ReadVariableOp", [], [0]),
+        Node("change", "MatMul", [0], [1]),
+        Node("update", "AssignSubVariableOp", [1], [2], updates=[0]),
+        Node("product", "MatMul", [0], [3]),
+        Node("other", "Op", [3], [4]),
+    ]
+    return Program(nodes, [0, 10, 100, 1, 1], [4])
+
+
+def test_a_variable_that_is_changed_before_it_was_read_has_two_buffers():
+    run = simulate(variable_step(), [0, 1, 2, 3, 4])
+    # The old one is let go by the product.
+    assert run.held == [0, 10, 110, 101, 2]
+    assert run.alive(3) == [2, 3]
+    assert run.timeline().at_peak[0].name == "update:0"
+
+
+def test_a_variable_that_was_read_is_changed_where_it_is():
+    assert simulate(variable_step(), [0, 1, 3, 4, 2]).held == [0, 10, 11, 12, 11]
+
+
+def test_two_reads_of_a_variable_are_one_buffer():
+    nodes = [
+        Node("a", "ReadVariableOp", [], [0]),
+        Node("b", "ReadVariableOp", [], [1]),
+        Node("late", "ReadVariableOp", [], [2]),
+        Node("update", "AssignSubVariableOp", [], [3], updates=[0, 1, 2]),
+        Node("x", "Op", [0], [4]),
+        Node("y", "Op", [1], [5]),
+        Node("z", "Op", [2], [6]),
+    ]
+    program = Program(nodes, [0, 0, 0, 100, 1, 1, 1])
+    run = simulate(program, [0, 1, 3, 4, 5, 2, 6])
+    assert run.held == [0, 0, 100, 101, 101, 0, 1]
+
+
 def test_the_order_decides_the_peak():
     """Two branches of a large and a small tensor each."""
     nodes = [

@@ -96,19 +96,28 @@ def crossing_tensors(buffers: Sequence[Buffer], places: Sequence[int]) -> list[T
 
 
 def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
-    """Return the start, the places where least is kept, and the end."""
+    """Return the start, the places where least is kept, and the end.
+
+    Where there are few, these are all places but those where it is better not to keep.
+    """
     count = len(forward.ops)
     crossing = np.zeros(count + 1, np.int64)
+    dear = np.zeros(count + 1, np.int64)
     needed = np.zeros(count + 1, np.int64)
     for buffer in forward.buffers:
         crossing[buffer.made] += buffer.price
         crossing[buffer.last] -= buffer.price
+        dear[buffer.made] += buffer.price > buffer.bytes
+        dear[buffer.last] -= buffer.price > buffer.bytes
         if buffer.last_read >= 0:
             needed[buffer.made] += buffer.bytes
     crossing = np.cumsum(crossing)[:count]
     before = np.append(np.iinfo(np.int64).max, crossing[:-1])
     after = np.append(crossing[1:], np.iinfo(np.int64).max)
-    low = np.flatnonzero((crossing <= before) & (crossing <= after) & (crossing > 0))
+    least = crossing <= np.minimum(before, after)
+    low = np.flatnonzero((crossing > 0) & (least | (np.cumsum(dear)[:count] == 0)))
+    if len(low) > most:
+        low = low[least[low]]
     if len(low) > most:
         low = _thinned(low, crossing, np.cumsum(needed)[:count], costs, most)
     return np.concatenate(([-1], low, [count]))

@@ -24,7 +24,8 @@ class Buffer:
         tensors: the tensors, each with the last place that reads it.
         bytes: its size.
         price: what it costs to keep it; `NEVER` where that shall not be. A cast counts
-            more than its source, so that the source is kept, which is at hand before.
+            more than it and its source take, so that the source is kept, which is at
+            hand before.
         made: the place of the op that makes it.
         last: the last place that reads it when the forward pass runs again.
         first_read: the first backward op that reads it, by number; after all of them if
@@ -66,8 +67,9 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
 
     Cost: linear in the ops behind what the backward pass reads, and a sort.
     """
-    needed = [(t, op) for op, _, t in forward_inputs(step) if not always(t)]
-    ops = _ordered(step, ops_behind((t.op for t, _ in needed), always))
+    read = [(t, op) for op, _, t in forward_inputs(step)]
+    needed = [(t, op) for t, op in read if not always(t)]
+    ops = _ordered(step, ops_behind((t.op for t, _ in needed), always), read)
     place = {op: i for i, op in enumerate(ops)}
     turn = {op: i for i, op in enumerate(step.backward)}
     reads: dict[int, tuple[int, int]] = {}
@@ -94,16 +96,29 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
     return ForwardPass(ops, buffers, len(turn))
 
 
-def _ordered(step: Step, ops: Iterable[Operation]) -> list[Operation]:
-    """Put helpers of gradient functions where their inputs are, not at the end."""
+def _ordered(
+    step: Step, ops: Iterable[Operation], read: Sequence[tuple[Tensor, Operation]]
+) -> list[Operation]:
+    """Put helpers of gradient functions where their inputs are, not at the end.
+
+    One without inputs (zeros, say) goes where the other inputs of its reader are.
+    """
     start = min(map(creation_index, step.seeds), default=0)
+    beside: dict[Operation, int] = {}
+    for t, reader in read:
+        if creation_index(t.op) < start:
+            beside[reader] = max(beside.get(reader, 0), creation_index(t.op))
+    near: dict[Operation, int] = {}
+    for t, reader in read:
+        near.setdefault(t.op, beside.get(reader, start))
     key: dict[Operation, int] = {}
     for op in ops:
         key[op] = creation_index(op)
         if key[op] > start:
             makers = (t.op for t in op.inputs)
             behind = (key.get(m, creation_index(m)) for m in makers)
-            key[op] = max((k for k in behind if k < start), default=0)
+            place = max((k for k in behind if k <= start), default=-1)
+            key[op] = near.get(op, start) if place < 0 else place
     return sorted(key, key=key.__getitem__)
 
 
@@ -130,5 +145,5 @@ def _price(tensor: Tensor, smallest: int) -> int:
         return NEVER
     size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":
-        return max(size, tensor_bytes(tensor.op.inputs[0]) + 1)
+        return max(size, tensor_bytes(tensor.op.inputs[0])) + 1
     return size

@@ -50,9 +50,9 @@ def choose_for_memory(
     """Return the tensors to keep for the least predicted peak.
 
     No op runs more than once again. The forward pass is cut into stretches such that
-    the fullest of them is as small as can be: those near the loss are longer, since
-    little else is held when the backward pass is there. Several cuttings are then
-    simulated, and the best is taken, unless plain gradients are.
+    the fullest of them is as small as can be: those near the loss are shorter, since
+    most of what is kept is still held when the backward pass is there. Several cuttings
+    are then simulated, and the best is taken, unless plain gradients are.
 
     Args:
         step: the step with plain gradients.

@@ -49,7 +49,10 @@ class Search:
             self._try(cuts)
 
     def descend(self) -> None:
-        """Leave out or shift one cut at a time, as long as that lowers the peak."""
+        """Leave out, shift or add one cut at a time, as long as that lowers the peak.
+
+        Cuts are added where there are so few places that all of them can be tried.
+        """
         found = min(
             self._known.items(), key=lambda entry: _rank(entry[1]), default=None
         )
@@ -75,6 +78,10 @@ class Search:
                 n = number[place] + step
                 if 0 <= n < len(self._places) and self._places[n] not in cuts:
                     yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+        if len(self._places) <= self._left:
+            for place in self._places:
+                if place not in cuts:
+                    yield tuple(sorted((*cuts, place)))
 
     def _try(self, cuts: Cuts) -> Trial | None:
         """Return what a cutting leads to, or None if it may not be tried any more."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.memory.measuring.measurement import TRACE
+from geutil.memory.measuring.updates import Updates
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 # What happens in one microsecond is ordered so: a kernel takes longer on a large
@@ -79,6 +80,13 @@ def timeline_of(
         buffer
         for i, stats in enumerate(executions)
         for buffer in _buffers(stats, i, types, device)
+    ]
+    updates = Updates(nodes, executions)
+    buffers = [
+        buffer
+        if buffer.end is not None
+        else replace(buffer, end=updates.free(buffer.tensor.name))
+        for buffer in buffers
     ]
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}

@@ -113,6 +113,8 @@ _OTHER_REUSES: dict[str, Pairs] = {
     "SparseSoftmaxCrossEntropyWithLogits": ((1, 0),),
 }
 
+_UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
+
 # Run at once, on the thread that made them ready: IsExpensive() is false.
 CHEAP = _types(
     """
@@ -164,6 +166,20 @@ def reuses(op: Operation) -> Pairs:
     if kind == "AddN":
         return [(0, i) for i in range(len(op.inputs))]
     return _OTHER_REUSES.get(kind, _NONE)
+
+
+def passes_on(op_type: str) -> bool:
+    """Tell whether an op of a type yields its first input itself, whatever it is."""
+    return op_type in _SAME
+
+
+def updates_variable(op_type: str) -> bool:
+    """Tell whether an op of a type changes the variable of its first input where it is.
+
+    While somebody still holds what was read of the variable, it does so in a new
+    buffer.
+    """
+    return op_type in _UPDATES or op_type.startswith("ResourceApply")
 
 
 def _alias_all(op: Operation) -> Pairs:

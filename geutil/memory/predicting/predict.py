@@ -44,10 +44,12 @@ def predict(
     Session to Session, and the peak may with it; of several such orders the one with
     the median peak is returned.
 
-    What the caller feeds is not counted. Variables and constants are counted apart. An
-    op that runs functions (`If`, `While`, a call) counts as one: what its function
-    holds comes on top while it runs, the larger branch of a conditional and one
-    iteration of a loop; lists that a loop accumulates for its gradient are left out.
+    What the caller feeds is not counted. Variables and constants are counted apart,
+    except that a variable which is changed before all have read it has two buffers, of
+    which one counts until the old one has been read. An op that runs functions (`If`,
+    `While`, a call) counts as one: what its function holds comes on top while it runs,
+    the larger branch of a conditional and one iteration of a loop; lists that a loop
+    accumulates for its gradient are left out.
     Ops of all devices are counted together.
 
     Args:

@@ -9,7 +9,13 @@ import tensorflow as tf
 from geutil.graph.adjacency import control_inputs, is_back_edge
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.memory.predicting.calls import call_bytes
-from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
+from geutil.memory.predicting.kernels import (
+    CHEAP,
+    HELD,
+    aliases,
+    reuses,
+    updates_variable,
+)
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
@@ -52,8 +58,10 @@ def _read(
         for tensor in op.outputs:
             tensors[id(tensor)] = len(sizes)
             sizes.append(0 if held else size_of(tensor))
+    nodes = [_node(op, tensors, place, calls.get(op, 0)) for op in ops]
+    _add_updates(ops, tensors, nodes, sizes)
     return Program(
-        nodes=[_node(op, tensors, place, calls.get(op, 0)) for op in ops],
+        nodes=nodes,
         sizes=sizes,
         fetched=[tensors[id(t)] for t in fetched],
         variable_bytes=sum(_variable_bytes(op) for op in ops),
@@ -81,6 +89,28 @@ def _node(
         temporary=temporary_bytes(op) + called,
         cheap=op.type in CHEAP,
     )
+
+
+def _add_updates(
+    ops: Sequence[Operation],
+    tensors: Mapping[int, int],
+    nodes: list[Node],
+    sizes: list[int],
+) -> None:
+    """Let ops that change a variable make a buffer for it, if its own is in use."""
+    reads: dict[int, list[int]] = {}
+    for op in ops:
+        if op.type == "ReadVariableOp":
+            reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
+    for i, op in enumerate(ops):
+        if updates_variable(op.type) and id(op.inputs[0]) in reads:
+            node = nodes[i]
+            nodes[i] = node.changed(
+                outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
+            )
+            # What is added is as large, should the handle come from elsewhere.
+            added = max(sizes[tensor] for tensor in node.inputs)
+            sizes.append(_variable_bytes(op.inputs[0].op) or added)
 
 
 def _variable_bytes(op: Operation) -> int:

@@ -1,0 +1,75 @@
+"""Small graphs whose best recomputation can be found by trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, combinations, pairwise
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.gradients.planning.cuts import crossing_tensors
+from geutil.gradients.planning.forward import ForwardPass, read_forward
+from geutil.gradients.planning.trials import Trial, Trials
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import Step, build_step
+
+v1 = tf.compat.v1
+MOST_CUTS = 3
+
+
+def chain_step(widths: Sequence[int], rows: int = 256) -> Step:
+    """Return the step of dense layers with a tanh, one for each pair of widths."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [rows, widths[0]])
+        weights = []
+        for before, after in pairwise(widths):
+            weights.append(v1.get_variable(f"w{len(weights)}", [before, after]))
+            x = tf.tanh(x @ weights[-1])
+        return build_step(tf.reduce_mean(tf.square(x)), weights)
+
+
+def random_step(seed: int, layers: int = 8) -> Step:
+    """Return the step of layers that read one or two of those before."""
+    random = np.random.default_rng(seed)
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        made = [tf.sin(x)]
+        for _ in range(layers):
+            first, second = (
+                made[-1 - int(random.integers(min(3, len(made))))],
+                made[-1],
+            )
+            match random.integers(4):
+                case 0:
+                    made.append(tf.sin(second) * first)
+                case 1:
+                    made.append(tf.concat([first, second], 0)[: 64 * 2])
+                case 2:
+                    made.append(tf.exp(-tf.square(second)))
+                case _:
+                    made.append(tf.nn.softmax(second) @ tf.transpose(second) @ second)
+            made[-1] = made[-1][:64]
+        return build_step(tf.reduce_mean(tf.add_n(made[-2:])), x)
+
+
+class Everything:
+    """All ways to cut the forward pass of a step up to three times, for comparison."""
+
+    def __init__(self, step: Step) -> None:
+        self.always = AlwaysKept(step)
+        self.trials = Trials(step, self.always)
+        self.forward: ForwardPass = read_forward(step, self.always)
+
+    def best(self) -> Trial:
+        """Return the trial with the least peak."""
+        places = range(len(self.forward.ops) - 1)
+        subsets = chain.from_iterable(
+            combinations(places, count) for count in range(MOST_CUTS + 1)
+        )
+        seen = {}
+        for subset in subsets:
+            kept = crossing_tensors(self.forward.buffers, subset)
+            seen.setdefault(tuple(map(id, kept)), kept)
+        found = (self.trials.run(kept) for kept in seen.values())
+        return min(found, key=lambda trial: trial.peak)

@@ -1,0 +1,142 @@
+"""Where the forward pass can be cut, against networkx and naive sums."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.gradients.planning.cuts import crossing_tensors, measure_stretches
+from geutil.gradients.planning.forward import read_forward
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
+from tests.gradients.networks import small_step, trace_forward
+from tests.gradients.planning.graphs import chain_step, random_step
+
+v1 = tf.compat.v1
+
+
+def forward_of(step):
+    return read_forward(step, AlwaysKept(step))
+
+
+def stretches_of(step, **options):
+    forward = forward_of(step)
+    gradient_bytes = StepProgram(step).gradient_bytes(step.backward)
+    return forward, measure_stretches(forward, gradient_bytes, **options)
+
+
+def digraph(forward):
+    """Return the ops between a source and a sink, with an edge for each tensor."""
+    graph = nx.DiGraph()
+    members = set(forward.ops)
+    for op in forward.ops:
+        behind = [t.op.name for t in op.inputs if t.op in members]
+        graph.add_edges_from((name, op.name) for name in behind or ["source"])
+    ends = [name for name in list(graph) if not graph.out_degree(name)]
+    graph.add_edges_from((name, "sink") for name in ends)
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_every_path_crosses_is_a_cut_of_one_op(seed):
+    forward = forward_of(random_step(seed))
+    graph = digraph(forward)
+    dominators = nx.immediate_dominators(graph, "source")
+    expected, name = set(), dominators["sink"]
+    while name != "source":
+        expected.add(name)
+        name = dominators[name]
+    found = set()
+    for place, op in enumerate(forward.ops[:-1]):
+        makers = {t.op for t in crossing_tensors(forward.buffers, [place])}
+        if makers == {op}:
+            found.add(op.name)
+    # The last op need not be cut off: nothing lies behind it.
+    assert found - expected == set()
+    assert expected - found <= {forward.ops[-1].name}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_separates_what_is_before_from_what_is_after(seed):
+    forward = forward_of(random_step(seed))
+    for place in range(len(forward.ops) - 1):
+        kept = set(map(id, crossing_tensors(forward.buffers, [place])))
+        before = set(forward.ops[: place + 1])
+        for op in forward.ops[place + 1 :]:
+            for t in op.inputs:
+                assert t.op not in before or id(t) in kept
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_kept_by_two_cuts(seed):
+    forward, stretches = stretches_of(random_step(seed))
+    places = stretches.places
+
+    def price(cuts):
+        chosen = [places[c] for c in cuts if 0 < c < len(places) - 1]
+        ids = set(map(id, crossing_tensors(forward.buffers, chosen)))
+        return sum(
+            b.price for b in forward.buffers if ids & {id(t) for t, _, _ in b.tensors}
+        )
+
+    for i in range(len(places) - 1):
+        for j in range(i + 1, len(places) - 1):
+            assert stretches.kept[i, j] == price([i, j]) - price([i])
+
+
+def test_a_stretch_of_a_chain_by_hand():
+    # 256 rows: layers yield 64, 32 and 128 KiB; weights count when they are made.
+    step = chain_step([8, 64, 32, 128])
+    forward, stretches = stretches_of(step)
+    kib = 1024
+    names = [op.type for op in forward.ops]
+    assert names == ["MatMul", "Tanh"] * 3 + ["Square"] * (len(names) - 6)
+    after_tanh = {1: 64 * kib, 3: 32 * kib}
+    for cut, place in enumerate(stretches.places[1:-1], start=1):
+        if int(place) in after_tanh:
+            assert stretches.kept[0, cut] == after_tanh[int(place)]
+    # Passing all backwards at once holds what plain gradients do.
+    assert stretches.in_turn[0, -1] >= (64 + 32 + 128) * kib
+
+
+def test_the_number_of_cuts_is_bounded_and_the_best_are_left():
+    step = chain_step([16, *([64, 8] * 40)])
+    _, all_of_them = stretches_of(step)
+    _, few = stretches_of(step, most=20)
+    assert len(all_of_them.places) > 80
+    assert len(few.places) <= 22
+    # Narrow layers, of which each portion has one.
+    assert (few.kept[0, 1:-1] == 256 * 8 * 4).all()
+
+
+def test_casts_cost_more_than_their_sources():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        y = tf.sin(x)
+        z = tf.sin(tf.cast(tf.sin(y), tf.float64))
+        step = build_step(tf.reduce_sum(tf.exp(z)), x)
+        forward = forward_of(step)
+    prices = {b.tensors[0][0].op.type: b.price for b in forward.buffers}
+    half = tf.float32.size * 64 * 64
+    assert prices["Cast"] == 2 * half + 1
+    assert prices["Sin"] in (half, 2 * half)
+
+
+def test_what_is_too_small_to_choose_is_never_worth_it():
+    step = chain_step([8, 64, 32, 128])
+    forward = read_forward(step, AlwaysKept(step), smallest=256 * 64)
+    cheap = [b for b in forward.buffers if b.price == b.bytes]
+    assert {b.bytes for b in cheap} == {256 * 64 * 4, 256 * 128 * 4}
+
+
+@pytest.mark.parametrize("name", ["U-Net", "encoder"])
+def test_networks_without_bottlenecks_have_cuts(name):
+    forward = trace_forward(small_step(name))
+    with forward.graph.as_default():
+        step = build_step(forward.loss, forward.xs)
+    _, stretches = stretches_of(step)
+    assert len(stretches.places) > 10
+    inner = stretches.kept[0, 1:-1]
+    assert (inner > 0).all()
+    assert (np.diff(stretches.places) > 0).all()

@@ -1,0 +1,176 @@
+"""The choice with the least peak, against all others where these can be tried."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.networks import NETWORKS
+from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.planning.trials import Trials
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
+from tests.gradients.networks import SMALL, trace_forward
+from tests.gradients.planning.graphs import Everything, chain_step, random_step
+
+v1 = tf.compat.v1
+# The search ends where no single change of the cuts helps.
+NEARLY = 1.12
+# 2 % less than plain is not worth while.
+WORTH_WHILE = 0.98
+# The small networks of other tests would have nothing that is worth recomputing.
+LARGER = {"U-Net": {"batch": 4, "pixels": 128, "width": 16}}
+
+
+def choose(step, smallest=0):
+    return choose_for_memory(step, AlwaysKept(step), smallest)
+
+
+def peaks(step, choice):
+    """Return the peaks of plain gradients and of a choice."""
+    trials = Trials(step, AlwaysKept(step))
+    return trials.plain().peak, trials.run(choice.kept).peak
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nearly_the_best_cuts_of_a_chain_are_found(seed):
+    widths = np.random.default_rng(seed).integers(8, 128, 7)
+    step = chain_step([int(w) for w in widths])
+    best = Everything(step).best()
+    plain, found = peaks(step, choose(step))
+    assert found <= NEARLY * best.peak or best.peak > WORTH_WHILE * plain
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nearly_the_best_cuts_of_any_graph_are_found(seed):
+    step = random_step(seed, layers=4)
+    best = Everything(step).best()
+    plain, found = peaks(step, choose(step))
+    assert found <= NEARLY * best.peak or best.peak > WORTH_WHILE * plain
+
+
+def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
+    step = chain_step([64] * 101)
+    choice = choose(step)
+    assert choice.reason is None
+    # 100 activations and as many weight gradients of a quarter: of 125, at least 25.
+    assert choice.peak < 0.4 * choice.plain_peak
+    plan = plan_of(step, choice)
+    again = [op for segment in plan.segments for op in segment.ops]
+    assert len(again) == len(set(again))
+
+
+def test_segments_are_shorter_near_the_loss():
+    """There the backward pass finds all that is kept."""
+    step = chain_step([64] * 101)
+    # In the order of the backward pass; the last one may be what is left over.
+    lengths = [len(segment.ops) for segment in plan_of(step, choose(step)).segments]
+    third = len(lengths) // 3
+    assert third
+    assert sum(lengths[:third]) < sum(lengths[-third - 1 : -1])
+
+
+def plan_of(step, choice):
+    always = AlwaysKept(step)
+    kept = set(map(id, choice.kept))
+    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
+
+
+@pytest.mark.parametrize("name", ["U-Net", "DenseNet121", "encoder"])
+def test_real_networks_take_less(name):
+    forward = trace_forward(NETWORKS[name](**SMALL[name] | LARGER.get(name, {})))
+    with forward.graph.as_default():
+        step = build_step(forward.loss, forward.xs)
+    ops = len(forward.graph.get_operations())
+    choice = choose(step)
+    assert choice.reason is None and choice.kept
+    assert choice.peak < WORTH_WHILE * choice.plain_peak
+    assert len(forward.graph.get_operations()) == ops
+    for t in choice.kept:
+        assert t.op.type != "Cast"
+    for segment in plan_of(step, choice).segments:
+        assert not any(op.op_def.is_stateful for op in segment.ops)
+
+
+def test_the_same_choice_each_time():
+    first, second = choose(random_step(3)), choose(random_step(3))
+    assert [t.name for t in first.kept] == [t.name for t in second.kept]
+    assert first.peak == second.peak
+
+
+def test_plain_where_nothing_is_read_that_could_be_recomputed():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        choice = choose(build_step(tf.reduce_sum(x + x), x))
+    assert choice.kept == ()
+    assert choice.peak == choice.plain_peak
+    assert "reads nothing that could be recomputed" in choice.reason
+
+
+def test_plain_where_recomputing_saves_nothing():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [64, 64])
+        choice = choose(build_step(tf.reduce_sum(tf.square(tf.sin(x))), x))
+    assert choice.kept == ()
+    assert choice.peak == choice.plain_peak
+    assert "predicted to need" in choice.reason
+
+
+def test_plain_where_the_weights_are_all_there_is():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [1, 512])
+        y = x
+        weights = [v1.get_variable(f"w{i}", [512, 512]) for i in range(4)]
+        for w in weights:
+            y = tf.tanh(y @ w)
+        choice = choose(build_step(tf.reduce_sum(y), weights))
+    assert choice.kept == ()
+    assert choice.reason is not None
+
+
+def test_nothing_smaller_than_asked_for_is_chosen():
+    step = chain_step([64, 32] * 20)
+    smallest = 256 * 64
+    chosen = choose(step, smallest).kept
+    assert chosen
+    assert all(t.shape.num_elements() >= smallest for t in chosen)
+    assert any(t.shape.num_elements() < smallest for t in choose(step).kept)
+
+
+def test_plain_where_everything_is_too_small_to_choose():
+    choice = choose(chain_step([64] * 20), 10**9)
+    assert choice.kept == ()
+    assert choice.reason is not None
+
+
+def test_unknown_dimensions():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [None, 64])
+        for _ in range(40):
+            y = tf.sin(y)
+        choice = choose(build_step(tf.reduce_sum(y), x))
+    assert choice.reason is None
+    assert choice.peak < 0.5 * choice.plain_peak
+
+
+def test_random_numbers_are_kept_not_drawn_again():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [64, 64])
+        for _ in range(20):
+            y = tf.sin(y * tf.random.uniform([64, 64]))
+        step = build_step(tf.reduce_sum(y), x)
+        plan = plan_of(step, choose(step))
+    types = {op.type for segment in plan.segments for op in segment.ops}
+    assert "Sin" not in types or "RandomUniform" not in types
+    assert "RandomUniform" not in types
+
+
+def test_the_source_of_a_cast_is_kept():
+    with tf.Graph().as_default():
+        x = y = v1.placeholder(tf.float32, [64, 64])
+        for _ in range(20):
+            half = tf.cast(tf.sin(y), tf.float16)
+            y = tf.cast(tf.exp(half), tf.float32)
+        choice = choose(build_step(tf.reduce_sum(y), x))
+    assert choice.reason is None
+    assert "Cast" not in {t.op.type for t in choice.kept}

@@ -1,0 +1,77 @@
+"""The predicted peak of a plan, against that of the graph once it is built."""
+
+import pytest
+import tensorflow as tf
+
+from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.prediction import StepProgram, predicted_peak
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
+from geutil.memory.simulation import simulate
+from tests.gradients.networks import small_step, trace_forward
+from tests.gradients.planning.graphs import chain_step, random_step
+
+
+def planned(step):
+    always = AlwaysKept(step)
+    kept = set(map(id, choose_for_memory(step, always).kept))
+    return plan_recomputation(step, lambda t: id(t) in kept or always(t))
+
+
+def assert_as_built(step):
+    plan = planned(step)
+    predicted = predicted_peak(plan)
+    with step.graph.as_default():
+        built_step = build_recomputation(plan)
+    # Read from the graph, where the plan is no plan any more.
+    built = simulate(StepProgram(built_step).program())
+    # What small tensors are held for is not planned.
+    assert predicted == pytest.approx(built.peak, rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["chain", "encoder"])
+def test_networks(name):
+    forward = trace_forward(small_step(name))
+    with forward.graph.as_default():
+        step = build_step(forward.loss, forward.xs)
+    assert_as_built(step)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_graphs(seed):
+    assert_as_built(random_step(seed, layers=12))
+
+
+def test_a_chain_by_hand():
+    step = chain_step([64, 64, 64, 64])
+    plain = predicted_peak(plan_recomputation(step, lambda _: True))
+    # Three tanhs are held; the gradient of the mean is spread out, and the square's
+    # makes twice the last tanh. Besides, there are some scalars.
+    held = 5 * 256 * 64 * 4
+    assert held <= plain < held + 64
+
+
+def test_variables_constants_and_feeds_do_not_count():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        w = tf.compat.v1.get_variable("w", [64, 64])
+        step = build_step(tf.reduce_sum(x * w + tf.ones([64, 64])), [w])
+        program = StepProgram(step).program()
+    assert not {node.type for node in program.nodes} & {
+        "Placeholder",
+        "VarHandleOp",
+        "VariableV2",
+        "ReadVariableOp",
+    }
+
+
+def test_gradients_alone():
+    step = chain_step([64, 64, 64, 64])
+    alone = StepProgram(step).gradient_bytes(step.backward)
+    assert len(alone) == len(step.backward)
+    weight = 64 * 64 * 4
+    # At the end there are three weight gradients, and what the last op reads.
+    assert 3 * weight <= alone[-1] <= 3 * weight + 256 * 64 * 4
+    assert max(alone) <= 3 * weight + 3 * 256 * 64 * 4
