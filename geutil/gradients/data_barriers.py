@@ -11,9 +11,9 @@ peak in a step, where plain gradients need 1451 MB.
 
 | what makes the recomputation wait | MB |
 | --- | --- |
-| `where`, for what the copies read | 1211 |
-| `where`, for what the copies and the gradient ops beside them read | 841 |
-| a loop that never turns, for the same | 804 |
+| `where`, for the kept tensors that the copies read | 1211 |
+| `where`, for all that the copies and the gradient ops beside them read | 858 |
+| a loop that never turns for what is computed, `where` for variables | 794 |
 
 Gradient ops that read a kept tensor as it is make XLA transpose it right away, in the
 forward pass, and hold both. A `where` is fused with the ops that compute its input, and

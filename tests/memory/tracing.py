@@ -11,7 +11,10 @@ def traced_peak(graph, fetches, feeds, *, grappler=True):
     The Session has one inter-op thread. What was there before the step (variables,
     constants, feeds) is not in the records.
     """
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+    # Otherwise the first session of the process says how many threads there are.
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=1, use_per_session_threads=True
+    )
     if not grappler:
         config.graph_options.rewrite_options.disable_meta_optimizer = True
     data = tf.compat.v1.RunMetadata()

@@ -78,6 +78,7 @@ def gradients_of(function, weights):
 
 PLACES = {
     "function": lambda f, w: tf.function(gradients_of(f, w)),
+    "xla": lambda f, w: tf.function(gradients_of(f, w), jit_compile=True),
     "eager": gradients_of,
     "outside": lambda f, w: gradients_of(tf.function(f), w),
 }
