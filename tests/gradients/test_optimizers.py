@@ -1,0 +1,103 @@
+"""Recomputation survives what TensorFlow does to a graph before it runs it.
+
+Run a second time, in another process, with oneDNN off.
+"""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.gradients import gradients, last_report
+from tests.gradients.checking import assert_close
+
+v1 = tf.compat.v1
+ROWS = 256
+
+
+def off():
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def remapping_off():
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.remapping = 2
+    return config
+
+
+def aggressive():
+    config = v1.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.dependency_optimization = 3
+    rewrite.arithmetic_optimization = 3
+    config.graph_options.optimizer_options.opt_level = 0
+    config.graph_options.optimizer_options.do_common_subexpression_elimination = True
+    return config
+
+
+SETTINGS = {
+    "default": v1.ConfigProto,
+    "Grappler off": off,
+    "remapping off": remapping_off,
+    "aggressive": aggressive,
+}
+
+
+def executed(graph, x, fetches, config):
+    """Return values, and how often each type of op stands in what was executed."""
+    options = v1.RunOptions(output_partition_graphs=True)
+    metadata = v1.RunMetadata()
+    with v1.Session(graph=graph, config=config) as session:
+        feed = {x: np.full(x.shape, 0.1, np.float32)}
+        values = session.run(fetches, feed, options=options, run_metadata=metadata)
+    types = collections.Counter(
+        node.op.removeprefix("_Mkl").removeprefix("_Fused")
+        for partition in metadata.partition_graphs
+        for node in partition.node
+    )
+    return values, types
+
+
+def dense():
+    """Return x, kept tensors and y; sine and exponential are computed in each part."""
+    x = v1.placeholder(tf.float32, [ROWS, 16])
+    w = tf.constant(np.cos(np.arange(256.0)).reshape(16, 16) * 0.1, tf.float32)
+    kept, h = [], x
+    for _ in range(5):
+        h = tf.matmul(tf.exp(tf.sin(h)), w)
+        kept.append(h)
+    return x, kept, tf.reduce_sum(tf.exp(tf.sin(h)))
+
+
+def convolutional():
+    x = v1.placeholder(tf.float32, [4, 16, 16, 8])
+    w = tf.constant(np.cos(np.arange(576.0)).reshape(3, 3, 8, 8) * 0.1, tf.float32)
+    bias = tf.constant(np.linspace(-0.1, 0.1, 8), tf.float32)
+    kept, h = [], x
+    for _ in range(5):
+        for _ in range(2):
+            h = tf.nn.bias_add(tf.nn.conv2d(h, w, 1, "SAME"), bias)
+            h = tf.exp(tf.nn.relu(h))
+        kept.append(h)
+        h = h * 0.1
+    return x, kept, tf.reduce_sum(h)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("network", "op_type"), [(dense, "Exp"), (convolutional, "Conv2D")]
+)
+def test_copies_are_executed(network, op_type, setting):
+    with tf.Graph().as_default() as graph:
+        x, kept, y = network()
+        plain = tf.gradients(y, x)
+        ours = gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
+    again = [op.op_type for op in last_report().recomputed].count(op_type)
+    assert again >= 3
+    expected, before = executed(graph, x, plain, SETTINGS[setting]())
+    actual, after = executed(graph, x, ours, SETTINGS[setting]())
+    assert_close(actual, expected)
+    assert after[op_type] == before[op_type] + again
