@@ -226,26 +226,22 @@ def _joining(
 ) -> set[Operation]:
     """Return the ops that only put together what segments on several devices yield.
 
-    They add up gradients of weights that two towers share. A tower that waited for
-    that would wait for the other tower.
+    They add up the gradients of what two towers share, and go on from there. A tower
+    that waited for that would wait for the other tower.
     """
-    edges = backward_edges(step)
-    reading = {read.op for group in groups for read in group.reads}
     joining: set[Operation] = set()
     if len(frozenset(devices)) < 2:
         return joining
-    for op, producers in edges.producers.items():
+    reading = {read.op for group in groups for read in group.reads}
+    for op, producers in backward_edges(step).producers.items():
         stage = newest[op]
-        if op in reading or stage < 0:
-            continue
-        for producer in producers:
-            other = newest[producer]
-            if other == stage:
-                joins = producer in joining
-            else:
-                joins = other >= 0 and devices[other] != devices[stage]
-            if joins:
-                joining.add(op)
+        if op not in reading and any(
+            producer in joining
+            if newest[producer] == stage
+            else newest[producer] >= 0 and devices[newest[producer]] != devices[stage]
+            for producer in producers
+        ):
+            joining.add(op)
     return joining
 
 
