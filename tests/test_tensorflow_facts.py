@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.graph.snapshots import uses_onednn
+
 v1 = tf.compat.v1
 
 
@@ -100,3 +102,29 @@ def test_a_shape_check_refuses_the_whole_import():
         with pytest.raises(ValueError, match="Dimensions must be equal"):
             tf.import_graph_def(definition, {"x:0": narrow}, name="")
     assert len(other.get_operations()) == 1
+
+
+@pytest.mark.skipif(not uses_onednn(), reason="only oneDNN merges them")
+@pytest.mark.parametrize("waits", [False, True])
+def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
+    # geutil.gradients.edges ties such pairs, so that no segment comes in between.
+    with tf.Graph().as_default() as graph:
+        gradient = v1.placeholder(tf.float32, [1, 2, 2, 1])
+        bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+        with tf.control_dependencies([bias] if waits else []):
+            x = tf.raw_ops.PlaceholderWithDefault(input=gradient, shape=[1, 2, 2, 1])
+        kernel = tf.raw_ops.Conv2DBackpropFilter(
+            input=x,
+            filter_sizes=[1, 1, 1, 1],
+            out_backprop=gradient,
+            strides=[1] * 4,
+            padding="SAME",
+        )
+    feed = {gradient: np.ones([1, 2, 2, 1])}
+    with v1.Session(graph=graph) as session:
+        if waits:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run([kernel, bias], feed)
+        else:
+            values = session.run([kernel, bias], feed)
+            assert [v.item() for v in values] == [4.0, 4.0]
