@@ -103,11 +103,11 @@ def gradients(
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
-    build_recomputation(prepared.plan, prepared.offload)
+    step = build_recomputation(prepared.plan, prepared.offload)
     _last.report = report
     for warning in report.warnings:
         _logger.warning("%s", warning)
-    return list(prepared.plan.step.gradients)
+    return list(step.gradients)
 
 
 def gradients_speed(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.segments import Recomputation
+from geutil.gradients.step import Step
+from geutil.gradients.sums import add_in_turn
+from geutil.gradients.turns import take_turns
 from geutil.graph.identity import IdentityMap
 from geutil.graph.importing import set_new_input
 from geutil.graph.kinds import Operation, Tensor
@@ -14,9 +17,7 @@ from geutil.transform.copying import copy_replacing
 from geutil.transform.result import TransformerInfo
 
 
-def build_recomputation(
-    plan: Recomputation, offload: Offload | None = None
-) -> list[list[Operation]]:
+def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> Step:
     """Change a step with plain gradients into one that recomputes.
 
     Args:
@@ -25,17 +26,24 @@ def build_recomputation(
             there is only one device, and nothing is offloaded.
 
     Returns:
-        The copies of the ops of each segment.
+        The step with the gradients to return.
 
-    Cost: linear in the recomputed ops and their inputs.
+    Cost: linear in the ops of the step and their edges.
     """
     if not plan.segments:
-        return []
-    delays: Delays
+        return plan.step
     if is_compiled_by_xla(plan.step.graph):
-        delays = DataDelays(plan)
-    else:
-        delays = ControlDelays(plan, offload)
+        # XLA fuses sums, and has an order of its own.
+        _recompute(plan, DataDelays(plan))
+        return plan.step
+    _recompute(plan, ControlDelays(plan, offload))
+    step = add_in_turn(plan.step)
+    take_turns(step)
+    return step
+
+
+def _recompute(plan: Recomputation, delays: Delays) -> None:
+    """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after what they read.
     stand_ins = [delays.copies(stage) for stage in stages]
@@ -50,7 +58,6 @@ def build_recomputation(
         for read in segment.direct:
             if read.tensor in instead:
                 set_new_input(read.op, read.index, instead[read.tensor])
-    return [[info.transformed(op) for op in s.ops] for s in plan.segments]
 
 
 def _copy(plan: Recomputation) -> TransformerInfo:

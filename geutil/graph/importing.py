@@ -144,6 +144,12 @@ def add_control_edges(op: Operation, control_inputs: Sequence[Operation]) -> Non
     op._add_control_inputs(list(control_inputs))
 
 
+def set_control_inputs(op: Operation, control_inputs: Sequence[Operation]) -> None:
+    """Set what an op that was made just now waits for."""
+    op._remove_all_control_inputs()
+    op._add_control_inputs(list(control_inputs))
+
+
 def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
     """Set an input of an op that was made just now, to close a loop."""
     op._update_input(index, tensor)

@@ -24,6 +24,7 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         cheap: the executor runs it at once rather than hand it to a thread.
+        late: it is of the backward pass, whose order can be chosen.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Node(NamedTuple):
     reuses: Sequence[tuple[int, int]] = ()
     temporary: int = 0
     cheap: bool = False
+    late: bool = False
 
     def changed(self, **changes: Any) -> Node:
         """Return the node with some attributes changed."""

@@ -93,7 +93,7 @@ def _choose(step: Step, always: Keeps, smallest: int) -> MemoryChoice:
     search.start(_cuttings(stretches))
     search.descend()
     best = search.best()
-    if best is None or best.worst > _WORTH_WHILE * plain.worst:
+    if best is None or best.peak > _WORTH_WHILE * plain.peak:
         return _plain(plain, _reason(plain, best))
     return MemoryChoice(best.kept, best.peak, plain.peak, None)
 
@@ -102,8 +102,8 @@ def _reason(plain: Trial, best: Trial | None) -> str:
     if best is None:
         return "no recomputation is predicted to need less at its peak"
     return (
-        f"the best recomputation is predicted to need {best.worst:,} bytes at its "
-        f"peak, and plain gradients {plain.worst:,}"
+        f"the best recomputation is predicted to need {best.peak:,} bytes at its "
+        f"peak, and plain gradients {plain.peak:,}"
     )
 
 

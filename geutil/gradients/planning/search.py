@@ -40,8 +40,8 @@ class Search:
     def best(self) -> Trial | None:
         """Return the choice with the least to compute of those with the least peak."""
         tried = self._same.values()
-        good = (trial for trial in tried if trial.worst <= AS_GOOD * self._least)
-        return min(good, key=lambda trial: (trial.cost, trial.worst), default=None)
+        good = (trial for trial in tried if trial.peak <= AS_GOOD * self._least)
+        return min(good, key=lambda trial: (trial.cost, trial.peak), default=None)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -85,12 +85,12 @@ class Search:
                 if self._left <= 0:
                     return None
                 self._left -= 1
-                trial = self._trials.run(kept, AS_GOOD * self._least)
-                self._least = min(self._least, trial.worst)
+                trial = self._trials.run(kept)
+                self._least = min(self._least, trial.peak)
                 self._same[key] = trial
             self._known[cuts] = self._same[key]
         return self._known[cuts]
 
 
 def _rank(trial: Trial) -> tuple[int, int]:
-    return trial.worst, trial.cost
+    return trial.peak, trial.cost

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.costs import multiply_adds
-from geutil.gradients.planning.threads import peak_of_two_threads
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Segment, plan_recomputation
 from geutil.gradients.step import Step
 from geutil.graph.kinds import Operation, Tensor
-from geutil.memory.simulation import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,15 +18,12 @@ class Trial:
 
     Attributes:
         kept: the tensors.
-        peak: the predicted peak in bytes, with one thread.
-        worst: the larger one of the peaks with one and with two threads; at least
-            that with one, where that is too much already.
+        peak: the predicted peak in bytes.
         cost: the multiply-adds that are done again.
     """
 
     kept: tuple[Tensor, ...]
     peak: int
-    worst: int
     cost: int
 
 
@@ -50,14 +44,13 @@ class Trials:
 
     def plain(self) -> Trial:
         """Return what plain gradients lead to."""
-        return self._trial((), (), math.inf)
+        return self._trial((), ())
 
-    def run(self, kept: Iterable[Tensor], enough: float = math.inf) -> Trial:
+    def run(self, kept: Iterable[Tensor]) -> Trial:
         """Return what a choice leads to.
 
         Args:
             kept: the choice.
-            enough: a peak from which on it does not matter any more.
 
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
@@ -66,17 +59,12 @@ class Trials:
         plan = plan_recomputation(
             self._step, lambda t: id(t) in ids or self._is_always_kept(t)
         )
-        return self._trial(chosen, plan.segments, enough)
+        return self._trial(chosen, plan.segments)
 
-    def _trial(
-        self, kept: tuple[Tensor, ...], segments: Sequence[Segment], enough: float
-    ) -> Trial:
-        program = self.program.program(segments)
-        peak = worst = simulate(program).peak
-        if peak < enough:
-            worst = max(peak, peak_of_two_threads(program))
+    def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
+        peak = self.program.peak(segments)
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
-        return Trial(kept, peak, worst, cost)
+        return Trial(kept, peak, cost)
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:

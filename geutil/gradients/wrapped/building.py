@@ -62,8 +62,7 @@ class CallGradients:
     ) -> Step:
         """Build the gradients in the graph of the call."""
         prepared = plan_call(self._call, ys, xs, grad_ys, self._options)
-        build_recomputation(prepared.plan, prepared.offload)
-        return prepared.plan.step
+        return build_recomputation(prepared.plan, prepared.offload)
 
 
 def _like(y: Tensor) -> Tensor:
