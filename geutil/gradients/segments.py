@@ -12,6 +12,8 @@ from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 
+_ANYWHERE = frozenset(("",))
+
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""
 
@@ -186,21 +188,33 @@ def _waits(
     """Return what each segment waits for.
 
     That is all that the backward pass does between the segment before it on the same
-    devices and itself: the backward ops that depend on that one, on none needed later,
+    device and itself: the backward ops that depend on that one, on none needed later,
     and that no other such op reads. Weight gradients are among them: the executor runs
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    devices = [frozenset(op.device for op in group.ops) for group in groups]
+    devices = [_devices(group) for group in groups]
     joining = _joining(step, groups, newest, devices)
     sinks = _sinks(step, newest, joining)
-    before: dict[frozenset[str], int] = {}
+    last: dict[str, int] = {}
     waits = []
-    for stage, place in enumerate(devices):
-        previous = before.get(place, -1)
-        before[place] = stage
-        waits.append(tuple(sinks.get(previous, ())) or step.seeds)
+    for stage, places in enumerate(devices):
+        # What is on no device in particular may be on any.
+        near = last.keys() if places == _ANYWHERE else places | _ANYWHERE
+        previous = sorted({last[place] for place in near if place in last})
+        awaited = [op for before in previous for op in sinks.get(before, ())]
+        waits.append(tuple(awaited) or step.seeds)
+        last.update(dict.fromkeys(places, stage))
     return waits
+
+
+def _devices(group: _Group) -> frozenset[str]:
+    """Return where a segment is. Helpers of gradient functions are on no device."""
+    return frozenset(op.device for op in group.ops) - _ANYWHERE or _ANYWHERE
+
+
+def _apart(first: frozenset[str], second: frozenset[str]) -> bool:
+    return first.isdisjoint(second) and _ANYWHERE not in (first, second)
 
 
 def _sinks(
@@ -238,7 +252,8 @@ def _joining(
         if op not in reading and any(
             producer in joining
             if newest[producer] == stage
-            else newest[producer] >= 0 and devices[newest[producer]] != devices[stage]
+            else newest[producer] >= 0
+            and _apart(devices[newest[producer]], devices[stage])
             for producer in producers
         ):
             joining.add(op)

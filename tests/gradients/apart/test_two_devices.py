@@ -133,6 +133,29 @@ def test_segments_of_a_tower_wait_for_those_before():
             assert earlier or segment[name] == first
 
 
+@pytest.mark.parametrize("pinned", [None, 0, 1, 2, 3])
+def test_an_op_on_another_device_does_not_break_the_order(pinned):
+    def build():
+        x = h = start()
+        kept = []
+        for number in range(4):
+            with tf.device(SECOND if number == pinned else None):
+                h = tf.sin(h)
+            h = deep(h)
+            kept.append(h)
+        return by_list(deep(h), x, kept)
+
+    graph = traced(build).graph
+    edges = dependencies(graph)
+    segment = {op.name: op.segment for op in last_report().recomputed}
+    copies = copied(graph)
+    assert len(set(segment.values())) == 4
+    for name, copy in copies.items():
+        behind = nx.ancestors(edges, copy)
+        earlier = {segment[n] for n, other in copies.items() if other in behind}
+        assert earlier >= set(range(segment[name]))
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
 @pytest.mark.parametrize("offload", [True, by_name("Sin_3$|Sin_5$")])
 def test_offloading(offload, prefetch):
