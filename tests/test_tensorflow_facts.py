@@ -128,3 +128,22 @@ def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
         else:
             values = session.run([kernel, bias], feed)
             assert [v.item() for v in values] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_grappler_adds_in_the_order_of_names(disabled):
+    # geutil.gradients.sums keeps the order that was given: without Grappler, the bits
+    # are those of TensorFlow.
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [64])
+        terms = [
+            tf.sin(x * float(number), name="cba"[number - 1]) for number in (1, 2, 3)
+        ]
+        total = tf.add_n(terms)
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = disabled
+    with v1.Session(graph=graph, config=config) as session:
+        feed = {x: np.linspace(0.0, 7.0, 64)}
+        value, (c, b, a) = session.run((total, terms), feed)
+    assert np.any((c + b) + a != (a + b) + c)
+    np.testing.assert_array_equal(value, (c + b) + a if disabled else (a + b) + c)
