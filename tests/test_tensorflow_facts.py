@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.graph.snapshots import uses_onednn
+
 v1 = tf.compat.v1
 
 
@@ -100,3 +102,48 @@ def test_a_shape_check_refuses_the_whole_import():
         with pytest.raises(ValueError, match="Dimensions must be equal"):
             tf.import_graph_def(definition, {"x:0": narrow}, name="")
     assert len(other.get_operations()) == 1
+
+
+@pytest.mark.skipif(not uses_onednn(), reason="only oneDNN merges them")
+@pytest.mark.parametrize("waits", [False, True])
+def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
+    # geutil.gradients.edges ties such pairs, so that no segment comes in between.
+    with tf.Graph().as_default() as graph:
+        gradient = v1.placeholder(tf.float32, [1, 2, 2, 1])
+        bias = tf.raw_ops.BiasAddGrad(out_backprop=gradient)
+        with tf.control_dependencies([bias] if waits else []):
+            x = tf.raw_ops.PlaceholderWithDefault(input=gradient, shape=[1, 2, 2, 1])
+        kernel = tf.raw_ops.Conv2DBackpropFilter(
+            input=x,
+            filter_sizes=[1, 1, 1, 1],
+            out_backprop=gradient,
+            strides=[1] * 4,
+            padding="SAME",
+        )
+    feed = {gradient: np.ones([1, 2, 2, 1])}
+    with v1.Session(graph=graph) as session:
+        if waits:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run([kernel, bias], feed)
+        else:
+            values = session.run([kernel, bias], feed)
+            assert [v.item() for v in values] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_grappler_adds_in_the_order_of_names(disabled):
+    # geutil.gradients.sums keeps the order that was given: without Grappler, the bits
+    # are those of TensorFlow.
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [64])
+        terms = [
+            tf.sin(x * float(number), name="cba"[number - 1]) for number in (1, 2, 3)
+        ]
+        total = tf.add_n(terms)
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = disabled
+    with v1.Session(graph=graph, config=config) as session:
+        feed = {x: np.linspace(0.0, 7.0, 64)}
+        value, (c, b, a) = session.run((total, terms), feed)
+    assert np.any((c + b) + a != (a + b) + c)
+    np.testing.assert_array_equal(value, (c + b) + a if disabled else (a + b) + c)

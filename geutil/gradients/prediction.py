@@ -9,6 +9,7 @@ from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.sums import long_sums
 from geutil.graph.adjacency import control_inputs, predecessors
+from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
@@ -46,6 +47,8 @@ class StepProgram:
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         walked = get_backward_walk_ops(fetched, control_inputs=True)
+        # As `build_recomputation` does.
+        self._in_turn = not is_determinism_enabled()
         self._late = {*step.seeds, *step.backward}
         self._waits: dict[Operation, list[int]] = {}
         self._place: dict[Operation, int] = {}
@@ -80,7 +83,8 @@ class StepProgram:
         """
         segments = list(segments)
         program = self.program(segments)
-        return simulate(program, frugal_order(program) if segments else None).peak
+        ordered = segments and self._in_turn
+        return simulate(program, frugal_order(program) if ordered else None).peak
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.
@@ -94,7 +98,7 @@ class StepProgram:
         segments = list(segments)
         for segment in segments:
             self._add_segment(segment, nodes, sizes)
-        for place in self._sums if segments else ():
+        for place in self._sums if segments and self._in_turn else ():
             _add_in_turn(nodes, sizes, place)
         if not segments:
             return Program(nodes, sizes, self._held)

@@ -8,6 +8,7 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
 from geutil.gradients.sums import add_in_turn
 from geutil.gradients.turns import take_turns
+from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.identity import IdentityMap
 from geutil.graph.importing import set_new_input
 from geutil.graph.kinds import Operation, Tensor
@@ -37,6 +38,9 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
         _recompute(plan, DataDelays(plan))
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))
+    if is_determinism_enabled():
+        # With ops in between, Grappler simplifies otherwise, and rounds otherwise.
+        return plan.step
     step = add_in_turn(plan.step)
     take_turns(step)
     return step

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import Step
+from geutil.gradients.waits import awaited_by_stage
 from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
@@ -161,7 +162,8 @@ def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation
         if keeps(read.tensor):
             held.add(read.tensor)
             direct.setdefault(newest[read.op], []).append(read)
-    waits = _waits(step, groups, newest)
+    reading = {read.op for group in groups for read in group.reads}
+    waits = awaited_by_stage(step, [group.ops for group in groups], reading, newest)
     segments = []
     for stage, group in enumerate(groups):
         inputs = IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
@@ -178,42 +180,6 @@ def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation
         )
     kept = sorted(held, key=lambda t: (creation_index(t.op), t.value_index))
     return Recomputation(step, tuple(kept), tuple(segments))
-
-
-def _waits(
-    step: Step, groups: Sequence[_Group], newest: Mapping[Operation, int]
-) -> list[tuple[Operation, ...]]:
-    """Return what each segment waits for.
-
-    That is all that the backward pass does between the segment before it on the same
-    devices and itself: the backward ops that depend on that one, on none needed later,
-    and that no other such op reads. Weight gradients are among them: the executor runs
-    those late, and what they have not read yet cannot be freed. Where there is no such
-    op (in a branch of version 1, which nothing outside can wait for), it is what the
-    segment before waits for. No wait can close a cycle, since segments only wait for
-    ops that depend on earlier ones.
-    """
-    sinks = _sinks(step, newest)
-    before: dict[frozenset[str], int] = {}
-    waits: list[tuple[Operation, ...]] = []
-    for stage, group in enumerate(groups):
-        devices = frozenset(op.device for op in group.ops)
-        previous = before.get(devices, -1)
-        before[devices] = stage
-        known = waits[previous] if previous >= 0 else step.seeds
-        waits.append(tuple(sinks.get(previous, ())) or known)
-    return waits
-
-
-def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
-    """Return the backward ops that nothing of their own stage reads, by stage."""
-    edges = backward_edges(step)
-    sinks: dict[int, list[Operation]] = {}
-    for op in edges.awaitable:
-        stage = newest[op]
-        if all(newest[reader] != stage for reader in edges.readers[op]):
-            sinks.setdefault(stage, []).append(op)
-    return sinks
 
 
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from geutil.gradients.edges import backward_edges
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import consumers, control_inputs, control_outputs
-from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.importing import neutral, set_control_inputs, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 
@@ -22,13 +21,8 @@ _ONE_BY_ONE = 9
 def long_sums(step: Step) -> list[Operation]:
     """Return the sums of more than two gradients that run once whenever the step does.
 
-    None if results must be the same to the last bit: Grappler sorts what `AddN` adds
-    by name, and what comes out of any other ops differs by a rounding.
-
     Cost: that of `backward_edges`, and linear in its ops.
     """
-    if is_determinism_enabled():
-        return []
     return [
         op
         for op in backward_edges(step).awaitable

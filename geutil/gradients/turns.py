@@ -42,7 +42,7 @@ def take_turns(step: Step) -> None:
     planned = StepProgram(step)
     program, ops = planned.program(), planned.ops
     late = [op for op, node in zip(ops, program.nodes, strict=True) if node.late]
-    able = frozenset(op for op in unconditional(late) if op.type not in _UNORDERED)
+    able = frozenset(filter(_can_take_turns, unconditional(late)))
     small = negligible_size(program)
     last: dict[str, Operation] = {}
     for i in frugal_order(program):
@@ -53,6 +53,12 @@ def take_turns(step: Step) -> None:
         last[op.device] = op
         if before is not None and not _is_behind(before, op):
             _wait(op, before)
+
+
+def _can_take_turns(op: Operation) -> bool:
+    """Tell whether an op belongs to one device, and matters for the order."""
+    places = {op.device, *(t.op.device for t in op.inputs)} - {""}
+    return op.type not in _UNORDERED and len(places) < 2
 
 
 def _largest(program: Program, node: Node) -> int:
