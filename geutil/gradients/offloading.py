@@ -74,7 +74,11 @@ def bring_back(
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
         return list(returned)
-    forward = frozenset(get_backward_walk_ops(list(plan.step.ys), control_inputs=True))
+    forward = frozenset(
+        get_backward_walk_ops(
+            list(plan.step.ys), within_ops_fn=plan.step.covers, control_inputs=True
+        )
+    )
     away = MutableIdentityMap(
         [(t, _send(t, offload.device, forward)) for t in offloaded(plan, offload)]
     )

@@ -43,7 +43,9 @@ class StepProgram:
 
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
-        walked = get_backward_walk_ops(fetched, control_inputs=True)
+        walked = get_backward_walk_ops(
+            fetched, within_ops_fn=step.covers, control_inputs=True
+        )
         self._place: dict[Operation, int] = {}
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
