@@ -12,13 +12,12 @@ from geutil.gradients.eligibility import PARAMETERS
 from geutil.gradients.heavy import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment
-from geutil.gradients.sizes import tensor_elements
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 
 SCOPE = "recomputed"
-_MOST_DIMENSIONS = 8
+_SHAPE_ELEMENTS = 64
 
 
 class Delays(Protocol):
@@ -149,7 +148,10 @@ def _held_back(segment: Segment) -> list[Tensor]:
 
 
 def _may_be_a_shape(tensor: Tensor) -> bool:
-    """Tell whether XLA may have to know a tensor when it compiles."""
-    if not tensor.dtype.is_integer or tensor.shape.rank not in (0, 1):
-        return False
-    return tensor_elements(tensor) <= _MOST_DIMENSIONS
+    """Tell whether XLA may have to know a tensor when it compiles: few integers.
+
+    Shapes, axes and paddings are known then, and would not be behind a barrier.
+    """
+    elements = tensor.shape.num_elements()
+    few = elements is not None and elements <= _SHAPE_ELEMENTS
+    return few and bool(tensor.dtype.is_integer)

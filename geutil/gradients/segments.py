@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
@@ -191,26 +191,58 @@ def _waits(
     those late, and what they have not read yet cannot be freed. No wait can close a
     cycle, since segments only wait for ops that depend on earlier ones.
     """
-    sinks = _sinks(step, newest)
+    devices = [frozenset(op.device for op in group.ops) for group in groups]
+    joining = _joining(step, groups, newest, devices)
+    sinks = _sinks(step, newest, joining)
     before: dict[frozenset[str], int] = {}
     waits = []
-    for stage, group in enumerate(groups):
-        devices = frozenset(op.device for op in group.ops)
-        previous = before.get(devices, -1)
-        before[devices] = stage
+    for stage, place in enumerate(devices):
+        previous = before.get(place, -1)
+        before[place] = stage
         waits.append(tuple(sinks.get(previous, ())) or step.seeds)
     return waits
 
 
-def _sinks(step: Step, newest: Mapping[Operation, int]) -> dict[int, list[Operation]]:
+def _sinks(
+    step: Step, newest: Mapping[Operation, int], joining: Set[Operation]
+) -> dict[int, list[Operation]]:
     """Return the backward ops that nothing of their own stage reads, by stage."""
     edges = backward_edges(step)
     sinks: dict[int, list[Operation]] = {}
     for op in edges.awaitable:
         stage = newest[op]
-        if all(newest[reader] != stage for reader in edges.readers[op]):
+        if op not in joining and all(
+            newest[reader] != stage or reader in joining for reader in edges.readers[op]
+        ):
             sinks.setdefault(stage, []).append(op)
     return sinks
+
+
+def _joining(
+    step: Step,
+    groups: Sequence[_Group],
+    newest: Mapping[Operation, int],
+    devices: Sequence[frozenset[str]],
+) -> set[Operation]:
+    """Return the ops that only put together what segments on several devices yield.
+
+    They add up the gradients of what two towers share, and go on from there. A tower
+    that waited for that would wait for the other tower.
+    """
+    joining: set[Operation] = set()
+    if len(frozenset(devices)) < 2:
+        return joining
+    reading = {read.op for group in groups for read in group.reads}
+    for op, producers in backward_edges(step).producers.items():
+        stage = newest[op]
+        if op not in reading and any(
+            producer in joining
+            if newest[producer] == stage
+            else newest[producer] >= 0 and devices[newest[producer]] != devices[stage]
+            for producer in producers
+        ):
+            joining.add(op)
+    return joining
 
 
 def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:

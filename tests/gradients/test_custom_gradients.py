@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from geutil.gradients import gradients, gradients_speed, last_report
 from tests.gradients.checking import assert_close, assert_same, check, copied, run
+from tests.settings import needs_eager
 
 SHAPE = [6, 8]
 
@@ -103,6 +104,7 @@ def test_graphs(layer):
         assert_same(run(graph, ours), plain)
 
 
+@needs_eager
 @pytest.mark.parametrize("layer", LAYERS)
 def test_functions(layer):
     @tf.function
@@ -182,6 +184,7 @@ def test_hessians():
         assert_close(*run(graph, ([tf.stack(rows)], [reference])))
 
 
+@needs_eager
 def test_a_tape_around():
     x = start()
 

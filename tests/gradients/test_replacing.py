@@ -13,6 +13,7 @@ from geutil.gradients import (
     last_report,
 )
 from tests.gradients.checking import assert_close, run
+from tests.settings import needs_eager
 
 v1 = tf.compat.v1
 STAND_INS = [gradients_collection, gradients_memory, gradients_speed]
@@ -107,6 +108,7 @@ def test_gradients_of_loops_and_functions(replaced):
         assert_close(*run(graph, (ours, plain)))
 
 
+@needs_eager
 def test_tapes_go_on_working(replaced):
     x = tf.constant([1.0, 2.0])
 

@@ -1,0 +1,82 @@
+"""Bit for bit the gradients of `tf.gradients`, on networks with deterministic ops."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.networks import NETWORKS
+from geutil.gradients import gradients, last_report
+from tests.gradients.apart import is_child
+from tests.gradients.networks import SMALL
+
+pytestmark = pytest.mark.skipif(
+    not is_child("determinism"), reason="determinism holds for a whole process"
+)
+if is_child("determinism"):
+    tf.keras.utils.set_random_seed(1)
+    tf.config.experimental.enable_op_determinism()
+
+# With fewer activations, "memory" would predict nothing to be saved.
+LARGER = {
+    "chain": {"rows": 64, "width": 64},
+    "encoder": {"length": 64, "width": 64, "depth": 4},
+}
+CASES = [
+    ("chain", "memory"),
+    ("chain", "speed"),
+    ("MobileNetV2", "memory"),
+    ("U-Net", "speed"),
+    ("encoder", "memory"),
+    ("encoder", "speed"),
+]
+
+
+def values(step, take):
+    """Return the gradients of a step from its first state, slices as they are."""
+
+    @tf.function
+    def traced(*batch):
+        return take(step.loss(*batch), step.variables)
+
+    before = [v.numpy() for v in step.state]
+    result = traced(*step.tensors())
+    after = [v.numpy() for v in step.state]
+    for variable, value in zip(step.state, before, strict=True):
+        variable.assign(value)
+    return tf.nest.flatten(result, expand_composites=True), after
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_networks(name, mode):
+    step = NETWORKS[name](**SMALL[name] | LARGER.get(name, {}))
+    expected, moved = values(step, tf.gradients)
+    actual, moved_too = values(
+        step,
+        lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64),
+    )
+    assert last_report().recomputed
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+    # Moving averages and seeds moved once.
+    for a, e in zip(moved_too, moved, strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_tensorflow_adds_first_what_nothing_else_holds(held):
+    # So a network in which the first two of three gradients are held elsewhere has
+    # other bits whenever its ops run in another order, with plain gradients too.
+    @tf.function(autograph=False)
+    def add(x):
+        terms = [tf.sin(x * number) for number in (1.0, 2.0, 3.0)]
+        total = tf.add_n(terms)
+        with tf.control_dependencies([total]):
+            return total, [tf.cos(term) for term in terms[:held]]
+
+    x = tf.constant(np.linspace(0.0, 7.0, 1000), tf.float32)
+    a, b, c = (tf.sin(x * number) for number in (1.0, 2.0, 3.0))
+    in_order, last_first = (a + b) + c, (c + b) + a
+    assert np.any(in_order != last_first)
+    expected = last_first if held == 2 else in_order
+    np.testing.assert_array_equal(add(x)[0], expected)

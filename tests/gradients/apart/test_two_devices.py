@@ -1,0 +1,209 @@
+"""Two devices: copies stay where originals are, towers apart, and tensors travel."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.gradients import by_name, gradients, last_report
+from tests.gradients.apart import is_child
+from tests.gradients.checking import assert_same, check, copied, dependencies, gates
+
+pytestmark = pytest.mark.skipif(
+    not is_child("two_devices"), reason="needs a process with two devices"
+)
+if is_child("two_devices"):
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    # Grappler would fuse the ops of the two steps in different ways.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+FIRST, SECOND = "/device:CPU:0", "/device:CPU:1"
+
+
+def start(number=1):
+    return tf.constant(np.cos(np.arange(4096.0) * number).reshape(64, 64), tf.float32)
+
+
+def deep(x):
+    return tf.sin(tf.exp(tf.sin(x)))
+
+
+def chain(x, *weights):
+    """Return the tensors to keep, and the end of a chain of five parts."""
+    kept = []
+    for number in range(4):
+        if weights:
+            x = tf.matmul(x, weights[number % len(weights)]) * 0.1
+        x = deep(x)
+        kept.append(x)
+    return kept, deep(x)
+
+
+def traced(build):
+    return tf.function(build, autograph=False).get_concrete_function()
+
+
+def test_copies_are_where_their_originals_are():
+    def build(take):
+        with tf.device(SECOND):
+            x = start()
+            a = deep(x)
+        with tf.device(FIRST):
+            b = deep(a)
+        with tf.device(SECOND):
+            c = deep(b)
+            d = deep(c)
+        return take(deep(d), x, [a, b, c, d])
+
+    ours = traced(lambda: build(by_list))
+    devices = {op.device for op in copied(ours.graph).values()}
+    assert devices == {"/device:CPU:0", "/device:CPU:1"} or len(devices) == 2
+    for name, copy in copied(ours.graph).items():
+        assert copy.device == ours.graph.get_operation_by_name(name).device
+    plain = traced(lambda: build(plainly))
+    assert_same(as_numpy(ours()), as_numpy(plain()))
+
+
+def as_numpy(values):
+    return [value.numpy() for value in values]
+
+
+def by_list(y, x, kept, **options):
+    before = len(tf.compat.v1.get_default_graph().get_operations())
+    result = gradients(y, x, checkpoints=kept, min_checkpoint_size=0, **options)
+    check(result, last_report(), before)
+    assert last_report().recomputed
+    return result
+
+
+def plainly(y, x, kept, **options):
+    return tf.gradients(y, x)
+
+
+def towers(take, shared):
+    """Return gradients of two towers, one on each device."""
+    kept, ends, xs = [], [], []
+    weights = [start(3), start(4)]
+    for number, device in enumerate((FIRST, SECOND)):
+        with tf.device(device), tf.name_scope(f"tower{number}"):
+            x = tf.identity(start(number + 1), name="start")
+            own = weights if shared else [tf.identity(w) for w in weights]
+            held, end = chain(x, *own)
+            kept += held
+            ends.append(tf.reduce_sum(end))
+            xs += [x, *own]
+    return take(ends[0] + ends[1], list({id(x): x for x in xs}.values()), kept)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_towers_stay_apart(shared):
+    ours = traced(lambda: towers(by_list, shared))
+    graph = ours.graph
+    edges = dependencies(graph)
+    copies = copied(graph)
+    for mine, other in (("tower0/", "tower1/"), ("tower1/", "tower0/")):
+        own = [op for name, op in copies.items() if name.startswith(mine)]
+        assert own
+        behind = set().union(*(nx.ancestors(edges, op) for op in own))
+        strangers = [op for name, op in copies.items() if name.startswith(other)]
+        assert behind.isdisjoint(strangers)
+    plain = traced(lambda: towers(plainly, shared))
+    assert_same(as_numpy(ours()), as_numpy(plain()))
+
+
+def test_segments_of_a_tower_wait_for_those_before():
+    graph = traced(lambda: towers(by_list, False)).graph
+    edges = dependencies(graph)
+    segment = {op.name: op.segment for op in last_report().recomputed}
+    copies = copied(graph)
+    for tower in ("tower0/", "tower1/"):
+        own = [name for name in copies if name.startswith(tower)]
+        first = min(segment[name] for name in own)
+        for name in own:
+            earlier = {
+                segment[n]
+                for n in own
+                if copies[n] in nx.ancestors(edges, copies[name])
+                and segment[n] < segment[name]
+            }
+            assert earlier or segment[name] == first
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
+@pytest.mark.parametrize("offload", [True, by_name("Sin_3$|Sin_5$")])
+def test_offloading(offload, prefetch):
+    def build(take):
+        with tf.device(FIRST):
+            x, w = start(), start(2)
+            kept, y = chain(x, w)
+            return take(
+                y,
+                [x, w],
+                kept,
+                offload=offload,
+                offload_device=SECOND,
+                prefetch=prefetch,
+            )
+
+    ours = traced(lambda: build(by_list))
+    graph = ours.graph
+    sent = [op for op in graph.get_operations() if op.name.endswith("/away")]
+    names = {op.inputs[0].name for op in sent}
+    assert names == set(last_report().offloaded)
+    assert sent
+    edges = dependencies(graph)
+    segments = gates(graph)
+    for op in sent:
+        assert op.device.endswith(SECOND)
+        original = op.inputs[0]
+        forward = [r for r in original.consumers() if is_forward(r)]
+        # It goes once the last of its readers has run.
+        assert {r.name for r in op.control_inputs} >= {
+            r.name for r in forward if r is not op
+        }
+        for back in op.outputs[0].consumers():
+            assert back.name.startswith("offloaded/")
+            assert back.device == original.op.device
+            # It comes back as many segments ahead as was asked for.
+            uses = nx.descendants(edges, back)
+            needed = min(i for i, gate in enumerate(segments) if reads_at(gate, back))
+            awaited = set(back.control_inputs)
+            if needed - prefetch >= 0:
+                assert awaited == {segments[needed - prefetch]}
+            else:
+                assert awaited
+                assert awaited.isdisjoint(segments)
+            assert uses
+    plain = traced(lambda: build(plainly))
+    assert_same(as_numpy(ours()), as_numpy(plain()))
+    ge.verify(graph)
+
+
+def is_forward(op):
+    return not op.name.startswith(("gradients/", "recomputed/", "offloaded/"))
+
+
+def reads_at(gate, back):
+    """Tell whether a barrier behind a gate reads what came back."""
+    return any(
+        reader.type == "PlaceholderWithDefault" and gate in reader.control_inputs
+        for reader in back.outputs[0].consumers()
+    )
+
+
+def test_nothing_else_reads_what_was_sent():
+    def build():
+        with tf.device(FIRST):
+            x = start()
+            kept, y = chain(x)
+            return by_list(y, x, kept, offload=True, offload_device=SECOND)
+
+    graph = traced(build).graph
+    gone = set(last_report().offloaded)
+    for op in graph.get_operations():
+        if not is_forward(op) and not op.name.endswith("/away"):
+            assert not gone & {t.name for t in op.inputs}
