@@ -36,6 +36,7 @@ class CallGradients:
     def __init__(self, call: Call, options: Options) -> None:
         self._call = call
         self._options = options
+        self._offload = options.offloading()
 
     def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
@@ -61,7 +62,7 @@ class CallGradients:
         self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
     ) -> Step:
         """Build the gradients in the graph of the call."""
-        prepared = plan_call(self._call, ys, xs, grad_ys, self._options)
+        prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
         report = prepared.report()
         build_recomputation(prepared.plan, prepared.offload)
         publish(report)

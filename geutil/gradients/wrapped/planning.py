@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Options, Prepared, keep_all
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
@@ -33,6 +34,7 @@ def plan_call(
     xs: Sequence[Tensor],
     grad_ys: Sequence[Tensor],
     options: Options,
+    offload: Offload | None,
 ) -> Prepared:
     """Build plain gradients of a call, and plan what is recomputed.
 
@@ -42,6 +44,7 @@ def plan_call(
         xs: the inputs of it to differentiate by.
         grad_ys: the gradient of each y.
         options: how to choose and hold checkpoints; the mode may be "inputs".
+        offload: what is offloaded, and how; the same for all gradients of the call.
     """
     later = ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
@@ -52,7 +55,7 @@ def plan_call(
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
-    return Prepared(plan, keeping, options.offloading(), where)
+    return Prepared(plan, keeping, offload, where)
 
 
 def _indices(ops: Sequence[Operation]) -> range:

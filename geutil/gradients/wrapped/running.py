@@ -135,11 +135,12 @@ def _tell(call: Call, options: Options) -> Sequence[Tensor]:
     """
     gradients = CallGradients(call, options)
     count = len(call.ys)
-    made = without_recording(
-        lambda: tf.raw_ops.IdentityN(
-            input=[*call.ys, *call.inputs], name="checkpointed"
+    with tf.device(call.ys[0].device):
+        made = without_recording(
+            lambda: tf.raw_ops.IdentityN(
+                input=[*call.ys, *call.inputs], name="checkpointed"
+            )
         )
-    )
     stand_ins = made[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
         carry_marks(t, t_)
