@@ -88,7 +88,7 @@ def both(model):
     whole(model)
 
 
-def train(make, wrap, **options):
+def train(make, wrap, size=8, epochs=2, **options):
     """Return the weights and losses after some steps."""
     model = make()
     wrap(model)
@@ -97,7 +97,7 @@ def train(make, wrap, **options):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         **{"jit_compile": False, **options},
     )
-    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    history = model.fit(X, Y, size, epochs, shuffle=False, verbose=0)
     return model.get_weights(), history.history["loss"]
 
 
@@ -144,8 +144,9 @@ def test_fit_under_xla():
         # some masks of dropout lead to, would turn that into another gradient.
         return functional("tanh")
 
-    expected = train(smooth, no, jit_compile=True)
-    found = train(smooth, whole, jit_compile=True)
+    # One step: with some masks TensorFlow's own training makes 1e-5 of 1e-7 in four.
+    expected = train(smooth, no, 16, 1, jit_compile=True)
+    found = train(smooth, whole, 16, 1, jit_compile=True)
     for ours, plain in zip(found, expected, strict=True):
         for a, b in zip(ours, plain, strict=True):
             # A bias ahead of a batch norm has no gradient but rounding: 1e-8.

@@ -123,7 +123,7 @@ def test_gradients_state_and_peak(place, wrap, model, plain):
     compare(found, expected)
     # Moving averages move once.
     compare(found_state, state)
-    assert peak < 0.6 * plain_peak
+    assert peak < 0.7 * plain_peak
 
 
 def test_fit(model):
@@ -136,7 +136,7 @@ def test_fit(model):
         before = model.get_weights()
         history = model.fit(X, Y, batch_size=BATCH, verbose=0)
         after = model.get_weights()
-        peak = peak_bytes(lambda: model.train_on_batch(X, Y))
+        peak = peak_bytes(lambda: model.fit(X, Y, batch_size=BATCH, verbose=0))
         model.set_weights(before)
         return (after, history.history["loss"]), peak
 
