@@ -5,10 +5,10 @@ from geutil.gradients.api import (
     gradients_collection,
     gradients_memory,
     gradients_speed,
-    last_report,
 )
 from geutil.gradients.explaining import explain
 from geutil.gradients.helpers import capture_ops, format_ops, toposort
+from geutil.gradients.last import last_report
 from geutil.gradients.policies import (
     Policy,
     all_of,

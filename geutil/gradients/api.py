@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients.last import publish
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.recomputing import build_recomputation
-from geutil.gradients.report import Report
-
-_logger = logging.getLogger("geutil")
-_last = threading.local()
 
 
 @tf.autograph.experimental.do_not_convert
@@ -104,9 +99,7 @@ def gradients(
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
     step = build_recomputation(prepared.plan, prepared.offload)
-    _last.report = report
-    for warning in report.warnings:
-        _logger.warning("%s", warning)
+    publish(report)
     return list(step.gradients)
 
 
@@ -209,23 +202,6 @@ def gradients_collection(
         'collection'
     """
     return gradients(ys, xs, grad_ys, "collection", **_named(args), **kwargs)
-
-
-def last_report() -> Report | None:
-    """Return the report on the last gradients that this thread built, or None.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.gradients import gradients, last_report
-        >>> with tf.Graph().as_default():
-        ...     x = tf.ones([4])
-        ...     y = tf.sin(x)
-        ...     _ = gradients(tf.exp(tf.cos(y)), x, checkpoints=[y])
-        >>> last_report().kept[0].reason
-        'chosen: list'
-    """
-    report: Report | None = getattr(_last, "report", None)
-    return report
 
 
 _POSITIONAL = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -27,11 +27,15 @@ class Offload:
         takes: tells whether a kept tensor goes.
         device: the device that holds it meanwhile.
         prefetch: how many segments ahead of its first use it starts to come back.
+        sent: what has gone, each with the tensor there. Where gradients are built twice
+            nothing goes twice: TensorFlow builds those of a function again and again
+            until they read nothing new.
     """
 
     takes: Callable[[Tensor], bool]
     device: str
     prefetch: int
+    sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
 
 
 def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
@@ -74,10 +78,15 @@ def bring_back(
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
         return list(returned)
-    forward = frozenset(get_backward_walk_ops(list(plan.step.ys), control_inputs=True))
-    away = MutableIdentityMap(
-        [(t, _send(t, offload.device, forward)) for t in offloaded(plan, offload)]
+    forward = frozenset(
+        get_backward_walk_ops(
+            list(plan.step.ys), within_ops_fn=plan.step.covers, control_inputs=True
+        )
     )
+    away = offload.sent
+    for t in offloaded(plan, offload):
+        if t not in away:
+            away[t] = _send(t, offload.device, forward)
     for stage, segment in enumerate(plan.segments):
         needed = (*segment.kept, *(read.tensor for read in segment.direct))
         for t in IdentitySet(t for t in needed if t in away):

@@ -46,7 +46,9 @@ class StepProgram:
 
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
-        walked = get_backward_walk_ops(fetched, control_inputs=True)
+        walked = get_backward_walk_ops(
+            fetched, within_ops_fn=step.covers, control_inputs=True
+        )
         # As `build_recomputation` does.
         self._in_turn = not is_determinism_enabled()
         self._late = {*step.seeds, *step.backward}

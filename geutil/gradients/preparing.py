@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
@@ -16,11 +16,18 @@ from geutil.gradients.selection import Keeping, resolve
 from geutil.gradients.sizes import tensor_elements
 from geutil.gradients.step import build_step, require_targets
 from geutil.graph.kinds import Tensor, type_name
+from geutil.graph.xla import is_compiled_by_xla
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
 HOST = "/device:CPU:0"
 """Where offloaded tensors wait if nobody says otherwise."""
+
+_ALL_KEPT = (
+    "all that the backward pass reads after its start is kept, so there is nothing to "
+    "recompute: these are plain gradients"
+)
+_ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
 
 @dataclass(frozen=True)
@@ -57,19 +64,34 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A step with plain gradients, and what shall become of it."""
+    """A step with plain gradients, and what shall become of it.
+
+    Attributes:
+        plan: what is recomputed.
+        keeping: what is kept, and why.
+        offload: what is offloaded, and how.
+        where: what warnings begin with, if they are about a part of a step.
+    """
 
     plan: Recomputation
     keeping: Keeping
     offload: Offload | None
+    where: str = ""
 
     def report(self) -> Report:
         """Return the report on the plan."""
+        warnings = list(self.keeping.warnings)
+        if not (self.plan.segments or warnings):
+            warnings.append(_ALL_KEPT)
         sent = offloaded(self.plan, self.offload)
-        return make_report(self.plan, self.keeping, sent)
+        if sent and is_compiled_by_xla(self.plan.step.graph):
+            warnings.append(_ONE_DEVICE)
+            sent = []
+        report = make_report(self.plan, self.keeping, sent)
+        return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 
-def _all(tensor: Tensor) -> bool:
+def keep_all(tensor: Tensor) -> bool:
     """Keep every tensor: these are plain gradients."""
     return True
 
@@ -91,5 +113,5 @@ def prepare(
     holds = options.holds_gradients
     step = build_step(targets, xs, grad_ys, arguments, holds_gradients=holds)
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
-    plan = plan_recomputation(step, keeping if len(keeping.chosen) else _all)
+    plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     return Prepared(plan, keeping, options.offloading())

@@ -118,10 +118,15 @@ def make_report(
         keeping: why tensors are kept.
         offloaded: the kept tensors that wait elsewhere.
 
+    Returns:
+        The report, without warnings.
+
     Cost: linear in the ops of the step and their edges.
     """
     step = plan.step
-    forward = get_backward_walk_ops(list(step.ys), control_inputs=True)
+    forward = get_backward_walk_ops(
+        list(step.ys), within_ops_fn=step.covers, control_inputs=True
+    )
     plain = plan_recomputation(step, lambda _: True)
     recomputed = [
         RecomputedOp(op.name, op.type, number)
@@ -142,7 +147,7 @@ def make_report(
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(multiply_adds(op) for s in plan.segments for op in s.ops),
         offloaded=tuple(t.name for t in offloaded),
-        warnings=tuple(keeping.warnings),
+        warnings=(),
     )
 
 

@@ -24,6 +24,7 @@ class AlwaysKept:
     """Tells which forward tensors are kept whatever the caller chose."""
 
     def __init__(self, step: Step) -> None:
+        self._step = step
         given = (*step.seeds, *(x.op for x in step.xs))
         self._given = frozenset(given)
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
@@ -42,7 +43,7 @@ class AlwaysKept:
         return self._known[tensor]
 
     def _find(self, tensor: Tensor) -> str | None:
-        if tensor.op in self._given:
+        if tensor.op in self._given or not self._step.covers(tensor.op):
             return "it is given"
         reason = why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.

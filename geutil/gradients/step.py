@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import unique
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.graph.plain_gradients import plain_gradients
@@ -33,6 +34,8 @@ class Step:
         backward: the ops that some gradient needs and that depend on a seed, by data or
             control edges, in topological order.
         holds_gradients: whether all gradients are held until the step ends.
+        first: the creation index of the first op that counts as part of the step.
+        gap: the creation indices of later ops that do not count either.
     """
 
     graph: Graph
@@ -42,6 +45,13 @@ class Step:
     seeds: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     holds_gradients: bool = False
+    first: int = 0
+    gap: range = range(0)
+
+    def covers(self, op: Operation) -> bool:
+        """Tell whether an op is part of the step; what others yield is given."""
+        index = creation_index(op)
+        return index >= self.first and index not in self.gap
 
 
 def build_step(

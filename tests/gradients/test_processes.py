@@ -13,7 +13,10 @@ from tests.gradients.apart import VARIABLE
 HERE = Path(__file__).parent
 # What is run with which environment.
 PROCESSES = {
-    "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
+    "two_devices": (
+        ["apart/test_two_devices.py", "apart/test_two_devices_wrapped.py"],
+        {VARIABLE: "two_devices"},
+    ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
     "oneDNN off": (["test_optimizers.py"], {"TF_ENABLE_ONEDNN_OPTS": "0"}),
     "version 1": (

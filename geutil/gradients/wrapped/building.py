@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.gradients.last import publish
 from geutil.gradients.preparing import Options
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.step import Step
 from geutil.gradients.wrapped.call import Call
 from geutil.gradients.wrapped.moving import move_gradients
 from geutil.gradients.wrapped.planning import plan_call
-from geutil.graph.adjacency import creation_index
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Tensor, is_tensor
-from geutil.graph.surroundings import count_ops
+from geutil.graph.surroundings import count_ops, ops_since
 
 
 class CallGradients:
@@ -36,6 +36,7 @@ class CallGradients:
     def __init__(self, call: Call, options: Options) -> None:
         self._call = call
         self._options = options
+        self._offload = options.offloading()
 
     def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
@@ -61,8 +62,11 @@ class CallGradients:
         self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
     ) -> Step:
         """Build the gradients in the graph of the call."""
-        prepared = plan_call(self._call, ys, xs, grad_ys, self._options)
-        return build_recomputation(prepared.plan, prepared.offload)
+        prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
+        report = prepared.report()
+        step = build_recomputation(prepared.plan, prepared.offload)
+        publish(report)
+        return step
 
 
 def _like(y: Tensor) -> Tensor:
@@ -82,6 +86,6 @@ def _is_made_up(grad: Any, outputs: int) -> bool:
     """
     if not is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
         return False
-    if creation_index(grad.op) < count_ops(grad.graph) - outputs:
+    if grad.op not in ops_since(grad.graph, count_ops(grad.graph) - outputs):
         return False
     return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

@@ -21,6 +21,7 @@ class Call:
         ys: the differentiable tensors that the function returned.
         inputs: the differentiable tensors from outside that they depend on: arguments,
             what the function closes over, handles of variables.
+        first: the creation index of the first op that the call made.
         end: how many ops the graph had after the call.
         alone: whether the graph holds the call and nothing else, so that what comes
             after it is unknown.
@@ -29,6 +30,7 @@ class Call:
     graph: Graph
     ys: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
+    first: int
     end: int
     alone: bool
 

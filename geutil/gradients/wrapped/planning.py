@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from geutil.gradients.preparing import Options, Prepared
+from geutil.gradients.offloading import Offload
+from geutil.gradients.preparing import Options, Prepared, keep_all
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, build_step
 from geutil.gradients.wrapped.call import Call, calls_in
+from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.surroundings import ops_since
@@ -20,6 +22,11 @@ INPUTS = "inputs"
 _LITTLE = 0.1
 """What may come after a call, as a share of it, where it ends the forward pass."""
 
+_NOTHING = (
+    "the backward pass reads nothing of it that could be recomputed: these are plain "
+    "gradients"
+)
+
 
 def plan_call(
     call: Call,
@@ -27,6 +34,7 @@ def plan_call(
     xs: Sequence[Tensor],
     grad_ys: Sequence[Tensor],
     options: Options,
+    offload: Offload | None,
 ) -> Prepared:
     """Build plain gradients of a call, and plan what is recomputed.
 
@@ -36,15 +44,25 @@ def plan_call(
         xs: the inputs of it to differentiate by.
         grad_ys: the gradient of each y.
         options: how to choose and hold checkpoints; the mode may be "inputs".
+        offload: what is offloaded, and how; the same for all gradients of the call.
     """
     later = ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
+    step = replace(step, first=call.first, gap=_indices(later))
     keeping, plan = _choose(call, step, options, later)
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
-    return Prepared(plan, keeping, options.offloading())
+    where = f"the checkpointed call that yields '{call.ys[0].name}': "
+    return Prepared(plan, keeping, offload, where)
+
+
+def _indices(ops: Sequence[Operation]) -> range:
+    """Return the creation indices of ops that were made one after the other."""
+    if not ops:
+        return range(0)
+    return range(creation_index(ops[0]), creation_index(ops[-1]) + 1)
 
 
 def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
@@ -70,24 +88,51 @@ def _choose(
 ) -> tuple[Keeping, Recomputation]:
     inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
     whole = plan_recomputation(step, inputs, spare_last=False)
-    size = sum(map(_bytes_of, whole.segments))
-    ends = not call.alone and _bytes(later) <= _LITTLE * size
+    if not whole.segments:
+        inputs.warnings.append(_NOTHING)
+        return inputs, whole
     if options.checkpoints == INPUTS:
         return inputs, whole
+    size = sum(map(_bytes_of, whole.segments))
+    ends = not call.alone and _is_little(later, _LITTLE * size)
     keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
-    plan = plan_recomputation(step, keeping, spare_last=ends)
-    if options.checkpoints != "memory" or ends:
-        return keeping, plan
-    # What is chosen here is held by each of the calls, and one works at a time.
+    if len(keeping.chosen):
+        plan = plan_recomputation(step, keeping, spare_last=ends)
+        if options.checkpoints != "memory" or ends or _pays(call, keeping, plan, size):
+            return keeping, plan
+    elif ends:
+        return keeping, plan_recomputation(step, keep_all)
+    elif options.checkpoints != "memory":
+        inputs.warnings.append(
+            f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
+        )
+    return inputs, whole
+
+
+def _pays(call: Call, keeping: Keeping, plan: Recomputation, size: int) -> bool:
+    """Tell whether to keep more than the inputs of a call saves memory.
+
+    What is chosen is held by each of the calls, and one works at a time.
+    """
     held = sum(map(tensor_bytes, keeping.chosen))
     working = max(map(_bytes_of, plan.segments), default=0)
-    if calls_in(call.graph).count * held + working < size:
-        return keeping, plan
-    return inputs, whole
+    return calls_in(call.graph).count * held + working < size
 
 
 def _bytes_of(segment: Segment) -> int:
     return _bytes(segment.ops)
+
+
+def _is_little(ops: Iterable[Operation], limit: float) -> bool:
+    """Tell whether ops make so many bytes at most; passing on makes none."""
+    total = 0
+    for op in ops:
+        if op.type in ("Identity", "IdentityN"):
+            continue
+        total += _bytes((op,))
+        if total > limit:
+            return False
+    return True
 
 
 def _bytes(ops: Iterable[Operation]) -> int:

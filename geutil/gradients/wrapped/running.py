@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil.gradients.preparing import Options
 from geutil.gradients.wrapped.building import CallGradients
 from geutil.gradients.wrapped.call import Call, calls_in
+from geutil.graph.adjacency import creation_index
 from geutil.graph.gradient_registry import captures_of
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tensor
@@ -78,10 +79,12 @@ def call_in_graph(
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
     ys = IdentitySet(t for t in leaves if _is_output(t, graph))
-    inputs = _read_from_outside(ys, frozenset(ops_since(graph, before)))
+    made = ops_since(graph, before)
+    inputs = _read_from_outside(ys, frozenset(made))
     if not inputs:
         return result
-    call = Call(graph, tuple(ys), inputs, count_ops(graph), alone)
+    first = creation_index(made[0]) if made else 0
+    call = Call(graph, tuple(ys), inputs, first, count_ops(graph), alone)
     calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(
@@ -132,11 +135,12 @@ def _tell(call: Call, options: Options) -> Sequence[Tensor]:
     """
     gradients = CallGradients(call, options)
     count = len(call.ys)
-    made = without_recording(
-        lambda: tf.raw_ops.IdentityN(
-            input=[*call.ys, *call.inputs], name="checkpointed"
+    with tf.device(call.ys[0].device):
+        made = without_recording(
+            lambda: tf.raw_ops.IdentityN(
+                input=[*call.ys, *call.inputs], name="checkpointed"
+            )
         )
-    )
     stand_ins = made[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
         carry_marks(t, t_)

@@ -43,6 +43,9 @@ def checkpointed(
     several times, in loops and branches, and with `jit_compile=True`. Of checkpointed
     calls inside each other, the outermost chooses.
 
+    `last_report` tells what the gradients built last hold and recompute. Where a call
+    gets plain gradients after all, a warning that names it says why.
+
     A Keras layer or model is changed in place, and returned: from now on its `call` is
     checkpointed, wherever the layer is already in use. Class, name, weights and saved
     files stay what they were, and `del layer.call` undoes it.

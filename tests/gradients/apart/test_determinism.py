@@ -25,10 +25,10 @@ CASES = [
     ("chain", "memory", True),
     ("chain", "speed", True),
     ("MobileNetV2", "speed", True),
-    ("MobileNetV2", "memory", False),
-    ("U-Net", "speed", False),
-    ("encoder", "memory", False),
-    ("encoder", "speed", False),
+    ("MobileNetV2", "memory", True),
+    ("U-Net", "speed", True),
+    ("encoder", "memory", True),
+    ("encoder", "speed", True),
 ]
 
 

@@ -118,8 +118,18 @@ def test_the_peak_of_a_loop_falls(outside, weights):
     assert peak(checkpointed(plain, "inputs")) < 0.5 * peak(plain)
 
 
+@pytest.fixture
+def policy(request):
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy("float32")
+
+
 @pytest.mark.parametrize("wrapped", ["layers", "model"])
-def test_the_peak_of_fit_falls(wrapped):
+@pytest.mark.parametrize(
+    "policy", ["float32", "mixed_float16", "mixed_bfloat16"], indirect=True
+)
+def test_the_peak_of_fit_falls(policy, wrapped):
     def peak(wrap):
         model = keras.Sequential(
             keras.Sequential(

@@ -1,0 +1,152 @@
+"""What is told of the gradients of checkpointed functions: reports and warnings."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.gradients import by_name, by_type, checkpointed, last_report
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+X = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+
+
+def deep(x, name="deep"):
+    with tf.name_scope(name):
+        for _ in range(3):
+            x = tf.sin(tf.exp(tf.sin(x)))
+    return x
+
+
+def slope(function, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(function(x))
+    return tape.gradient(loss, x)
+
+
+def looped(function):
+    def run(x):
+        return tf.while_loop(
+            lambda i, _: i < 2, lambda i, x: (i + 1, function(x)), (tf.constant(0), x)
+        )[1]
+
+    return run
+
+
+PLACES = {
+    "eager": slope,
+    "function": lambda f, x: tf.function(lambda x: slope(f, x))(x),
+    "xla": lambda f, x: tf.function(lambda x: slope(f, x), jit_compile=True)(x),
+    "outside": lambda f, x: slope(tf.function(f), x),
+    "loop": lambda f, x: tf.function(lambda x: slope(looped(f), x))(x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_last_report_is_on_the_call(place):
+    before = last_report()
+    PLACES[place](checkpointed(deep, "inputs"), tf.constant(X))
+    report = last_report()
+    assert report is not before
+    assert report.mode == "inputs"
+    assert [t.bytes for t in report.kept if t.bytes == X.nbytes] == [X.nbytes]
+    types = [op.op_type for op in report.recomputed]
+    assert types.count("Exp") == 3
+    assert report.segments == 1
+    assert not report.warnings
+    assert "recomputed" in str(report)
+
+
+@pytest.mark.parametrize("depth", [0, 5])
+def test_a_report_is_on_one_call_and_on_nothing_around_it(depth):
+    first, second = (checkpointed(deep, "inputs") for _ in range(2))
+
+    @tf.function
+    def step(x):
+        def function(x):
+            for _ in range(depth):
+                x = deep(tf.concat([x, x], 0), "around")[:64]
+            x = first(x, "first")
+            return deep(second(tf.cos(x), "second"), "after")
+
+        return slope(function, x)
+
+    step(tf.constant(X))
+    report = last_report()
+    # The backward pass comes to the first call last.
+    assert {op.name.partition("/")[0] for op in report.recomputed} == {"first"}
+    # Each op reads and writes.
+    size = X.size
+    assert report.forward_cost == 9 * 2 * size
+    # Input, gradient, and the eight tensors that cosines are taken of.
+    assert report.plain_peak <= 11 * X.nbytes
+    assert report.extra_cost <= 8 * 2 * size
+
+
+def test_what_is_given_is_held_and_not_computed_again():
+    """Also where it is no tensor that a gradient flows into."""
+
+    @tf.function
+    def step(x, lengths):
+        mask = tf.exp(tf.cast(tf.sequence_mask(lengths, 32), tf.float32))
+        return slope(checkpointed(lambda x: deep(x * mask), "inputs"), x)
+
+    step(tf.constant(X), tf.range(64))
+    report = last_report()
+    assert "Cast" not in {op.op_type for op in report.recomputed}
+    assert "it is given" in {t.reason for t in report.kept if t.op_type == "Exp"}
+
+
+WARNINGS = {
+    "nothing to recompute": (lambda x: 2.0 * x, "inputs", "reads nothing of it"),
+    "nor for memory": (lambda x: 2.0 * x, "memory", "reads nothing of it"),
+    "everything is kept": (deep, lambda t: True, "is kept"),
+    "all cosines are kept": (deep, by_type("Sin", "Exp"), "is kept"),
+    "nothing is kept": (deep, by_name("nowhere"), r"keeps no tensor"),
+    "nothing is heavy": (deep, "speed", "no convolution|keeps no tensor"),
+}
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+@pytest.mark.parametrize("traced", [False, True])
+def test_warnings_are_logged(traced, case, caplog):
+    fn, checkpoints, words = WARNINGS[case]
+    run = PLACES["function" if traced else "eager"]
+    with caplog.at_level(logging.WARNING, "geutil"):
+        run(checkpointed(fn, checkpoints, min_checkpoint_size=0), tf.constant(X))
+    (warning,) = last_report().warnings
+    assert [r.getMessage() for r in caplog.records if r.name == "geutil"] == [warning]
+    # It says which call it is about.
+    assert warning.startswith("the checkpointed call that yields '")
+    assert caplog.records[-1].levelno == logging.WARNING
+    assert re.search(words, warning)
+    assert bool(last_report().recomputed) != ("plain gradients" in warning)
+
+
+def test_memory_that_would_not_be_saved_is_told():
+    """The call ends the forward pass, and its backward pass starts with most of it."""
+
+    @tf.function
+    def step(x):
+        return slope(checkpointed(lambda x: tf.reduce_sum(tf.sin(tf.exp(x)))), x)
+
+    step(tf.constant(X))
+    report = last_report()
+    assert not report.recomputed
+    (warning,) = report.warnings
+    assert "these are plain gradients: " in warning
+    assert report.peak == report.plain_peak
+
+
+def test_nothing_is_offloaded_under_xla(caplog):
+    wrapped = checkpointed(deep, by_name("Sin_2"), offload=True, min_checkpoint_size=0)
+    with caplog.at_level(logging.WARNING, "geutil"):
+        PLACES["xla"](wrapped, tf.constant(X))
+    assert last_report().recomputed
+    assert last_report().offloaded == ()
+    assert "nothing is offloaded" in caplog.text
