@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from geutil.gradients.step import Step
+from geutil.gradients.turns import queues
 from geutil.graph.adjacency import predecessors
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.version_1_flow import back_edges_among, unconditional
@@ -37,6 +40,7 @@ class BackwardEdges:
         tied: pairs of ops of which the second waits for what the first waits for,
             although it comes before it.
         awaitable: the ops that run once whenever the step is run.
+        queues: those of them that take turns, each with its queue.
     """
 
     reads: tuple[Read, ...]
@@ -44,6 +48,7 @@ class BackwardEdges:
     readers: dict[Operation, tuple[Operation, ...]]
     tied: tuple[tuple[Operation, Operation], ...]
     awaitable: tuple[Operation, ...]
+    queues: dict[Operation, str]
 
 
 _known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
@@ -78,7 +83,21 @@ def _look_up(step: Step) -> BackwardEdges:
     # What an iteration needs, the loop needs.
     tied = [*back_edges_among(step.backward), *_merged(step)]
     awaitable = tuple(unconditional(step.backward))
-    return BackwardEdges(tuple(reads), producers, readers, tuple(tied), awaitable)
+    return BackwardEdges(
+        tuple(reads),
+        producers,
+        readers,
+        tuple(tied),
+        awaitable,
+        dict(queues(awaitable)),
+    )
+
+
+def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:
+    """Return the step with other gradients, and with the edges known of it so far."""
+    changed = replace(step, gradients=tuple(gradients))
+    _known[changed] = backward_edges(step)
+    return changed
 
 
 def _merged(step: Step) -> list[tuple[Operation, Operation]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from geutil.gradients.edges import backward_edges
 from geutil.gradients.segments import Recomputation, Segment
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
-from geutil.gradients.sums import long_sums
+from geutil.gradients.sums import additions, long_sums, order_of_addition
 from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, Tensor
@@ -15,7 +16,7 @@ from geutil.graph.order import topological_sort
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
-from geutil.memory.scheduling import frugal_order
+from geutil.memory.scheduling import in_turn
 from geutil.memory.simulation import simulate
 from geutil.select.walks import get_backward_walk_ops
 
@@ -51,6 +52,7 @@ class StepProgram:
         )
         # As `build_recomputation` does.
         self._in_turn = not is_determinism_enabled()
+        self._queues = backward_edges(step).queues
         self._late = {*step.seeds, *step.backward}
         self._waits: dict[Operation, list[int]] = {}
         self._place: dict[Operation, int] = {}
@@ -63,7 +65,11 @@ class StepProgram:
             self._waits[op] = self._awaited(op)
             if op.type not in HELD:
                 self._add(op)
-        self._sums = [self._place[op] for op in long_sums(step) if op in self._place]
+        self._sums = {
+            self._place[op]: order_of_addition(op)
+            for op in long_sums(step)
+            if op in self._place
+        }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
         held = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held for n in self._numbers([t])]
@@ -86,7 +92,7 @@ class StepProgram:
         segments = list(segments)
         program = self.program(segments)
         ordered = segments and self._in_turn
-        return simulate(program, frugal_order(program) if ordered else None).peak
+        return simulate(in_turn(program) if ordered else program).peak
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.
@@ -100,8 +106,9 @@ class StepProgram:
         segments = list(segments)
         for segment in segments:
             self._add_segment(segment, nodes, sizes)
-        for place in self._sums if segments and self._in_turn else ():
-            _add_in_turn(nodes, sizes, place)
+        if segments and self._in_turn:
+            for place, order in self._sums.items():
+                _add_in_turn(nodes, sizes, place, order)
         if not segments:
             return Program(nodes, sizes, self._held)
         return _pruned(nodes, sizes, self._wanted, self._held)
@@ -148,6 +155,7 @@ class StepProgram:
                 temporary=temporary_bytes(op),
                 cheap=op.type in CHEAP,
                 late=op in self._late,
+                queue=self._queues.get(op),
             )
         )
 
@@ -253,15 +261,22 @@ def _barrier(number: int, made: int, gate: int) -> Node:
     )
 
 
-def _add_in_turn(nodes: list[Node], sizes: list[int], place: int) -> None:
-    """Replace the node of a sum by one for each tensor that is added to the first."""
+def _add_in_turn(
+    nodes: list[Node], sizes: list[int], place: int, order: list[int]
+) -> None:
+    """Replace the node of a sum by one for each pair that is added."""
     node = nodes[place]._replace(reuses=((0, 0),))
-    total, *rest = node.inputs
-    for number in rest[:-1]:
-        nodes.append(node._replace(inputs=[total, number], outputs=[len(sizes)]))
-        total = len(sizes)
+    if len(node.inputs) < len(order):
+        # Part of it is held anyway.
+        return
+    numbers = [node.inputs[i] for i in order]
+    *pairs, last = additions(len(numbers))
+    for first, second in pairs:
+        inputs = [numbers[first], numbers[second]]
+        nodes.append(node._replace(inputs=inputs, outputs=[len(sizes)]))
+        numbers.append(len(sizes))
         sizes.append(sizes[node.outputs[0]])
-    nodes[place] = node._replace(inputs=[total, *rest[-1:]])
+    nodes[place] = node._replace(inputs=[numbers[i] for i in last])
 
 
 def _moved(

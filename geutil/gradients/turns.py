@@ -2,98 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import tensorflow as tf
 
 from geutil.gradients.eligibility import PARAMETERS
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.step import Step
-from geutil.graph.adjacency import predecessors
+from geutil.graph.adjacency import consumers
 from geutil.graph.importing import add_control_edges, neutral, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
-from geutil.graph.version_1_flow import unconditional
-from geutil.memory.program import Node, Program
-from geutil.memory.scheduling import frugal_order, negligible_size
 
 SCOPE = "ordered"
-_NEAR = 16
-_PASSED_ON = frozenset(
-    ("ExpandDims", "Identity", "NoOp", "PlaceholderWithDefault", "Reshape", "Squeeze")
+_SUMS = frozenset(("Add", "AddN", "AddV2", "Sub"))
+_PRODUCTS = frozenset(("Div", "Mul", "Neg", "RealDiv", "Square"))
+_UNORDERED = _SUMS | frozenset(
+    (
+        # oneDNN merges it with the filter gradient that reads the same.
+        "BiasAddGrad",
+        # They hand on what they get, or nothing.
+        "ExpandDims",
+        "Identity",
+        "NoOp",
+        "PlaceholderWithDefault",
+        "Reshape",
+        "Squeeze",
+        # They read no values.
+        "Rank",
+        "Shape",
+        "ShapeN",
+        "Size",
+    )
 )
-"""Types of ops that hand on what they get, or nothing."""
-_UNORDERED = _PASSED_ON | {"BiasAddGrad", "Rank", "Shape", "ShapeN", "Size"}
-"""oneDNN merges the first with a filter gradient; the last four read no values."""
 
 
-def take_turns(step: Step) -> None:
-    """Let the ops of a backward pass that make or free much run one after the other.
+def queues(ops: Iterable[Operation]) -> Iterator[tuple[Operation, str]]:
+    """Yield the ops that take turns, each with its queue: the device.
 
-    TensorFlow's executor runs whatever is ready: with several threads at once, and
-    otherwise in an order of its own, which is another one in the first step. What it
-    starts too early is held until it is needed. So each such op waits for the one
-    before it in `frugal_order`, if that is on the same device and not behind one of its
-    inputs anyway. It waits by a node on its first input, as kernels bear no control
-    edges (see `ControlDelays`).
+    Not those that Grappler joins with others, into which they would round otherwise if
+    they had to wait: sums, and products with constants or beside such. Nor those that
+    read from several devices, since towers would wait for each other by them.
 
     Args:
-        step: the step, as it will run; its graph is changed.
+        ops: ops of a backward pass that run once whenever it is run.
 
-    Cost: linear in the ops of the step and their edges; some 60 us for each op.
+    Cost: linear in the ops and their inputs.
     """
-    planned = StepProgram(step)
-    program, ops = planned.program(), planned.ops
-    late = [op for op, node in zip(ops, program.nodes, strict=True) if node.late]
-    able = frozenset(filter(_can_take_turns, unconditional(late)))
-    small = negligible_size(program)
-    last: dict[str, Operation] = {}
-    for i in frugal_order(program):
-        op = ops[i]
-        if op not in able or _largest(program, program.nodes[i]) <= small:
-            continue
-        before = last.get(op.device)
-        last[op.device] = op
-        if before is not None and not _is_behind(before, op):
-            _wait(op, before)
+    for op in ops:
+        places = {op.device, *(t.op.device for t in op.inputs)} - {""}
+        if op.type not in _UNORDERED and len(places) < 2 and not _is_joined(op):
+            yield op, op.device
 
 
-def _can_take_turns(op: Operation) -> bool:
-    """Tell whether an op belongs to one device, and matters for the order."""
-    places = {op.device, *(t.op.device for t in op.inputs)} - {""}
-    return op.type not in _UNORDERED and len(places) < 2
+def _is_joined(op: Operation) -> bool:
+    """Tell whether an op is a product that Grappler may join with a constant."""
+    if op.type not in _PRODUCTS:
+        return False
+    beside = [op, *(t.op for t in op.inputs)]
+    beside += [reader for t in op.outputs for reader in consumers(t)]
+    return any(_scales(other) for other in beside)
 
 
-def _largest(program: Program, node: Node) -> int:
-    return max((program.sizes[t] for t in (*node.inputs, *node.outputs)), default=0)
+def _scales(op: Operation) -> bool:
+    return op.type in _PRODUCTS and any(t.op.type == "Const" for t in op.inputs)
 
 
-def _is_behind(before: Operation, op: Operation) -> bool:
-    """Tell whether `op` reads what `before` makes, or reads what waits for it.
+def wait_for_turn(op: Operation, before: Operation) -> None:
+    """Let an op wait for another, by a node on its first input that can have one.
 
-    Looks only near by: to wait once more does no harm.
+    Kernels bear no control edges (see `ControlDelays`). An op that reads nothing but
+    shapes and the like does not wait.
+
+    Cost: constant.
     """
-    nearest = list(predecessors(op))
-    for nearer in nearest:
-        if nearer is before:
-            return True
-        if nearer.type in _PASSED_ON and len(nearest) < _NEAR:
-            nearest += predecessors(nearer)
-    return False
-
-
-def _wait(op: Operation, before: Operation) -> None:
-    """Let an op wait for another by an input that can be handed on."""
-    index = _input_to_hold_back(op)
-    if index is not None:
-        held = op.inputs[index]
-        stand_in = _stand_in(held)
-        add_control_edges(stand_in.op, [before])
-        set_new_input(op, index, stand_in)
-
-
-def _input_to_hold_back(op: Operation) -> int | None:
-    """Return the place of the first input with values, best one that is no variable."""
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     given = [i for i in places if op.inputs[i].op.type in PARAMETERS]
-    return next(iter([i for i in places if i not in given] or places), None)
+    for index in [i for i in places if i not in given][:1] or given[:1]:
+        stand_in = _stand_in(op.inputs[index])
+        add_control_edges(stand_in.op, [before])
+        set_new_input(op, index, stand_in)
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -25,6 +25,8 @@ class Node(NamedTuple):
         temporary: the bytes that it holds only while it runs.
         cheap: the executor runs it at once rather than hand it to a thread.
         late: it is of the backward pass, whose order can be chosen.
+        queue: nodes with the same one take turns (`geutil.memory.scheduling.in_turn`);
+            None if a node runs as soon as it can.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else
@@ -41,6 +43,7 @@ class Node(NamedTuple):
     temporary: int = 0
     cheap: bool = False
     late: bool = False
+    queue: str | None = None
     updates: Sequence[int] = ()
 
     def changed(self, **changes: Any) -> Node:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from geutil.memory.execution import execution_order
 from geutil.memory.program import Node, Program
 
+_NEAR = 16
 SMALL = 8
 """Tensors below this part of the largest one do not matter for the order."""
 
@@ -95,6 +97,110 @@ def frugal_order(program: Program) -> list[int]:
         if waiting[i]:
             run(i)
     return order
+
+
+def turns(program: Program) -> list[tuple[int, int]]:
+    """Return who has to wait for whom so that queues run in `frugal_order`.
+
+    Of the nodes of a queue those count that read or make something large. Each waits
+    for the one before it, unless it reads what that one makes anyway.
+
+    Args:
+        program: the nodes and their edges.
+
+    Returns:
+        Pairs of numbers: a node and the one that it waits for.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: that of `frugal_order`.
+    """
+    nodes = program.nodes
+    small = negligible_size(program)
+    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
+    last: dict[str, int] = {}
+    pairs = []
+    for i in frugal_order(program):
+        node = nodes[i]
+        if node.queue is None or _largest(program, node) <= small:
+            continue
+        before = last.get(node.queue)
+        last[node.queue] = i
+        if before is not None and not _is_behind(before, i, nodes, maker):
+            pairs.append((i, before))
+    return pairs
+
+
+def in_turn(program: Program) -> Program:
+    """Return a program with nodes by which the nodes of a queue wait for their turns.
+
+    Args:
+        program: the nodes and their edges.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: that of `frugal_order`.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "Relu", outputs=[0])
+        >>> short = Node("short", "Tile", [0], [1], late=True, queue="CPU")
+        >>> long = Node("long", "Exp", [0], [2], late=True, queue="CPU")
+        >>> sum = Node("sum", "Sum", [2], [3], late=True)
+        >>> both = Node("both", "Add", [1, 3], [4], late=True)
+        >>> program = Program([x, short, long, sum, both], [80, 80, 80, 8, 80], [0])
+        >>> waiting = in_turn(program).nodes[-1]
+        >>> waiting.name, waiting.controls
+        ('turn of short', [2])
+    """
+    nodes = list(program.nodes)
+    sizes = list(program.sizes)
+    for i, before in turns(program):
+        node = nodes[i]
+        if not node.inputs:
+            nodes[i] = node.changed(controls=[*node.controls, before])
+            continue
+        held, *others = node.inputs
+        nodes[i] = node.changed(inputs=[len(sizes), *others])
+        nodes.append(_turn(node, held, len(sizes), before))
+        sizes.append(sizes[held])
+    return replace(program, nodes=nodes, sizes=sizes)
+
+
+def _turn(node: Node, held: int, made: int, before: int) -> Node:
+    return Node(
+        name=f"turn of {node.name}",
+        type="PlaceholderWithDefault",
+        inputs=[held],
+        outputs=[made],
+        controls=[before],
+        aliases=((0, 0),),
+        cheap=True,
+        late=True,
+    )
+
+
+def _largest(program: Program, node: Node) -> int:
+    return max((program.sizes[t] for t in (*node.inputs, *node.outputs)), default=0)
+
+
+def _is_behind(
+    before: int, i: int, nodes: Sequence[Node], maker: Mapping[int, int]
+) -> bool:
+    """Tell whether a node reads what another makes, or what waits for it.
+
+    Looks only near by, through nodes that hand on: to wait once more does no harm.
+    """
+    nearest = [i]
+    for nearer in nearest:
+        if nearer == before:
+            return True
+        node = nodes[nearer]
+        if nearer == i or (node.cheap and len(nearest) < _NEAR):
+            nearest += [*(maker[t] for t in node.inputs), *node.controls]
+    return False
 
 
 def _heights(order: Sequence[int], successors: Sequence[Sequence[int]]) -> list[int]:

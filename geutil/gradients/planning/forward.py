@@ -14,6 +14,7 @@ from geutil.memory.predicting.kernels import aliases
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
+_SUMS = frozenset(("Add", "AddN", "AddV2"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +141,19 @@ def _sharing(
     return list({id(group): group for group in groups.values()}.values())
 
 
+def _is_passed_over(tensor: Tensor) -> bool:
+    """Tell whether a tensor only goes from one sum into the next.
+
+    Grappler adds up in one op what a chain of sums adds, in an order of its own, unless
+    somebody else reads a sum in between. To keep that one would change how the forward
+    pass rounds; and the next sum is no larger.
+    """
+    readers = tensor.consumers()
+    return tensor.op.type in _SUMS and len(readers) == 1 and readers[0].type in _SUMS
+
+
 def _price(tensor: Tensor, smallest: int) -> int:
-    if tensor_elements(tensor) < smallest:
+    if tensor_elements(tensor) < smallest or _is_passed_over(tensor):
         return NEVER
     size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":
