@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import Report
+from geutil.graph.determinism import is_determinism_enabled
 
 SCOPE = "recomputed/"
 _HELPERS = ("NoOp", "PlaceholderWithDefault")
@@ -69,6 +70,16 @@ def assert_same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def assert_as_near(actual: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Check what is promised: the same bits under determinism, otherwise 1e-6.
+
+    Grappler adds in the order of names, so does `geutil.gradients`; without Grappler,
+    as in `run`, TensorFlow's order is another one.
+    """
+    compare = assert_same if is_determinism_enabled() else assert_close
+    compare(actual, expected)
 
 
 def assert_close(actual: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -1,6 +1,8 @@
 """Small networks, for all tests of gradients."""
 
 import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config
 
 from tests.gradients.networks import SMALL, small_step, trace_forward
 
@@ -9,6 +11,15 @@ from tests.gradients.networks import SMALL, small_step, trace_forward
 def step(request):
     """The training step of each network in turn."""
     return small_step(request.param)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["same bits", "usual"])
+def determinism(request):
+    """Whether the process asks for the same bits every time."""
+    if request.param:
+        tf.config.experimental.enable_op_determinism()
+    yield request.param
+    config.disable_op_determinism()
 
 
 @pytest.fixture

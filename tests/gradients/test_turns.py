@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import gradients, last_report
-from geutil.gradients.turns import SCOPE
+from geutil.gradients.turns import SCOPE, queues
 from tests.gradients.checking import assert_close, run
 from tests.settings import slow
 
@@ -28,7 +28,7 @@ def normalized(h, name):
 def network(x, layers=4):
     kept = []
     for i in range(layers):
-        x = tf.nn.relu6(normalized(tf.tanh(x * (1.0 + i)), f"norm{i}"))
+        x = tf.nn.relu6(normalized(tf.tanh(tf.sin(x)), f"norm{i}"))
         kept.append(x)
     return tf.reduce_sum(tf.sin(x)), kept
 
@@ -64,19 +64,32 @@ def test_large_ops_of_the_backward_pass_are_in_one_line():
     behind = {ours.op, *nx.ancestors(edges, ours.op)}
     seeds = [op for op in graph.get_operations()[before:] if op.type == "Identity"][:1]
     ahead = nx.descendants(edges, seeds[0])
+    ops = [op for op in nx.topological_sort(edges) if op in behind and op in ahead]
+    taking_turns = {op for op, _ in queues(ops)}
     large = [
         op
-        for op in nx.topological_sort(edges)
-        if op in behind
-        and op in ahead
-        # What Grappler simplifies has no fixed place.
-        and op.type not in ("Add", "AddN", "AddV2", "Mul", "Neg", "RealDiv", "Sub")
-        and op.type not in ("PlaceholderWithDefault", "Reshape", "Identity", "Shape")
+        for op in ops
+        if op in taking_turns
+        and not op.name.startswith("recomputed/")
         and any(t.shape.num_elements() == 64 * WIDTH for t in op.outputs)
     ]
     assert len(large) > 15
     for earlier, later in itertools.pairwise(large):
         assert nx.has_path(edges, earlier, later), (earlier.name, later.name)
+
+
+def traced_peak(session, fetch, feed):
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    session.run(fetch, feed, options=options, run_metadata=metadata)
+    records = sorted(
+        (record.alloc_micros, record.alloc_bytes)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    )
+    return np.cumsum([size for _, size in records]).max()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -90,25 +103,11 @@ def test_the_first_step_holds_what_was_predicted(threads):
         config = v1.ConfigProto(
             inter_op_parallelism_threads=threads, use_per_session_threads=True
         )
-        metadata = v1.RunMetadata()
+        feed = {x: np.ones([2048, WIDTH], np.float32)}
         with v1.Session(graph=graph, config=config) as session:
-            session.run(
-                fetch,
-                {x: np.ones([2048, WIDTH], np.float32)},
-                options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE),
-                run_metadata=metadata,
-            )
-    records = sorted(
-        (record.alloc_micros, record.alloc_bytes)
-        for device in metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for memory in node.memory
-        for record in memory.allocation_records
-    )
-    live = np.cumsum([size for _, size in records])
-    tensor = 2048 * WIDTH * 4
-    # What one node frees and the next takes may have changed places in the records.
-    assert live.max() <= last_report().peak + 1.1 * tensor
+            peak = traced_peak(session, fetch, feed)
+    # A buffer may be taken in the same microsecond in which another is freed.
+    assert peak <= last_report().peak + 2048 * WIDTH * 4
 
 
 def test_ops_of_several_devices_do_not_wait_for_each_other():
