@@ -12,6 +12,8 @@ from geutil.gradients.planning.trials import Trial, Trials
 AS_GOOD = 1.01
 """Of choices whose peaks differ by less, the one with less compute is taken."""
 
+_MOST_STARTS = 8
+
 Cuts = tuple[int, ...]
 """The places of cuts, ascending."""
 
@@ -52,22 +54,30 @@ class Search:
         """Leave out, shift or add one cut at a time, as long as that lowers the peak.
 
         Cuts are added where there are so few places that all of them can be tried.
+        Where that leads no further, it goes on from the next best cutting so far.
         """
-        found = min(
-            self._known.items(), key=lambda entry: _rank(entry[1]), default=None
-        )
-        while found is not None and self._left > 0:
-            cuts, trial = found
-            found = self._better(cuts, trial)
+        left_alone: set[Cuts] = set()
+        while self._left > 0 and len(left_alone) < _MOST_STARTS:
+            found = min(
+                (entry for entry in self._known.items() if entry[0] not in left_alone),
+                key=lambda entry: _rank(entry[1]),
+                default=None,
+            )
+            if found is None:
+                return
+            if not self._finds_better(*found):
+                left_alone.add(found[0])
 
-    def _better(self, cuts: Cuts, than: Trial) -> tuple[Cuts, Trial] | None:
+    def _finds_better(self, cuts: Cuts, than: Trial) -> bool:
         for changed in self._changes(cuts):
             if self._left <= 0:
                 break
+            if changed in self._known:
+                continue
             trial = self._try(changed)
             if trial is not None and _rank(trial) < _rank(than):
-                return changed, trial
-        return None
+                return True
+        return False
 
     def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
         for i in range(len(cuts) if len(cuts) > 1 else 0):
