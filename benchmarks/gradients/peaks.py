@@ -33,10 +33,6 @@ class Peak:
     resident: int
     steady: int
 
-    @property
-    def best(self) -> int:
-        return self.steady if self.allocator is None else self.allocator
-
 
 def measure_peak(network: str, setting: Setting, way: str) -> Peak:
     """Return the peak of some steps in this process."""

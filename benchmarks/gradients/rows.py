@@ -36,6 +36,13 @@ class Outcome:
     prediction: Prediction | None = None
     raised: tuple[str, ...] = ()
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak: the allocator's, else the trace's, else the resident memory's."""
+        if self.peak is None or self.peak.allocator is not None:
+            return self.peak and self.peak.allocator
+        return self.prediction.traced if self.prediction else self.peak.steady
+
 
 @dataclass(frozen=True)
 class StepRow:
@@ -51,7 +58,7 @@ class StepRow:
     outcomes: dict[str, Outcome] = field(repr=False)
 
     def peak_ratio(self, way: str) -> float | None:
-        return self._ratio(way, lambda o: o.peak and o.peak.best)
+        return self._ratio(way, lambda o: o.peak_bytes)
 
     def resident_ratio(self, way: str) -> float | None:
         return self._ratio(way, lambda o: o.peak and o.peak.resident)
@@ -117,8 +124,8 @@ def measure_case(case: Case, predicting: bool = True) -> StepRow:
 
     Args:
         case: the row.
-        predicting: whether to predict as well. Predictions are of steps with oneDNN
-            on, and not of what XLA makes of a graph.
+        predicting: whether to predict as well, and to trace. Not what XLA makes of a
+            graph.
     """
     outcomes = {
         way: _measure(case, way, predicting and way not in case.peers)
@@ -141,7 +148,7 @@ def _measure(case: Case, way: str, predicting: bool) -> Outcome:
     try:
         peak = in_a_child("peak", case.network, case.setting, way)
         outcome = replace(outcome, peak=Peak(**peak))
-        if predicting and case.setting.onednn and not case.setting.xla:
+        if predicting and not case.setting.xla:
             found = in_a_child("prediction", case.network, case.setting, way)
             outcome = replace(outcome, prediction=Prediction(**found))
     except ChildError as error:

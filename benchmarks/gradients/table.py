@@ -47,10 +47,10 @@ def show(console: Console, rows: Sequence[StepRow]) -> None:
 
 
 def _cells(row: StepRow) -> list[str]:
-    plain = row.outcomes[PLAIN].peak
+    plain = row.outcomes[PLAIN].peak_bytes
     return [
         f"{_name(row)}\n{row.case.size}",
-        f"{plain.best / 1e6:,.0f}" if plain else "",
+        f"{plain / 1e6:,.0f}" if plain else "",
         _marked(row.peak_ratio(MEMORY), row.peak_ok),
         f"{row.case.peak_limit:.2f}",
         _number(row.resident_ratio(MEMORY)),

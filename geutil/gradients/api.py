@@ -35,6 +35,12 @@ def gradients(
     `tf.gradients`: the backward graph is TensorFlow's own, and only reads other copies
     of the same tensors. Works in a version 1 graph and inside `tf.function`.
 
+    With `tf.config.experimental.enable_op_determinism` the results are those of
+    `tf.gradients` to the last bit. Otherwise the backward pass also runs in an order
+    that holds little, and adds gradients up as they come: rounded like TensorFlow's as
+    Grappler leaves it by default, and to 1e-6 without Grappler or under XLA, unless
+    what is differentiated makes more of a rounding than that.
+
     Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
     prints keep what they yielded. Loops, branches and calls are recomputed whole.
 
