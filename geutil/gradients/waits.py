@@ -45,6 +45,9 @@ def awaited_by_stage(
         near = last.keys() if places == _ANYWHERE else places | _ANYWHERE
         previous = sorted({last[place] for place in near if place in last})
         awaited = [op for i in previous for op in sinks.get(i, waits[i])]
+        if not previous:
+            # What the backward pass does before anything is needed again.
+            awaited = [op for op in sinks.get(-1, ()) if _is_near(op, places)]
         waits.append(tuple(dict.fromkeys(awaited)) or step.seeds)
         last.update(dict.fromkeys(places, stage))
     return waits
@@ -53,6 +56,10 @@ def awaited_by_stage(
 def _devices(ops: Sequence[Operation]) -> frozenset[str]:
     """Return where a segment is. Helpers of gradient functions are on no device."""
     return frozenset(op.device for op in ops) - _ANYWHERE or _ANYWHERE
+
+
+def _is_near(op: Operation, places: frozenset[str]) -> bool:
+    return places == _ANYWHERE or op.device in places | _ANYWHERE
 
 
 def _apart(first: frozenset[str], second: frozenset[str]) -> bool:
