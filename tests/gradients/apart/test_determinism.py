@@ -27,7 +27,9 @@ CASES = [
     ("MobileNetV2", "speed", True),
     ("MobileNetV2", "memory", True),
     ("U-Net", "speed", True),
-    ("encoder", "memory", True),
+    # The barrier before a recomputed layer norm knows its static shape, which Grappler
+    # did not know of the original, so it adds up the copy in another order.
+    ("encoder", "memory", False),
     ("encoder", "speed", True),
 ]
 
