@@ -27,8 +27,8 @@ CASES = [
     ("MobileNetV2", "speed", True),
     ("MobileNetV2", "memory", True),
     ("U-Net", "speed", True),
-    # The barrier before a recomputed layer norm knows its static shape, which Grappler
-    # did not know of the original, so it adds up the copy in another order.
+    # Grappler's AddOpsRewrite joins the sums of recomputed layer norms, and not those
+    # of the originals, so the copies are added up in another order.
     ("encoder", "memory", False),
     ("encoder", "speed", True),
 ]
