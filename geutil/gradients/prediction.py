@@ -50,7 +50,7 @@ class StepProgram:
         walked = get_backward_walk_ops(
             fetched, within_ops_fn=step.covers, control_inputs=True
         )
-        # As `build_recomputation` does.
+        # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._in_turn = not is_determinism_enabled()
         self._queues = backward_edges(step).queues
         self._late = {*step.seeds, *step.backward}

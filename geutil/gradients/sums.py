@@ -136,6 +136,9 @@ def _redirect(op: Operation, total: Tensor) -> None:
 
 
 def _renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values.op in replaced:
+        values = replaced[gradient.values.op]
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     if isinstance(gradient, tf.Tensor):
         return replaced.get(gradient.op, gradient)
     return gradient

@@ -1,14 +1,12 @@
 """Starts processes for the tests that depend on how TensorFlow was set up."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import settings
 from tests.gradients.apart import VARIABLE
+from tests.processes import check_in_a_process
 
 HERE = Path(__file__).parent
 # What is run with which environment.
@@ -38,23 +36,4 @@ PROCESSES = {
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
-    paths = [str(HERE / file) for file in files]
-    command = [sys.executable, "-m", "pytest", *paths, "-q", "-p", "no:cacheprovider"]
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        # A worker of pytest-xdist would take the child for another worker.
-        if not name.startswith("PYTEST_")
-    }
-    environment |= {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables
-    done = subprocess.run(
-        command,
-        cwd=HERE.parents[1],
-        env=environment,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    check_in_a_process([HERE / file for file in files], variables)

@@ -126,6 +126,28 @@ def test_sums_of_slices_stay_slices():
         assert_close([a], [b])
 
 
+def test_slices_whose_values_are_a_sum():
+    @tf.custom_gradient
+    def rows(table):
+        def grad(dy):
+            return tf.IndexedSlices(dy, tf.range(64), tf.constant([64, 64]))
+
+        return tf.identity(table), grad
+
+    with tf.Graph().as_default() as graph:
+        table = tf.constant(np.linspace(-1, 1, 4096).reshape(64, 64).astype("float32"))
+        a = rows(table)
+        y = tf.add_n([tf.sin(tf.sin(a)), tf.tanh(tf.sin(a)), tf.exp(tf.sin(a))])
+        y += tf.cos(a) * tf.sigmoid(a)
+        z = tf.reduce_sum(tf.exp(tf.sin(y)))
+        (ours,) = gradients(z, table, checkpoints=[y])
+        (plain,) = tf.gradients(z, table)
+        assert isinstance(ours, tf.IndexedSlices)
+        assert plain.values.op.type == "AddN" and len(plain.values.op.inputs) > 2
+        assert set(sums([ours])) == {2}
+        assert_close(*run(graph, [[ours.values], [plain.values]]))
+
+
 def test_without_recomputation_sums_stay_as_they_are():
     with tf.Graph().as_default():
         x = tf.ones([64, 64])
