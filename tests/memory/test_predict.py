@@ -9,40 +9,52 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.memory import bytes_of, predict, simulate, step_program
 from geutil.memory.predicting.onednn import with_onednn
-from tests.memory.networks import NETWORKS, residual, training_step, unet
-from tests.memory.tracing import traced_peak, traced_peaks
+from tests.memory.networks import NETWORKS, training_step, unet
+from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
 
 MEGABYTE = 2**20
 
 
-def assert_close(predicted, traced):
-    assert 0.95 * traced <= predicted <= 1.05 * traced
+@pytest.mark.parametrize("grappler", [True, False])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_a_step_is_predicted_in_the_order_in_which_it_ran(network, grappler):
+    step = training_step(network)
+    program = with_onednn(step_program(step.fetches, grappler=grappler))
+    stats = trace(step.graph, step.fetches, step.feeds, grappler=grappler)
+    predicted = simulate(program, order_of(stats, program)).peak
+    # Equal to the byte, but for what a convolution takes while it runs: 96 KB in the
+    # U-Net, on one processor; on another it may be more.
+    assert 0.99 * peak_of(stats) <= predicted <= peak_of(stats)
+
+
+def possible_peaks(fetches, shapes=None):
+    """Return the peaks of the orders that TensorFlow may choose.
+
+    The order depends on addresses where an op has many edges, so it differs from
+    Session to Session, also of one process.
+    """
+    program = step_program(fetches, grappler=True, shapes=shapes)
+    return {simulate(with_onednn(program, seed), seed=seed).peak for seed in range(30)}
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
-def test_a_training_step_is_predicted(network):
-    """TensorFlow's order, and so its peak, differs from Session to Session."""
+def test_the_order_is_one_of_few(network):
+    """In each network two or three orders make a difference; a Session has one."""
     step = training_step(network)
-    program = step_program(step.fetches, grappler=True)
-    runs = [simulate(with_onednn(program, seed), seed=seed) for seed in range(30)]
+    possible = possible_peaks(step.fetches)
+    assert len(possible) <= 3
     for traced in traced_peaks(step.graph, step.fetches, step.feeds):
-        nearest = min((run.peak for run in runs), key=lambda peak: abs(peak - traced))
-        assert_close(nearest, traced)
-    assert predict(step.fetches).peak in {run.peak for run in runs}
-
-
-def test_a_training_step_without_grappler_is_predicted():
-    step = training_step(residual)
-    peak = traced_peak(step.graph, step.fetches, step.feeds, grappler=False)
-    assert_close(predict(step.fetches, grappler=False).peak, peak)
+        assert any(peak == pytest.approx(traced, rel=0.02) for peak in possible)
+    assert predict(step.fetches).peak in possible
 
 
 def test_a_batch_size_that_is_given_is_as_good_as_one_that_is_known():
-    known = training_step(unet)
+    known = possible_peaks(training_step(unet).fetches)
     left_open = training_step(unet, batch_known=False)
     ((x, value),) = left_open.feeds.items()
-    predicted = predict(left_open.fetches, shapes=[(x, value.shape)]).peak
-    assert predicted == pytest.approx(predict(known.fetches).peak, rel=0.05)
+    predicted = possible_peaks(left_open.fetches, [(x, value.shape)])
+    # There are some more scalars: the sizes that are known elsewhere.
+    assert sorted(predicted) == pytest.approx(sorted(known), abs=1000)
 
 
 def small_step():

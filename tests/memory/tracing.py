@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def traced_peak(graph, fetches, feeds, *, grappler=True):
-    """Return the most bytes that one traced step allocates at once.
+def trace(graph, fetches, feeds, *, grappler=True):
+    """Return the statistics of one traced step, node by node.
 
     The Session has one inter-op thread. What was there before the step (variables,
     constants, feeds) is not in the records.
@@ -24,10 +24,14 @@ def traced_peak(graph, fetches, feeds, *, grappler=True):
             variables = tf.compat.v1.global_variables()
             session.run(tf.compat.v1.variables_initializer(variables))
         session.run(fetches, feeds, options=options, run_metadata=data)
+    return [node for device in data.step_stats.dev_stats for node in device.node_stats]
+
+
+def peak_of(stats):
+    """Return the most bytes that a traced step allocates at once."""
     records = [
         (record.alloc_micros, record.alloc_bytes)
-        for device in data.step_stats.dev_stats
-        for node in device.node_stats
+        for node in stats
         for memory in node.memory
         for record in memory.allocation_records
     ]
@@ -38,6 +42,31 @@ def traced_peak(graph, fetches, feeds, *, grappler=True):
     return peak
 
 
+def order_of(stats, program):
+    """Return the nodes of a program in the order of a traced step.
+
+    What the Session folded into constants before is not in the trace. It comes right
+    before what reads it.
+    """
+    names = [n.node_name for n in sorted(stats, key=lambda n: n.all_start_nanos)]
+    place = {node.name: i for i, node in enumerate(program.nodes)}
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    traced = [place[name] for name in names if name in place]
+    folded = set(place.values()).difference(traced)
+    order: dict[int, None] = {}
+    for last in [*traced, *folded]:
+        stack = [last]
+        while stack:
+            node = program.nodes[stack[-1]]
+            behind = [*map(maker.__getitem__, node.inputs), *node.controls]
+            missing = [i for i in behind if i not in order]
+            assert folded.issuperset(missing)
+            if not missing:
+                order[stack.pop()] = None
+            stack += missing
+    return list(order)
+
+
 def traced_peaks(graph, fetches, feeds, *, sessions=3):
     """Return the peaks of several Sessions; addresses decide part of their order."""
-    return [traced_peak(graph, fetches, feeds) for _ in range(sessions)]
+    return [peak_of(trace(graph, fetches, feeds)) for _ in range(sessions)]

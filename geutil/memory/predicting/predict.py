@@ -61,7 +61,9 @@ def predict(
             them all that the step needs. The graph is then taken as it is.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name.
-        grappler: optimize the graph first.
+        grappler: optimize the graph first. A Session without Grappler still folds
+            constants, which is left out then: with many of them, the order that is
+            predicted may not be one of the Session's.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
