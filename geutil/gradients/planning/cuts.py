@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.gradients.costs import multiply_adds
-from geutil.gradients.planning.forward import Buffer, ForwardPass
+from geutil.gradients.planning.forward import NEVER, Buffer, ForwardPass
 from geutil.graph.kinds import Tensor
 
 Ints = npt.NDArray[np.int64]
@@ -115,7 +115,8 @@ def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
     before = np.append(np.iinfo(np.int64).max, crossing[:-1])
     after = np.append(crossing[1:], np.iinfo(np.int64).max)
     least = crossing <= np.minimum(before, after)
-    low = np.flatnonzero((crossing > 0) & (least | (np.cumsum(dear)[:count] == 0)))
+    allowed = (crossing > 0) & (crossing < NEVER)
+    low = np.flatnonzero(allowed & (least | (np.cumsum(dear)[:count] == 0)))
     if len(low) > most:
         low = low[least[low]]
     if len(low) > most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import combinations
 
 from geutil.gradients.planning.cuts import crossing_tensors
 from geutil.gradients.planning.forward import ForwardPass
@@ -13,6 +14,7 @@ AS_GOOD = 1.01
 """Of choices whose peaks differ by less, the one with less compute is taken."""
 
 _MOST_STARTS = 8
+_SWEPT_CUTS = 3
 
 Cuts = tuple[int, ...]
 """The places of cuts, ascending."""
@@ -67,6 +69,16 @@ class Search:
                 return
             if not self._finds_better(*found):
                 left_alone.add(found[0])
+
+    def sweep(self) -> None:
+        """Try all cuttings of one cut, then of two and three, while that can be done.
+
+        In a small graph nothing is left to chance then.
+        """
+        for count in range(1, _SWEPT_CUTS + 1):
+            if math.comb(len(self._places), count) > self._left:
+                return
+            self.start(combinations(self._places, count))
 
     def _finds_better(self, cuts: Cuts, than: Trial) -> bool:
         for changed in self._changes(cuts):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from benchmarks.networks import NETWORKS
 from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.planning.search import AS_GOOD
 from geutil.gradients.planning.trials import Trials
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
@@ -14,8 +15,12 @@ from tests.gradients.networks import SMALL, trace_forward
 from tests.gradients.planning.graphs import Everything, chain_step, random_step
 
 v1 = tf.compat.v1
-# The search ends where no single change of the cuts helps.
-NEARLY = 1.2
+# Of the random steps with seeds 0 to 70, all are within 1 % of the best but 16 and 44,
+# which miss it by 17 %: of their 17 places not all three can be tried together, and
+# from what is found no single change leads to the best.
+MISSED = {16: 1.17}
+# For 31 and 36 all reckonings tell not to cut; before the sweep they were left plain.
+SEEDS = [*range(17), 31, 36]
 # 2 % less than plain is not worth while.
 WORTH_WHILE = 0.98
 # The small networks of other tests would have nothing that is worth recomputing.
@@ -32,21 +37,21 @@ def peaks(step, choice):
     return trials.plain().peak, trials.run(choice.kept).peak
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nearly_the_best_cuts_of_a_chain_are_found(seed):
+def assert_nearly_best(step, bound):
+    best = Everything(step).best()
+    plain, found = peaks(step, choose(step))
+    assert found <= bound * best.peak or best.peak > WORTH_WHILE * plain
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_cuts_of_a_chain_are_found(seed):
     widths = np.random.default_rng(seed).integers(8, 128, 7)
-    step = chain_step([int(w) for w in widths])
-    best = Everything(step).best()
-    plain, found = peaks(step, choose(step))
-    assert found <= NEARLY * best.peak or best.peak > WORTH_WHILE * plain
+    assert_nearly_best(chain_step([int(w) for w in widths]), AS_GOOD)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nearly_the_best_cuts_of_any_graph_are_found(seed):
-    step = random_step(seed, layers=4)
-    best = Everything(step).best()
-    plain, found = peaks(step, choose(step))
-    assert found <= NEARLY * best.peak or best.peak > WORTH_WHILE * plain
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_best_cuts_of_nearly_any_graph_are_found(seed):
+    assert_nearly_best(random_step(seed, layers=4), MISSED.get(seed, AS_GOOD))
 
 
 def test_a_long_chain_takes_little_and_no_op_runs_twice_again():

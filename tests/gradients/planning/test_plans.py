@@ -2,13 +2,14 @@
 
 import sys
 
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geutil.gradients import gradients
 from geutil.gradients.planning import choose_for_memory
-from geutil.gradients.planning.trials import Trials
+from geutil.gradients.planning.trials import Trial, Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
@@ -91,26 +92,46 @@ def test_no_warning_where_it_saves(caplog):
     assert [op for op in graph.get_operations() if "recomputed" in op.name]
 
 
-def calls_for_each_trial(layers):
-    """Return how many functions are called to choose for a chain, by trials."""
-    step = chain_step([8] * (layers + 1), rows=4096)
-    always = AlwaysKept(step)
-    calls = trials = 0
+def calls_of_a_trial(layers):
+    """Return how many functions are called to try out a choice for a chain."""
+    step = chain_step([8] * (layers + 1))
+    trials = Trials(step, AlwaysKept(step))
+    kept = [op.outputs[0] for op in step.graph.get_operations() if op.type == "Tanh"]
+    calls = 0
 
     def count(frame, event, argument):
-        nonlocal calls, trials
+        nonlocal calls
         calls += event in ("call", "c_call")
-        trials += event == "call" and frame.f_code is Trials.run.__code__
 
     sys.setprofile(count)
     try:
-        choice = choose_for_memory(step, always)
+        trials.run(kept[4::5])
     finally:
         sys.setprofile(None)
-    assert choice.kept
-    assert trials <= 60
-    return calls / trials
+    return calls
 
 
-def test_ten_times_the_ops_take_ten_times_the_work():
-    assert calls_for_each_trial(250) <= 12 * calls_for_each_trial(25)
+def test_a_trial_takes_work_in_proportion_to_the_ops():
+    """Each hundred layers add the same work."""
+    first, second, third = map(calls_of_a_trial, (100, 200, 300))
+    assert third - second == pytest.approx(second - first, rel=0.001)
+    # And there is hardly any besides.
+    assert second - first > 0.95 * first
+
+
+@pytest.mark.parametrize(("layers", "most"), [(5, 400), (40, 60), (250, 60), (900, 17)])
+def test_of_large_graphs_few_choices_are_tried(layers, most, monkeypatch):
+    """So the work of all trials is bounded, but for a few of the whole step."""
+    step = chain_step([8] * (layers + 1), rows=4096)
+    tried = []
+
+    def run(trials, kept):
+        tried.append(kept)
+        # All are as good, so the search goes on until it may not.
+        return Trial(tuple(kept), 1, 1)
+
+    monkeypatch.setattr(Trials, "run", run)
+    assert choose_for_memory(step, AlwaysKept(step)).peak == 1
+    assert 0 < len(tried) <= most
+    if layers > 5:
+        assert len(tried) == most
