@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
-from geutil.memory import bytes_of, predict, simulate, step_program
+from geutil.memory import bytes_of, measure, predict, simulate, step_program
+from geutil.memory.predicting.merging import with_constants_merged
 from geutil.memory.predicting.onednn import with_onednn
 from tests.memory.networks import NETWORKS, residual, training_step, unet
 from tests.memory.tracing import traced_peak, traced_peaks
@@ -35,6 +36,33 @@ def test_a_training_step_without_grappler_is_predicted():
     step = training_step(residual)
     peak = traced_peak(step.graph, step.fetches, step.feeds, grappler=False)
     assert_close(predict(step.fetches, grappler=False).peak, peak)
+
+
+def test_a_training_step_without_onednn_is_predicted():
+    step = training_step(unet)
+    measured = measure((step.graph, step.fetches, step.feeds), steps=1, onednn=False)
+    assert_close(predict(step.fetches, onednn=False).peak, measured.trace_peak)
+
+
+def test_equal_constants_are_merged_without_grappler():
+    """So that an update does not wait behind the whole step for its learning rate."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1000])
+        first, second, other = (tf.constant(v, name="c") for v in (2.0, 2.0, 3.0))
+        y = x * first + x * second + x * other
+    graph_def = graph.as_graph_def()
+    graph_def.node[-1].input.append(f"^{second.op.name}")
+    left = with_constants_merged(graph_def, [y.op.name])
+    kept = [node.name for node in left.node if node.op == "Const"]
+    assert kept == [first.op.name, other.op.name]
+    read = {name for node in left.node for name in node.input}
+    assert read.isdisjoint([second.op.name, f"^{second.op.name}"])
+    assert len(left.node) == len(graph.get_operations()) - 1
+    with tf.Graph().as_default() as imported:
+        tf.import_graph_def(left, name="")
+        with tf.compat.v1.Session(graph=imported) as session:
+            value = session.run(y.name, {x.name: np.ones(1000)})
+    np.testing.assert_array_equal(value, np.full(1000, 7.0))
 
 
 def test_a_batch_size_that_is_given_is_as_good_as_one_that_is_known():
