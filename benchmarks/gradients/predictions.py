@@ -32,7 +32,9 @@ def measure_prediction(network: str, setting: Setting, way: str) -> Prediction:
     chosen = WAYS[way]
     step = chosen.make(NETWORKS[network])
     function = traced(chosen, step, setting)
-    predicted = predict(function.graph.outputs, grappler=setting.grappler)
+    predicted = predict(
+        function.graph.outputs, grappler=setting.grappler, onednn=setting.onednn
+    )
     measured = measure(
         function,
         step.tensors(),

@@ -36,7 +36,8 @@ def gradients(
     of the same tensors. Works in a version 1 graph and inside `tf.function`.
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
-    `tf.gradients` to the last bit. Otherwise the backward pass also runs in an order
+    `tf.gradients` to the last bit, unless Grappler joins constants in another order
+    (see `geutil.gradients.rounding`). Otherwise the backward pass also runs in an order
     that holds little, and adds gradients up as they come: rounded like TensorFlow's as
     Grappler leaves it by default, and to 1e-6 without Grappler or under XLA, unless
     what is differentiated makes more of a rounding than that.

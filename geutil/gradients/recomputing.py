@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.prediction import StepProgram
+from geutil.gradients.rounding import keep_apart, readers_of, without_joined
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
 from geutil.gradients.sums import add_in_turn
@@ -39,10 +42,13 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
         # XLA fuses sums, and has an order of its own.
         _recompute(plan, DataDelays(plan))
         return plan.step
-    _recompute(plan, ControlDelays(plan, offload))
     if is_determinism_enabled():
-        # With ops in between, Grappler simplifies otherwise, and rounds otherwise.
+        # Sums and turns would change what Grappler joins, and so how it rounds.
+        readers = readers_of(plan.step)
+        copies = _recompute(plan, ControlDelays(_parted(plan), offload))
+        keep_apart(plan.step, readers, copies)
         return plan.step
+    _recompute(plan, ControlDelays(plan, offload))
     step = add_in_turn(plan.step)
     _take_turns(step)
     return step
@@ -61,7 +67,18 @@ def _take_turns(step: Step) -> None:
         wait_for_turn(ops[i], ops[before])
 
 
-def _recompute(plan: Recomputation, delays: Delays) -> None:
+def _parted(plan: Recomputation) -> Recomputation:
+    """Return the plan with segments that wait for nothing that Grappler may join."""
+    segments = (
+        replace(segment, awaited=without_joined(plan.step, segment.awaited))
+        for segment in plan.segments
+    )
+    return replace(plan, segments=tuple(segments))
+
+
+def _recompute(
+    plan: Recomputation, delays: Delays
+) -> list[tuple[Operation, Operation]]:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after what they read.
@@ -77,6 +94,9 @@ def _recompute(plan: Recomputation, delays: Delays) -> None:
         for read in segment.direct:
             if read.tensor in instead:
                 set_new_input(read.op, read.index, instead[read.tensor])
+    return [
+        (op, info.transformed(op)) for segment in plan.segments for op in segment.ops
+    ]
 
 
 def _copy(plan: Recomputation) -> TransformerInfo:

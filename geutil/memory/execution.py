@@ -19,8 +19,8 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
     A model of TensorFlow's executor with a pool of one thread. The thread works on an
     inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
     Of the other nodes that become ready together, the last joins it if the queue is
-    empty; the rest are handed to the pool, which takes up last what came first, except
-    for the nodes that wait for nothing: these are there from the start, in order.
+    empty; the rest are handed to the pool, which takes up last what came first. Nodes
+    that wait for nothing become ready together, when the source node has run.
 
     Args:
         program: the nodes and their edges.
@@ -52,14 +52,23 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
                 shuffle(after)
     pending = [len(node.inputs) + len(node.controls) for node in nodes]
     cheap = [node.cheap for node in nodes]
-    pool = deque(i for i, count in enumerate(pending) if not count)
+    # TensorFlow's source node: what waits for nothing else waits for it.
+    source = len(nodes)
+    starts = [i for i, count in enumerate(pending) if not count]
+    for i in starts:
+        pending[i] = 1
+    successors.append(starts)
+    if seed is not None and len(starts) > ORDERED_EDGES:
+        shuffle(starts)
+    pool = deque([source])
     order: list[int] = []
     inner: deque[int] = deque()
     while pool:
         inner.append(pool.popleft())
         while inner:
             i = inner.popleft()
-            order.append(i)
+            if i != source:
+                order.append(i)
             kept = -1
             for successor in successors[i]:
                 pending[successor] -= 1

@@ -25,7 +25,7 @@ measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
     None, jit_compile: bool = False, timeout: float | None = None) -> Measurement
 predict(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, order:
     Iterable[Operation] | None = None, shapes: GivenShapes | None = None, grappler: bool
-    = True) -> Timeline
+    = True, onednn: bool | None = None) -> Timeline
 simulate(program: Program, order: Sequence[int] | None = None, *, seed: int | None =
     None) -> Simulation
 step_program(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:

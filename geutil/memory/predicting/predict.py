@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,8 +12,11 @@ from geutil.graph.grappler import optimized
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import import_ops, new_graph
 from geutil.graph.kinds import Operation, Tensor, is_op, is_tensor, type_name
+from geutil.graph.snapshots import uses_onednn
 from geutil.graph.steps import step_graph_def, step_ops
 from geutil.graph.trees import flatten
+from geutil.memory.predicting.eigen import with_column_buffers
+from geutil.memory.predicting.merging import with_constants_merged
 from geutil.memory.predicting.onednn import with_onednn
 from geutil.memory.predicting.reading import read_program
 from geutil.memory.predicting.shapes import Shapes
@@ -34,11 +37,12 @@ def predict(
     order: Iterable[Operation] | None = None,
     shapes: GivenShapes | None = None,
     grappler: bool = True,
+    onednn: bool | None = None,
 ) -> Timeline:
     """Predict what one step holds in memory, op by op, without running it.
 
     The step is optimized as a Session would do it, and then simulated as a Session with
-    one inter-op thread runs it on a CPU, oneDNN on: each buffer is held until its last
+    one inter-op thread runs it on a CPU: each buffer is held until its last
     reader has run; ops pass their input's buffer on, or write into it. Where an op has
     more than eight edges, TensorFlow's order depends on addresses and changes from
     Session to Session, and the peak may with it; of several such orders the one with
@@ -61,9 +65,9 @@ def predict(
             them all that the step needs. The graph is then taken as it is.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name.
-        grappler: optimize the graph first. A Session without Grappler still folds
-            constants, which is left out then: with many of them, the order that is
-            predicted may not be one of the Session's.
+        grappler: optimize the graph first.
+        onednn: whether oneDNN is used, which merges convolutions with what is around
+            them and makes them run later; None is what this process does.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
@@ -91,17 +95,26 @@ def predict(
     if order is not None:
         program = step_program(ys_or_fetches, feeds=feeds, shapes=shapes)
         return simulate(program, _numbers(program, order)).timeline()
-    program = step_program(ys_or_fetches, feeds=feeds, shapes=shapes, grappler=grappler)
-    return typical(program).timeline()
+    optimize = optimized if grappler else with_constants_merged
+    onednn = uses_onednn() if onednn is None else onednn
+    program = _read(ys_or_fetches, feeds, shapes, optimize, onednn)
+    return typical(program, onednn).timeline()
 
 
-def typical(program: Program) -> Simulation:
+def typical(program: Program, onednn: bool) -> Simulation:
     """Simulate a program in several of the orders that it may run in.
+
+    Args:
+        program: the step.
+        onednn: whether oneDNN is used.
 
     Returns:
         The simulation with the median peak.
     """
-    runs = [simulate(with_onednn(program, seed), seed=seed) for seed in range(SEEDS)]
+    runs = [
+        simulate(with_onednn(program, seed) if onednn else program, seed=seed)
+        for seed in range(SEEDS)
+    ]
     return sorted(runs, key=lambda run: run.peak)[SEEDS // 2]
 
 
@@ -125,6 +138,16 @@ def step_program(
 
     Cost: as that of `predict`.
     """
+    return _read(ys_or_fetches, feeds, shapes, optimized if grappler else None)
+
+
+def _read(
+    ys_or_fetches: Any,
+    feeds: Iterable[Tensor] | None,
+    shapes: GivenShapes | None,
+    optimize: Callable[[Any, Sequence[str]], Any] | None,
+    onednn: bool = True,
+) -> Program:
     fetches = _fetches(ys_or_fetches)
     given = IdentitySet(feeds or ())
     graph = get_unique_graph((*fetches, *given))
@@ -134,14 +157,16 @@ def step_program(
     fed = [*given, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
     graph_def = step_graph_def(graph, ops, given)
     names = [f.name for f in fetches if f not in given]
-    if grappler:
-        graph_def = optimized(graph_def, names)
+    if optimize is not None:
+        graph_def = optimize(graph_def, names)
     for node in graph_def.node:
         node.attr.pop("_class", None)
     scratch = new_graph()
     import_ops(scratch, known.told_to(graph_def), {})
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     program = read_program(scratch, fetched, known.bytes_of)
+    if not onednn:
+        program = with_column_buffers(program, scratch)
     known.check(fed)
     return program
 

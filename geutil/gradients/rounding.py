@@ -1,0 +1,103 @@
+"""Keeps Grappler from rounding otherwise than in the step with plain gradients.
+
+Grappler joins what has a single reader with that reader: sums of sums (AddOpsRewrite)
+and products of products (MinimizeBroadcasts), which it computes in an order of its own.
+In plain gradients the backward pass reads much of the forward pass, which keeps those
+ops apart. With recomputation it reads copies, and an original and its copy may be left
+with one reader each. And Grappler joins nothing that another op waits for.
+
+What is left to chance: of products of several constants and tensors Grappler joins the
+constants (ConstantPushDown) in an order that depends on the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from geutil.gradients.step import Step, tensors_of
+from geutil.graph.identity import IdentityMap, MutableIdentityMap
+from geutil.graph.importing import neutral, set_new_input
+from geutil.graph.kinds import Operation, Tensor
+from geutil.select.walks import get_backward_walk_ops
+
+SCOPE = "recomputed"
+JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
+
+Readers = IdentityMap[list[tuple[Operation, int]]]
+
+
+def readers_of(step: Step) -> Readers:
+    """Return who reads each tensor: ops that the step needs, and which input it is.
+
+    Cost: linear in the ops that the step needs, and their inputs.
+    """
+    readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
+    needed = get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)])
+    for op in needed:
+        for index, t in enumerate(op.inputs):
+            if t not in readers:
+                readers[t] = []
+            readers[t].append((op, index))
+    return readers
+
+
+def keep_apart(
+    step: Step, before: Readers, copies: Iterable[tuple[Operation, Operation]]
+) -> None:
+    """Put an op in front of the only reader left of what had several.
+
+    It hands its input on, without a copy, and no optimizer of TensorFlow removes it.
+
+    Args:
+        step: the step, which recomputes by now.
+        before: who read what with plain gradients.
+        copies: forward ops that run again, each with its copy.
+
+    Cost: linear in the ops that the step needs, and their inputs.
+    """
+    after = readers_of(step)
+    for op, copy in copies:
+        for t, copied in zip(op.outputs, copy.outputs, strict=True):
+            if len(before.get(t, ())) > 1:
+                for left in (t, copied):
+                    _part(left, after.get(left, ()))
+
+
+def _part(tensor: Tensor, readers: Sequence[tuple[Operation, int]]) -> None:
+    if len(readers) != 1:
+        return
+    graph = tensor.graph
+    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(tensor.op.device):
+        apart = tf.raw_ops.PlaceholderWithDefault(
+            input=tensor, shape=tensor.shape, name="apart"
+        )
+    set_new_input(*readers[0], apart)
+
+
+def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Return what to wait for instead of backward ops that Grappler may join.
+
+    That is what these read of the backward pass.
+
+    Cost: linear in the backward ops and their inputs.
+    """
+    backward = frozenset(step.backward)
+    waiting = list(awaited)[::-1]
+    met = set(waiting)
+    found: dict[Operation, None] = {}
+    while waiting:
+        op = waiting.pop()
+        producers = [t.op for t in op.inputs if t.op in backward]
+        if not producers or not _is_joined(op):
+            found[op] = None
+            continue
+        fresh = [p for p in reversed(dict.fromkeys(producers)) if p not in met]
+        met.update(fresh)
+        waiting += fresh
+    return tuple(found)
+
+
+def _is_joined(op: Operation) -> bool:
+    return op.type in JOINED and len(op.outputs[0].consumers()) == 1

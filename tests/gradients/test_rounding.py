@@ -1,0 +1,68 @@
+"""What Grappler may join, and what segments wait for instead.
+
+That the bits are those of plain gradients is tested in a process with deterministic
+ops (`apart/test_determinism.py`).
+"""
+
+import tensorflow as tf
+
+from geutil.gradients.rounding import keep_apart, readers_of, without_joined
+from geutil.gradients.step import build_step
+
+
+def build(depth):
+    """Return the step of a chain of sines, and the products of its backward pass."""
+    x = h = tf.random.stateless_uniform([8], [1, 2])
+    for _ in range(depth):
+        h = tf.sin(h)
+    step = build_step(h, [x])
+    return step, [op for op in step.backward if op.type == "Mul"]
+
+
+def test_readers_are_those_that_the_step_needs():
+    with tf.Graph().as_default():
+        x = tf.random.stateless_uniform([8], [1, 2])
+        y = tf.sin(x)
+        tf.exp(x, name="not_needed")
+        step = build_step(y, [x])
+        types = [op.type for op, _ in readers_of(step)[x]]
+        assert sorted(types) == ["Cos", "Sin"]
+
+
+def test_products_that_may_be_joined_are_not_awaited():
+    with tf.Graph().as_default():
+        step, products = build(3)
+        last = products[-1]
+        # A product that is a result has no reader.
+        assert without_joined(step, [last]) == (last,)
+        # The first product reads a seed, which is no product.
+        awaited = without_joined(step, [products[1]])
+        assert awaited
+        assert all(op.type != "Mul" for op in awaited)
+        assert all(op in step.backward for op in awaited)
+
+
+def test_ops_that_are_not_joined_are_awaited_as_they_are():
+    with tf.Graph().as_default():
+        step, _ = build(3)
+        cosines = [op for op in step.backward if op.type == "Cos"]
+        assert without_joined(step, cosines) == tuple(cosines)
+
+
+def test_only_what_had_several_readers_is_parted():
+    with tf.Graph().as_default() as graph:
+        x = tf.random.stateless_uniform([8], [1, 2])
+        read_twice = tf.multiply(x, 2.0, name="read_twice")
+        read_once = tf.multiply(tf.reverse(read_twice, [0]), 3.0, name="read_once")
+        y = tf.cumsum(read_once)
+        step = build_step(y, [x])
+        before = readers_of(step)
+        before[read_twice].append((y.op, 0))
+        copies = [
+            (t.op, tf.multiply(x, x, name="copy").op) for t in (read_twice, read_once)
+        ]
+        keep_apart(step, before, copies)
+        apart = [op for op in graph.get_operations() if "apart" in op.name]
+        assert [op.inputs[0].op.name for op in apart] == ["read_twice"]
+        assert [op.type for op in apart[0].outputs[0].consumers()] == ["ReverseV2"]
+        assert y.op.inputs[0].op is read_once.op
