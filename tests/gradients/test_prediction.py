@@ -27,11 +27,10 @@ def assert_as_built(step):
         built_step = build_recomputation(plan)
     # Read from the graph, where the plan is no plan any more.
     built = simulate(StepProgram(built_step).program())
-    # What small tensors are held for is not planned.
-    assert predicted == pytest.approx(built.peak, rel=0.001)
+    assert predicted == built.peak
 
 
-@pytest.mark.parametrize("name", ["chain", "encoder"])
+@pytest.mark.parametrize("name", ["chain", "EfficientNetB0", "U-Net", "encoder"])
 def test_networks(name):
     forward = trace_forward(small_step(name))
     with forward.graph.as_default():

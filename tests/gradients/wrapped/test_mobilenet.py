@@ -71,6 +71,9 @@ PLACES = {
     "function": lambda model: tf.function(gradients_of(model)),
     "xla": lambda model: tf.function(gradients_of(model), jit_compile=True),
 }
+# Measured was 0.49 to 0.52, and eagerly 0.25 to 0.30. Under XLA, which has an order of
+# its own, it was 0.28 with TensorFlow 2.21 and 0.51 with 2.16.
+LESS = {"function": 0.6, "eager": 0.4, "xla": 0.6}
 
 
 def measured(model, place):
@@ -123,7 +126,7 @@ def test_gradients_state_and_peak(place, wrap, model, plain):
     compare(found, expected)
     # Moving averages move once.
     compare(found_state, state)
-    assert peak < 0.7 * plain_peak
+    assert peak < LESS[place] * plain_peak
 
 
 def test_fit(model):
@@ -145,4 +148,4 @@ def test_fit(model):
     found, peak = fit()
     assert last_report().recomputed
     assert_same(found, expected)
-    assert peak < 0.7 * plain_peak
+    assert peak < LESS["function"] * plain_peak
