@@ -36,20 +36,23 @@ class ControlDelays:
     The order hangs on these nodes, never on kernels: a control edge onto a convolution
     keeps oneDNN's layout pass from merging it, or aborts the process. They are of a
     type that no optimizer of TensorFlow removes.
+
+    Attributes:
+        gates: the op that runs before each segment.
     """
 
     def __init__(self, plan: Recomputation, offload: Offload | None) -> None:
         self._graph = plan.step.graph
         self._segments = plan.segments
-        self._gates = [_gate(self._graph, s.awaited) for s in plan.segments]
-        self._moved = bring_back(plan, self._gates, offload)
+        self.gates = [_gate(self._graph, s.awaited) for s in plan.segments]
+        self._moved = bring_back(plan, self.gates, offload)
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
         stand_ins: MutableIdentityMap[Tensor] = MutableIdentityMap()
         moved = self._moved[stage]
         for t in _delayed(self._segments[stage]):
-            stand_ins[t] = _wait(t, moved.get(t, t), self._gates[stage])
+            stand_ins[t] = _wait(t, moved.get(t, t), self.gates[stage])
         return stand_ins
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:

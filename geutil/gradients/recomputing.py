@@ -45,8 +45,17 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
     if is_determinism_enabled():
         # Sums and turns would change what Grappler joins, and so how it rounds.
         readers = readers_of(plan.step)
-        copies = _recompute(plan, ControlDelays(_parted(plan), offload))
-        keep_apart(plan.step, readers, copies)
+        delays = ControlDelays(_parted(plan), offload)
+        copies = _recompute(plan, delays)
+        keep_apart(
+            plan.step,
+            readers,
+            (
+                (op, copies.transformed(op), gate)
+                for segment, gate in zip(plan.segments, delays.gates, strict=True)
+                for op in segment.ops
+            ),
+        )
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))
     step = add_in_turn(plan.step)
@@ -76,9 +85,7 @@ def _parted(plan: Recomputation) -> Recomputation:
     return replace(plan, segments=tuple(segments))
 
 
-def _recompute(
-    plan: Recomputation, delays: Delays
-) -> list[tuple[Operation, Operation]]:
+def _recompute(plan: Recomputation, delays: Delays) -> TransformerInfo:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after what they read.
@@ -94,9 +101,7 @@ def _recompute(
         for read in segment.direct:
             if read.tensor in instead:
                 set_new_input(read.op, read.index, instead[read.tensor])
-    return [
-        (op, info.transformed(op)) for segment in plan.segments for op in segment.ops
-    ]
+    return info
 
 
 def _copy(plan: Recomputation) -> TransformerInfo:

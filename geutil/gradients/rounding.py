@@ -12,13 +12,13 @@ constants (ConstantPushDown) in an order that depends on the whole graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from geutil.gradients.step import Step, tensors_of
 from geutil.graph.identity import IdentityMap, MutableIdentityMap
-from geutil.graph.importing import neutral, set_new_input
+from geutil.graph.importing import add_control_edges, neutral, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
@@ -44,36 +44,42 @@ def readers_of(step: Step) -> Readers:
 
 
 def keep_apart(
-    step: Step, before: Readers, copies: Iterable[tuple[Operation, Operation]]
+    step: Step,
+    before: Readers,
+    copies: Iterable[tuple[Operation, Operation, Operation]],
 ) -> None:
-    """Put an op in front of the only reader left of what had several.
+    """Keep Grappler from joining what is left with one reader of several.
 
-    It hands its input on, without a copy, and no optimizer of TensorFlow removes it.
+    A copy's last reader reads an op in between. Originals get a second reader instead:
+    TensorFlow may be differentiating them just now, and their edges must not change.
+    The new ops hand on what they read, without a copy, and no optimizer of TensorFlow
+    removes them.
 
     Args:
         step: the step, which recomputes by now.
         before: who read what with plain gradients.
-        copies: forward ops that run again, each with its copy.
+        copies: forward ops that run again, each with its copy and an op that runs after
+            it in any case.
 
     Cost: linear in the ops that the step needs, and their inputs.
     """
     after = readers_of(step)
-    for op, copy in copies:
+    for op, copy, later in copies:
         for t, copied in zip(op.outputs, copy.outputs, strict=True):
             if len(before.get(t, ())) > 1:
-                for left in (t, copied):
-                    _part(left, after.get(left, ()))
+                if len(after.get(t, ())) == 1:
+                    add_control_edges(later, [_hand_on(t).op])
+                readers = after.get(copied, ())
+                if len(readers) == 1:
+                    set_new_input(*readers[0], _hand_on(copied))
 
 
-def _part(tensor: Tensor, readers: Sequence[tuple[Operation, int]]) -> None:
-    if len(readers) != 1:
-        return
+def _hand_on(tensor: Tensor) -> Tensor:
     graph = tensor.graph
     with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(tensor.op.device):
-        apart = tf.raw_ops.PlaceholderWithDefault(
+        return tf.raw_ops.PlaceholderWithDefault(
             input=tensor, shape=tensor.shape, name="apart"
         )
-    set_new_input(*readers[0], apart)
 
 
 def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:

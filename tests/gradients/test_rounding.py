@@ -55,14 +55,22 @@ def test_only_what_had_several_readers_is_parted():
         read_twice = tf.multiply(x, 2.0, name="read_twice")
         read_once = tf.multiply(tf.reverse(read_twice, [0]), 3.0, name="read_once")
         y = tf.cumsum(read_once)
-        step = build_step(y, [x])
+        z = tf.cumsum(x)
+        step = build_step([y, z], [x])
         before = readers_of(step)
         before[read_twice].append((y.op, 0))
+        gate = tf.raw_ops.NoOp(name="gate")
         copies = [
-            (t.op, tf.multiply(x, x, name="copy").op) for t in (read_twice, read_once)
+            (t.op, tf.multiply(x, x, name="copy").op, gate)
+            for t in (read_twice, read_once)
         ]
+        copied = copies[0][1].outputs[0]
+        z.op._update_input(0, copied)
         keep_apart(step, before, copies)
+        of_copy, of_original = z.op.inputs[0].op, gate.control_inputs[0]
         apart = [op for op in graph.get_operations() if "apart" in op.name]
-        assert [op.inputs[0].op.name for op in apart] == ["read_twice"]
-        assert [op.type for op in apart[0].outputs[0].consumers()] == ["ReverseV2"]
-        assert y.op.inputs[0].op is read_once.op
+        assert len(apart) == 2
+        assert of_copy.inputs[0] is copied
+        assert of_original.inputs[0] is read_twice
+        # The originals' own edges are left alone.
+        assert read_once.op.inputs[0].op.inputs[0] is read_twice
