@@ -62,6 +62,10 @@ class PredictionError(GeutilError, ValueError):
     """The memory of a step cannot be predicted: sizes or an order are missing."""
 
 
+class FoldError(GeutilError, ValueError):
+    """A batch norm cannot be folded."""
+
+
 class MeasurementError(GeutilError, RuntimeError):
     """A step cannot be measured, or the process that measured it did not finish."""
 

@@ -1,0 +1,153 @@
+"""Layers that are linear in their weights, and where these keep their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geutil.batchnorm.origins import Origins
+from geutil.batchnorm.steps import data_format
+from geutil.graph.kinds import Operation, Tensor
+
+_CONVOLUTIONS = {"Conv2D": 4, "Conv3D": 5}
+_TRANSPOSED = {
+    "Conv2DBackpropInput": 4,
+    "Conv3DBackpropInput": 5,
+    "Conv3DBackpropInputV2": 5,
+}
+_PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"))
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """An op that multiplies data by weights.
+
+    Attributes:
+        op: the op.
+        data: which of its inputs is the data.
+        weights: which of its inputs is the weights.
+        outputs: the axes of the weights that together count the channels of the
+            result, outer first.
+        inputs: those that count the channels of the data.
+        axis: the axis of the channels in data and result, counted from the end.
+        pads: whether the op may add zeros around the data.
+    """
+
+    op: Operation
+    data: int
+    weights: int
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    axis: int
+    pads: bool
+
+    @property
+    def result(self) -> Tensor:
+        return self.op.outputs[0]
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.op.inputs[self.weights]
+
+    def sizes(self, axes: tuple[int, ...]) -> list[int] | None:
+        """Return the sizes of axes of the weights; None if one is not known."""
+        shape = self.kernel.shape
+        if shape.rank is None:
+            return None
+        sizes = [shape.as_list()[axis] for axis in axes]
+        return None if None in sizes else sizes
+
+
+def layer_of(op: Operation, origins: Origins) -> Layer | None:
+    """Return an op as a layer, or None: its weights have to be parameters."""
+    read = _READERS.get(op.type)
+    layer = None if read is None else read(op, origins)
+    if layer is None or origins.of(op.inputs[layer.weights]) is None:
+        return None
+    return layer
+
+
+def _channels(op: Operation, rank: int) -> int:
+    return 1 - rank if data_format(op).startswith("NC") else -1
+
+
+def _convolution(op: Operation, origins: Origins) -> Layer:
+    del origins
+    rank = _CONVOLUTIONS[op.type]
+    return Layer(
+        op, 0, 1, (rank - 1,), (rank - 2,), _channels(op, rank), _pads(op, rank)
+    )
+
+
+def _depthwise(op: Operation, origins: Origins) -> Layer:
+    del origins
+    return Layer(op, 0, 1, (2, 3), (2,), _channels(op, 4), _pads(op, 4))
+
+
+def _transposed(op: Operation, origins: Origins) -> Layer:
+    del origins
+    rank = _TRANSPOSED[op.type]
+    return Layer(op, 2, 1, (rank - 2,), (rank - 1,), _channels(op, rank), False)
+
+
+def _product(op: Operation, origins: Origins) -> Layer | None:
+    left, right = (origins.of(t) for t in op.inputs)
+    rank = op.inputs[1].shape.rank
+    # Of weights on the left the channels are rows of the result.
+    if left is not None or right is None or rank is None:
+        return None
+    turned = bool(op.get_attr("transpose_b" if op.type == "MatMul" else "adj_y"))
+    columns, rows = rank - 1, rank - 2
+    outputs, inputs = (rows, columns) if turned else (columns, rows)
+    flipped = bool(op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x"))
+    return None if flipped else Layer(op, 0, 1, (outputs,), (inputs,), -1, False)
+
+
+def _einsum(op: Operation, origins: Origins) -> Layer | None:
+    """The channels are the last axis of the result, and one axis of the weights."""
+    if len(op.inputs) != 2:
+        return None
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    operands, _, result = equation.partition("->")
+    labels = operands.split(",")
+    if "." in equation or not result or len(labels) != 2:
+        return None
+    weights = 1 if origins.of(op.inputs[0]) is None else 0
+    data = 1 - weights
+    channel, feature = result[-1], labels[data][-1]
+    of_weights, of_data = labels[weights], labels[data]
+    if channel not in of_weights or channel in of_data or feature not in of_weights:
+        return None
+    if feature in result:
+        return None
+    return Layer(
+        op,
+        data,
+        weights,
+        (of_weights.index(channel),),
+        (of_weights.index(feature),),
+        -1,
+        False,
+    )
+
+
+def _pads(op: Operation, rank: int) -> bool:
+    """Tell whether zeros may be read at the edges: not with 1x1 windows, or VALID."""
+    padding = op.get_attr("padding").decode()
+    if padding == "VALID":
+        return False
+    shape = op.inputs[1].shape
+    window = None if shape.rank is None else shape.as_list()[: rank - 2]
+    if padding == "EXPLICIT":
+        return any(op.get_attr("explicit_paddings"))
+    return window is None or any(size != 1 for size in window)
+
+
+_READERS: dict[str, Callable[[Operation, Origins], Layer | None]] = {
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **dict.fromkeys(_TRANSPOSED, _transposed),
+    **dict.fromkeys(_PRODUCTS, _product),
+    "DepthwiseConv2dNative": _depthwise,
+    "Einsum": _einsum,
+}
+LAYERS = frozenset(_READERS)

@@ -1,0 +1,144 @@
+"""Where tensors come from: parameters, statistics of a batch, or the data.
+
+A layer and a batch norm are told from other ops by what they combine: data with
+something that is the same for every example of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import tensorflow as tf
+
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.order import topological_sort
+from geutil.graph.plain_gradients import is_stateful
+
+_CONSTANTS = frozenset(("Const",))
+_VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
+# They say something of the data's shape, or are what the caller feeds.
+_NEVER = frozenset(
+    (
+        "Placeholder",
+        "PlaceholderV2",
+        "PlaceholderWithDefault",
+        "Rank",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Switch",
+        "Merge",
+        "Enter",
+        "Exit",
+        "NextIteration",
+    )
+)
+_SUMS = frozenset(("Add", "AddV2"))
+_ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
+
+
+class Origin(IntEnum):
+    """What a tensor depends on at most, apart from constants."""
+
+    CONSTANT = 0
+    VARIABLE = 1
+    BATCH = 2
+    """Statistics of a batch: means over all of its axes but one."""
+
+
+class Origins:
+    """The origins of the tensors of a graph.
+
+    Args:
+        graph: the graph. It may grow afterwards; new ops count as data.
+
+    Cost: linear in ops and edges.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._origins: dict[Operation, Origin] = {}
+        self._spreads: dict[Operation, frozenset[Operation]] = {}
+        for op in topological_sort(graph.get_operations()):
+            origin = self._origin(op)
+            if origin is not None:
+                self._origins[op] = origin
+                self._spreads[op] = self._behind(op)
+
+    def of(self, tensor: Tensor) -> Origin | None:
+        """Return the origin of a tensor; None for data."""
+        return self._origins.get(tensor.op)
+
+    def spreads(self, tensor: Tensor) -> frozenset[Operation]:
+        """Return the ops behind a parameter that take the root of a variance.
+
+        That is, of a sum with a small constant, as in `rsqrt(variance + epsilon)`.
+        """
+        return self._spreads.get(tensor.op, frozenset())
+
+    def _origin(self, op: Operation) -> Origin | None:
+        kind = op.type
+        if kind in _CONSTANTS:
+            return Origin.CONSTANT
+        if kind in _VARIABLES:
+            return Origin.VARIABLE
+        if not op.inputs or not op.outputs or kind in _NEVER:
+            return None
+        if kind == "Mean" and is_statistic(op):
+            return Origin.BATCH
+        found = Origin.CONSTANT
+        for t in op.inputs:
+            origin = self._origins.get(t.op)
+            if origin is None:
+                return None
+            found = max(found, origin)
+        return None if is_stateful(op) else found
+
+    def _behind(self, op: Operation) -> frozenset[Operation]:
+        behind = frozenset(
+            root for t in op.inputs for root in self._spreads.get(t.op, ())
+        )
+        return behind | {op} if _is_spread(op) else behind
+
+
+def _is_spread(op: Operation) -> bool:
+    if op.type not in _ROOTS or op.inputs[0].op.type not in _SUMS:
+        return False
+    # A scalar is the scale of an attention, say.
+    if op.outputs[0].shape.rank == 0:
+        return False
+    if op.type == "Pow" and tf.get_static_value(op.inputs[1]) not in (0.5, -0.5):
+        return False
+    return any(_is_small(t) for t in op.inputs[0].op.inputs)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    value = scalar_value(tensor)
+    return value is not None and 0 <= value < 1
+
+
+def scalar_value(tensor: Tensor) -> float | None:
+    """Return the value of a constant of one element, else None."""
+    op = tensor.op
+    while op.type in ("Identity", "Cast"):
+        op = op.inputs[0].op
+    if op.type != "Const":
+        return None
+    value = tf.make_ndarray(op.get_attr("value"))
+    return float(value.reshape(())) if value.size == 1 else None
+
+
+def is_statistic(op: Operation) -> bool:
+    """Tell whether a Mean is taken over all axes of a batch but one."""
+    rank = op.inputs[0].shape.rank
+    axes = reduced_axes(op)
+    return rank is not None and axes is not None and len(axes) == rank - 1 and 0 in axes
+
+
+def reduced_axes(op: Operation) -> Sequence[int] | None:
+    """Return the axes that a reduction reduces, counted from 0; None if not known."""
+    rank = op.inputs[0].shape.rank
+    axes = tf.get_static_value(op.inputs[1])
+    if rank is None or axes is None:
+        return None
+    return sorted({int(axis) % rank for axis in axes.reshape(-1)}) if rank else []

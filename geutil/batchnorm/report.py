@@ -1,0 +1,73 @@
+"""What a fold did, and what it did not do and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A batch norm that was folded.
+
+    Attributes:
+        norm: the batch norm, by name.
+        layer: the layer that took it in, by the name of its op.
+        layer_type: the type of that op.
+        into: the op that now does the work of both.
+        forward: whether the layer comes after the norm.
+    """
+
+    norm: str
+    layer: str
+    layer_type: str
+    into: str
+    forward: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A batch norm that was left alone.
+
+    Attributes:
+        norm: the batch norm, by name.
+        reason: why.
+        op: the op that stands in the way.
+    """
+
+    norm: str
+    reason: str
+    op: str
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """Every batch norm of a graph: folded, or refused with the reason.
+
+    Attributes:
+        folded: the batch norms that were folded, in the order of the graph.
+        refused: those that were not.
+    """
+
+    folded: tuple[Folded, ...]
+    refused: tuple[Refused, ...]
+
+    def __str__(self) -> str:
+        total = len(self.folded) + len(self.refused)
+        lines = [
+            f"{len(self.folded)} of {total} batch norm(s) folded, "
+            f"{len(self.refused)} refused"
+        ]
+        if self.folded:
+            width = max(len(entry.norm) for entry in self.folded)
+            lines.append("folded:")
+            lines += [
+                f"  {entry.norm:<{width}}  into {entry.layer_type} '{entry.layer}'"
+                + (" behind it" if entry.forward else "")
+                for entry in self.folded
+            ]
+        if self.refused:
+            lines.append("refused:")
+            lines += [
+                f"  {entry.norm}: '{entry.op}' {entry.reason}" for entry in self.refused
+            ]
+        return "\n".join(lines)
