@@ -115,7 +115,7 @@ class _Folder:
         return frozenset(id(t) for t in getattr(self._graph, "outputs", ()))
 
     def _better(self, behind: Obstacle, before: Obstacle) -> Obstacle:
-        """Return the reason that tells more: that of the layer before, if there is one."""
+        """Return the reason that tells more: of the layer before, if there is one."""
         return before if behind.reason.startswith("no layer") else behind
 
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:

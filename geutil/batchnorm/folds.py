@@ -230,6 +230,7 @@ def copy_op(op: Operation, inputs: Mapping[int, Tensor]) -> Operation:
 
 
 def folded_name(op: Operation) -> str:
+    """Return a free name for what stands in for an op."""
     base = scope_basename(op.name)
     name = base if base.endswith(SUFFIX) else f"{base}{SUFFIX}"
     return absolute_unique_name(op.graph, f"{scope_dirname(op.name)}{name}")

@@ -43,10 +43,12 @@ class Layer:
 
     @property
     def result(self) -> Tensor:
+        """What the layer makes."""
         return self.op.outputs[0]
 
     @property
     def kernel(self) -> Tensor:
+        """The weights."""
         return self.op.inputs[self.weights]
 
     def sizes(self, axes: tuple[int, ...]) -> list[int] | None:

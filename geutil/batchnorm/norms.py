@@ -27,15 +27,17 @@ class Norm:
 
     @property
     def input(self) -> Tensor:
+        """What is normalized."""
         return self.steps[0].data
 
     @property
     def result(self) -> Tensor:
+        """What it is normalized to."""
         return self.steps[-1].result
 
     @property
     def name(self) -> str:
-        """The scope of its ops, or the name of the op that stands alone in its scope."""
+        """The scope of its ops; of a single op its own name."""
         last = self.steps[-1].op.name
         return last if len(self.steps) == 1 else scope_dirname(last).rstrip("/") or last
 

@@ -102,6 +102,7 @@ def outside_readers(
 
 
 def link_of(op: Operation, origins: Origins) -> Link | None:
+    """Return an op that may stand between a layer and a norm as a link, or None."""
     step = step_of(op, origins)
     if step is not None:
         return Link(op, step.index, step)

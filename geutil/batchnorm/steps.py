@@ -62,10 +62,12 @@ class Step:
 
     @property
     def data(self) -> Tensor:
+        """What is scaled or shifted."""
         return self.op.inputs[self.index]
 
     @property
     def result(self) -> Tensor:
+        """What it is scaled or shifted to."""
         return self.op.outputs[0]
 
     @property
@@ -99,7 +101,7 @@ def data_format(op: Operation) -> str:
 
 
 def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, bool]:
-    """Return the axis that an operand goes along, and whether there is one such axis."""
+    """Return the axis that an operand goes along, and whether there is just one."""
     if op.type.startswith("BiasAdd"):
         if op.type == "BiasAdd" and data_format(op).startswith("NC"):
             rank = data.shape.rank
