@@ -62,9 +62,8 @@ def fold_batch_norms(
         >>> with tf.Graph().as_default() as graph:
         ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 3])
         ...     y = tf.nn.conv2d(x, tf.ones([1, 1, 3, 2]), 1, "SAME", name="conv")
-        ...     z = tf.nn.batch_normalization(
-        ...         y, [1.0, 2.0], [3.0, 4.0], [0.0, 0.0], [1.0, 1.0], 1e-3, name="norm"
-        ...     )
+        ...     two = tf.constant([2.0, 2.0])
+        ...     z = tf.nn.batch_normalization(y, two, two, two, two, 1e-3, name="norm")
         >>> print(fold_batch_norms(graph))
         1 of 1 batch norm(s) folded, 0 refused
         folded:

@@ -52,11 +52,9 @@ class FoldReport:
     refused: tuple[Refused, ...]
 
     def __str__(self) -> str:
-        total = len(self.folded) + len(self.refused)
-        lines = [
-            f"{len(self.folded)} of {total} batch norm(s) folded, "
-            f"{len(self.refused)} refused"
-        ]
+        folded, refused = len(self.folded), len(self.refused)
+        total = folded + refused
+        lines = [f"{folded} of {total} batch norm(s) folded, {refused} refused"]
         if self.folded:
             width = max(len(entry.norm) for entry in self.folded)
             lines.append("folded:")
