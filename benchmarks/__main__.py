@@ -15,6 +15,7 @@ import tensorflow as tf
 import geutil
 from benchmarks import (
     copying,
+    folding,
     inspecting,
     memory,
     rerouting,
@@ -46,6 +47,7 @@ ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
 }
 # They write the models that they read.
 ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "fold": folding.rows,
     "inspect": inspecting.rows,
     "round_trip": round_trip.rows,
 }

@@ -1,4 +1,4 @@
-"""Keras networks whose batch norms do something: statistics and parameters at random."""
+"""Keras networks whose batch norms do something: random statistics and parameters."""
 
 from __future__ import annotations
 
