@@ -3,11 +3,13 @@
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
-applies rewrite rules. `geutil.gradients` saves memory in training, and `geutil.memory`
+applies rewrite rules; `geutil.batchnorm` folds batch norms. `geutil.gradients` saves
+memory in training, and `geutil.memory`
 predicts and measures it. The names below are grouped by layer; see CONTRIBUTING.md.
 """
 
 from geutil import (
+    batchnorm,
     edit,
     gradients,
     match,
@@ -186,6 +188,7 @@ __all__ = [
     "replace_t_with_placeholder_handler",
     "transform_op_if_inside_handler",
     # submodules
+    "batchnorm",
     "edit",
     "match",
     "gradients",
