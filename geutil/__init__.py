@@ -4,8 +4,8 @@
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
 applies rewrite rules; `geutil.batchnorm` folds batch norms. `geutil.gradients` saves
-memory in training, and `geutil.memory`
-predicts and measures it. The names below are grouped by layer; see CONTRIBUTING.md.
+memory in training, and `geutil.memory` predicts and measures it. The names below are
+grouped by layer; see CONTRIBUTING.md.
 """
 
 from geutil import (
