@@ -67,10 +67,23 @@ def values(step, take):
     return tf.nest.flatten(result, expand_composites=True), after
 
 
+@pytest.fixture(scope="session")
+def plain():
+    """What plain gradients yield, by network and whether Grappler is on."""
+    known = {}
+
+    def look_up(name, grappler):
+        if (name, grappler) not in known:
+            step = NETWORKS[name](**SMALL[name] | LARGER.get(name, {}))
+            known[name, grappler] = step, *values(step, tf.gradients)
+        return known[name, grappler]
+
+    return look_up
+
+
 @pytest.mark.parametrize(("name", "mode", "grappler"), CASES, indirect=["grappler"])
-def test_networks(name, mode, grappler):
-    step = NETWORKS[name](**SMALL[name] | LARGER.get(name, {}))
-    expected, moved = values(step, tf.gradients)
+def test_networks(name, mode, grappler, plain):
+    step, expected, moved = plain(name, grappler)
     actual, moved_too = values(
         step,
         lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64),
