@@ -16,8 +16,8 @@ from geutil.errors import SelectionError
 from geutil.graph.adjacency import graph_order, is_back_edge, predecessors, successors
 from geutil.graph.kinds import Graph, Operation
 
-_PATIENCE = 1
-"""How many ops an edit may look at, for each op of the graph, until all are ordered."""
+_PATIENCE = 0.5
+"""When an edit has looked at so much of the graph, with edges left, all is ordered."""
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,15 @@ class TopologicalOrder:
         done when there is that much to look through.
         """
         search = _Search(self._position, rewirings)
+        limit = _PATIENCE * len(self._position)
         for producer, consumer in search.new_edges():
+            if search.reached > limit and not self._cyclic:
+                search.undo()
+                return self._order_anew(graph, rewirings, keep)
             cycle = search.insert(producer, consumer)
             if cycle is not None:
                 search.undo()
                 return cycle
-            if search.reached > _PATIENCE * len(self._position) and not self._cyclic:
-                search.undo()
-                return self._order_anew(graph, rewirings, keep)
         if not keep:
             search.undo()
         return None

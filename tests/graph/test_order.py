@@ -223,7 +223,7 @@ def undone(data, model):
 STEPS = [reroute, swap, add_control, remove_control, several, new_op, undone]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["anew", "mended"])
+@pytest.fixture(scope="module", params=[0, 100], ids=["anew", "mended"])
 def patience(request):
     """With no patience at all, the order is made anew where it would be mended."""
     with pytest.MonkeyPatch.context() as patch:
