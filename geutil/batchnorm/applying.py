@@ -20,7 +20,8 @@ def put_in_place(
     """Let whoever reads the first output of some ops read other tensors instead.
 
     The old ops are left as they are, down to what they read, and retired: later folds
-    and rewrites pass them over. Ops that waited for an old op wait for what replaces it.
+    and rewrites pass them over. Ops that waited for an old op wait for what replaces
+    it.
 
     Args:
         graph: the graph.
