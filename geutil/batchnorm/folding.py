@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from geutil.batchnorm.calls import inlined, is_convolution_call
 from geutil.batchnorm.folds import Fold, build
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
@@ -91,6 +92,8 @@ class _Folder:
 
     def run(self) -> FoldReport:
         behind = self._planner().behind_layers()
+        if self._inline({obstacle.op for _, obstacle in behind.refused}):
+            behind = self._planner().behind_layers()
         refused = self._apply(behind)
         norms = [norm for norm, _ in refused]
         before = self._planner().before_layers(norms)
@@ -106,6 +109,15 @@ class _Folder:
                 for norm, obstacle in left
             ),
         )
+
+    def _inline(self, obstacles: Iterable[Operation]) -> bool:
+        """Put convolutions in the place of calls that are nothing else."""
+        calls = {op for op in obstacles if is_convolution_call(op)}
+        if calls:
+            rewrite(
+                self._graph, Rule(Op(lambda op: op in calls), lambda m: inlined(m.root))
+            )
+        return bool(calls)
 
     def _planner(self) -> Planner:
         return Planner(self._graph, self._kept(), self._choices)
@@ -128,7 +140,8 @@ class _Folder:
         def fold_batch_norm(match: Match) -> Any:
             result = build(folds[match.root])
             made[match.root] = result.op
-            return result
+            # A fused norm has more outputs: statistics, which stay as they are.
+            return [result, *[None] * (len(match.root.outputs) - 1)]
 
         refused = list(plan.refused)
         if not folds:
@@ -140,8 +153,21 @@ class _Folder:
                 obstacle = Obstacle(reasons[end.name], end)
                 refused += [(norm, obstacle) for norm in fold.norms]
             else:
-                self._folded += _entries(fold, made[end])
+                self._folded += _entries(fold, _standing_in(end, folds, made))
         return refused
+
+
+def _standing_in(
+    end: Operation, folds: Mapping[Operation, Fold], made: Mapping[Operation, Operation]
+) -> Operation:
+    """Return what does the work of a fold: where others took it along, one of them."""
+    while end not in made:
+        end = next(
+            other
+            for other, fold in folds.items()
+            if other is not end and any(link.op is end for link in fold.links)
+        )
+    return made[end]
 
 
 def _entries(fold: Fold, into: Operation) -> Iterable[Folded]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from geutil.batchnorm.folds import Fold, composed
 from geutil.batchnorm.layers import Layer, layer_of
+from geutil.batchnorm.links import Link, as_links, link_of
+from geutil.batchnorm.moving import Moving, MovingStatistics
 from geutil.batchnorm.norms import Norm, find_norms
-from geutil.batchnorm.origins import Origins
+from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.paths import (
-    Link,
-    Obstacle,
-    Path,
-    link_of,
-    outside_readers,
-    path_to,
-)
-from geutil.batchnorm.steps import step_of
-from geutil.batchnorm.values import constant
-from geutil.graph.kinds import Graph, Operation
+from geutil.batchnorm.paths import Obstacle, Path, measures, outside_readers, path_to
+from geutil.batchnorm.steps import FUSED, Kind, Step
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -63,28 +60,39 @@ class Planner:
         self._kept = kept
         self._choices = choices
         self._norms = find_norms(graph, self._origins, self._liveness)
+        self._moving: dict[Norm, tuple[Moving, ...]] = {}
+        self._objections: dict[Norm, Obstacle] = {}
+        statistics = MovingStatistics(graph, self._origins)
+        for norm in self._norms:
+            objection = self._objection(norm, statistics)
+            if objection is not None:
+                self._objections[norm] = objection
+        self._barred = {
+            step.op: norm for norm in self._objections for step in norm.steps
+        }
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""
         plan = Plan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
-            found = self._objection(norm) or path_to(
-                norm, self._origins, self._liveness, self._kept
-            )
-            if isinstance(found, Path):
-                found = self._objection_to(found) or found
+            found = self._objections.get(norm) or self._way_back(norm)
             if isinstance(found, Obstacle):
                 plan.refused.append((norm, found))
                 continue
-            # A norm further on takes along what was planned for the norms before it.
-            earlier = folds.get(found.layer.op)
-            inside = {link.op for link in found.links}
-            chained = earlier is not None and earlier.end in inside
-            norms = (*earlier.norms, norm) if chained and earlier else (norm,)
-            if earlier is not None and not chained:
-                plan.folds.append(earlier)
-            folds[found.layer.op] = Fold(norms, found.layer, found.links)
+            norms, moving = [norm], [*self._moving.get(norm, ())]
+            # A norm further on takes along the norms before it that nobody else reads.
+            members = {link.op for link in found.links}
+            for link in reversed(found.links):
+                earlier = folds.get(link.op)
+                if earlier is None:
+                    continue
+                moving = [*earlier.moving, *moving]
+                if not outside_readers([link.op.outputs[0]], members, self._liveness):
+                    norms = [*folds.pop(link.op).norms, *norms]
+                break
+            fold = Fold(tuple(norms), found.layer, found.links, moving=tuple(moving))
+            folds[fold.end] = fold
         plan.folds.extend(folds.values())
         return plan
 
@@ -97,33 +105,78 @@ class Planner:
         """
         plan = Plan()
         wanted = {norm.result.op for norm in norms}
-        for norm in self._norms:
+        ahead: dict[Operation, Fold] = {}
+        for norm in reversed(self._norms):
             if norm.result.op not in wanted:
                 continue
-            found = self._way_on(norm)
+            found = self._objections.get(norm) or self._way_on(norm, ahead)
             if isinstance(found, Fold):
-                plan.folds.append(found)
+                # A norm further back takes along those behind it.
+                for later in found.norms[1:]:
+                    ahead.pop(later.steps[0].op, None)
+                ahead[norm.steps[0].op] = found
             else:
                 plan.refused.append((norm, found))
+        plan.folds.extend(reversed(ahead.values()))
+        plan.refused.reverse()
         return plan
 
-    def _objection(self, norm: Norm) -> Obstacle | None:
+    def _objection(self, norm: Norm, statistics: MovingStatistics) -> Obstacle | None:
+        """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
         if scope is not None and not norm.name.startswith(scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
-        if norm.training and not self._choices.assume_inference:
+        if in_version_1_control_flow(op):
+            return Obstacle(
+                "is in a loop or conditional of version 1, whose parts cannot be "
+                "replaced one by one; make the graph with control flow v2",
+                op,
+            )
+        if norm.training:
+            return self._objection_to_training(norm, statistics)
+        for t in norm.steps[0].parameters:
+            if not self._origins.is_parameter(t):
+                return Obstacle(f"reads '{t.name}', which depends on the data", op)
+        return None
+
+    def _objection_to_training(
+        self, norm: Norm, statistics: MovingStatistics
+    ) -> Obstacle | None:
+        op = norm.steps[-1].op
+        if not self._choices.assume_inference:
             return Obstacle(
                 "normalizes by the statistics of the batch (is_training=True); pass "
                 "assume_inference=True to use the moving ones instead",
                 op,
             )
+        moving = statistics.of(norm)
+        if moving is None:
+            return Obstacle(
+                "normalizes by the statistics of the batch (is_training=True), and no "
+                "moving statistics are known: the norm does not read them, and no op "
+                "updates them",
+                op,
+            )
+        self._moving[norm] = tuple(moving)
         return None
+
+    def _way_back(self, norm: Norm) -> Path | Obstacle:
+        found = path_to(norm, self._origins, self._liveness, self._kept, self._barred)
+        if isinstance(found, Path):
+            return self._objection_to(found) or found
+        return found
 
     def _objection_to(self, path: Path) -> Obstacle | None:
         layer = path.layer
-        if layer.sizes(layer.outputs) is None:
+        sizes = layer.sizes(layer.outputs)
+        if sizes is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        misfit = _misfit(path.links, int(np.prod(sizes)))
+        if misfit is not None:
+            return misfit
         if path.shared and not self._choices.clone_shared:
             return Obstacle(
                 f"also reads what lies between '{layer.op.name}' and the norm; pass "
@@ -132,78 +185,148 @@ class Planner:
             )
         return None
 
-    def _way_on(self, norm: Norm) -> Fold | Obstacle:
+    def _way_on(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
         """Return the fold of a norm into the layer behind it, or what is in the way."""
-        objection = self._objection(norm)
-        if objection is not None:
-            return objection
-        links = [Link(step.op, step.index, step) for step in norm.steps]
+        links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
+        if any(step.axis not in (None, axis) for step in norm.steps):
+            return Obstacle("works along another axis than the norm", norm.result.op)
         tensor = norm.result
         while True:
-            if id(tensor) in self._kept:
-                return Obstacle("is read from outside the graph", tensor.op)
-            readers = outside_readers([tensor], (), self._liveness)
-            if len(readers) != 1:
-                return Obstacle(
-                    f"has {len(readers)} readers; it can be folded into a single layer",
-                    tensor.op,
-                )
-            op = readers[0]
+            op = self._only_reader(tensor)
+            if isinstance(op, Obstacle):
+                return op
             layer = layer_of(op, self._origins)
             if layer is not None and op.inputs[layer.data] is tensor:
                 return self._into(norm, layer, links, axis)
-            link = link_of(op, self._origins)
+            later = ahead.get(op)
+            if later is not None and later.links[0].data is tensor:
+                return self._joined(norm, links, axis, later)
+            link = None if op in self._barred else link_of(op, self._origins)
             if link is None or link.step is not None:
                 return Obstacle(
                     f"({op.type}) stands between the norm and the next layer, and no "
                     "layer comes before the norm",
                     op,
                 )
-            after = None if axis is None else axis_after(op, axis)
-            if after is None:
-                return Obstacle("does not hand on each channel as it is", op)
-            axis = after
+            if axis is not None:
+                axis = axis_after(op, axis)
+                if axis is None:
+                    return Obstacle("does not hand on each channel as it is", op)
             links.append(link)
             tensor = op.outputs[0]
+
+    def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
+        if id(tensor) in self._kept:
+            return Obstacle("is read from outside the graph", tensor.op)
+        readers = outside_readers([tensor], (), self._liveness)
+        if len(readers) == 1:
+            return readers[0]
+        return Obstacle(
+            f"has {len(readers)} readers; it can be folded into a single layer",
+            tensor.op,
+        )
+
+    def _joined(
+        self, norm: Norm, links: list[Link], axis: int | None, later: Fold
+    ) -> Fold | Obstacle:
+        """Return the fold of a norm and of those behind it, which are planned."""
+        ahead = [s.axis for n in later.norms[:1] for s in n.steps if s.axis is not None]
+        if axis is not None and ahead and ahead[0] != axis:
+            return Obstacle("works along another axis than the norm", later.links[0].op)
+        found = self._into(norm, later.layer, [*links, *later.links], later.layer.axis)
+        if isinstance(found, Obstacle):
+            return found
+        return replace(
+            found,
+            norms=(norm, *later.norms),
+            moving=(*found.moving, *later.moving),
+        )
 
     def _into(
         self, norm: Norm, layer: Layer, links: list[Link], axis: int | None
     ) -> Fold | Obstacle:
-        if axis != layer.axis:
+        if axis not in (None, layer.axis):
             return Obstacle("has its channels on another axis", layer.op)
         sizes = layer.sizes(layer.inputs)
-        count = norm.input.shape[axis] if norm.input.shape.rank else None
-        if sizes is None or layer.sizes(layer.outputs) is None or sizes != [count]:
-            return Obstacle("has weights for other channels than the norm", layer.op)
-        if layer.pads and not _shifts_by_zero(norm):
+        if sizes is None or layer.sizes(layer.outputs) is None:
+            return Obstacle("has weights of a shape that is not known", layer.op)
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        count = int(np.prod(sizes))
+        data = layer.op.inputs[layer.data].shape
+        if data.rank is None or data[layer.axis] != count:
             return Obstacle(
-                f"pads with zeros ({layer.op.get_attr('padding').decode()}), and the "
-                "norm shifts what is not padded",
+                "has weights for another number of channels: groups of channels have "
+                "weights of their own",
                 layer.op,
             )
-        return Fold((norm,), layer, tuple(links), self._bias(layer), True)
+        misfit = _misfit(links, count)
+        if misfit is not None:
+            return misfit
+        reason = self._objection_to_shift(layer, links)
+        if reason is not None:
+            return Obstacle(reason, layer.op)
+        moving = self._moving.get(norm, ())
+        return Fold((norm,), layer, tuple(links), self._bias(layer), True, moving)
 
-    def _bias(self, layer: Layer) -> Link | None:
-        """Return the op that adds the bias of a layer, if nothing else reads it."""
-        if id(layer.result) in self._kept:
+    def _objection_to_shift(self, layer: Layer, links: Iterable[Link]) -> str | None:
+        if not (layer.pads or layer.mixes) or self._shift_is_zero(links):
             return None
-        readers = outside_readers([layer.result], (), self._liveness)
-        step = step_of(readers[0], self._origins) if len(readers) == 1 else None
-        if step is None or not step.op.type.startswith(("BiasAdd", "Add")):
-            return None
-        if step.axis != layer.axis:
-            return None
-        return Link(step.op, step.index, step)
+        if layer.mixes:
+            return "has weights of more axes, and the norm shifts its data"
+        if layer.transposed:
+            return "is transposed: a shift of its data is not the same everywhere then"
+        padding = layer.op.get_attr("padding").decode()
+        return f"pads with zeros ({padding}), and the norm shifts what is not padded"
+
+    def _shift_is_zero(self, links: Iterable[Link]) -> bool:
+        steps = [link.step for link in links if link.step is not None]
+        operands = (t for step in steps for t in step.parameters)
+        if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
+            return False
+        affine = composed(steps)
+        return affine is not None and (affine.offset is None or not affine.offset.any())
+
+    def _bias(self, layer: Layer) -> tuple[Link, ...]:
+        """Return the ops up to the one that adds the bias of a layer, if there is one.
+
+        They belong to the layer if nothing else reads what lies between.
+        """
+        links: list[Link] = []
+        tensor, axis = layer.result, layer.axis
+        sizes = layer.sizes(layer.outputs) or []
+        while id(tensor) not in self._kept:
+            readers = outside_readers([tensor], (), self._liveness)
+            link = link_of(readers[0], self._origins) if len(readers) == 1 else None
+            if link is None or link.data is not tensor or link.op in self._barred:
+                return ()
+            links.append(link)
+            if link.step is not None:
+                ends = link.step.kind is Kind.ADD and not measures(link, self._origins)
+                fits = link.step.axis in (None, axis)
+                fits = fits and _misfit([link], int(np.prod(sizes))) is None
+                return tuple(links) if ends and fits else ()
+            after = axis_after(link.op, axis)
+            if after is None:
+                return ()
+            axis, tensor = after, link.op.outputs[0]
+        return ()
 
 
-def _shifts_by_zero(norm: Norm) -> bool:
-    operands = [
-        t
-        for step in norm.steps
-        for t in (step.op.inputs[1:5] if step.operand is None else [step.operand])
-    ]
-    if any(constant(t) is None for t in operands):
-        return False
-    offset = composed(norm.steps, True).offset
-    return offset is None or not offset.any()
+def _misfit(links: Iterable[Link], count: int) -> Obstacle | None:
+    """Return what has another number of channels than a layer, or one not known."""
+    for link in links:
+        if link.step is not None and not _fits(link.step, count):
+            return Obstacle(
+                f"has not as many values as the layer has channels ({count})",
+                link.op,
+            )
+    return None
+
+
+def _fits(step: Step, count: int) -> bool:
+    if step.op.type in FUSED:
+        return step.op.inputs[1].shape.as_list() in ([count], [None])
+    (operand,) = step.parameters
+    return step.axis is None or operand.shape[step.axis] == count
