@@ -8,20 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.batchnorm.arithmetic import (
-    Affine,
-    Value,
-    along_axes,
-    scale_and_offset,
-    shift_through,
-)
+from geutil.batchnorm.arithmetic import Affine, Value, along_axes, shift_through
+from geutil.batchnorm.composing import composed, computed
 from geutil.batchnorm.layers import Layer
 from geutil.batchnorm.links import Link
-from geutil.batchnorm.moving import Moving, with_moving
+from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.steps import FUSED, Kind, Step
-from geutil.batchnorm.values import as_vector, constant, unrounded
+from geutil.batchnorm.values import constant, unrounded, wide
 from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
@@ -137,78 +131,8 @@ def _parameters(fold: Fold) -> tuple[Affine, Value]:
     if affine is not None and weights is not None:
         return affine, weights
     source = unrounded(fold.layer.kernel)
-    weights = tf.cast(source, _wide(source.dtype))
+    weights = tf.cast(source, wide(source.dtype))
     return computed(steps, fold.moving), weights
-
-
-def composed(steps: Sequence[Step]) -> Affine | None:
-    """Return what steps do to each channel, one after the other, as float64 arrays.
-
-    None if a variable goes into them.
-    """
-    values: list[list[Value]] = []
-    for step in steps:
-        arrays = [constant(t) for t in step.parameters]
-        if any(array is None for array in arrays):
-            return None
-        values.append([as_vector(array) for array in arrays])
-    return _composed(steps, values)
-
-
-def computed(steps: Sequence[Step], moving: Sequence[Moving] = ()) -> Affine:
-    """Return what steps do to each channel, one after the other, as new tensors.
-
-    Args:
-        steps: the steps.
-        moving: what stands in for statistics of the batch.
-    """
-    reads = [(entry.statistic, entry.read()) for entry in moving]
-    new = {id(statistic): read for statistic, read in reads}
-
-    def value(tensor: Tensor) -> Tensor:
-        tensor = unrounded(with_moving(tensor, reads) if reads else tensor)
-        return as_vector(tf.cast(tensor, _wide(tensor.dtype)))
-
-    values = []
-    for step in steps:
-        parameters = list(step.parameters)
-        if step.op.type in FUSED:
-            statistics = zip(parameters[2:], step.op.outputs[1:3], strict=True)
-            parameters[2:] = [new.get(id(made), read) for read, made in statistics]
-        values.append([value(t) for t in parameters])
-    return _composed(steps, values)
-
-
-def _composed(steps: Sequence[Step], values: Sequence[Sequence[Value]]) -> Affine:
-    affine = Affine()
-    for step, parameters in zip(steps, values, strict=True):
-        if step.kind is Kind.NORMALIZE:
-            gamma, beta, mean, variance = parameters
-            epsilon = float(step.op.get_attr("epsilon"))
-            scale, offset = scale_and_offset(mean, variance, epsilon, gamma, beta)
-            affine = affine.times(scale).plus(offset)
-            continue
-        (value,) = parameters
-        match step.kind:
-            case Kind.MULTIPLY:
-                affine = affine.times(value)
-            case Kind.DIVIDE:
-                affine = affine.times(1.0 / value)
-            case Kind.ADD:
-                affine = affine.plus(value)
-            case Kind.SUBTRACT:
-                affine = affine.plus(-value)
-            case Kind.SUBTRACT_FROM:
-                affine = affine.times(_minus_one(value)).plus(value)
-    return affine
-
-
-def _minus_one(value: Value) -> Value:
-    return np.float64(-1.0) if isinstance(value, np.ndarray) else -tf.ones_like(value)
-
-
-def _wide(dtype: tf.DType) -> tf.DType:
-    return dtype if dtype == tf.float64 else tf.float32
 
 
 def _exact(value: Value) -> bool:

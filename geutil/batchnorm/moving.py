@@ -14,6 +14,7 @@ from geutil.graph.importing import make_op
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import absolute_unique_name
 from geutil.graph.order import topological_sort
+from geutil.reroute.control_edges import add_control_inputs
 from geutil.transform.rewrite.liveness import Liveness
 
 _UPDATES = frozenset(
@@ -34,14 +35,22 @@ class Moving:
 
     Attributes:
         statistic: the mean or variance of the batch.
-        variable: the handle of the variable, or the reference to it.
+        updates: the ops that assign the variable what they make of the statistic.
     """
 
     statistic: Tensor
-    variable: Tensor
+    updates: tuple[Operation, ...]
+
+    @property
+    def variable(self) -> Tensor:
+        """The handle of the variable, or the reference to it."""
+        return self.updates[0].inputs[0]
 
     def read(self) -> Tensor:
-        """Return the value of the variable, in the shape of the statistic."""
+        """Return the value that the variable has before it is updated.
+
+        It has the shape of the statistic.
+        """
         dtype = self.statistic.dtype
         if self.variable.dtype == tf.resource:
             value = tf.raw_ops.ReadVariableOp(
@@ -49,6 +58,8 @@ class Moving:
             )
         else:
             value = tf.identity(self.variable, "moving_fold")
+        for update in self.updates:
+            add_control_inputs(update, value.op)
         shape = self.statistic.shape
         return tf.reshape(value, shape) if shape.is_fully_defined() else value
 
@@ -89,9 +100,13 @@ class MovingStatistics:
                 if statistic is None:
                     return None
                 known = found.get(id(statistic))
-                if known is not None and known.variable is not update.inputs[0]:
+                if known is None:
+                    found[id(statistic)] = Moving(statistic, (update,))
+                elif known.variable is not update.inputs[0]:
                     return None
-                found[id(statistic)] = Moving(statistic, update.inputs[0])
+                elif update not in known.updates:
+                    updates = (*known.updates, update)
+                    found[id(statistic)] = Moving(statistic, updates)
         rest = self._behind((t for s in norm.steps for t in s.parameters), found)
         covered = all(key in found or not self._is_root(t) for key, t in rest.items())
         return list(found.values()) if covered else None
@@ -106,7 +121,7 @@ class MovingStatistics:
             updates = self._updates.get(id(statistic), ())
             if len(updates) != 1:
                 return None
-            found.append(Moving(statistic, updates[0][0].inputs[0]))
+            found.append(Moving(statistic, (updates[0][0],)))
         return found
 
     def _behind(

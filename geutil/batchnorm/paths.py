@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.batchnorm.layers import LAYERS, Layer, layer_of
@@ -11,6 +11,7 @@ from geutil.batchnorm.moving import measures_only
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
+from geutil.batchnorm.steps import FUSED, Step
 from geutil.graph.kinds import Operation, Tensor
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -126,6 +127,24 @@ def _across(axis: int, links: Sequence[Link]) -> Obstacle | None:
             return Obstacle("does not hand on each channel as it is", link.op)
         axis = after
     return None
+
+
+def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
+    """Return what has another number of channels than a layer, or one not known."""
+    for link in links:
+        if link.step is not None and not _fits(link.step, count):
+            return Obstacle(
+                f"has not as many values as the layer has channels ({count})",
+                link.op,
+            )
+    return None
+
+
+def _fits(step: Step, count: int) -> bool:
+    if step.op.type in FUSED:
+        return step.op.inputs[1].shape.as_list() in ([count], [None])
+    (operand,) = step.parameters
+    return step.axis is None or operand.shape[step.axis] == count
 
 
 def _no_layer(op: Operation) -> Obstacle:
