@@ -14,8 +14,11 @@ from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.errors import FoldError
 from geutil.graph.edits import transaction
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation, require_graph
+from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
+from geutil.graph.reordering import renew_order
+from geutil.graph.surroundings import count_ops, ops_since
 from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Rule
@@ -74,13 +77,18 @@ def fold_batch_norms(
     require_graph(graph)
     choices = Choices(scope, clone_shared, assume_inference)
     folder = _Folder(graph, choices)
-    with transaction(graph), neutral(graph):
-        report = folder.run()
-        if strict and report.refused:
-            raise FoldError(
-                f"{len(report.refused)} batch norm(s) cannot be folded; nothing was "
-                f"changed:\n{report}"
-            )
+    count = count_ops(graph)
+    try:
+        with transaction(graph), neutral(graph):
+            report = folder.run()
+            if strict and report.refused:
+                raise FoldError(
+                    f"{len(report.refused)} batch norm(s) cannot be folded; nothing "
+                    f"was changed:\n{report}"
+                )
+    except BaseException:
+        Liveness(graph).abandon(ops_since(graph, count))
+        raise
     return report
 
 
@@ -131,22 +139,27 @@ class _Folder:
 
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
+        refused = list(plan.refused)
+        if not plan.folds:
+            return refused
         folds = {fold.end: fold for fold in plan.folds}
+        # All are built before the first takes its place, so that the topological order
+        # needs to be renewed just once.
+        built = _Built(self._graph, plan.folds)
+        renew_order(self._graph)
         made: dict[Operation, Operation] = {}
 
         def is_end(op: Operation) -> bool:
             return op in folds
 
         def fold_batch_norm(match: Match) -> Any:
-            result = build(folds[match.root])
+            result = built.results[match.root]
             made[match.root] = result.op
             # A fused norm has more outputs: statistics, which stay as they are.
             return [result, *[None] * (len(match.root.outputs) - 1)]
 
-        refused = list(plan.refused)
-        if not folds:
-            return refused
         report = rewrite(self._graph, Rule(Op(is_end), fold_batch_norm))
+        built.abandon(end for end in folds if end not in made)
         reasons = {entry.op: entry.reason for entry in report.refused}
         for end, fold in folds.items():
             if end.name in reasons:
@@ -155,6 +168,23 @@ class _Folder:
             else:
                 self._folded += _entries(fold, _standing_in(end, folds, made))
         return refused
+
+
+class _Built:
+    """What is built for folds, by the ops whose results it stands for."""
+
+    def __init__(self, graph: Graph, folds: Iterable[Fold]) -> None:
+        self.results: dict[Operation, Tensor] = {}
+        self._graph = graph
+        self._ops: dict[Operation, list[Operation]] = {}
+        for fold in folds:
+            count = count_ops(graph)
+            self.results[fold.end] = build(fold)
+            self._ops[fold.end] = ops_since(graph, count)
+
+    def abandon(self, ends: Iterable[Operation]) -> None:
+        """Let what was built for some count no more."""
+        Liveness(self._graph).abandon(op for end in ends for op in self._ops[end])
 
 
 def _standing_in(

@@ -211,6 +211,8 @@ def test_strict_changes_nothing():
     with pytest.raises(FoldError, match="two"):
         fold_batch_norms(graph, strict=True)
     assert all([t.name for t in op.inputs] == edges[op] for op in edges)
+    # What was made in vain reads nothing any more.
+    assert [e.norm for e in fold_batch_norms(graph).folded] == ["one"]
 
 
 @pytest.mark.parametrize("argument", (None, 3, "graph"))
