@@ -46,7 +46,9 @@ def fold_batch_norms(
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones.
+            well, with their moving ones: those that a fused norm reads, or variables
+            that the graph updates. Ops that update them stay, and are run if somebody
+            asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
 
     Returns:
