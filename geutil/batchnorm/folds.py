@@ -15,7 +15,8 @@ from geutil.batchnorm.links import Link
 from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.values import constant, unrounded, wide
+from geutil.batchnorm.shapes import hand_over_shapes
+from geutil.batchnorm.values import constant, ops_behind, unrounded, wide
 from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
@@ -73,7 +74,8 @@ def _behind(fold: Fold) -> Tensor:
         folded = _stored(weights, layer.kernel.dtype, "weights")
         bias = _filled(affine.offset, layer)
     made = copy_op(layer.op, {layer.weights: folded})
-    return _finished(made.outputs[0], bias, layer.axis, fold.links)
+    result = _finished(fold, made.outputs[0], bias, fold.links)
+    return _waiting(fold, result, _exact(weights))
 
 
 def _before(fold: Fold) -> Tensor:
@@ -99,14 +101,18 @@ def _before(fold: Fold) -> Tensor:
     for link in fold.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+        hand_over_shapes(link.op.outputs[0], tensor)
     made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
-    return _finished(made.outputs[0], bias, layer.axis, fold.bias)
+    result = _finished(fold, made.outputs[0], bias, fold.bias)
+    return _waiting(fold, result, _exact(old))
 
 
 def _finished(
-    tensor: Tensor, bias: Value | None, axis: int, links: Sequence[Link]
+    fold: Fold, tensor: Tensor, bias: Value | None, links: Sequence[Link]
 ) -> Tensor:
     """Return what a layer makes with its bias, and through the ops behind it."""
+    axis = fold.layer.axis
+    hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
     place = adding[0] if adding else links[-1] if links else None
     for link in links:
@@ -115,9 +121,26 @@ def _finished(
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
             axis = _axis_after(link.op, axis)
+        if link is not links[-1]:
+            hand_over_shapes(link.op.outputs[0], tensor)
     if bias is not None and place is None:
         tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
     return tensor
+
+
+def _waiting(fold: Fold, tensor: Tensor, exact: bool) -> Tensor:
+    """Return a tensor that comes after what the ops waited for that are no more."""
+    steps = [link.step for link in (*fold.links, *fold.bias) if link.step]
+    gone = dict.fromkeys(step.op for step in steps)
+    if exact:
+        parameters = [t for step in steps for t in step.parameters]
+        gone |= dict.fromkeys(ops_behind([*parameters, fold.layer.kernel]))
+    awaited = dict.fromkeys(waited for op in gone for waited in op.control_inputs)
+    if not awaited:
+        return tensor
+    # Not on the layer or its bias: oneDNN fuses these, and aborts on such an edge.
+    with surroundings_of(tensor.op, awaited):
+        return tf.identity(tensor, f"waiting{SUFFIX}")
 
 
 def _parameters(fold: Fold) -> tuple[Affine, Value]:

@@ -79,11 +79,20 @@ class WaysOn:
                     op,
                 )
             if axis is not None:
-                axis = axis_after(op, axis)
+                axis = axis_after(op, axis, self._size_read(op))
                 if axis is None:
                     return Obstacle("does not hand on each channel as it is", op)
             links.append(link)
             tensor = op.outputs[0]
+
+    def _size_read(self, op: Operation) -> int | None:
+        """Return of how many channels the layer behind an op reads its output."""
+        reader = self._only_reader(op.outputs[0])
+        if isinstance(reader, Obstacle) or reader.type != "MatMul":
+            return None
+        layer = layer_of(reader, self._origins)
+        sizes = None if layer is None else layer.sizes(layer.inputs)
+        return sizes[0] if sizes else None
 
     def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
         if id(tensor) in self._kept:
@@ -124,7 +133,10 @@ class WaysOn:
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         count = int(np.prod(sizes))
         data = layer.op.inputs[layer.data].shape
-        if data.rank is None or data[layer.axis] != count:
+        # A product of matrices has no groups.
+        if layer.op.type != "MatMul" and (
+            data.rank is None or data[layer.axis] != count
+        ):
             return Obstacle(
                 "has weights for another number of channels: groups of channels have "
                 "weights of their own",

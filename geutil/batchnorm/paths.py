@@ -11,11 +11,10 @@ from geutil.batchnorm.moving import measures_only
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
+from geutil.batchnorm.shapes import SHAPES
 from geutil.batchnorm.steps import FUSED, Step
 from geutil.graph.kinds import Operation, Tensor
 from geutil.transform.rewrite.liveness import Liveness
-
-_SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +105,7 @@ def outside_readers(
         for t in tensors
         for reader in t.consumers()
         if reader not in members
-        and reader.type not in _SHAPES
+        and reader.type not in SHAPES
         and not liveness.is_retired(reader)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,21 @@ def _value(
         return np.concatenate(parts, int(axis.reshape(())))  # type: ignore[arg-type,union-attr]
     function = _FUNCTIONS.get(op.type)
     return None if function is None else np.asarray(function(*inputs), np.float64)
+
+
+def ops_behind(tensors: Iterable[Tensor]) -> list[Operation]:
+    """Return the ops that parameters are computed by.
+
+    Cost: linear in these.
+    """
+    found: dict[Operation, None] = {}
+    waiting = [t.op for t in tensors]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found[op] = None
+            waiting.extend(t.op for t in op.inputs)
+    return list(found)
 
 
 def unrounded(tensor: Tensor) -> Tensor:

@@ -166,3 +166,51 @@ def test_names_repeat_no_scope():
         parts = op.name.split("/")
         assert all(a != b for a, b in itertools.pairwise(parts)), op.name
         assert all(parts)
+
+
+def ancestors(graph):
+    behind = dict.fromkeys([graph.get_operation_by_name("out")])
+    queue = list(behind)
+    while queue:
+        op = queue.pop()
+        new = [*(t.op for t in op.inputs), *op.control_inputs]
+        queue += [o for o in new if o not in behind]
+        behind.update(dict.fromkeys(new))
+    return list(behind)
+
+
+def reshaped_by_its_own_shape(b):
+    y = tf.nn.conv2d(b.data(2, 6, 6, 3, known=()), b.weights(3, 3, 3, 4), 1, "SAME")
+    shape = tf.shape(y)
+    y = tf.reshape(y, tf.stack([shape[0] * shape[1], shape[2], 4]))
+    return b.norm(y, 4)
+
+
+def normalized_before_a_dense_layer(b):
+    x = b.data(2, 5, 3, known=(0, 1))
+    return tf.tensordot(b.norm(x, 3), b.weights(3, 4), [[2], [0]]) + b.weights(4)
+
+
+@pytest.mark.parametrize(
+    "build", (reshaped_by_its_own_shape, normalized_before_a_dense_layer)
+)
+def test_nothing_is_computed_for_its_shape_alone(build):
+    outcome = folded(build)
+    check_bare(outcome)
+    types = [op.type for op in ancestors(outcome.graph)]
+    assert types.count("Conv2D") + types.count("MatMul") == 1
+    assert types.count("Mul") == (build is reshaped_by_its_own_shape)
+
+
+@pytest.mark.parametrize("forward", (False, True))
+def test_what_the_norm_waited_for_still_comes_before(forward):
+    def build(b):
+        x = b.data(2, 6, 6, 3, known=(0,))
+        x = x if forward else tf.nn.conv2d(x, b.weights(1, 1, 3, 3), 1, "SAME")
+        with tf.control_dependencies([tf.no_op("awaited")]):
+            x = b.norm(x, 3)
+        return tf.nn.conv2d(x, b.weights(1, 1, 3, 3), 1, "SAME") if forward else x
+
+    outcome = folded(build)
+    check_bare(outcome)
+    assert "awaited" in [op.name for op in ancestors(outcome.graph)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,9 +31,9 @@ class Block:
 
 
 def _weights(b, *shape):
-    return b.parameter(
-        b.random.normal(size=shape) / tf.TensorShape(shape[:-1]).num_elements()
-    )
+    """Weights that are neither large nor all small: the data stays in range."""
+    value = b.random.uniform(0.5, 1.5, shape) * b.random.choice([-1.0, 1.0], shape)
+    return b.parameter(value / np.sqrt(np.prod(shape[:-1])))
 
 
 def _conv(window, padding, dilations=1, groups=1):
