@@ -16,7 +16,10 @@ from geutil.graph.names import absolute_unique_name, scope_dirname
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
-_BESIDES = frozenset(("Const", "Identity", "NoOp", "ReadVariableOp"))
+_BESIDES = frozenset(
+    ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")
+)
+_MOST_NODES = 16
 
 
 def is_convolution_call(op: Operation) -> bool:
@@ -53,7 +56,7 @@ def _body_of(op: Operation) -> Body | None:
     if op.type not in _CALLS or len(op.outputs) != 1:
         return None
     definition = definition_in(op.graph, op.get_attr("f").name)
-    if definition is None or len(definition.node_def) > 8:
+    if definition is None or len(definition.node_def) > _MOST_NODES:
         return None
     kinds = [node.op for node in definition.node_def]
     convolutions = [kind for kind in kinds if kind in _CONVOLUTIONS]

@@ -143,7 +143,7 @@ def _fits(step: Step, count: int) -> bool:
     if step.op.type in FUSED:
         return step.op.inputs[1].shape.as_list() in ([count], [None])
     (operand,) = step.parameters
-    return step.axis is None or operand.shape[step.axis] == count
+    return step.axis is None or operand.shape.num_elements() == count
 
 
 def _no_layer(op: Operation) -> Obstacle:

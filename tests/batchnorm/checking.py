@@ -74,7 +74,11 @@ def built(build, parameters="constants", seed=0):
 
 
 def run(graph, feeds):
-    with tf.compat.v1.Session(graph=graph) as session, graph.as_default():
+    config = tf.compat.v1.ConfigProto()
+    # Channels first, of which the processor knows little, are turned for it.
+    config.graph_options.rewrite_options.cpu_layout_conversion = 1
+    session = tf.compat.v1.Session(graph=graph, config=config)
+    with session, graph.as_default():
         session.run(tf.compat.v1.global_variables_initializer())
         return session.run("out:0", feeds)
 
