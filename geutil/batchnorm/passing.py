@@ -15,14 +15,24 @@ SAME = frozenset(
         "StopGradient",
     )
 )
+PASSING = SAME | {
+    "BatchToSpaceND",
+    "Cast",
+    "ExpandDims",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
 
 
-def axis_after(op: Operation, axis: int) -> int | None:
+def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
     """Return where the channels are behind an op, if it hands them on.
 
     Args:
         op: an op whose first input is the data.
         axis: the axis of the channels there, counted from the end.
+        last: the size of the last axis of the output, where that is not in its static
+            shape.
 
     Returns:
         The axis of the channels in the op's output, counted from the end; None if the
@@ -41,7 +51,8 @@ def axis_after(op: Operation, axis: int) -> int | None:
     if kind == "ExpandDims":
         return _after_expansion(op, axis)
     if kind == "Reshape":
-        return _after_reshape(op, axis)
+        kept = axis == -1 and last is not None and op.inputs[0].shape[-1:] == [last]
+        return axis if kept else _after_reshape(op, axis)
     if kind == "Transpose":
         return _after_transpose(op, axis)
     return None
