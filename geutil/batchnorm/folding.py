@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+from geutil.batchnorm.ending import build_in_place, can_stay
 from geutil.batchnorm.folds import Fold, build
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
+from geutil.batchnorm.places import Place, Places
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.errors import FoldError
+from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph.edits import transaction
+from geutil.graph.function_results import results_of, set_results
+from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation, require_graph
+from geutil.graph.kinds import Operation, Tensor, is_op, is_tensor, type_name
+from geutil.select.lists import as_list
 from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Rule
@@ -27,6 +35,7 @@ def fold_batch_norms(
     strict: bool = False,
     assume_inference: bool = False,
     clone_shared: bool = False,
+    keep: Iterable[Operation | Tensor] = (),
 ) -> FoldReport:
     """Fold batch normalization into the layers before it, or behind it.
 
@@ -36,21 +45,33 @@ def fold_batch_norms(
     compute the weights, and the variables are left as they are. The old ops stay in the
     graph, and nothing reads them any more.
 
+    Norms in the bodies of loops, of conditionals and of functions that are called are
+    folded there, if their layer is in the same body and its weights reach the body as
+    constants or variables. Of a model, all signatures are folded.
+
+    A norm that nothing reads, such as one that is fetched, or returned by a function
+    that is being traced, is folded too. Where it ends in a sum that op stays, and
+    computes the folded layer's; a fused norm stays as it was, and the report's `into`
+    names what to fetch instead.
+
     Args:
-        graph_or_model: a graph, or what holds one as its `graph`, such as a
-            `geutil.model.Model`.
+        graph_or_model: a graph, or a `geutil.model.Model`.
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
             well, with their moving ones.
         clone_shared: where something else reads the layer too, compute it twice.
+        keep: ops and tensors that go on computing what they do, since they are fetched
+            by name. Norms that cannot be folded without changing them are refused.
 
     Returns:
         Every batch norm, folded or refused with the reason.
 
     Raises:
-        ArgumentTypeError: the first argument is no graph and holds none.
-        FoldError: with `strict`, a norm was refused; nothing is changed.
+        ArgumentTypeError: the first argument is no graph and no model, or keep holds
+            something else than ops and tensors.
+        SelectionError: what is in keep is of another graph.
+        FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -69,57 +90,162 @@ def fold_batch_norms(
         folded:
           norm  into Conv2D 'conv'
     """
-    graph = getattr(graph_or_model, "graph", graph_or_model)
-    require_graph(graph)
+    places = Places(graph_or_model)
+    kept = _kept(keep, places)
     choices = Choices(scope, clone_shared, assume_inference)
-    folder = _Folder(graph, choices)
-    with transaction(graph), neutral(graph):
-        report = folder.run()
-        if strict and report.refused:
-            raise FoldError(
-                f"{len(report.refused)} batch norm(s) cannot be folded; nothing was "
-                f"changed:\n{report}"
-            )
+    folders = [_Folder(place, choices, kept) for place in places.listed]
+    if strict:
+        # Before anything is touched: the functions of a model are not made anew.
+        refusals = [r for f in folders for r in f.refusals()]
+        _check_none(FoldReport((), (*refusals, *places.unopened)), scope)
+    with ExitStack() as stack:
+        for place in places.listed:
+            stack.enter_context(transaction(place.graph))
+        reports = [folder.run() for folder in folders]
+        edited = zip(places.listed, reports, strict=True)
+        places.write_back([place for place, report in edited if report.folded])
+        report = FoldReport(
+            tuple(entry for r in reports for entry in r.folded),
+            (*(entry for r in reports for entry in r.refused), *places.unopened),
+        )
+        if strict:
+            _check_none(report, scope)
     return report
 
 
+def _check_none(report: FoldReport, scope: str | None) -> None:
+    """Raise if a norm in the scope was refused."""
+    refused = [r for r in report.refused if r.norm.startswith(scope or "")]
+    if refused:
+        raise FoldError(
+            f"{len(refused)} batch norm(s) cannot be folded; nothing was "
+            f"changed:\n{FoldReport((), tuple(refused))}"
+        )
+
+
+def _kept(keep: Any, places: Places) -> IdentitySet:
+    """Return the tensors to keep, those of ops among them."""
+    graphs = [place.graph for place in places.listed]
+    kept: IdentitySet = IdentitySet()
+    for element in as_list(keep):
+        if not is_op(element) and not is_tensor(element):
+            raise ArgumentTypeError(
+                f"keep holds ops and tensors of a graph, not {type_name(element)}"
+            )
+        if not any(element.graph is graph for graph in graphs):
+            raise SelectionError(
+                f"'{element.name}' in keep belongs to another graph than the one to "
+                "fold in"
+            )
+        for t in element.outputs if is_op(element) else [element]:
+            kept.add(t)
+    return kept
+
+
 class _Folder:
-    def __init__(self, graph: Graph, choices: Choices) -> None:
-        self._graph = graph
-        self._choices = choices
+    """Folds the norms of one graph."""
+
+    def __init__(self, place: Place, choices: Choices, kept: IdentitySet) -> None:
+        self._place = place
+        self._graph = place.graph
+        self._kept = [t for t in kept if t.graph is place.graph]
+        self._choices, self._fixed = _choices_in(place, choices)
         self._folded: list[Folded] = []
 
     def run(self) -> FoldReport:
-        behind = self._planner().behind_layers()
-        refused = self._apply(behind)
-        norms = [norm for norm, _ in refused]
-        before = self._planner().before_layers(norms)
-        reasons = {norm.result.op: obstacle for norm, obstacle in refused}
-        left = [
-            (norm, self._better(reasons.get(norm.result.op, obstacle), obstacle))
-            for norm, obstacle in self._apply(before)
-        ]
-        return FoldReport(
-            tuple(self._folded),
-            tuple(
-                Refused(norm.name, obstacle.reason, obstacle.op.name)
-                for norm, obstacle in left
-            ),
-        )
+        """Fold what can be folded."""
+        with neutral(self._graph):
+            refused = self._apply(self._planner().behind_layers())
+            norms = [norm for norm, _ in refused]
+            left = self._apply(self._planner().before_layers(norms))
+        return FoldReport(tuple(self._folded), self._report(refused, left))
+
+    def refusals(self) -> tuple[Refused, ...]:
+        """Return what will be refused, as far as that can be told beforehand."""
+        planner = self._planner()
+        refused = self._refused(planner.behind_layers())
+        left = self._refused(planner.before_layers([norm for norm, _ in refused]))
+        return self._report(refused, left)
+
+    def _report(
+        self,
+        behind: list[tuple[Norm, Obstacle]],
+        left: list[tuple[Norm, Obstacle]],
+    ) -> tuple[Refused, ...]:
+        """Return what is left, with the reason that tells more.
+
+        That is the one about the layer before the norm, if there is such a layer.
+        """
+        first = {norm.result.op: obstacle for norm, obstacle in behind}
+        prefix, signature = self._place.prefix, self._place.signature
+        entries = []
+        for norm, obstacle in left:
+            reason = first.get(norm.result.op, obstacle)
+            if reason.reason.startswith("no layer"):
+                reason = obstacle
+            entries.append(
+                Refused(
+                    prefix + norm.name,
+                    reason.reason,
+                    prefix + reason.op.name,
+                    signature,
+                )
+            )
+        return tuple(entries)
 
     def _planner(self) -> Planner:
-        return Planner(self._graph, self._kept(), self._choices)
+        kept = frozenset(id(t) for t in (*results_of(self._graph), *self._kept))
+        return Planner(self._graph, kept, self._choices)
 
-    def _kept(self) -> frozenset[int]:
-        return frozenset(id(t) for t in getattr(self._graph, "outputs", ()))
+    def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
+        """Return what is refused before anything is built."""
+        refused = list(plan.refused)
+        for fold in plan.folds:
+            objection = self._objection(fold)
+            if objection is not None:
+                refused += [(norm, objection) for norm in fold.norms]
+        return refused
 
-    def _better(self, behind: Obstacle, before: Obstacle) -> Obstacle:
-        """Return the reason that tells more: of the layer before, if there is one."""
-        return before if behind.reason.startswith("no layer") else behind
+    def _objection(self, fold: Fold) -> Obstacle | None:
+        if self._fixed:
+            return Obstacle(self._fixed, fold.end)
+        if any(t.op is fold.end for t in self._kept) and not can_stay(fold):
+            return Obstacle(
+                "is in keep, and an op of this type cannot read the folded layer; "
+                "take it out, and fetch what the report names",
+                fold.end,
+            )
+        return None
 
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
-        folds = {fold.end: fold for fold in plan.folds}
+        refused = self._refused(plan)
+        held = self._held(plan.folds)
+        replaced: dict[Operation, Fold] = {}
+        for fold in plan.folds:
+            if self._objection(fold) is not None:
+                continue
+            end = build_in_place(fold) if fold.end in held else None
+            if end is None:
+                replaced[fold.end] = fold
+            else:
+                self._note(fold, end)
+        return refused + self._replace(replaced)
+
+    def _held(self, folds: Collection[Fold]) -> frozenset[Operation]:
+        """Return the ends that somebody holds, and that can stay."""
+        liveness = Liveness(self._graph)
+        named = {t.op for t in (*results_of(self._graph), *self._kept)}
+        return frozenset(
+            fold.end
+            for fold in folds
+            if can_stay(fold) and (fold.end in named or not liveness.readers(fold.end))
+        )
+
+    def _replace(self, folds: dict[Operation, Fold]) -> list[tuple[Norm, Obstacle]]:
+        """Let what reads the ends of folds read what is built instead."""
+        if not folds:
+            return []
         made: dict[Operation, Operation] = {}
 
         def is_end(op: Operation) -> bool:
@@ -130,21 +256,44 @@ class _Folder:
             made[match.root] = result.op
             return result
 
-        refused = list(plan.refused)
-        if not folds:
-            return refused
-        report = rewrite(self._graph, Rule(Op(is_end), fold_batch_norm))
+        results = results_of(self._graph)
+        keep = [t for t in (*results, *self._kept) if t.op not in folds]
+        rule = Rule(Op(is_end), fold_batch_norm)
+        # Results of a function are kept by rules; here they are replaced too.
+        set_results(self._graph, [])
+        report = rewrite(self._graph, rule, keep=keep)
+        set_results(self._graph, [report.current(t) for t in results])
         reasons = {entry.op: entry.reason for entry in report.refused}
+        refused: list[tuple[Norm, Obstacle]] = []
         for end, fold in folds.items():
             if end.name in reasons:
                 obstacle = Obstacle(reasons[end.name], end)
                 refused += [(norm, obstacle) for norm in fold.norms]
             else:
-                self._folded += _entries(fold, made[end])
+                self._note(fold, made[end])
         return refused
 
+    def _note(self, fold: Fold, into: Operation) -> None:
+        prefix, layer = self._place.prefix, fold.layer.op
+        self._folded += [
+            Folded(
+                prefix + norm.name,
+                prefix + layer.name,
+                layer.type,
+                prefix + into.name,
+                fold.forward,
+                self._place.signature,
+            )
+            for norm in fold.norms
+        ]
 
-def _entries(fold: Fold, into: Operation) -> Iterable[Folded]:
-    layer = fold.layer.op
-    for norm in fold.norms:
-        yield Folded(norm.name, layer.name, layer.type, into.name, fold.forward)
+
+def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
+    """Return the choices for a place, and why nothing is folded in it, or nothing."""
+    scope, prefix = choices.scope, place.prefix
+    if scope is None or scope.startswith(prefix):
+        scope = scope and scope.removeprefix(prefix)
+        return replace(choices, scope=scope), place.fixed
+    if prefix.startswith(scope):
+        return replace(choices, scope=None), place.fixed
+    return replace(choices, scope=None), f"is outside of scope '{scope}'"
