@@ -254,7 +254,8 @@ class _Folder:
         def fold_batch_norm(match: Match) -> Any:
             result = build(folds[match.root])
             made[match.root] = result.op
-            return result
+            # A fused norm has outputs besides, which are left alone.
+            return [result, *([None] * (len(match.root.outputs) - 1))]
 
         results = results_of(self._graph)
         keep = [t for t in (*results, *self._kept) if t.op not in folds]

@@ -44,14 +44,14 @@ def _calibrating(norm, call, generator):
         mean, variance = (t.numpy() for t in tf.nn.moments(inputs, axes))
         size = mean.shape
         # A channel that hardly varies would be rounding errors, made large.
-        variance = np.maximum(variance, 0.03 * mean**2)
+        variance = np.maximum(variance, 0.1 * mean**2)
         noise = 0.2 * generator.normal(size=size) * np.sqrt(variance)
         norm.moving_mean.assign(mean + noise)
         norm.moving_variance.assign(generator.uniform(0.7, 1.4, size) * variance)
         if norm.gamma is not None:
             norm.gamma.assign(generator.uniform(0.5, 1.5, size))
         if norm.beta is not None:
-            norm.beta.assign(generator.normal(1.0, 0.5, size))
+            norm.beta.assign(generator.normal(2.0, 1.0, size))
         return call(inputs, training=False)
 
     return calibrate
