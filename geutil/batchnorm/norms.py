@@ -75,7 +75,8 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
         if before and spreads & _spreads(before[-1], origins):
             before.append(step)
             group_of[op] = before
-        else:
+        elif not step.adds:
+            # A lone sum is the bias of a folded layer.
             group_of[op] = [step]
             groups.append(group_of[op])
     return [_norm(group, steps, origins, liveness) for group in groups]

@@ -40,7 +40,8 @@ def with_calibrated_norms(network, batch, seed=0):
 
 def _calibrating(norm, call, generator):
     def calibrate(inputs, training=None, mask=None):
-        axes = [i for i in range(len(inputs.shape)) if i != norm.axis % 4]
+        rank = len(inputs.shape)
+        axes = [i for i in range(rank) if i != norm.axis % rank]
         mean, variance = (t.numpy() for t in tf.nn.moments(inputs, axes))
         size = mean.shape
         # A channel that hardly varies would be rounding errors, made large.
