@@ -14,6 +14,7 @@ from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.places import Place, Places
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.batchnorm.sinking import constants_passed, raise_constants, sink_constants
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph.edits import transaction
 from geutil.graph.function_results import results_of, set_results
@@ -94,23 +95,31 @@ def fold_batch_norms(
     kept = _kept(keep, places)
     choices = Choices(scope, clone_shared, assume_inference)
     folders = [_Folder(place, choices, kept) for place in places.listed]
+    passed = constants_passed(places.listed)
+    settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
-        # Before anything is touched: the functions of a model are not made anew.
-        refusals = [r for f in folders for r in f.refusals()]
+        # Before anything is touched: functions of a model need not be made anew.
+        refusals = [r for f in settled for r in f.refusals()]
         _check_none(FoldReport((), (*refusals, *places.unopened)), scope)
     with ExitStack() as stack:
         for place in places.listed:
             stack.enter_context(transaction(place.graph))
+        sunk = list(map(sink_constants, places.listed, passed))
         reports = [folder.run() for folder in folders]
-        edited = zip(places.listed, reports, strict=True)
-        places.write_back([place for place, report in edited if report.folded])
-        report = FoldReport(
+        edited = []
+        for place, constants, report in zip(places.listed, sunk, reports, strict=True):
+            if report.folded:
+                edited.append(place)
+            else:
+                raise_constants(constants)
+        places.write_back(edited)
+        whole = FoldReport(
             tuple(entry for r in reports for entry in r.folded),
             (*(entry for r in reports for entry in r.refused), *places.unopened),
         )
         if strict:
-            _check_none(report, scope)
-    return report
+            _check_none(whole, scope)
+    return whole
 
 
 def _check_none(report: FoldReport, scope: str | None) -> None:

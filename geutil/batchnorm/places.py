@@ -9,10 +9,11 @@ from typing import Any
 from geutil.batchnorm.report import Refused
 from geutil.batchnorm.steps import FUSED
 from geutil.errors import ArgumentTypeError, GeutilError
-from geutil.graph.kinds import Graph, is_graph, type_name
+from geutil.graph.function_calls import Caller, callers_in
+from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
 from geutil.transform.opened import OpenedFunction, OpenedFunctions
 
-_SIGNS = FUSED | {"Rsqrt", "Sqrt", "Pow"}
+SIGNS = FUSED | {"Rsqrt", "Sqrt", "Pow"}
 """Types of ops of which each batch norm has one."""
 
 
@@ -25,7 +26,10 @@ class Place:
         prefix: what the names of its ops begin with in reports.
         signature: of a model, the signature that it belongs to.
         fixed: why nothing can be changed in it; "" if it can.
-        function: the function that it is the body of, in a graph.
+        function: of the body of a function that a graph calls, the function.
+        inputs: of a body, its arguments.
+        sinks: of a body, the ops that read its results, and nothing else.
+        callers: of a body, all that calls it.
     """
 
     graph: Graph
@@ -33,6 +37,9 @@ class Place:
     signature: str = ""
     fixed: str = ""
     function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()
 
 
 class Places:
@@ -60,17 +67,30 @@ class Places:
             return
         for name, model in _signatures(graph_or_model).items():
             self.listed.append(Place(model.graph, "", name))
-            for key in model.functions:
-                self._add_body(model, key, name)
+            self._add_bodies(model, name)
 
-    def _add_body(self, model: Any, key: str, signature: str) -> None:
-        try:
-            body = model.functions[key]
-        except GeutilError as error:
-            reason = f"cannot be opened: {error}"
-            self.unopened.append(Refused(key, reason, key, signature))
-        else:
-            self.listed.append(Place(body.graph, f"{key}/", signature))
+    def _add_bodies(self, model: Any, signature: str) -> None:
+        bodies: dict[str, Any] = {}
+        for key in model.functions:
+            try:
+                bodies[key] = model.functions[key]
+            except GeutilError as error:
+                reason = f"cannot be opened: {error}"
+                self.unopened.append(Refused(key, reason, key, signature))
+        graphs = [model.graph, *(body.graph for body in bodies.values())]
+        known = {caller.op: caller for g in graphs for caller in callers_in(g)}
+        for key, body in bodies.items():
+            ops = body.callers
+            callers = [known[op] for op in ops if op in known]
+            place = Place(
+                body.graph,
+                f"{key}/",
+                signature,
+                inputs=tuple(body.inputs.values()),
+                sinks=tuple(body.outputs.sinks.values()),
+                callers=tuple(callers) if len(callers) == len(ops) else (),
+            )
+            self.listed.append(place)
 
     def write_back(self, edited: Collection[Place]) -> None:
         """Let the callers of edited bodies call them; models do that themselves."""
@@ -100,11 +120,20 @@ def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
         fixed = ""
         if function.by_type:
             fixed = "calls the function by its own type; open the graph as a model"
-        yield Place(function.graph, f"{function.name}/", "", fixed, function)
+        yield Place(
+            function.graph,
+            f"{function.name}/",
+            "",
+            fixed,
+            function,
+            tuple(function.inputs.values()),
+            tuple(function.sinks.values()),
+            tuple(function.callers),
+        )
 
 
 def _unopened(functions: OpenedFunctions) -> Iterator[Refused]:
     for function in functions.unopened:
-        if any(node.op in _SIGNS for node in function.definition.node_def):
+        if any(node.op in SIGNS for node in function.definition.node_def):
             reason = f"calls a function that cannot be opened: {function.reason}"
             yield Refused(function.name, reason, function.caller.name)

@@ -7,7 +7,7 @@ edited, a function of another name, which its callers call instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -39,19 +39,23 @@ class OpenedFunction:
     Attributes:
         name: the name of the function.
         graph: its body.
-        caller: an op that calls it.
-        by_type: whether some op calls it by being of a type of its name; such an op
+        definition: its `FunctionDef`.
+        inputs: its arguments by name, in order: placeholders.
+        sinks: for each result by name, in order, the Identity that reads it.
+        effects: an op that waits for what the function runs besides.
+        callers: the ops that call it, in the graph and in opened functions.
+        by_type: whether one of them calls it by being of a type of its name; such an op
             cannot be made to call another function.
     """
 
     name: str
     graph: Graph
-    caller: Operation
-    by_type: bool
     definition: Any
     inputs: Mapping[str, Tensor]
     sinks: Mapping[str, Operation]
     effects: Operation
+    callers: list[Caller] = field(default_factory=list)
+    by_type: bool = False
 
     def define(self, name: str) -> Any:
         """Return a `FunctionDef` of the body as it is now."""
@@ -120,8 +124,10 @@ class OpenedFunctions:
                         else:
                             self.unopened.append(found)
                     entry = known[name]
-                    if isinstance(entry, OpenedFunction) and not callee.attribute:
-                        entry.by_type = True
+                    if isinstance(entry, OpenedFunction):
+                        entry.callers.append(caller)
+                        entry.by_type |= not callee.attribute
+        self.opened = self._callees_first()[::-1]
 
     def write_back(self, edited: Collection[OpenedFunction]) -> None:
         """Make functions of edited bodies, and let all callers call them.
@@ -217,9 +223,7 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
         }
         effects = tf.no_op("side_effects")
     add_control_edges(effects, _side_effects(graph, flat, effects))
-    return OpenedFunction(
-        name, graph, caller.op, False, definition, inputs, sinks, effects
-    )
+    return OpenedFunction(name, graph, definition, inputs, sinks, effects)
 
 
 def _side_effects(graph: Graph, flat: Body, last: Operation) -> list[Operation]:

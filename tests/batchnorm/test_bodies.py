@@ -69,7 +69,7 @@ def call(layer, x):
 
 def returned(layer, x):
     # The norm is the result of the body itself.
-    return tf.tanh(tf.function(lambda x: layer(x), autograph=False)(x))
+    return tf.tanh(tf.function(layer.__call__, autograph=False)(x))
 
 
 def nested(layer, x):
@@ -229,6 +229,83 @@ def test_a_variable_that_changes_changes_the_folded_body():
     plain = traced(loop, layer)(X)["y"]
     np.testing.assert_allclose(opened.run(x=X)["y"], plain, rtol=1e-5, atol=1e-6)
     assert np.abs(plain - repeated(3)).max() > 0.1
+
+
+@pytest.mark.parametrize("as_graph", [False, True])
+@BODIES
+def test_constants_that_are_passed_to_a_body(build, as_graph, tmp_path):
+    # Freezing makes the variables constants of the graph, which is where they are read.
+    frozen = model.open(traced(build, Layer(True)), inline=False).freeze()
+    assert not frozen.variables
+    if not as_graph:
+        (entry,) = fold_batch_norms(frozen, strict=True).folded
+        assert entry.norm.endswith("norm")
+        value = frozen.run(x=X)["y"]
+        path = frozen.save(tmp_path / "model.pb", "graph_def")
+        assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
+        again = fold_batch_norms(frozen)
+        assert (again.folded, again.refused) == ((), ())
+    else:
+        path = frozen.save(tmp_path / "model.pb", "graph_def")
+        with tf.Graph().as_default() as graph:
+            graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+            tf.import_graph_def(graph_def, name="")
+        assert len(fold_batch_norms(graph, strict=True).folded) == 1
+        assert called_roots(graph) == 0
+        x, y = (graph.get_tensor_by_name(f"{name}:0") for name in "xy")
+        (value,) = evaluate(graph, [y], {x: X})
+    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+
+
+def changing(x):
+    """A loop whose weights are constant at first, and another in each round."""
+    passed = [tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")]
+
+    def body(i, y, kernel):
+        y = tf.matmul(y, kernel, name="dense")
+        y = tf.nn.batch_normalization(y, *passed, 1e-3, "norm")
+        return i + 1, y, kernel + 0.1
+
+    loop_vars = [0, x, tf.constant(CONSTANTS["kernel"])]
+    shapes = [tf.TensorShape(s) for s in ([], [None, 5], [5, 5])]
+    return tf.while_loop(lambda i, *_: i < 3, body, loop_vars, shapes)[1]
+
+
+def test_loop_variables_that_change_stay_data():
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        return {"y": changing(x)}
+
+    opened = model.open(function, inline=False)
+    before = opened.run(x=X)["y"]
+    (entry,) = fold_batch_norms(opened).refused
+    assert "weights depend on the data" in entry.reason
+    np.testing.assert_array_equal(opened.run(x=X)["y"], before)
+
+
+def test_functions_that_are_passed_different_constants_stay():
+    shared = tf.function(
+        lambda x, gamma: tf.nn.batch_normalization(
+            tf.matmul(x, CONSTANTS["kernel"]),
+            *(tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta")),
+            gamma,
+            1e-3,
+        ),
+        autograph=False,
+    )
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        gamma = tf.constant(CONSTANTS["gamma"])
+        return {"y": shared(x, gamma) + shared(x, tf.constant(np.ones(5, np.float32)))}
+
+    opened = model.open(function, inline=False)
+    before = opened.run(x=X)["y"]
+    fold_batch_norms(opened)
+    np.testing.assert_allclose(opened.run(x=X)["y"], before, rtol=1e-5, atol=1e-5)
+    data = reference(X)
+    plain = (data - CONSTANTS["beta"]) / CONSTANTS["gamma"] + CONSTANTS["beta"]
+    np.testing.assert_allclose(before, data + plain, rtol=1e-4, atol=1e-4)
 
 
 def weights_from_outside(x):

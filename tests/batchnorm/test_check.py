@@ -130,7 +130,7 @@ def test_no_samples():
 
 @pytest.mark.parametrize("samples", [3, "x", [np.ones(3)]])
 def test_samples_of_other_types(samples):
-    with pytest.raises(ArgumentTypeError, match="sample.*mapping"):
+    with pytest.raises(ArgumentTypeError, match=r"sample.*mapping"):
         check(constant(1.0), constant(1.0), samples)
 
 
@@ -143,7 +143,7 @@ def test_models_of_other_types(what):
 
 
 def test_outputs_that_are_no_numbers():
-    with pytest.raises(ArgumentTypeError, match="output 'y'.*numbers"):
+    with pytest.raises(ArgumentTypeError, match=r"output 'y'.*numbers"):
         check(constant(["a"]), constant(["a"]), {"x": 1.0})
 
 

@@ -165,7 +165,7 @@ def test_all_signatures_are_folded_and_told(tmp_path):
     module = Signatures()
     opened = model.open(module.save(tmp_path / "model"))
     report = fold_batch_norms(opened, strict=True)
-    counts = {name: 0 for name in opened.signatures}
+    counts = dict.fromkeys(opened.signatures, 0)
     for entry in report.folded:
         counts[entry.signature] += 1
     assert counts == {"serving_default": 3, "score": 3, "plain": 0}
@@ -204,7 +204,7 @@ def test_strict_leaves_the_model_exactly_as_it_was(frozen):
     opened = model.open(residual())
     opened = opened.freeze() if frozen else opened
     before, edges = opened.run(x=X), opened.graph.as_graph_def()
-    with pytest.raises(FoldError, match="1 batch norm.*nothing was changed") as error:
+    with pytest.raises(FoldError, match=r"1 batch norm.*nothing was changed") as error:
         fold_batch_norms(opened, strict=True)
     assert "late" in str(error.value)
     assert opened.graph.as_graph_def() == edges

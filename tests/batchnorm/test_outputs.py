@@ -231,9 +231,9 @@ def test_keep_takes_ops_and_tensors_of_the_graph(setting):
         with tf.Graph().as_default():
             other = tf.constant(1.0, name="other")
         before = edges(graph)
-        with pytest.raises(SelectionError, match="'other:0'.*another graph"):
+        with pytest.raises(SelectionError, match=r"'other:0'.*another graph"):
             fold_batch_norms(graph, keep=[other])
-        with pytest.raises(ArgumentTypeError, match="not .*str"):
+        with pytest.raises(ArgumentTypeError, match=r"not .*str"):
             fold_batch_norms(graph, keep=["norm"])
         assert edges(graph) == before
 
