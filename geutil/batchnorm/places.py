@@ -119,7 +119,10 @@ def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
     for function in functions.opened:
         fixed = ""
         if function.by_type:
-            fixed = "calls the function by its own type; open the graph as a model"
+            fixed = (
+                "is in a function that an op calls by bearing its name as its type, "
+                "which cannot be made to call another; use geutil.model.open"
+            )
         yield Place(
             function.graph,
             f"{function.name}/",

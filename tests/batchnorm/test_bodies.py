@@ -9,7 +9,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
-from geutil.errors import FoldError
+from geutil.errors import FoldError, StaleGraphError
 from tests.settings import default_graph, evaluate, needs_eager
 
 pytestmark = needs_eager
@@ -423,3 +423,97 @@ def test_the_scope_counts_from_the_name_of_the_body(scope, folded):
     report = fold_batch_norms(opened, scope=scope.replace("BODY", body), strict=True)
     assert {entry.norm.replace(body, "BODY") for entry in report.folded} == folded
     assert len(report.folded) + len(report.refused) == 3
+
+
+def test_functions_that_data_pipelines_call():
+    data = np.ones([2, 5], np.float32)
+    with tf.Graph().as_default() as graph:
+        dataset = tf.data.Dataset.from_tensors(data)
+        dataset = dataset.map(lambda x: tf.tanh(Layer(False)(x)))
+        y = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+    assert len(fold_batch_norms(graph, strict=True).folded) == 1
+    assert called_roots(graph) == 0
+    (value,) = evaluate(graph, [y])
+    np.testing.assert_allclose(value, np.tanh(reference(data)), rtol=1e-5, atol=1e-6)
+
+
+def legacy_graph():
+    """Return a graph with an op that calls a function by being of its type."""
+    body = traced(call, Layer(False)).get_concrete_function().graph
+    (op,) = [op for op in body.get_operations() if "Partitioned" in op.type]
+    graph_def = body.as_graph_def()
+    for node in graph_def.node:
+        if node.name == op.name:
+            node.op = node.attr["f"].func.name
+            node.attr.clear()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    return graph
+
+
+def test_functions_that_are_types_of_ops_are_refused():
+    graph = legacy_graph()
+    before = graph.as_graph_def()
+    report = fold_batch_norms(graph)
+    assert not report.folded
+    (entry,) = report.refused
+    assert entry.norm.endswith("/norm")
+    assert "geutil.model.open" in entry.reason
+    assert graph.as_graph_def() == before
+    opened = model.open(graph, inline=False)
+    assert len(fold_batch_norms(opened, strict=True).folded) == 1
+    (y,) = opened.run(x=X).values()
+    np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
+
+
+def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
+    from geutil.errors import TransformError
+    from geutil.transform import opened
+
+    def refuse(definition, library):
+        raise TransformError("'x' is a list of tensors")
+
+    monkeypatch.setattr(opened, "flat_body", refuse)
+    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    report = fold_batch_norms(graph)
+    (entry,) = report.refused
+    assert "cannot be opened: 'x' is a list of tensors" in entry.reason
+    assert graph.get_operation_by_name(entry.op).type.endswith("PartitionedCall")
+    with pytest.raises(FoldError, match="cannot be opened"):
+        fold_batch_norms(graph, strict=True)
+
+
+def test_a_graph_that_a_session_has_run_is_left_as_it_is():
+    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    (y,) = last_results(graph)
+    calls = [op for op in graph.get_operations() if "Partitioned" in op.type]
+    before = [op.node_def for op in calls]
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(y, {"x:0": X})
+        with pytest.raises(StaleGraphError):
+            fold_batch_norms(graph)
+    assert [op.node_def for op in calls] == before
+
+
+def test_a_function_that_several_call_is_folded_for_all():
+    layer = Layer(False)
+    shared = tf.function(lambda x: tf.tanh(layer(x)), autograph=False)
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        other = tf.function(shared.python_function, autograph=False)
+        return {"y": other(x) + shared(x) + loop(shared, x)}
+
+    graph_def = function.get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    (y,) = last_results(graph)
+    (expected,) = evaluate(graph, [y], {"x:0": X})
+    assert len(fold_batch_norms(graph, strict=True).folded) >= 1
+    assert called_roots(graph) == 0
+    (value,) = evaluate(graph, [y], {"x:0": X})
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)

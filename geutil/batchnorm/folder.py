@@ -1,0 +1,188 @@
+"""Folds the batch norms of one graph: plans, builds, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from geutil.batchnorm.ending import build_in_place, can_stay
+from geutil.batchnorm.folds import Fold, build
+from geutil.batchnorm.norms import Norm
+from geutil.batchnorm.paths import Obstacle
+from geutil.batchnorm.places import Place
+from geutil.batchnorm.planning import Choices, Plan, Planner
+from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.graph.function_results import results_of, set_results
+from geutil.graph.identity import IdentitySet
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Operation
+from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite.matching import Match
+from geutil.transform.rewrite.patterns import Op
+from geutil.transform.rewrite.rule import Rule
+
+
+class Folder:
+    """Folds the norms of one graph.
+
+    Args:
+        place: the graph.
+        choices: what the caller asks for.
+        kept: tensors that go on computing what they do.
+    """
+
+    def __init__(self, place: Place, choices: Choices, kept: IdentitySet) -> None:
+        self._place = place
+        self._graph = place.graph
+        self._kept = [t for t in kept if t.graph is place.graph]
+        self._choices, self._fixed = _choices_in(place, choices)
+        self._folded: list[Folded] = []
+
+    def run(self) -> FoldReport:
+        """Fold what can be folded."""
+        with neutral(self._graph):
+            refused = self._apply(self._planner().behind_layers())
+            norms = [norm for norm, _ in refused]
+            left = self._apply(self._planner().before_layers(norms))
+        return FoldReport(tuple(self._folded), self._report(refused, left))
+
+    def refusals(self) -> tuple[Refused, ...]:
+        """Return what will be refused, as far as that can be told beforehand."""
+        planner = self._planner()
+        refused = self._refused(planner.behind_layers())
+        left = self._refused(planner.before_layers([norm for norm, _ in refused]))
+        return self._report(refused, left)
+
+    def _report(
+        self,
+        behind: list[tuple[Norm, Obstacle]],
+        left: list[tuple[Norm, Obstacle]],
+    ) -> tuple[Refused, ...]:
+        """Return what is left, with the reason that tells more.
+
+        That is the one about the layer before the norm, if there is such a layer.
+        """
+        first = {norm.result.op: obstacle for norm, obstacle in behind}
+        prefix, signature = self._place.prefix, self._place.signature
+        entries = []
+        for norm, obstacle in left:
+            reason = first.get(norm.result.op, obstacle)
+            if reason.reason.startswith("no layer"):
+                reason = obstacle
+            entries.append(
+                Refused(
+                    prefix + norm.name,
+                    reason.reason,
+                    prefix + reason.op.name,
+                    signature,
+                )
+            )
+        return tuple(entries)
+
+    def _planner(self) -> Planner:
+        kept = frozenset(id(t) for t in (*results_of(self._graph), *self._kept))
+        return Planner(self._graph, kept, self._choices)
+
+    def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
+        """Return what is refused before anything is built."""
+        refused = list(plan.refused)
+        for fold in plan.folds:
+            objection = self._objection(fold)
+            if objection is not None:
+                refused += [(norm, objection) for norm in fold.norms]
+        return refused
+
+    def _objection(self, fold: Fold) -> Obstacle | None:
+        if self._fixed:
+            return Obstacle(self._fixed, fold.end)
+        if any(t.op is fold.end for t in self._kept) and not can_stay(fold):
+            return Obstacle(
+                "is in keep, and an op of this type cannot read the folded layer; "
+                "take it out, and fetch what the report names",
+                fold.end,
+            )
+        return None
+
+    def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
+        """Carry out a plan; return what is refused, then or now."""
+        refused = self._refused(plan)
+        held = self._held(plan.folds)
+        replaced: dict[Operation, Fold] = {}
+        for fold in plan.folds:
+            if self._objection(fold) is not None:
+                continue
+            end = build_in_place(fold) if fold.end in held else None
+            if end is None:
+                replaced[fold.end] = fold
+            else:
+                self._note(fold, end)
+        return refused + self._replace(replaced)
+
+    def _held(self, folds: Collection[Fold]) -> frozenset[Operation]:
+        """Return the ends that somebody holds, and that can stay."""
+        liveness = Liveness(self._graph)
+        named = {t.op for t in (*results_of(self._graph), *self._kept)}
+        return frozenset(
+            fold.end
+            for fold in folds
+            if can_stay(fold) and (fold.end in named or not liveness.readers(fold.end))
+        )
+
+    def _replace(self, folds: dict[Operation, Fold]) -> list[tuple[Norm, Obstacle]]:
+        """Let what reads the ends of folds read what is built instead."""
+        if not folds:
+            return []
+        made: dict[Operation, Operation] = {}
+
+        def is_end(op: Operation) -> bool:
+            return op in folds
+
+        def fold_batch_norm(match: Match) -> Any:
+            result = build(folds[match.root])
+            made[match.root] = result.op
+            # A fused norm has outputs besides, which are left alone.
+            return [result, *([None] * (len(match.root.outputs) - 1))]
+
+        results = results_of(self._graph)
+        keep = [t for t in (*results, *self._kept) if t.op not in folds]
+        rule = Rule(Op(is_end), fold_batch_norm)
+        # Results of a function are kept by rules; here they are replaced too.
+        set_results(self._graph, [])
+        report = rewrite(self._graph, rule, keep=keep)
+        set_results(self._graph, [report.current(t) for t in results])
+        reasons = {entry.op: entry.reason for entry in report.refused}
+        refused: list[tuple[Norm, Obstacle]] = []
+        for end, fold in folds.items():
+            if end.name in reasons:
+                obstacle = Obstacle(reasons[end.name], end)
+                refused += [(norm, obstacle) for norm in fold.norms]
+            else:
+                self._note(fold, made[end])
+        return refused
+
+    def _note(self, fold: Fold, into: Operation) -> None:
+        prefix, layer = self._place.prefix, fold.layer.op
+        self._folded += [
+            Folded(
+                prefix + norm.name,
+                prefix + layer.name,
+                layer.type,
+                prefix + into.name,
+                fold.forward,
+                self._place.signature,
+            )
+            for norm in fold.norms
+        ]
+
+
+def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
+    """Return the choices for a place, and why nothing is folded in it, or nothing."""
+    scope, prefix = choices.scope, place.prefix
+    if scope is None or scope.startswith(prefix):
+        scope = scope and scope.removeprefix(prefix)
+        return replace(choices, scope=scope), place.fixed
+    if prefix.startswith(scope):
+        return replace(choices, scope=None), place.fixed
+    return replace(choices, scope=None), f"is outside of scope '{scope}'"
