@@ -109,16 +109,20 @@ class Folder:
         """Carry out a plan; return what is refused, then or now."""
         refused = self._refused(plan)
         held = self._held(plan.folds)
-        replaced: dict[Operation, Fold] = {}
-        for fold in plan.folds:
-            if self._objection(fold) is not None:
-                continue
-            end = build_in_place(fold) if fold.end in held else None
-            if end is None:
-                replaced[fold.end] = fold
+        folds = {f.end: f for f in plan.folds if self._objection(f) is None}
+        into: dict[Operation, Operation] = {}
+        for end, fold in folds.items():
+            if end in held and build_in_place(fold) is not None:
+                into[end] = end
+        rest = {end: fold for end, fold in folds.items() if end not in into}
+        reasons = self._replace(rest, into)
+        for end, fold in folds.items():
+            if end.name in reasons:
+                obstacle = Obstacle(reasons[end.name], end)
+                refused += [(norm, obstacle) for norm in fold.norms]
             else:
-                self._note(fold, end)
-        return refused + self._replace(replaced)
+                self._note(fold, into[end])
+        return refused
 
     def _held(self, folds: Collection[Fold]) -> frozenset[Operation]:
         """Return the ends that somebody holds, and that can stay."""
@@ -130,18 +134,27 @@ class Folder:
             if can_stay(fold) and (fold.end in named or not liveness.readers(fold.end))
         )
 
-    def _replace(self, folds: dict[Operation, Fold]) -> list[tuple[Norm, Obstacle]]:
-        """Let what reads the ends of folds read what is built instead."""
+    def _replace(
+        self, folds: dict[Operation, Fold], into: dict[Operation, Operation]
+    ) -> dict[str, str]:
+        """Let what reads the ends of folds read what is built instead.
+
+        Args:
+            folds: the folds by their ends.
+            into: gets what is built for each end.
+
+        Returns:
+            For each end that is left as it is, by name, why.
+        """
         if not folds:
-            return []
-        made: dict[Operation, Operation] = {}
+            return {}
 
         def is_end(op: Operation) -> bool:
             return op in folds
 
         def fold_batch_norm(match: Match) -> Any:
             result = build(folds[match.root])
-            made[match.root] = result.op
+            into[match.root] = result.op
             # A fused norm has outputs besides, which are left alone.
             return [result, *([None] * (len(match.root.outputs) - 1))]
 
@@ -152,15 +165,7 @@ class Folder:
         set_results(self._graph, [])
         report = rewrite(self._graph, rule, keep=keep)
         set_results(self._graph, [report.current(t) for t in results])
-        reasons = {entry.op: entry.reason for entry in report.refused}
-        refused: list[tuple[Norm, Obstacle]] = []
-        for end, fold in folds.items():
-            if end.name in reasons:
-                obstacle = Obstacle(reasons[end.name], end)
-                refused += [(norm, obstacle) for norm in fold.norms]
-            else:
-                self._note(fold, made[end])
-        return refused
+        return {entry.op: entry.reason for entry in report.refused}
 
     def _note(self, fold: Fold, into: Operation) -> None:
         prefix, layer = self._place.prefix, fold.layer.op

@@ -118,7 +118,7 @@ def _signatures(model: Any) -> Mapping[str, Any]:
 def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
     for function in functions.opened:
         fixed = ""
-        if function.by_type:
+        if function.fixed:
             fixed = (
                 "is in a function that an op calls by bearing its name as its type, "
                 "which cannot be made to call another; use geutil.model.open"
@@ -137,6 +137,7 @@ def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
 
 def _unopened(functions: OpenedFunctions) -> Iterator[Refused]:
     for function in functions.unopened:
-        if any(node.op in SIGNS for node in function.definition.node_def):
+        nodes = (node for d in function.definitions for node in d.node_def)
+        if any(node.op in SIGNS for node in nodes):
             reason = f"calls a function that cannot be opened: {function.reason}"
             yield Refused(function.name, reason, function.caller.name)

@@ -44,8 +44,9 @@ class OpenedFunction:
         sinks: for each result by name, in order, the Identity that reads it.
         effects: an op that waits for what the function runs besides.
         callers: the ops that call it, in the graph and in opened functions.
-        by_type: whether one of them calls it by being of a type of its name; such an op
-            cannot be made to call another function.
+        fixed: whether it cannot be written back: an op that calls it, or calls what
+            calls it, does so by being of a type of its name. Such an op cannot be made
+            to call another function.
     """
 
     name: str
@@ -55,7 +56,7 @@ class OpenedFunction:
     sinks: Mapping[str, Operation]
     effects: Operation
     callers: list[Caller] = field(default_factory=list)
-    by_type: bool = False
+    fixed: bool = False
 
     def define(self, name: str) -> Any:
         """Return a `FunctionDef` of the body as it is now."""
@@ -82,13 +83,13 @@ class Unopened:
     Attributes:
         name: its name.
         caller: an op that calls it.
-        definition: its `FunctionDef`.
+        definitions: its `FunctionDef`, and those of what it calls, however indirectly.
         reason: why.
     """
 
     name: str
     caller: Operation
-    definition: Any
+    definitions: tuple[Any, ...]
     reason: str
 
 
@@ -107,27 +108,34 @@ class OpenedFunctions:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self.opened: list[OpenedFunction] = []
+        self._by_name: dict[str, OpenedFunction] = {}
         self.unopened: list[Unopened] = []
-        known: dict[str, OpenedFunction | Unopened] = {}
+        closed: set[str] = set()
         waiting = [graph]
         for host in waiting:
             for caller in callers_in(host):
-                for callee in caller.callees:
-                    name = callee.name
-                    if name not in known:
-                        found = _open(host, caller, name)
-                        known[name] = found
-                        if isinstance(found, OpenedFunction):
-                            self.opened.append(found)
-                            waiting.append(found.graph)
-                        else:
-                            self.unopened.append(found)
-                    entry = known[name]
-                    if isinstance(entry, OpenedFunction):
-                        entry.callers.append(caller)
-                        entry.by_type |= not callee.attribute
+                for name in caller.names:
+                    if name in self._by_name or name in closed:
+                        continue
+                    found = _open(host, caller, name)
+                    if isinstance(found, Unopened):
+                        closed.add(name)
+                        self.unopened.append(found)
+                    else:
+                        self._by_name[name] = found
+                        waiting.append(found.graph)
+                self._note_call(caller)
         self.opened = self._callees_first()[::-1]
+        for function in self.opened:
+            for called in self._called_by(function):
+                called.fixed |= function.fixed
+
+    def _note_call(self, caller: Caller) -> None:
+        for callee in caller.callees:
+            function = self._by_name.get(callee.name)
+            if function is not None:
+                function.callers.append(caller)
+                function.fixed |= not callee.attribute
 
     def write_back(self, edited: Collection[OpenedFunction]) -> None:
         """Make functions of edited bodies, and let all callers call them.
@@ -136,7 +144,7 @@ class OpenedFunctions:
         the graph, the calls go back when it is undone.
 
         Args:
-            edited: the functions that were edited.
+            edited: the functions that were edited; none of them `fixed`.
 
         Raises:
             StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
@@ -163,13 +171,14 @@ class OpenedFunctions:
         _called_others(self._graph, names, written)
 
     def _callees_first(self) -> list[OpenedFunction]:
-        by_name = {function.name: function for function in self.opened}
-
         def called(name: str) -> list[str]:
-            found = (n for c in callers_in(by_name[name].graph) for n in c.names)
-            return [n for n in dict.fromkeys(found) if n in by_name]
+            return [callee.name for callee in self._called_by(self._by_name[name])]
 
-        return [by_name[name] for name in callees_first(by_name, called)]
+        return [self._by_name[name] for name in callees_first(self._by_name, called)]
+
+    def _called_by(self, function: OpenedFunction) -> list[OpenedFunction]:
+        names = dict.fromkeys(n for c in callers_in(function.graph) for n in c.names)
+        return [self._by_name[name] for name in names if name in self._by_name]
 
 
 def _called_others(
@@ -205,8 +214,8 @@ def _recalling(caller: Caller, names: Mapping[str, str]) -> Any:
 def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
     """Open a function that an op of a graph calls."""
     definition = definition_in(host, name)
+    behind = functions_behind(host, definition)
     try:
-        behind = functions_behind(host, definition)
         library = {d.signature.name: d for d in (definition, *behind)}
         flat = flat_body(definition, library)
         graph = new_function_graph(name)
@@ -215,7 +224,7 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
         inputs = _make_arguments(graph, flat, passed)
         tensors = _import_nodes(graph, flat, inputs)
     except (ValueError, TypeError, tf.errors.OpError) as error:
-        return Unopened(name, caller.op, definition, str(error))
+        return Unopened(name, caller.op, (definition, *behind), str(error))
     with neutral(graph):
         sinks = {
             r.name: tf.identity(tensors(r.tensor), name=f"result_{r.name}").op

@@ -437,9 +437,9 @@ def test_functions_that_data_pipelines_call():
     np.testing.assert_allclose(value, np.tanh(reference(data)), rtol=1e-5, atol=1e-6)
 
 
-def legacy_graph():
+def legacy_graph(build=call):
     """Return a graph with an op that calls a function by being of its type."""
-    body = traced(call, Layer(False)).get_concrete_function().graph
+    body = traced(build, Layer(False)).get_concrete_function().graph
     (op,) = [op for op in body.get_operations() if "Partitioned" in op.type]
     graph_def = body.as_graph_def()
     for node in graph_def.node:
@@ -517,3 +517,37 @@ def test_a_function_that_several_call_is_folded_for_all():
     assert called_roots(graph) == 0
     (value,) = evaluate(graph, [y], {"x:0": X})
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_side_effects_of_bodies_stay():
+    layer, count, reports = Layer(False), tf.Variable(0), []
+
+    def counting(layer, x):
+        def body(x):
+            count.assign_add(1)
+            return tf.tanh(layer(x))
+
+        return tf.function(body, autograph=False)(x)
+
+    function = traced(counting, layer, reports)
+    y = function(X)["y"]
+    assert len(reports[0].folded) == 1
+    np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
+    assert int(count) == 1
+
+
+def test_what_a_fixed_function_calls_is_fixed_too():
+    def outer(layer, x):
+        inner = tf.function(lambda x: tf.tanh(layer(x)), autograph=False)
+        return tf.function(lambda x: inner(x) + 0.0, autograph=False)(x)
+
+    graph = legacy_graph(outer)
+    (y,) = last_results(graph)
+    before = graph.as_graph_def()
+    report = fold_batch_norms(graph)
+    assert not report.folded
+    (entry,) = report.refused
+    assert "geutil.model.open" in entry.reason
+    assert graph.as_graph_def() == before
+    (value,) = evaluate(graph, [y], {"x:0": X})
+    np.testing.assert_allclose(value, repeated(1), rtol=1e-5, atol=1e-6)
