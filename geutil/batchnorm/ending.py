@@ -7,10 +7,12 @@ yet is held by someone who does not see that another tensor took its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm.folds import Fold, build
+from geutil.batchnorm.folds import Fold
+from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.staleness import check_editable
@@ -46,7 +48,7 @@ def build_in_place(fold: Fold) -> Operation | None:
     check_editable(graph, [end])
     before = count_ops(graph)
     liveness = Liveness(graph)
-    made = build(fold).op
+    made = build_waiting(fold).op
     if made.type not in _SUMS:
         liveness.abandon(ops_since(graph, before))
         return None
@@ -70,15 +72,20 @@ def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:
         return _negated(bias) if end.type == "Sub" else bias
 
 
+def _value(bias: Tensor) -> Any:
+    """Return the value of a constant that waits for nothing, else None."""
+    return None if bias.op.control_inputs else tf.get_static_value(bias)
+
+
 def _reshaped(bias: Tensor, shape: Sequence[int]) -> Tensor:
-    value = tf.get_static_value(bias)
+    value = _value(bias)
     if value is None:
         return tf.reshape(bias, shape)
     return tf.constant(value.reshape(shape), bias.dtype, name="bias_fold")
 
 
 def _negated(bias: Tensor) -> Tensor:
-    value = tf.get_static_value(bias)
+    value = _value(bias)
     if value is None:
         return tf.negative(bias)
     return tf.constant(-value, bias.dtype, name="bias_fold")

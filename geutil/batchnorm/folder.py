@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from geutil.batchnorm.ending import build_in_place, can_stay
-from geutil.batchnorm.folds import Fold, build
+from geutil.batchnorm.folds import Fold
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.places import Place
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import neutral
@@ -22,6 +23,11 @@ from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Rule
+
+_KEPT = (
+    "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
+    "the report names"
+)
 
 
 class Folder:
@@ -97,13 +103,12 @@ class Folder:
     def _objection(self, fold: Fold) -> Obstacle | None:
         if self._fixed:
             return Obstacle(self._fixed, fold.end)
-        if any(t.op is fold.end for t in self._kept) and not can_stay(fold):
-            return Obstacle(
-                "is in keep, and an op of this type cannot read the folded layer; "
-                "take it out, and fetch what the report names",
-                fold.end,
-            )
+        if self._is_kept(fold.end) and not can_stay(fold):
+            return Obstacle(_KEPT, fold.end)
         return None
+
+    def _is_kept(self, op: Operation) -> bool:
+        return any(t.op is op for t in self._kept)
 
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
@@ -115,7 +120,9 @@ class Folder:
             if end in held and build_in_place(fold) is not None:
                 into[end] = end
         rest = {end: fold for end, fold in folds.items() if end not in into}
-        reasons = self._replace(rest, into)
+        kept = {end.name: _KEPT for end in rest if self._is_kept(end)}
+        rest = {end: fold for end, fold in rest.items() if end.name not in kept}
+        reasons = kept | self._replace(rest, into)
         for end, fold in folds.items():
             if end.name in reasons:
                 obstacle = Obstacle(reasons[end.name], end)
@@ -153,7 +160,7 @@ class Folder:
             return op in folds
 
         def fold_batch_norm(match: Match) -> Any:
-            result = build(folds[match.root])
+            result = build_waiting(folds[match.root])
             into[match.root] = result.op
             # A fused norm has outputs besides, which are left alone.
             return [result, *([None] * (len(match.root.outputs) - 1))]

@@ -196,6 +196,111 @@ def test_variables_are_read_by_the_sum_that_stays(norm, monkeypatch):
     np.testing.assert_allclose(folded, plain_, rtol=1e-5, atol=1e-5)
 
 
+def biased(x, between=tf.identity):
+    return between(tf.nn.bias_add(convolved(x), np.float32([1, -2, 3, 0.5])))
+
+
+def test_a_bias_before_the_norm_goes_into_the_sum(setting):
+    def body():
+        z = with_sum(tf.nn.bias_add(convolved(given(X)), np.float32([1, -2, 3, 0.5])))
+        fold_batch_norms(default_graph(), strict=True)
+        assert behind(z) == ["AddV2", "Conv2D", PLACEHOLDER]
+        return [z]
+
+    with tf.Graph().as_default() as graph:
+        expected = with_sum(biased(given(X)))
+    (result,) = setting.run(body)
+    (expected,) = evaluate(graph, [expected])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_behind_which_the_bias_cannot_be_is_replaced_or_refused(setting):
+    # The bias is added where it was, before what stands between.
+    def body(keep):
+        z = with_sum(biased(given(X)))
+        report = fold_batch_norms(default_graph(), keep=[z] if keep else [])
+        if keep:
+            (entry,) = report.refused
+            assert "is in keep" in entry.reason
+            assert not report.folded
+        else:
+            (entry,) = report.folded
+            into = default_graph().get_operation_by_name(entry.into).outputs[0]
+            assert behind(into) == ["BiasAdd", "Conv2D", "Identity", PLACEHOLDER]
+            return [z, into]
+        return [z]
+
+    setting.run(lambda: body(True))
+    old, new = setting.run(lambda: body(False))
+    np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_layer_behind_the_norm(setting, with_bias):
+    kernel = np.random.default_rng(2).normal(size=(1, 1, 3, 4)).astype(np.float32)
+    norm = [tf_values[:3] for tf_values in (MEAN, VARIANCE, BETA, GAMMA)]
+
+    def built():
+        y = tf.abs(given(X))
+        y = tf.nn.batch_normalization(y, *map(tf.convert_to_tensor, norm), 1e-3)
+        y = tf.nn.conv2d(y, kernel, 1, "VALID", name="conv")
+        return tf.nn.bias_add(y, [1.0, 2.0, 3.0, 4.0]) if with_bias else y
+
+    def body():
+        z = built()
+        (entry,) = fold_batch_norms(default_graph(), strict=True).folded
+        into = default_graph().get_operation_by_name(entry.into).outputs[0]
+        assert behind(into) == ["Abs", "BiasAdd", "Conv2D", PLACEHOLDER]
+        # A layer without a bias cannot add one, and stays as it was.
+        assert (into is z) == with_bias
+        return [into]
+
+    (result,) = setting.run(body)
+    with tf.Graph().as_default() as graph:
+        z = built()
+    (expected,) = evaluate(graph, [z])
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [*SUMS, fused])
+@pytest.mark.parametrize("held", [False, True])
+def test_what_waits_and_is_waited_for_stays(setting, norm, held):
+    def body():
+        awaited = [tf.no_op(name=f"awaited_{i}") for i in range(2)]
+        with tf.control_dependencies(awaited[:1]):
+            y = convolved(given(X))
+        with tf.control_dependencies(awaited[1:]):
+            z = norm(y)
+        with tf.control_dependencies([z]):
+            late = tf.no_op(name="late")
+        end = z if held else tf.nn.relu(z)
+        (entry,) = fold_batch_norms(default_graph(), strict=True).folded
+        into = default_graph().get_operation_by_name(entry.into)
+        assert set(awaited) <= ancestors(into)
+        if not (held and norm is fused):
+            # Nobody reads a fused norm that is held, so it is not known to be gone.
+            assert into in ancestors(late)
+        ge.verify(default_graph())
+        return [end]
+
+    (result,) = setting.run(body)
+    expected = computed(norm)
+    expected = expected if held else np.maximum(expected, 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def ancestors(op):
+    """Return the ops that run before one."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return found
+
+
 def test_a_fused_norm_in_keep_is_refused_and_nothing_changes(setting):
     def body():
         z = fused(convolved(given(X)))
