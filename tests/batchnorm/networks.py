@@ -1,4 +1,4 @@
-"""Keras networks whose batch norms do something: statistics and parameters at random."""
+"""Keras networks whose batch norms do something: they are given random numbers."""
 
 from __future__ import annotations
 

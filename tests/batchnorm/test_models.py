@@ -11,6 +11,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, FinalizedGraphError, FoldError
 from tests.batchnorm.calibrated import with_calibrated_norms
+from tests.batchnorm.networks import with_random_norms
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -79,10 +80,10 @@ def test_saved_graphs_hold_no_old_ops_and_no_old_weights(case, format, tmp_path)
         "DepthwiseConv2dNative": 1,
         "MatMul": 1,
         "BiasAdd": 3,
-        "Rsqrt": 0 if format_is_frozen(case) else 3,
+        "Rsqrt": 0 if is_frozen(case) else 3,
     }.items():
         assert types.count(kind) == count, kind
-    if format_is_frozen(case):
+    if is_frozen(case):
         assert not {"Mul", "Sub", "AddV2"} & set(types)
         # Three weights, three biases and the shape for Flatten.
         weights = [
@@ -94,7 +95,7 @@ def test_saved_graphs_hold_no_old_ops_and_no_old_weights(case, format, tmp_path)
         assert len(weights) - len(limits) == 6
 
 
-def format_is_frozen(case):
+def is_frozen(case):
     return not case.model.variables
 
 
@@ -260,3 +261,40 @@ def test_the_second_time_nothing_changes(case):
     report = fold_batch_norms(case.model)
     assert (report.folded, report.refused) == ((), ())
     assert case.model.graph.as_graph_def() == before
+
+
+class Cell(layers.Layer):
+    """A recurrent cell with a norm inside, which Keras runs in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size = 6
+        self.dense, self.again = layers.Dense(6, use_bias=False), layers.Dense(6)
+        self.norm = layers.BatchNormalization()
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.again.build((shape[0], 6))
+        self.norm.build((shape[0], 6))
+        self.built = True
+
+    def call(self, x, states):
+        y = self.norm(self.dense(x), training=False) + self.again(states[0])
+        y = tf.keras.ops.tanh(y)
+        return y, [y]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_recurrent_network(frozen, tmp_path):
+    x = tf.keras.Input((7, 4), name="x")
+    network = tf.keras.Model(x, {"y": layers.RNN(Cell())(x)})
+    with_random_norms(network)
+    data = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+    expected = network(data, training=False)["y"].numpy()
+    opened = model.open(network)
+    opened = opened.freeze() if frozen else opened
+    (entry,) = fold_batch_norms(opened, strict=True).folded
+    assert entry.norm.partition("/")[0] in opened.functions
+    again = model.open(opened.save(tmp_path / "model"))
+    for m in (opened, again):
+        np.testing.assert_allclose(m.run(x=data)["y"], expected, rtol=1e-5, atol=1e-5)
