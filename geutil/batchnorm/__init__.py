@@ -1,6 +1,16 @@
 """Batch-norm folding."""
 
+from geutil.batchnorm.checking import CheckError, CheckResult, OutputDifference, check
 from geutil.batchnorm.folding import fold_batch_norms
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 
-__all__ = ["FoldReport", "Folded", "Refused", "fold_batch_norms"]
+__all__ = [
+    "CheckError",
+    "CheckResult",
+    "FoldReport",
+    "Folded",
+    "OutputDifference",
+    "Refused",
+    "check",
+    "fold_batch_norms",
+]

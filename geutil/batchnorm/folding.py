@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from geutil.batchnorm.calls import inlined, is_convolution_call
-from geutil.batchnorm.folds import Fold, build
-from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.paths import Obstacle
-from geutil.batchnorm.planning import Choices, Plan, Planner
-from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.errors import FoldError
+from geutil.batchnorm.folder import Folder
+from geutil.batchnorm.places import Places
+from geutil.batchnorm.planning import Choices
+from geutil.batchnorm.report import FoldReport
+from geutil.batchnorm.sinking import constants_passed, raise_constants, sink_constants
+from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph.edits import transaction
-from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
-from geutil.graph.reordering import renew_order
+from geutil.graph.identity import IdentitySet
+from geutil.graph.kinds import (
+    Graph,
+    Operation,
+    Tensor,
+    is_op,
+    is_tensor,
+    type_name,
+)
 from geutil.graph.surroundings import count_ops, ops_since
-from geutil.transform.rewrite.driver import rewrite
+from geutil.select.lists import as_list
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import Match
-from geutil.transform.rewrite.patterns import Op
-from geutil.transform.rewrite.rule import Rule
 
 
 def fold_batch_norms(
@@ -31,6 +34,7 @@ def fold_batch_norms(
     strict: bool = False,
     assume_inference: bool = False,
     clone_shared: bool = False,
+    keep: Iterable[Operation | Tensor] = (),
 ) -> FoldReport:
     """Fold batch normalization into the layers before it, or behind it.
 
@@ -40,23 +44,33 @@ def fold_batch_norms(
     compute the weights, and the variables are left as they are. The old ops stay in the
     graph, and nothing reads them any more.
 
+    Norms in the bodies of loops, of conditionals and of functions that are called are
+    folded there, if their layer is in the same body and its weights reach the body as
+    constants or variables. Of a model, all signatures are folded.
+
+    A norm that nothing reads, such as one that is fetched, or returned by a function
+    that is being traced, is folded too. Where it ends in a sum that op stays, and
+    computes the folded layer's; a fused norm stays as it was, and the report's `into`
+    names what to fetch instead.
+
     Args:
-        graph_or_model: a graph, or what holds one as its `graph`, such as a
-            `geutil.model.Model`.
+        graph_or_model: a graph, or a `geutil.model.Model`.
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones: those that a fused norm reads, or variables
-            that the graph updates. Ops that update them stay, and are run if somebody
-            asks for them; the fold reads the values from before.
+            well, with their moving ones.
         clone_shared: where something else reads the layer too, compute it twice.
+        keep: ops and tensors that go on computing what they do, since they are fetched
+            by name. Norms that cannot be folded without changing them are refused.
 
     Returns:
         Every batch norm, folded or refused with the reason.
 
     Raises:
-        ArgumentTypeError: the first argument is no graph and holds none.
-        FoldError: with `strict`, a norm was refused; nothing is changed.
+        ArgumentTypeError: the first argument is no graph and no model, or keep holds
+            something else than ops and tensors.
+        SelectionError: what is in keep is of another graph.
+        FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -75,134 +89,73 @@ def fold_batch_norms(
         folded:
           norm  into Conv2D 'conv'
     """
-    graph = getattr(graph_or_model, "graph", graph_or_model)
-    require_graph(graph)
+    places = Places(graph_or_model)
+    kept = _kept(keep, places)
     choices = Choices(scope, clone_shared, assume_inference)
-    folder = _Folder(graph, choices)
+    folders = [Folder(place, choices, kept) for place in places.listed]
+    passed = constants_passed(places.listed)
+    settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
+    if strict:
+        # Before anything is touched: functions of a model need not be made anew.
+        refusals = [r for f in settled for r in f.refusals()]
+        _check_none(FoldReport((), (*refusals, *places.unopened)), scope)
+    with ExitStack() as stack:
+        for place in places.listed:
+            stack.enter_context(_abandoned_on_error(place.graph))
+            stack.enter_context(transaction(place.graph))
+        sunk = list(map(sink_constants, places.listed, passed))
+        reports = [folder.run() for folder in folders]
+        edited = []
+        for place, constants, report in zip(places.listed, sunk, reports, strict=True):
+            if report.folded:
+                edited.append(place)
+            else:
+                raise_constants(constants)
+        places.write_back(edited)
+        whole = FoldReport(
+            tuple(entry for r in reports for entry in r.folded),
+            (*(entry for r in reports for entry in r.refused), *places.unopened),
+        )
+        if strict:
+            _check_none(whole, scope)
+    return whole
+
+
+@contextmanager
+def _abandoned_on_error(graph: Graph) -> Iterator[None]:
+    """Let ops that are made in a block which raises count no more."""
     count = count_ops(graph)
     try:
-        with transaction(graph), neutral(graph):
-            report = folder.run()
-            if strict and report.refused:
-                raise FoldError(
-                    f"{len(report.refused)} batch norm(s) cannot be folded; nothing "
-                    f"was changed:\n{report}"
-                )
+        yield
     except BaseException:
         Liveness(graph).abandon(ops_since(graph, count))
         raise
-    return report
 
 
-class _Folder:
-    def __init__(self, graph: Graph, choices: Choices) -> None:
-        self._graph = graph
-        self._choices = choices
-        self._folded: list[Folded] = []
-
-    def run(self) -> FoldReport:
-        behind = self._planner().behind_layers()
-        if self._inline({obstacle.op for _, obstacle in behind.refused}):
-            behind = self._planner().behind_layers()
-        refused = self._apply(behind)
-        norms = [norm for norm, _ in refused]
-        before = self._planner().before_layers(norms)
-        reasons = {norm.result.op: obstacle for norm, obstacle in refused}
-        left = [
-            (norm, self._better(reasons.get(norm.result.op, obstacle), obstacle))
-            for norm, obstacle in self._apply(before)
-        ]
-        return FoldReport(
-            tuple(self._folded),
-            tuple(
-                Refused(norm.name, obstacle.reason, obstacle.op.name)
-                for norm, obstacle in left
-            ),
+def _check_none(report: FoldReport, scope: str | None) -> None:
+    """Raise if a norm in the scope was refused."""
+    refused = [r for r in report.refused if r.norm.startswith(scope or "")]
+    if refused:
+        raise FoldError(
+            f"{len(refused)} batch norm(s) cannot be folded; nothing was "
+            f"changed:\n{FoldReport((), tuple(refused))}"
         )
 
-    def _inline(self, obstacles: Iterable[Operation]) -> bool:
-        """Put convolutions in the place of calls that are nothing else."""
-        calls = {op for op in obstacles if is_convolution_call(op)}
-        if calls:
-            rewrite(
-                self._graph, Rule(Op(lambda op: op in calls), lambda m: inlined(m.root))
+
+def _kept(keep: Any, places: Places) -> IdentitySet:
+    """Return the tensors to keep, those of ops among them."""
+    graphs = [place.graph for place in places.listed]
+    kept: IdentitySet = IdentitySet()
+    for element in as_list(keep):
+        if not is_op(element) and not is_tensor(element):
+            raise ArgumentTypeError(
+                f"keep holds ops and tensors of a graph, not {type_name(element)}"
             )
-        return bool(calls)
-
-    def _planner(self) -> Planner:
-        return Planner(self._graph, self._kept(), self._choices)
-
-    def _kept(self) -> frozenset[int]:
-        return frozenset(id(t) for t in getattr(self._graph, "outputs", ()))
-
-    def _better(self, behind: Obstacle, before: Obstacle) -> Obstacle:
-        """Return the reason that tells more: of the layer before, if there is one."""
-        return before if behind.reason.startswith("no layer") else behind
-
-    def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
-        """Carry out a plan; return what is refused, then or now."""
-        refused = list(plan.refused)
-        if not plan.folds:
-            return refused
-        folds = {fold.end: fold for fold in plan.folds}
-        # All are built before the first takes its place, so that the topological order
-        # needs to be renewed just once.
-        built = _Built(self._graph, plan.folds)
-        renew_order(self._graph)
-        made: dict[Operation, Operation] = {}
-
-        def is_end(op: Operation) -> bool:
-            return op in folds
-
-        def fold_batch_norm(match: Match) -> Any:
-            result = built.results[match.root]
-            made[match.root] = result.op
-            # A fused norm has more outputs: statistics, which stay as they are.
-            return [result, *[None] * (len(match.root.outputs) - 1)]
-
-        report = rewrite(self._graph, Rule(Op(is_end), fold_batch_norm))
-        built.abandon(end for end in folds if end not in made)
-        reasons = {entry.op: entry.reason for entry in report.refused}
-        for end, fold in folds.items():
-            if end.name in reasons:
-                obstacle = Obstacle(reasons[end.name], end)
-                refused += [(norm, obstacle) for norm in fold.norms]
-            else:
-                self._folded += _entries(fold, _standing_in(end, folds, made))
-        return refused
-
-
-class _Built:
-    """What is built for folds, by the ops whose results it stands for."""
-
-    def __init__(self, graph: Graph, folds: Iterable[Fold]) -> None:
-        self.results: dict[Operation, Tensor] = {}
-        self._graph = graph
-        self._ops: dict[Operation, list[Operation]] = {}
-        for fold in folds:
-            count = count_ops(graph)
-            self.results[fold.end] = build(fold)
-            self._ops[fold.end] = ops_since(graph, count)
-
-    def abandon(self, ends: Iterable[Operation]) -> None:
-        """Let what was built for some count no more."""
-        Liveness(self._graph).abandon(op for end in ends for op in self._ops[end])
-
-
-def _standing_in(
-    end: Operation, folds: Mapping[Operation, Fold], made: Mapping[Operation, Operation]
-) -> Operation:
-    """Return what does the work of a fold: where others took it along, one of them."""
-    while end not in made:
-        end = next(
-            other
-            for other, fold in folds.items()
-            if other is not end and any(link.op is end for link in fold.links)
-        )
-    return made[end]
-
-
-def _entries(fold: Fold, into: Operation) -> Iterable[Folded]:
-    layer = fold.layer.op
-    for norm in fold.norms:
-        yield Folded(norm.name, layer.name, layer.type, into.name, fold.forward)
+        if not any(element.graph is graph for graph in graphs):
+            raise SelectionError(
+                f"'{element.name}' in keep belongs to another graph than the one to "
+                "fold in"
+            )
+        for t in element.outputs if is_op(element) else [element]:
+            kept.add(t)
+    return kept

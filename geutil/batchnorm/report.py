@@ -15,6 +15,9 @@ class Folded:
         layer_type: the type of that op.
         into: the op that now does the work of both.
         forward: whether the layer comes after the norm.
+        signature: of a model, the signature whose graph it is in; "" for graphs.
+
+    Names of what is in the body of a function begin with the function's, and a slash.
     """
 
     norm: str
@@ -22,6 +25,7 @@ class Folded:
     layer_type: str
     into: str
     forward: bool = False
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,13 @@ class Refused:
         norm: the batch norm, by name.
         reason: why.
         op: the op that stands in the way.
+        signature: of a model, the signature whose graph it is in; "" for graphs.
     """
 
     norm: str
     reason: str
     op: str
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,19 +59,26 @@ class FoldReport:
 
     def __str__(self) -> str:
         folded, refused = len(self.folded), len(self.refused)
+        entries: list[Folded | Refused] = [*self.folded, *self.refused]
+        several = len({entry.signature for entry in entries}) > 1
+
+        def label(entry: Folded | Refused) -> str:
+            return f"{entry.signature}: {entry.norm}" if several else entry.norm
+
         total = folded + refused
         lines = [f"{folded} of {total} batch norm(s) folded, {refused} refused"]
         if self.folded:
-            width = max(len(entry.norm) for entry in self.folded)
+            width = max(len(label(entry)) for entry in self.folded)
             lines.append("folded:")
             lines += [
-                f"  {entry.norm:<{width}}  into {entry.layer_type} '{entry.layer}'"
+                f"  {label(entry):<{width}}  into {entry.layer_type} '{entry.layer}'"
                 + (" behind it" if entry.forward else "")
                 for entry in self.folded
             ]
         if self.refused:
             lines.append("refused:")
             lines += [
-                f"  {entry.norm}: '{entry.op}' {entry.reason}" for entry in self.refused
+                f"  {label(entry)}: '{entry.op}' {entry.reason}"
+                for entry in self.refused
             ]
         return "\n".join(lines)

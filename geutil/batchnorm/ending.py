@@ -1,0 +1,95 @@
+"""Folds whose result is asked for: the op that makes it stays, and reads other tensors.
+
+What is fetched by name, returned by a function that is being traced, or read by nobody
+yet is held by someone who does not see that another tensor took its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.batchnorm.folds import Fold
+from geutil.batchnorm.waiting import build_waiting
+from geutil.graph.edits import InputEdit, apply_edits
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.staleness import check_editable
+from geutil.graph.surroundings import count_ops, ops_since, surroundings_of
+from geutil.transform.rewrite.liveness import Liveness
+
+_SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
+
+
+def can_stay(fold: Fold) -> bool:
+    """Tell whether the end of a fold can read what is folded: if it adds something."""
+    step = fold.bias if fold.forward else fold.links[-1]
+    if step is None:
+        # The layer has no bias, and gets none if the norm shifts by nothing.
+        return False
+    return step.op.type in _SUMS or (step.op.type == "Sub" and step.index == 0)
+
+
+def build_in_place(fold: Fold) -> Operation | None:
+    """Fold norms, and let the end of the fold read the layer and its bias.
+
+    Args:
+        fold: a fold whose end `can_stay`.
+
+    Returns:
+        The end; None, and nothing is changed, if what was built does not end in a sum.
+    """
+    end = fold.end
+    graph = end.graph
+    link = fold.bias if fold.forward else fold.links[-1]
+    if link is None:
+        return None
+    check_editable(graph, [end])
+    before = count_ops(graph)
+    liveness = Liveness(graph)
+    made = build_waiting(fold).op
+    if made.type not in _SUMS:
+        liveness.abandon(ops_since(graph, before))
+        return None
+    data, bias = made.inputs
+    bias = _for_end(end, made, bias)
+    edits = [InputEdit(end, link.index, data), InputEdit(end, 1 - link.index, bias)]
+    apply_edits(graph, edits)
+    liveness.abandon([made])
+    # Asked anew, now that the end reads something else.
+    Liveness(graph).retire(_replaced(fold), lambda op: op is end)
+    return end
+
+
+def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:
+    """Return a bias in the form in which the end of a fold reads one."""
+    channels_first = made.type == "BiasAdd" and made.get_attr("data_format") != b"NHWC"
+    with surroundings_of(end):
+        if end.type != "BiasAdd" and channels_first:
+            behind = made.outputs[0].shape.rank - 2
+            bias = _reshaped(bias, [-1] + [1] * behind)
+        return _negated(bias) if end.type == "Sub" else bias
+
+
+def _value(bias: Tensor) -> Any:
+    """Return the value of a constant that waits for nothing, else None."""
+    return None if bias.op.control_inputs else tf.get_static_value(bias)
+
+
+def _reshaped(bias: Tensor, shape: Sequence[int]) -> Tensor:
+    value = _value(bias)
+    if value is None:
+        return tf.reshape(bias, shape)
+    return tf.constant(value.reshape(shape), bias.dtype, name="bias_fold")
+
+
+def _negated(bias: Tensor) -> Tensor:
+    value = _value(bias)
+    if value is None:
+        return tf.negative(bias)
+    return tf.constant(-value, bias.dtype, name="bias_fold")
+
+
+def _replaced(fold: Fold) -> list[Operation]:
+    return [fold.layer.op, *(link.op for link in fold.links if link.op is not fold.end)]

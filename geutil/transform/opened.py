@@ -1,0 +1,288 @@
+"""The functions that the ops of a graph call, opened as graphs that can be edited.
+
+A function cannot be edited: a graph is made of it, and of that graph, once it was
+edited, a function of another name, which its callers call instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.bodies import Body, flat_body
+from geutil.graph.edits import note_undo
+from geutil.graph.function_calls import Caller, call_others, callers_in
+from geutil.graph.function_defs import (
+    define,
+    definition_in,
+    functions_behind,
+    make_argument,
+)
+from geutil.graph.function_graphs import new_function_graph
+from geutil.graph.function_registry import callees_first, register, unused_name
+from geutil.graph.functions import add_functions, publish_functions
+from geutil.graph.importing import add_control_edges, import_ops, neutral
+from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph
+from geutil.graph.placeholders import copy_handle_data
+from geutil.graph.staleness import check_editable
+from geutil.graph.state import UndoStep
+from geutil.select.walks import get_backward_walk_ops
+
+
+@dataclass(eq=False)
+class OpenedFunction:
+    """A function as a graph that can be edited.
+
+    Attributes:
+        name: the name of the function.
+        graph: its body.
+        definition: its `FunctionDef`.
+        inputs: its arguments by name, in order: placeholders.
+        sinks: for each result by name, in order, the Identity that reads it.
+        effects: an op that waits for what the function runs besides.
+        callers: the ops that call it, in the graph and in opened functions.
+        fixed: whether it cannot be written back: an op that calls it, or calls what
+            calls it, does so by being of a type of its name. Such an op cannot be made
+            to call another function.
+    """
+
+    name: str
+    graph: Graph
+    definition: Any
+    inputs: Mapping[str, Tensor]
+    sinks: Mapping[str, Operation]
+    effects: Operation
+    callers: list[Caller] = field(default_factory=list)
+    fixed: bool = False
+
+    def define(self, name: str) -> Any:
+        """Return a `FunctionDef` of the body as it is now."""
+        given = list(self.inputs.values())
+        ends = [*self.sinks.values(), self.effects]
+        left_out = {t.op for t in given} | set(ends)
+        behind = get_backward_walk_ops(ends, stop_at_ts=given, control_inputs=True)
+        needed = {op for op in behind if op not in left_out}
+        return define(
+            self.graph,
+            name,
+            [op for op in self.graph.get_operations() if op in needed],
+            given,
+            {result: sink.inputs[0] for result, sink in self.sinks.items()},
+            self.effects.control_inputs,
+            self.definition,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Unopened:
+    """A function that cannot be opened.
+
+    Attributes:
+        name: its name.
+        caller: an op that calls it.
+        definitions: its `FunctionDef`, and those of what it calls, however indirectly.
+        reason: why.
+    """
+
+    name: str
+    caller: Operation
+    definitions: tuple[Any, ...]
+    reason: str
+
+
+class OpenedFunctions:
+    """The functions that the ops of a graph call, however indirectly.
+
+    Args:
+        graph: the graph, which is not changed before `write_back`.
+
+    Attributes:
+        opened: those that can be edited, callers before what they call.
+        unopened: those that cannot.
+
+    Cost: linear in the ops of the graph and of the functions.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._by_name: dict[str, OpenedFunction] = {}
+        self.unopened: list[Unopened] = []
+        closed: set[str] = set()
+        waiting = [graph]
+        for host in waiting:
+            for caller in callers_in(host):
+                for name in caller.names:
+                    if name in self._by_name or name in closed:
+                        continue
+                    found = _open(host, caller, name)
+                    if isinstance(found, Unopened):
+                        closed.add(name)
+                        self.unopened.append(found)
+                    else:
+                        self._by_name[name] = found
+                        waiting.append(found.graph)
+                self._note_call(caller)
+        self.opened = self._callees_first()[::-1]
+        for function in self.opened:
+            for called in self._called_by(function):
+                called.fixed |= function.fixed
+
+    def _note_call(self, caller: Caller) -> None:
+        for callee in caller.callees:
+            function = self._by_name.get(callee.name)
+            if function is not None:
+                function.callers.append(caller)
+                function.fixed |= not callee.attribute
+
+    def write_back(self, edited: Collection[OpenedFunction]) -> None:
+        """Make functions of edited bodies, and let all callers call them.
+
+        Functions that call edited ones are made anew as well. Within a transaction of
+        the graph, the calls go back when it is undone.
+
+        Args:
+            edited: the functions that were edited; none of them `fixed`.
+
+        Raises:
+            StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+                forbidden.
+            ValueError: TensorFlow refuses a function.
+
+        Cost: linear in the ops of the graph, of these functions and their callers.
+        """
+        changed = set(edited)
+        if not changed:
+            return
+        check_editable(self._graph, [c.op for c in callers_in(self._graph)])
+        names: dict[str, str] = {}
+        written: dict[str, tuple[OpenedFunction, Any]] = {}
+        for function in self._callees_first():
+            called = _called_others(function.graph, names, written)
+            if function not in changed and not called:
+                continue
+            definition = function.define(unused_name(function.name))
+            new = definition.signature.name
+            register(definition)
+            names[function.name] = new
+            written[new] = (function, definition)
+        _called_others(self._graph, names, written)
+
+    def _callees_first(self) -> list[OpenedFunction]:
+        def called(name: str) -> list[str]:
+            return [callee.name for callee in self._called_by(self._by_name[name])]
+
+        return [self._by_name[name] for name in callees_first(self._by_name, called)]
+
+    def _called_by(self, function: OpenedFunction) -> list[OpenedFunction]:
+        names = dict.fromkeys(n for c in callers_in(function.graph) for n in c.names)
+        return [self._by_name[name] for name in names if name in self._by_name]
+
+
+def _called_others(
+    graph: Graph,
+    names: Mapping[str, str],
+    written: Mapping[str, tuple[OpenedFunction, Any]],
+) -> bool:
+    """Make the ops of a graph call new functions; tell whether one does."""
+    found = False
+    for caller in callers_in(graph):
+        new = [names[n] for n in caller.names if n in names]
+        if not new or not caller.callees[0].attribute:
+            continue
+        found = True
+        for name in new:
+            function, definition = written[name]
+            behind = functions_behind(function.graph, definition)
+            add_functions(graph, [*behind, definition])
+            if is_func_graph(graph):
+                # What is traced finds the functions it calls outside its graph.
+                listed = [d.signature.name for d in (*behind, definition)]
+                publish_functions(graph, listed)
+        call_others(caller, names)
+        note_undo(graph, UndoStep(_recalling(caller, names)))
+    return found
+
+
+def _recalling(caller: Caller, names: Mapping[str, str]) -> Any:
+    back = {new: old for old, new in names.items()}
+    return lambda: call_others(caller, back)
+
+
+def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
+    """Open a function that an op of a graph calls."""
+    definition = definition_in(host, name)
+    behind = functions_behind(host, definition)
+    try:
+        library = {d.signature.name: d for d in (definition, *behind)}
+        flat = flat_body(definition, library)
+        graph = new_function_graph(name)
+        add_functions(graph, behind)
+        passed = caller.op.inputs[caller.first_argument :]
+        inputs = _make_arguments(graph, flat, passed)
+        tensors = _import_nodes(graph, flat, inputs)
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        return Unopened(name, caller.op, (definition, *behind), str(error))
+    with neutral(graph):
+        sinks = {
+            r.name: tf.identity(tensors(r.tensor), name=f"result_{r.name}").op
+            for r in flat.results
+        }
+        effects = tf.no_op("side_effects")
+    add_control_edges(effects, _side_effects(graph, flat, effects))
+    return OpenedFunction(name, graph, definition, inputs, sinks, effects)
+
+
+def _side_effects(graph: Graph, flat: Body, last: Operation) -> list[Operation]:
+    """Return the ops that a call runs besides what the results need.
+
+    Functions of version 1 do not name them: TensorFlow runs all that have a state.
+    """
+    if flat.control_results:
+        names = dict.fromkeys(node for _, node in flat.control_results)
+        return [graph.get_operation_by_name(name) for name in names]
+    return [
+        op
+        for op in graph.get_operations()
+        if op.op_def.is_stateful
+        and op is not last
+        and op.type != "Placeholder"
+        and not any(t.consumers() for t in op.outputs)
+    ]
+
+
+def _make_arguments(graph: Graph, flat: Body, passed: Any) -> dict[str, Tensor]:
+    made = {}
+    for index, arg in enumerate(flat.args):
+        shapes = arg.attributes.get("_output_shapes")
+        known = shapes.list.shape[0] if shapes and shapes.list.shape else None
+        made[arg.name] = make_argument(graph, arg, tf.TensorShape(known))
+        is_handle = made[arg.name].dtype in (tf.resource, tf.variant)
+        if is_handle and not arg.handle_data and index < len(passed):
+            copy_handle_data(passed[index], made[arg.name])
+    return made
+
+
+def _import_nodes(graph: Graph, flat: Body, arguments: Mapping[str, Tensor]) -> Any:
+    """Import the nodes of a body; return what finds its tensors by name."""
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.versions.CopyFrom(graph.graph_def_versions)
+    graph_def.node.extend(flat.node_defs())
+    read: set[str] = set()
+    for node in graph_def.node:
+        # Colocation is with nodes that may be elsewhere; the importer refuses that.
+        node.attr.pop("_class", None)
+        kept = [n for n in node.input if n[0] != "^" or n[1:] not in arguments]
+        del node.input[:]
+        node.input.extend(kept)
+        read.update(n for n in kept if n in arguments)
+    import_ops(graph, graph_def, {f"{name}:0": arguments[name] for name in read})
+
+    def tensor(where: str) -> Tensor:
+        if where in arguments:
+            return arguments[where]
+        return graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
+
+    return tensor

@@ -1,0 +1,553 @@
+"""Norms in the bodies of loops, of conditionals and of functions that are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import FoldError, StaleGraphError
+from tests.settings import default_graph, evaluate, needs_eager
+
+pytestmark = needs_eager
+
+X = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+SPEC = tf.TensorSpec([None, 5], name="x")
+CONSTANTS = {
+    "kernel": np.random.default_rng(1).normal(size=(5, 5)).astype(np.float32) / 3,
+    "mean": np.float32([0.5, -1, 0.2, 0.1, 0.3]),
+    "variance": np.float32([0.5, 1, 2, 3, 0.7]),
+    "beta": np.float32([1, 2, -1, 0.3, 0]),
+    "gamma": np.float32([2, 0.5, -1, 1, 0.7]),
+}
+
+
+class Layer:
+    """A dense layer and its norm, of constants in the body or of variables."""
+
+    def __init__(self, variables):
+        self.values = dict(CONSTANTS)
+        if variables:
+            self.values = {k: tf.Variable(v, name=k) for k, v in CONSTANTS.items()}
+
+    def __call__(self, x):
+        v = {k: tf.convert_to_tensor(value) for k, value in self.values.items()}
+        y = tf.matmul(x, v["kernel"], name="dense")
+        return tf.nn.batch_normalization(
+            y, v["mean"], v["variance"], v["beta"], v["gamma"], 1e-3, "norm"
+        )
+
+
+def reference(x):
+    """Compute the layer in numpy, in float64."""
+    v = {k: value.astype(np.float64) for k, value in CONSTANTS.items()}
+    y = (x @ v["kernel"] - v["mean"]) / np.sqrt(v["variance"] + 1e-3)
+    return y * v["gamma"] + v["beta"]
+
+
+def loop(layer, x):
+    _, y = tf.while_loop(
+        lambda i, y: i < 3,
+        lambda i, y: (i + 1, tf.tanh(layer(y))),
+        [0, x],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 5])],
+    )
+    return y
+
+
+def branch(layer, x):
+    then = lambda: tf.tanh(layer(x))  # noqa: E731
+    return tf.cond(tf.reduce_sum(x) > -1e6, then, lambda: x)
+
+
+def call(layer, x):
+    return tf.function(lambda x: tf.tanh(layer(x)), autograph=False)(x)
+
+
+def returned(layer, x):
+    # The norm is the result of the body itself.
+    return tf.tanh(tf.function(layer.__call__, autograph=False)(x))
+
+
+def nested(layer, x):
+    inner = tf.function(lambda x: tf.tanh(layer(x)), autograph=False)
+    _, y = tf.while_loop(
+        lambda i, y: i < 2,
+        lambda i, y: (i + 1, tf.cond(i < 5, lambda: inner(y), lambda: y)),
+        [0, inner(x)],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 5])],
+    )
+    return y
+
+
+def repeated(times):
+    y = X.astype(np.float64)
+    for _ in range(times):
+        y = np.tanh(reference(y))
+    return y
+
+
+SHAPES = {loop: 3, branch: 1, call: 1, returned: 1, nested: 3}
+BODIES = pytest.mark.parametrize("build", SHAPES, ids=lambda build: build.__name__)
+VARIABLES = pytest.mark.parametrize("variables", [False, True])
+
+
+def traced(build, layer, fold=None):
+    """Return a tf.function of the model, folded while it is traced if asked."""
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        y = build(layer, x)
+        if fold is not None:
+            fold.append(fold_batch_norms(default_graph(), strict=True))
+        return {"y": y}
+
+    return function
+
+
+def roots(graph_def):
+    """Count the roots that a frozen graph takes, in its functions too."""
+    bodies = [f.node_def for f in graph_def.library.function]
+    return sum(n.op == "Rsqrt" for nodes in (graph_def.node, *bodies) for n in nodes)
+
+
+@BODIES
+@VARIABLES
+def test_bodies_of_a_model(build, variables):
+    opened = model.open(traced(build, Layer(variables)), inline=False)
+    before = opened.to_function()
+    names = list(opened.functions)
+    report = fold_batch_norms(opened, strict=True)
+    (entry,) = report.folded
+    name, _, rest = entry.norm.partition("/")
+    assert name in names
+    assert rest.endswith("norm")
+    assert entry.layer == entry.norm.removesuffix("norm") + "dense"
+    assert entry.signature == opened.signature
+    body = opened.functions[name]
+    assert entry.into.removeprefix(f"{name}/") in {
+        op.name for op in body.graph.get_operations()
+    }
+    assert sorted(opened.functions) == sorted(names)
+    (y,) = opened.run(x=X).values()
+    np.testing.assert_allclose(y, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y, before(X)["y"], rtol=1e-5, atol=1e-6)
+    ge.verify(opened.graph)
+    ge.verify(body.graph)
+    again = fold_batch_norms(opened)
+    assert (again.folded, again.refused) == ((), ())
+
+
+@BODIES
+def test_saved_bodies_are_folded(build, tmp_path):
+    opened = model.open(traced(build, Layer(False)), inline=False)
+    fold_batch_norms(opened, strict=True)
+    path = opened.save(tmp_path / "model.pb", "graph_def")
+    graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+    assert roots(graph_def) == 0
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    x, y = (graph.get_tensor_by_name(f"{name}:0") for name in "xy")
+    (value,) = evaluate(graph, [y], {x: X})
+    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+
+
+@BODIES
+def test_bodies_of_a_graph(build):
+    graph_def = traced(build, Layer(False)).get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    x = graph.get_tensor_by_name("x:0")
+    (y,) = [t.op.outputs[0] for t in last_results(graph)]
+    report = fold_batch_norms(graph, strict=True)
+    assert {entry.norm.rpartition("/")[2] for entry in report.folded} == {"norm"}
+    (value,) = evaluate(graph, [y], {x: X})
+    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+    assert called_roots(graph) == 0
+    again = fold_batch_norms(graph)
+    assert (again.folded, again.refused) == ((), ())
+
+
+def last_results(graph):
+    ops = [op for op in graph.get_operations() if op.type == "Identity"]
+    return [t for op in ops for t in op.outputs if not t.consumers()]
+
+
+def called_roots(graph):
+    """Count the roots in what the ops of a graph call, old functions left out."""
+    graph_def = graph.as_graph_def()
+    library = {f.signature.name: f for f in graph_def.library.function}
+    waiting, seen, count = [graph_def.node], set(), 0
+    while waiting:
+        for node in waiting.pop():
+            count += node.op == "Rsqrt"
+            for value in node.attr.values():
+                for function in (value.func, *value.list.func):
+                    if function.name in library and function.name not in seen:
+                        seen.add(function.name)
+                        waiting.append(library[function.name].node_def)
+    return count
+
+
+@BODIES
+@VARIABLES
+def test_bodies_while_a_function_is_traced(build, variables):
+    layer, reports = Layer(variables), []
+    function = traced(build, layer, reports)
+    y = function(X)["y"]
+    np.testing.assert_allclose(y, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+    assert len(reports[0].folded) == 1
+    if not variables:
+        assert called_roots(function.get_concrete_function().graph) == 0
+
+
+@BODIES
+def test_gradients_flow_through_folded_bodies(build):
+    layer, reports = Layer(True), []
+    x = tf.constant(X)
+    watched = [x, *layer.values.values()]
+    found = []
+    for fold in (None, reports):
+        function = traced(build, layer, fold)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(function(x)["y"] ** 2)
+        found.append(tape.gradient(y, watched))
+    for plain, folded in zip(*found, strict=True):
+        assert np.abs(plain).max() > 1e-3
+        np.testing.assert_allclose(folded, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_variable_that_changes_changes_the_folded_body():
+    layer = Layer(True)
+    opened = model.open(traced(loop, layer), inline=False)
+    fold_batch_norms(opened, strict=True)
+    layer.values["gamma"].assign(-CONSTANTS["gamma"])
+    plain = traced(loop, layer)(X)["y"]
+    np.testing.assert_allclose(opened.run(x=X)["y"], plain, rtol=1e-5, atol=1e-6)
+    assert np.abs(plain - repeated(3)).max() > 0.1
+
+
+@pytest.mark.parametrize("as_graph", [False, True])
+@BODIES
+def test_constants_that_are_passed_to_a_body(build, as_graph, tmp_path):
+    # Freezing makes the variables constants of the graph, which is where they are read.
+    frozen = model.open(traced(build, Layer(True)), inline=False).freeze()
+    assert not frozen.variables
+    if not as_graph:
+        (entry,) = fold_batch_norms(frozen, strict=True).folded
+        assert entry.norm.endswith("norm")
+        value = frozen.run(x=X)["y"]
+        path = frozen.save(tmp_path / "model.pb", "graph_def")
+        assert roots(tf.compat.v1.GraphDef.FromString(path.read_bytes())) == 0
+        again = fold_batch_norms(frozen)
+        assert (again.folded, again.refused) == ((), ())
+    else:
+        path = frozen.save(tmp_path / "model.pb", "graph_def")
+        with tf.Graph().as_default() as graph:
+            graph_def = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+            tf.import_graph_def(graph_def, name="")
+        assert len(fold_batch_norms(graph, strict=True).folded) == 1
+        assert called_roots(graph) == 0
+        x, y = (graph.get_tensor_by_name(f"{name}:0") for name in "xy")
+        (value,) = evaluate(graph, [y], {x: X})
+    np.testing.assert_allclose(value, repeated(SHAPES[build]), rtol=1e-5, atol=1e-6)
+
+
+def changing(x):
+    """A loop whose weights are constant at first, and another in each round."""
+    passed = [tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")]
+
+    def body(i, y, kernel):
+        y = tf.matmul(y, kernel, name="dense")
+        y = tf.nn.batch_normalization(y, *passed, 1e-3, "norm")
+        return i + 1, y, kernel + 0.1
+
+    loop_vars = [0, x, tf.constant(CONSTANTS["kernel"])]
+    shapes = [tf.TensorShape(s) for s in ([], [None, 5], [5, 5])]
+    return tf.while_loop(lambda i, *_: i < 3, body, loop_vars, shapes)[1]
+
+
+def test_loop_variables_that_change_stay_data():
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        return {"y": changing(x)}
+
+    opened = model.open(function, inline=False)
+    before = opened.run(x=X)["y"]
+    (entry,) = fold_batch_norms(opened).refused
+    assert "weights depend on the data" in entry.reason
+    np.testing.assert_array_equal(opened.run(x=X)["y"], before)
+
+
+def test_functions_that_are_passed_different_constants_stay():
+    shared = tf.function(
+        lambda x, gamma: tf.nn.batch_normalization(
+            tf.matmul(x, CONSTANTS["kernel"]),
+            *(tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta")),
+            gamma,
+            1e-3,
+        ),
+        autograph=False,
+    )
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        gamma = tf.constant(CONSTANTS["gamma"])
+        return {"y": shared(x, gamma) + shared(x, tf.constant(np.ones(5, np.float32)))}
+
+    opened = model.open(function, inline=False)
+    before = opened.run(x=X)["y"]
+    fold_batch_norms(opened)
+    np.testing.assert_allclose(opened.run(x=X)["y"], before, rtol=1e-5, atol=1e-5)
+    data = reference(X)
+    plain = (data - CONSTANTS["beta"]) / CONSTANTS["gamma"] + CONSTANTS["beta"]
+    np.testing.assert_allclose(before, data + plain, rtol=1e-4, atol=1e-4)
+
+
+def weights_from_outside(x):
+    kernel = tf.identity(x)[:1] * tf.ones([5, 5])
+
+    def body(i, y):
+        norm = {k: tf.constant(v) for k, v in CONSTANTS.items()}
+        y = tf.matmul(y, kernel, name="dense")
+        y = tf.nn.batch_normalization(
+            y, *(norm[k] for k in ("mean", "variance", "beta", "gamma")), 1e-3, "norm"
+        )
+        return i + 1, y
+
+    return tf.while_loop(lambda i, y: i < 3, body, [0, x])[1]
+
+
+def test_weights_that_are_passed_to_a_body_are_data():
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        return {"y": weights_from_outside(x)}
+
+    opened = model.open(function, inline=False)
+    report = fold_batch_norms(opened)
+    assert not report.folded
+    (entry,) = report.refused
+    assert entry.norm.endswith("/norm")
+    assert entry.op == entry.norm.removesuffix("norm") + "dense"
+    assert "weights depend on the data" in entry.reason
+
+
+def partly(x):
+    """A norm that can be folded in the graph, one that cannot in a body."""
+    y = Layer(False)(x)
+    gate = tf.function(
+        lambda x: tf.nn.batch_normalization(
+            tf.tanh(x),
+            *(tf.constant(CONSTANTS[k]) for k in ("mean", "variance", "beta", "gamma")),
+            1e-3,
+            "gate",
+        ),
+        autograph=False,
+    )
+    return gate(tf.nn.relu(y)) + loop(Layer(False), x)
+
+
+@tf.function(input_signature=[SPEC], autograph=False)
+def partly_foldable(x):
+    return {"y": partly(x)}
+
+
+def test_strict_leaves_a_model_exactly_as_it_was():
+    opened = model.open(partly_foldable, inline=False)
+    graph_def = opened.graph.as_graph_def()
+    bodies = {name: opened.functions[name] for name in opened.functions}
+    states = {name: body.graph.as_graph_def() for name, body in bodies.items()}
+    (before,) = opened.run(x=X).values()
+    with pytest.raises(FoldError, match=r"1 batch norm.*nothing was changed") as error:
+        fold_batch_norms(opened, strict=True)
+    assert "gate" in str(error.value)
+    assert opened.graph.as_graph_def() == graph_def
+    for name, body in bodies.items():
+        assert body.graph.as_graph_def() == states[name]
+        ge.verify(body.graph)
+    ge.verify(opened.graph)
+    np.testing.assert_array_equal(opened.run(x=X)["y"], before)
+
+
+def test_strict_leaves_a_graph_exactly_as_it_was():
+    graph_def = partly_foldable.get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    before = graph.as_graph_def()
+    with pytest.raises(FoldError, match="nothing was changed"):
+        fold_batch_norms(graph, strict=True)
+    assert graph.as_graph_def() == before
+    report = fold_batch_norms(graph)
+    assert (len(report.folded), len(report.refused)) == (2, 1)
+
+
+def test_a_failure_at_the_end_puts_calls_and_edges_back(monkeypatch):
+    from geutil.batchnorm import folding
+
+    graph_def = partly_foldable.get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    (y,) = last_results(graph)
+    x = graph.get_tensor_by_name("x:0")
+    before = {n.name: n for n in graph.as_graph_def().node}
+    expected = evaluate(graph, [y], {x: X})
+    write_back = folding.Places.write_back
+
+    def fail(self, edited):
+        write_back(self, edited)
+        raise RuntimeError("later")
+
+    monkeypatch.setattr(folding.Places, "write_back", fail)
+    with pytest.raises(RuntimeError, match="later"), ge.allow_stale(graph):
+        fold_batch_norms(graph)
+    after = {n.name: n for n in graph.as_graph_def().node}
+    for name, node in before.items():
+        assert list(after[name].input) == list(node.input)
+        for attribute in ("f", "body", "cond"):
+            if attribute in node.attr:
+                assert after[name].attr[attribute] == node.attr[attribute]
+    np.testing.assert_array_equal(evaluate(graph, [y], {x: X}), expected)
+
+
+@pytest.mark.parametrize(
+    ("scope", "folded"),
+    [("norm", {"norm"}), ("BODY/", {"BODY/while/norm"}), ("no", {"norm"})],
+)
+def test_the_scope_counts_from_the_name_of_the_body(scope, folded):
+    opened = model.open(partly_foldable, inline=False)
+    body = next(n for n in opened.functions if "body" in n)
+    report = fold_batch_norms(opened, scope=scope.replace("BODY", body), strict=True)
+    assert {entry.norm.replace(body, "BODY") for entry in report.folded} == folded
+    assert len(report.folded) + len(report.refused) == 3
+
+
+def test_functions_that_data_pipelines_call():
+    data = np.ones([2, 5], np.float32)
+    with tf.Graph().as_default() as graph:
+        dataset = tf.data.Dataset.from_tensors(data)
+        dataset = dataset.map(lambda x: tf.tanh(Layer(False)(x)))
+        y = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+    assert len(fold_batch_norms(graph, strict=True).folded) == 1
+    assert called_roots(graph) == 0
+    (value,) = evaluate(graph, [y])
+    np.testing.assert_allclose(value, np.tanh(reference(data)), rtol=1e-5, atol=1e-6)
+
+
+def legacy_graph(build=call):
+    """Return a graph with an op that calls a function by being of its type."""
+    body = traced(build, Layer(False)).get_concrete_function().graph
+    (op,) = [op for op in body.get_operations() if "Partitioned" in op.type]
+    graph_def = body.as_graph_def()
+    for node in graph_def.node:
+        if node.name == op.name:
+            node.op = node.attr["f"].func.name
+            node.attr.clear()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    return graph
+
+
+def test_functions_that_are_types_of_ops_are_refused():
+    graph = legacy_graph()
+    before = graph.as_graph_def()
+    report = fold_batch_norms(graph)
+    assert not report.folded
+    (entry,) = report.refused
+    assert entry.norm.endswith("/norm")
+    assert "geutil.model.open" in entry.reason
+    assert graph.as_graph_def() == before
+    opened = model.open(graph, inline=False)
+    assert len(fold_batch_norms(opened, strict=True).folded) == 1
+    (y,) = opened.run(x=X).values()
+    np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
+
+
+def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
+    from geutil.errors import TransformError
+    from geutil.transform import opened
+
+    def refuse(definition, library):
+        raise TransformError("'x' is a list of tensors")
+
+    monkeypatch.setattr(opened, "flat_body", refuse)
+    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    report = fold_batch_norms(graph)
+    (entry,) = report.refused
+    assert "cannot be opened: 'x' is a list of tensors" in entry.reason
+    assert graph.get_operation_by_name(entry.op).type.endswith("PartitionedCall")
+    with pytest.raises(FoldError, match="cannot be opened"):
+        fold_batch_norms(graph, strict=True)
+
+
+def test_a_graph_that_a_session_has_run_is_left_as_it_is():
+    graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    (y,) = last_results(graph)
+    calls = [op for op in graph.get_operations() if "Partitioned" in op.type]
+    before = [op.node_def for op in calls]
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(y, {"x:0": X})
+        with pytest.raises(StaleGraphError):
+            fold_batch_norms(graph)
+    assert [op.node_def for op in calls] == before
+
+
+def test_a_function_that_several_call_is_folded_for_all():
+    layer = Layer(False)
+    shared = tf.function(lambda x: tf.tanh(layer(x)), autograph=False)
+
+    @tf.function(input_signature=[SPEC], autograph=False)
+    def function(x):
+        other = tf.function(shared.python_function, autograph=False)
+        return {"y": other(x) + shared(x) + loop(shared, x)}
+
+    graph_def = function.get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    (y,) = last_results(graph)
+    (expected,) = evaluate(graph, [y], {"x:0": X})
+    assert len(fold_batch_norms(graph, strict=True).folded) >= 1
+    assert called_roots(graph) == 0
+    (value,) = evaluate(graph, [y], {"x:0": X})
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_side_effects_of_bodies_stay():
+    layer, count, reports = Layer(False), tf.Variable(0), []
+
+    def counting(layer, x):
+        def body(x):
+            count.assign_add(1)
+            return tf.tanh(layer(x))
+
+        return tf.function(body, autograph=False)(x)
+
+    function = traced(counting, layer, reports)
+    y = function(X)["y"]
+    assert len(reports[0].folded) == 1
+    np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
+    assert int(count) == 1
+
+
+def test_what_a_fixed_function_calls_is_fixed_too():
+    def outer(layer, x):
+        inner = tf.function(lambda x: tf.tanh(layer(x)), autograph=False)
+        return tf.function(lambda x: inner(x) + 0.0, autograph=False)(x)
+
+    graph = legacy_graph(outer)
+    (y,) = last_results(graph)
+    before = graph.as_graph_def()
+    report = fold_batch_norms(graph)
+    assert not report.folded
+    (entry,) = report.refused
+    assert "geutil.model.open" in entry.reason
+    assert graph.as_graph_def() == before
+    (value,) = evaluate(graph, [y], {"x:0": X})
+    np.testing.assert_allclose(value, repeated(1), rtol=1e-5, atol=1e-6)

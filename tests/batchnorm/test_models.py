@@ -1,0 +1,300 @@
+"""Models stay whole: they run, are saved, opened, trained and refused as before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ArgumentTypeError, FinalizedGraphError, FoldError
+from tests.batchnorm.calibrated import with_calibrated_norms
+from tests.batchnorm.networks import with_random_norms
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+X = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
+NAMES = {"saved_model": "model", "graph_def": "model.pb", "pbtxt": "model.pbtxt"}
+layers = tf.keras.layers
+
+
+def network(last="dense"):
+    x = tf.keras.Input((8, 8, 3), name="x")
+    y = layers.Conv2D(4, 3, use_bias=False, name="conv")(x)
+    y = layers.ReLU()(layers.BatchNormalization(name="norm")(y))
+    y = layers.DepthwiseConv2D(3, padding="same", name="depthwise")(y)
+    y = layers.ReLU(6.0)(layers.BatchNormalization(name="norm_1")(y))
+    y = layers.Dense(5, name=last)(layers.Flatten()(y))
+    y = layers.BatchNormalization(name="norm_2")(y)
+    return with_calibrated_norms(tf.keras.Model(x, {"y": y}), X)
+
+
+class Case:
+    """A network, what Keras makes of it, and the folded model."""
+
+    def __init__(self, form="variables"):
+        self.network = network()
+        self.expected = self.network(X, training=False)["y"].numpy()
+        opened = model.open(self.network)
+        self.model = opened.freeze() if form == "frozen" else opened
+        self.report = fold_batch_norms(self.model, strict=True)
+
+    def check(self, value):
+        np.testing.assert_allclose(value, self.expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module", params=["variables", "frozen"])
+def case(request):
+    return Case(request.param)
+
+
+def test_it_runs(case):
+    assert len(case.report.folded) == 3
+    case.check(case.model.run(x=X)["y"])
+
+
+def test_to_function(case):
+    function = case.model.to_function()
+    case.check(function(X)["y"])
+    case.check(tf.function(lambda x: function(x)["y"])(X))
+
+
+@pytest.mark.parametrize("format", ["saved_model", "graph_def", "pbtxt"])
+def test_saved_and_opened_again(case, format, tmp_path):
+    path = case.model.save(tmp_path / NAMES[format], format)
+    again = model.open(path)
+    case.check(again.run(x=X)["y"])
+    report = fold_batch_norms(again)
+    assert (report.folded, report.refused) == ((), ())
+
+
+@pytest.mark.parametrize("format", ["graph_def", "pbtxt"])
+def test_saved_graphs_hold_no_old_ops_and_no_old_weights(case, format, tmp_path):
+    path = case.model.save(tmp_path / NAMES[format], format)
+    types = sorted(op.type for op in model.open(path).graph.get_operations())
+    for kind, count in {
+        "Conv2D": 1,
+        "DepthwiseConv2dNative": 1,
+        "MatMul": 1,
+        "BiasAdd": 3,
+        "Rsqrt": 0 if is_frozen(case) else 3,
+    }.items():
+        assert types.count(kind) == count, kind
+    if is_frozen(case):
+        assert not {"Mul", "Sub", "AddV2"} & set(types)
+        # Three weights, three biases and the shape for Flatten.
+        weights = [
+            op
+            for op in model.open(path).graph.get_operations()
+            if op.type == "Const" and op.get_attr("dtype") == tf.float32
+        ]
+        limits = [op for op in weights if not op.outputs[0].shape.rank]
+        assert len(weights) - len(limits) == 6
+
+
+def is_frozen(case):
+    return not case.model.variables
+
+
+def test_a_tensorflow_lite_file(case, tmp_path):
+    path = case.model.save(tmp_path / "model.tflite", "tflite")
+    interpreter = tf.lite.Interpreter(str(path))
+    (entry,) = interpreter.get_input_details()
+    interpreter.resize_tensor_input(entry["index"], X.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(entry["index"], X)
+    interpreter.invoke()
+    (result,) = interpreter.get_output_details()
+    case.check(interpreter.get_tensor(result["index"]))
+
+
+def test_variables_stay_and_can_be_trained():
+    case = Case()
+    function = case.model.to_function()
+    trainable = {id(v) for v in function.trainable_variables}
+    keras_variables = case.network.trainable_variables
+    assert len(trainable) == len(keras_variables)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(function(X)["y"] ** 2)
+    folded = tape.gradient(loss, function.trainable_variables)
+    plain_function = model.open(case.network).to_function()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(plain_function(X)["y"] ** 2)
+    plain = tape.gradient(loss, plain_function.trainable_variables)
+    names = [v.name for v in function.trainable_variables]
+    assert names == [v.name for v in plain_function.trainable_variables]
+    for name, a, b in zip(names, folded, plain, strict=True):
+        scale = np.abs(b).max()
+        assert np.abs(a - b).max() <= 1e-4 * max(scale, 1e-2), name
+
+
+def test_a_saved_model_with_variables_is_retrained_and_agrees(tmp_path):
+    case = Case()
+    path = case.model.save(tmp_path / "model")
+    loaded = tf.saved_model.load(str(path))
+    case.check(loaded.signatures["serving_default"](x=tf.constant(X))["y"])
+    again = model.open(path)
+    names = {v.name for v in again.variables.values()}
+    assert len(names) == len(case.network.variables)
+
+
+class Signatures(tf.Module):
+    """Two signatures that share a layer, and one without norms."""
+
+    def __init__(self):
+        self.network = network()
+        spec = [tf.TensorSpec([None, 8, 8, 3], name="x")]
+        run = lambda x: self.network(x, training=False)["y"]  # noqa: E731
+        self.main = tf.function(lambda x: {"y": run(x)}, spec)
+        self.score = tf.function(lambda x: {"score": tf.sigmoid(run(x))}, spec)
+        self.plain = tf.function(lambda x: {"size": tf.shape(x)}, spec)
+
+    def save(self, path):
+        signatures = {
+            "serving_default": self.main,
+            "score": self.score,
+            "plain": self.plain,
+        }
+        tf.saved_model.save(self, str(path), signatures=signatures)
+        return path
+
+
+def test_all_signatures_are_folded_and_told(tmp_path):
+    module = Signatures()
+    opened = model.open(module.save(tmp_path / "model"))
+    report = fold_batch_norms(opened, strict=True)
+    counts = dict.fromkeys(opened.signatures, 0)
+    for entry in report.folded:
+        counts[entry.signature] += 1
+    assert counts == {"serving_default": 3, "score": 3, "plain": 0}
+    assert "score: " in str(report)
+    path = opened.save(tmp_path / "folded")
+    loaded = tf.saved_model.load(str(path)).signatures
+    x = tf.constant(X)
+    for name, plain in (("serving_default", module.main), ("score", module.score)):
+        for key, value in plain(x).items():
+            np.testing.assert_allclose(
+                loaded[name](x=x)[key], value, rtol=1e-5, atol=1e-5
+            )
+    graph = model.open(path).signatures["score"].graph
+    convolutions = [op for op in graph.get_operations() if op.type == "Conv2D"]
+    assert len(convolutions) == 1
+    (bias,) = convolutions[0].outputs[0].consumers()
+    assert bias.type == "BiasAdd"
+
+
+def test_one_signature_prints_without_its_name():
+    text = str(Case().report)
+    assert "serving_default" not in text
+    assert text.startswith("3 of 3 batch norm(s) folded, 0 refused")
+
+
+def residual():
+    """Norms of which one cannot be folded: a residual comes before it."""
+    x = tf.keras.Input((8, 8, 3), name="x")
+    y = layers.BatchNormalization(name="norm")(layers.Conv2D(3, 1, name="conv")(x))
+    y = layers.BatchNormalization(name="late")(layers.Add()([x, tf.keras.ops.relu(y)]))
+    return with_calibrated_norms(tf.keras.Model(x, {"y": tf.keras.ops.relu(y)}), X)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_strict_leaves_the_model_exactly_as_it_was(frozen):
+    opened = model.open(residual())
+    opened = opened.freeze() if frozen else opened
+    before, edges = opened.run(x=X), opened.graph.as_graph_def()
+    with pytest.raises(FoldError, match=r"1 batch norm.*nothing was changed") as error:
+        fold_batch_norms(opened, strict=True)
+    assert "late" in str(error.value)
+    assert opened.graph.as_graph_def() == edges
+    ge.verify(opened.graph)
+    np.testing.assert_array_equal(opened.run(x=X)["y"], before["y"])
+    report = fold_batch_norms(opened)
+    assert (len(report.folded), len(report.refused)) == (1, 1)
+    np.testing.assert_allclose(opened.run(x=X)["y"], before["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_strict_is_about_norms_in_the_scope_only():
+    keras_model = residual()
+    opened = model.open(keras_model)
+    everything = fold_batch_norms(model.open(keras_model))
+    (entry,) = everything.folded
+    report = fold_batch_norms(opened, scope=entry.norm, strict=True)
+    assert [e.norm for e in report.folded] == [entry.norm]
+    (left,) = report.refused
+    assert "outside of scope" in left.reason
+
+
+@pytest.mark.parametrize("form", ["keras", "function", "op", "tensor", "none", "view"])
+def test_what_is_no_graph_and_no_model(form):
+    case = network()
+    opened = model.open(case)
+    given = {
+        "keras": case,
+        "function": opened.to_function(),
+        "op": opened.outputs["y"].op,
+        "tensor": opened.outputs["y"],
+        "none": None,
+        "view": ge.make_view(opened.graph.get_operations()[0]),
+    }[form]
+    before = opened.graph.as_graph_def()
+    with pytest.raises(ArgumentTypeError, match=r"geutil\.model"):
+        fold_batch_norms(given)
+    assert opened.graph.as_graph_def() == before
+
+
+def test_a_finalized_graph_is_left_as_it_is():
+    graph_def = model.open(network()).freeze().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    before = graph.as_graph_def()
+    graph.finalize()
+    with pytest.raises(FinalizedGraphError):
+        fold_batch_norms(graph)
+    assert graph.as_graph_def() == before
+
+
+def test_the_second_time_nothing_changes(case):
+    before = case.model.graph.as_graph_def()
+    report = fold_batch_norms(case.model)
+    assert (report.folded, report.refused) == ((), ())
+    assert case.model.graph.as_graph_def() == before
+
+
+class Cell(layers.Layer):
+    """A recurrent cell with a norm inside, which Keras runs in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size = 6
+        self.dense, self.again = layers.Dense(6, use_bias=False), layers.Dense(6)
+        self.norm = layers.BatchNormalization()
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.again.build((shape[0], 6))
+        self.norm.build((shape[0], 6))
+        self.built = True
+
+    def call(self, x, states):
+        y = self.norm(self.dense(x), training=False) + self.again(states[0])
+        y = tf.keras.ops.tanh(y)
+        return y, [y]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_recurrent_network(frozen, tmp_path):
+    x = tf.keras.Input((7, 4), name="x")
+    network = tf.keras.Model(x, {"y": layers.RNN(Cell())(x)})
+    with_random_norms(network)
+    data = np.random.default_rng(0).normal(size=(3, 7, 4)).astype(np.float32)
+    expected = network(data, training=False)["y"].numpy()
+    opened = model.open(network)
+    opened = opened.freeze() if frozen else opened
+    (entry,) = fold_batch_norms(opened, strict=True).folded
+    assert entry.norm.partition("/")[0] in opened.functions
+    again = model.open(opened.save(tmp_path / "model"))
+    for m in (opened, again):
+        np.testing.assert_allclose(m.run(x=data)["y"], expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,427 @@
+"""Norms whose result somebody holds: fetched, returned, or kept by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ArgumentTypeError, FoldError, SelectionError
+from tests.batchnorm.calibrated import with_calibrated_norms
+from tests.settings import default_graph, edges, evaluate, needs_eager
+
+X = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
+KERNEL = np.random.default_rng(1).normal(size=(3, 3, 3, 4)).astype(np.float32)
+PLACEHOLDER = "PlaceholderWithDefault"
+MEAN, VARIANCE, BETA, GAMMA = np.float32(
+    [[0.5, -1, 2, 0.1], [0.5, 1, 2, 3], [1, 2, -1, 0.3], [2, 0.5, -1, 1]]
+)
+
+
+def given(array):
+    shape = [None, *array.shape[1:]]
+    return tf.compat.v1.placeholder_with_default(array, shape)
+
+
+def convolved(x, name="conv"):
+    return tf.nn.conv2d(x, KERNEL, 1, "SAME", name=name)
+
+
+def with_sum(y):
+    variance = tf.convert_to_tensor(VARIANCE)
+    return tf.nn.batch_normalization(y, MEAN, variance, BETA, GAMMA, 1e-3, "norm")
+
+
+def with_add(y):
+    scale = tf.math.rsqrt(tf.convert_to_tensor(VARIANCE) + 1e-3)
+    return tf.raw_ops.Add(x=(y - MEAN) * scale, y=tf.constant(BETA), name="norm/add")
+
+
+def with_bias_add(y):
+    scale = tf.math.rsqrt(tf.convert_to_tensor(VARIANCE) + 1e-3)
+    return tf.nn.bias_add((y - MEAN) * scale, BETA, name="norm/add")
+
+
+def with_difference(y):
+    variance = tf.convert_to_tensor(VARIANCE)
+    return tf.nn.batch_normalization(y, MEAN, variance, None, GAMMA, 1e-3, "norm")
+
+
+def with_subtraction(y):
+    scale = tf.math.rsqrt(tf.convert_to_tensor(VARIANCE) + 1e-3)
+    return tf.subtract(y * scale, MEAN * scale, name="norm/sub")
+
+
+def fused(y):
+    z, *_ = tf.compat.v1.nn.fused_batch_norm(
+        y, GAMMA, BETA, MEAN, VARIANCE, 1e-3, is_training=False, name="norm"
+    )
+    return z
+
+
+SUMS = [with_sum, with_add, with_bias_add, with_difference, with_subtraction]
+
+
+def computed(norm, data=X):
+    """Compute a norm behind a convolution, unfolded, in a graph of its own."""
+    with tf.Graph().as_default() as graph:
+        y = norm(convolved(given(data)))
+    return evaluate(graph, [y])[0]
+
+
+def behind(tensor):
+    """Return the types of the ops that a tensor needs, each as often as it is there."""
+    found, waiting = {}, [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found[op.name] = op
+            waiting += [t.op for t in op.inputs]
+    return sorted(op.type for op in found.values() if op.type != "Const")
+
+
+@pytest.mark.parametrize("norm", SUMS)
+def test_a_result_that_is_a_sum_stays_and_computes_the_folded_layer(setting, norm):
+    def body():
+        z = norm(convolved(given(X)))
+        report = fold_batch_norms(default_graph(), strict=True)
+        (entry,) = report.folded
+        assert entry.into == z.op.name
+        assert behind(z) == sorted([z.op.type, "Conv2D", PLACEHOLDER])
+        ge.verify(default_graph())
+        return [z]
+
+    (result,) = setting.run(body)
+    np.testing.assert_allclose(result, computed(norm), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", SUMS)
+def test_the_second_time_nothing_is_left_to_fold(setting, norm):
+    def body():
+        norm(convolved(given(X)))
+        graph = default_graph()
+        assert len(fold_batch_norms(graph).folded) == 1
+        before = edges(graph)
+        again = fold_batch_norms(graph)
+        assert (again.folded, again.refused) == ((), ())
+        assert edges(graph) == before
+
+    setting.run(body)
+
+
+def test_a_fused_norm_stays_as_it_was_and_the_report_names_what_to_fetch(setting):
+    def body():
+        z = fused(convolved(given(X)))
+        (entry,) = fold_batch_norms(default_graph()).folded
+        into = default_graph().get_operation_by_name(entry.into).outputs[0]
+        assert behind(into) == ["BiasAdd", "Conv2D", PLACEHOLDER]
+        assert behind(z) == ["Conv2D", z.op.type, PLACEHOLDER]
+        return [z, into]
+
+    old, new = setting.run(body)
+    np.testing.assert_array_equal(old, computed(fused))
+    np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("as_op", [False, True])
+def test_what_is_kept_and_read_stays_too(setting, as_op):
+    def body():
+        z = with_sum(convolved(given(X)))
+        y = tf.nn.relu(z)
+        keep = [z.op] if as_op else [z]
+        (entry,) = fold_batch_norms(default_graph(), keep=keep).folded
+        assert entry.into == z.op.name
+        assert y.op.inputs[0] is z
+        assert behind(y) == ["AddV2", "Conv2D", PLACEHOLDER, "Relu"]
+        return [y]
+
+    (result,) = setting.run(body)
+    expected = np.maximum(computed(with_sum), 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_keep_a_norm_that_is_read_is_replaced(setting):
+    def body():
+        z = with_sum(convolved(given(X)))
+        y = tf.nn.relu(z)
+        (entry,) = fold_batch_norms(default_graph()).folded
+        assert entry.into == y.op.inputs[0].op.name != z.op.name
+        assert behind(y) == ["BiasAdd", "Conv2D", PLACEHOLDER, "Relu"]
+
+    setting.run(body)
+
+
+def channels_first(x):
+    y = tf.nn.conv2d(x, KERNEL, 1, "SAME", data_format="NCHW")
+    shaped = [tf.constant(v.reshape(4, 1, 1)) for v in (MEAN, VARIANCE, BETA, GAMMA)]
+    return tf.nn.batch_normalization(y, *shaped, 1e-3, "norm")
+
+
+def test_the_bias_has_the_shape_that_the_sum_needs(setting):
+    def body():
+        z = channels_first(given(np.zeros([1, 3, 6, 6], np.float32)))
+        fold_batch_norms(default_graph(), strict=True)
+        data, bias = z.op.inputs
+        assert (data.op.type, bias.op.type) == ("Conv2D", "Const")
+        assert bias.shape == [4, 1, 1]
+        shift = BETA - MEAN * GAMMA / np.sqrt(VARIANCE + 1e-3)
+        value = tf.get_static_value(bias).reshape(-1)
+        np.testing.assert_allclose(value, shift, rtol=1e-6)
+
+    setting.run(body)
+
+
+@needs_eager
+@pytest.mark.parametrize("norm", [with_sum, with_subtraction])
+def test_variables_are_read_by_the_sum_that_stays(norm, monkeypatch):
+    variables = {name: tf.Variable(globals()[name]) for name in ("MEAN", "VARIANCE")}
+    for name, v in variables.items():
+        monkeypatch.setitem(globals(), name, v)
+
+    def f(x, fold):
+        z = norm(convolved(x))
+        if fold:
+            fold_batch_norms(default_graph(), strict=True)
+        return z
+
+    compiled = tf.function(f, autograph=False)
+    folded, plain = compiled(X, True), compiled(X, False)
+    np.testing.assert_allclose(folded, plain, rtol=1e-5, atol=1e-5)
+    variables["MEAN"].assign_add([1.0, 2.0, 3.0, 4.0])
+    folded, plain_ = compiled(X, True), compiled(X, False)
+    assert np.abs(plain_ - plain).max() > 0.1
+    np.testing.assert_allclose(folded, plain_, rtol=1e-5, atol=1e-5)
+
+
+def biased(x, between=tf.identity):
+    return between(tf.nn.bias_add(convolved(x), np.float32([1, -2, 3, 0.5])))
+
+
+def test_a_bias_before_the_norm_goes_into_the_sum(setting):
+    def body():
+        z = with_sum(tf.nn.bias_add(convolved(given(X)), np.float32([1, -2, 3, 0.5])))
+        fold_batch_norms(default_graph(), strict=True)
+        assert behind(z) == ["AddV2", "Conv2D", PLACEHOLDER]
+        return [z]
+
+    with tf.Graph().as_default() as graph:
+        expected = with_sum(biased(given(X)))
+    (result,) = setting.run(body)
+    (expected,) = evaluate(graph, [expected])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_behind_which_the_bias_cannot_be_is_replaced_or_refused(setting):
+    # The bias is added where it was, before what stands between.
+    def body(keep):
+        z = with_sum(biased(given(X)))
+        report = fold_batch_norms(default_graph(), keep=[z] if keep else [])
+        if keep:
+            (entry,) = report.refused
+            assert "is in keep" in entry.reason
+            assert not report.folded
+        else:
+            (entry,) = report.folded
+            into = default_graph().get_operation_by_name(entry.into).outputs[0]
+            assert behind(into) == ["BiasAdd", "Conv2D", "Identity", PLACEHOLDER]
+            return [z, into]
+        return [z]
+
+    setting.run(lambda: body(True))
+    old, new = setting.run(lambda: body(False))
+    np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_layer_behind_the_norm(setting, with_bias):
+    kernel = np.random.default_rng(2).normal(size=(1, 1, 3, 4)).astype(np.float32)
+    norm = [tf_values[:3] for tf_values in (MEAN, VARIANCE, BETA, GAMMA)]
+
+    def built():
+        y = tf.abs(given(X))
+        y = tf.nn.batch_normalization(y, *map(tf.convert_to_tensor, norm), 1e-3)
+        y = tf.nn.conv2d(y, kernel, 1, "VALID", name="conv")
+        return tf.nn.bias_add(y, [1.0, 2.0, 3.0, 4.0]) if with_bias else y
+
+    def body():
+        z = built()
+        (entry,) = fold_batch_norms(default_graph(), strict=True).folded
+        into = default_graph().get_operation_by_name(entry.into).outputs[0]
+        assert behind(into) == ["Abs", "BiasAdd", "Conv2D", PLACEHOLDER]
+        # A layer without a bias cannot add one, and stays as it was.
+        assert (into is z) == with_bias
+        return [into]
+
+    (result,) = setting.run(body)
+    with tf.Graph().as_default() as graph:
+        z = built()
+    (expected,) = evaluate(graph, [z])
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [*SUMS, fused])
+@pytest.mark.parametrize("held", [False, True])
+def test_what_waits_and_is_waited_for_stays(setting, norm, held):
+    def body():
+        awaited = [tf.no_op(name=f"awaited_{i}") for i in range(2)]
+        with tf.control_dependencies(awaited[:1]):
+            y = convolved(given(X))
+        with tf.control_dependencies(awaited[1:]):
+            z = norm(y)
+        with tf.control_dependencies([z]):
+            late = tf.no_op(name="late")
+        end = z if held else tf.nn.relu(z)
+        (entry,) = fold_batch_norms(default_graph(), strict=True).folded
+        into = default_graph().get_operation_by_name(entry.into)
+        assert set(awaited) <= ancestors(into)
+        assert into in ancestors(late)
+        ge.verify(default_graph())
+        return [end]
+
+    (result,) = setting.run(body)
+    expected = computed(norm)
+    expected = expected if held else np.maximum(expected, 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def ancestors(op):
+    """Return the ops that run before one."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return found
+
+
+def test_a_fused_norm_in_keep_is_refused_and_nothing_changes(setting):
+    def body():
+        z = fused(convolved(given(X)))
+        graph = default_graph()
+        before = edges(graph)
+        report = fold_batch_norms(graph, keep=[z])
+        assert not report.folded
+        (entry,) = report.refused
+        assert (entry.norm, entry.op) == ("norm", z.op.name)
+        assert "is in keep" in entry.reason
+        with pytest.raises(FoldError, match="is in keep"):
+            fold_batch_norms(graph, keep=[z], strict=True)
+        assert edges(graph) == before
+
+    setting.run(body)
+
+
+def test_what_is_kept_on_the_way_is_refused(setting):
+    def body():
+        y = convolved(given(X))
+        with_sum(y)
+        report = fold_batch_norms(default_graph(), keep=[y])
+        (entry,) = report.refused
+        assert entry.op == y.op.name
+
+    setting.run(body)
+
+
+def test_keep_takes_ops_and_tensors_of_the_graph(setting):
+    def body():
+        graph = default_graph()
+        with_sum(convolved(given(X)))
+        with tf.Graph().as_default():
+            other = tf.constant(1.0, name="other")
+        before = edges(graph)
+        with pytest.raises(SelectionError, match=r"'other:0'.*another graph"):
+            fold_batch_norms(graph, keep=[other])
+        with pytest.raises(ArgumentTypeError, match=r"not .*str"):
+            fold_batch_norms(graph, keep=["norm"])
+        assert edges(graph) == before
+
+    setting.run(body)
+
+
+def func_graph_of(body):
+    """Return a FuncGraph that has its results, and of which no function was built."""
+    from tensorflow.python.framework import func_graph
+
+    spec = tf.TensorSpec([None, 6, 6, 3], name="x")
+    return func_graph.func_graph_from_py_func("f", body, (spec,), {})
+
+
+def value_of(graph):
+    """Compute what a FuncGraph returns, without geutil."""
+    with tf.Graph().as_default() as plain:
+        name = graph.outputs[0].name
+        results = tf.import_graph_def(
+            graph.as_graph_def(), {"x": given(X)}, return_elements=[name], name=""
+        )
+    return evaluate(plain, results)[0]
+
+
+@needs_eager
+@pytest.mark.parametrize("norm", [with_sum, fused])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_results_of_a_func_graph_are_folded(norm, wrapped):
+    def body(x):
+        z = norm(convolved(x))
+        return tf.identity(z) if wrapped else z
+
+    graph = func_graph_of(body)
+    (old,) = graph.outputs
+    report = fold_batch_norms(graph, strict=True)
+    (new,) = graph.outputs
+    assert len(report.folded) == 1
+    assert {"FusedBatchNormV3", "Rsqrt", "Mul"}.isdisjoint(behind(new))
+    if norm is with_sum:
+        assert new is old
+    np.testing.assert_allclose(value_of(graph), computed(norm), rtol=1e-5, atol=1e-5)
+
+
+@needs_eager
+def test_a_failure_puts_the_results_back(monkeypatch):
+    def body(x):
+        y = fused(convolved(x))
+        return y, tf.nn.l2_normalize(fused(tf.abs(x @ tf.ones([3, 4]))))
+
+    graph = func_graph_of(body)
+    before, old = edges(graph), list(graph.outputs)
+    from geutil.batchnorm import folding
+
+    def fail(self, edited):
+        raise RuntimeError("later")
+
+    monkeypatch.setattr(folding.Places, "write_back", fail)
+    with pytest.raises(RuntimeError, match="later"):
+        fold_batch_norms(graph)
+    assert all(a is b for a, b in zip(graph.outputs, old, strict=True))
+    after = edges(graph)
+    assert {name: after[name] for name in before} == before
+
+
+@needs_eager
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_model_that_ends_in_a_norm(frozen, bias):
+    layers = tf.keras.layers
+    network = tf.keras.Sequential(
+        [
+            tf.keras.Input((6, 6, 3), name="x"),
+            layers.Conv2D(4, 3, use_bias=bias),
+            layers.BatchNormalization(),
+        ]
+    )
+    with_calibrated_norms(network, X)
+    expected = network(X, training=False).numpy()
+    opened = model.open(network)
+    opened = opened.freeze() if frozen else opened
+    assert len(fold_batch_norms(opened, strict=True).folded) == 1
+    (z,) = opened.outputs.values()
+    assert (z.op.type, z.op.inputs[0].op.type) == ("BiasAdd", "Conv2D")
+    if frozen:
+        assert behind(z) == ["BiasAdd", "Conv2D", "Placeholder"]
+    ((name, _),) = opened.inputs.items()
+    (value,) = opened.run(**{name: X}).values()
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)

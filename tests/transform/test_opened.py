@@ -1,0 +1,123 @@
+"""Functions that the ops of a graph call, opened, edited and written back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.graph.edits import transaction
+from geutil.transform.opened import OpenedFunctions
+from tests.settings import evaluate, needs_eager
+
+pytestmark = needs_eager
+
+X = np.float32([1.0, 2.0, 3.0])
+
+
+def doubled(x):
+    return tf.multiply(x, 2.0, name="product")
+
+
+def calling_graph(build):
+    """Return a graph that calls functions, its input and its result."""
+    spec = tf.TensorSpec([3], name="x")
+    traced = tf.function(build, input_signature=[spec], autograph=False)
+    graph_def = traced.get_concrete_function().graph.as_graph_def()
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(graph_def, name="")
+    results = [op for op in graph.get_operations() if op.type == "Identity"]
+    (y,) = [op.outputs[0] for op in results if not op.outputs[0].consumers()]
+    return graph, y
+
+
+def value(graph, y):
+    return evaluate(graph, [y], {"x:0": X})[0]
+
+
+def call(x):
+    return tf.function(doubled, autograph=False)(x) + 1.0
+
+
+def branch(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: doubled(x), lambda: x) + 1.0
+
+
+def loop(x):
+    return tf.while_loop(lambda i, _: i < 1, lambda i, y: (i + 1, doubled(y)), [0, x])[
+        1
+    ]
+
+
+def nested(x):
+    inner = tf.function(doubled, autograph=False)
+    outer = tf.function(lambda x: inner(x) + inner(2 * x), autograph=False)
+    return outer(x) + inner(x)
+
+
+EXPECTED = {
+    call: (2 * X + 1, 5 * X + 1),
+    branch: (2 * X + 1, 5 * X + 1),
+    loop: (2 * X, 5 * X),
+    nested: (8 * X, 20 * X),
+}
+
+
+def edit(functions):
+    """Make the product one by 5, in whatever functions it is."""
+    edited = []
+    for function in functions.opened:
+        for op in function.graph.get_operations():
+            if op.name.rpartition("/")[2] == "product":
+                with function.graph.as_default():
+                    ge.reroute_ts(tf.constant(5.0), op.inputs[1], can_modify=[op])
+                edited.append(function)
+    assert edited
+    return edited
+
+
+@pytest.mark.parametrize("build", EXPECTED, ids=lambda build: build.__name__)
+def test_edited_functions_are_called_by_all(build):
+    graph, y = calling_graph(build)
+    before = value(graph, y)
+    np.testing.assert_array_equal(before, EXPECTED[build][0])
+    functions = OpenedFunctions(graph)
+    assert functions.unopened == []
+    functions.write_back(edit(functions))
+    ge.verify(graph)
+    np.testing.assert_array_equal(value(graph, y), EXPECTED[build][1])
+
+
+@pytest.mark.parametrize("build", EXPECTED, ids=lambda build: build.__name__)
+def test_opening_and_editing_change_nothing_before_they_are_written(build):
+    graph, _ = calling_graph(build)
+    before = graph.as_graph_def()
+    functions = OpenedFunctions(graph)
+    edit(functions)
+    functions.write_back([])
+    assert graph.as_graph_def() == before
+
+
+def test_a_transaction_puts_the_calls_back():
+    graph, y = calling_graph(nested)
+    nodes = list(graph.as_graph_def().node)
+    with pytest.raises(KeyError), transaction(graph):
+        functions = OpenedFunctions(graph)
+        functions.write_back(edit(functions))
+        assert list(graph.as_graph_def().node) != nodes
+        raise KeyError
+    calls = [op for op in graph.get_operations() if "Partitioned" in op.type]
+    by_name = {node.name: node for node in nodes}
+    assert all(
+        op.get_attr("f").name == by_name[op.name].attr["f"].func.name for op in calls
+    )
+    np.testing.assert_array_equal(value(graph, y), EXPECTED[nested][0])
+
+
+def test_callers_come_before_what_they_call():
+    graph, _ = calling_graph(nested)
+    outer, inner = OpenedFunctions(graph).opened
+    assert [caller.op.graph for caller in outer.callers] == [graph]
+    graphs = [caller.op.graph for caller in inner.callers]
+    assert sorted(map(id, graphs)) == sorted(map(id, [outer.graph, outer.graph, graph]))
