@@ -43,7 +43,7 @@ def fold_batch_norms(
     Args:
         graph_or_model: a graph, or what holds one as its `graph`, such as a
             `geutil.model.Model`.
-        scope: only norms whose names begin with it; None is all.
+        scope: only the norms in this name scope; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
             well, with their moving ones: those that a fused norm reads, or variables
