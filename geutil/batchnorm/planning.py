@@ -68,9 +68,8 @@ class Planner:
         self._barred = {
             step.op: norm for norm in self._objections for step in norm.steps
         }
-        self._ways_on = WaysOn(
-            self._origins, self._liveness, kept, self._barred, self._moving
-        )
+        steps = {step.op for norm in self._norms for step in norm.steps}
+        self._ways_on = WaysOn(self._origins, self._liveness, kept, steps, self._moving)
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""

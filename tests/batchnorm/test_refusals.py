@@ -62,6 +62,11 @@ def two_readers(b):
     return tf.nn.conv2d(y, b.weights(1, 1, 4, 4), 1, "VALID") + y
 
 
+def scaled_along_another_axis(b):
+    y = b.norm(b.data(2, 4, 4, 4), 4) * b.weights(4, 1)
+    return tf.nn.conv2d(y, b.weights(1, 1, 4, 4), 1, "SAME")
+
+
 def other_axis_forward(b):
     y = b.norm(b.data(2, 4, 4, 4), 4)
     return tf.nn.conv2d(tf.transpose(y, [0, 3, 2, 1]), b.weights(1, 1, 4, 4), 1, "SAME")
@@ -148,6 +153,7 @@ REFUSED = {
     relu_forward: "(Relu) stands between",
     flattened: "does not hand on each channel",
     two_readers: "has 2 readers",
+    scaled_along_another_axis: "works along another axis",
     other_axis_forward: "channels on another axis",
     residual_of_batch_1: "no layer",
     read_elsewhere: "also reads what lies between 'Conv2D' and the norm",
