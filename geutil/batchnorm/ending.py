@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.batchnorm.folds import Fold
+from geutil.batchnorm.links import Link
 from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.kinds import Operation, Tensor
@@ -24,10 +25,11 @@ _SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
 
 def can_stay(fold: Fold) -> bool:
     """Tell whether the end of a fold can read what is folded: if it adds something."""
-    step = fold.bias if fold.forward else fold.links[-1]
-    if step is None:
+    link = _last(fold)
+    if link is None or link.step is None:
         # The layer has no bias, and gets none if the norm shifts by nothing.
         return False
+    step = link.step
     return step.op.type in _SUMS or (step.op.type == "Sub" and step.index == 0)
 
 
@@ -42,7 +44,7 @@ def build_in_place(fold: Fold) -> Operation | None:
     """
     end = fold.end
     graph = end.graph
-    link = fold.bias if fold.forward else fold.links[-1]
+    link = _last(fold)
     if link is None:
         return None
     check_editable(graph, [end])
@@ -60,6 +62,12 @@ def build_in_place(fold: Fold) -> Operation | None:
     # Asked anew, now that the end reads something else.
     Liveness(graph).retire(_replaced(fold), lambda op: op is end)
     return end
+
+
+def _last(fold: Fold) -> Link | None:
+    """Return the link that ends a fold; None if the layer itself does."""
+    links = fold.bias if fold.forward else fold.links
+    return links[-1] if links else None
 
 
 def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:

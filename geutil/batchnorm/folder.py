@@ -19,7 +19,9 @@ from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation
+from geutil.graph.names import scope_finalize
 from geutil.graph.reordering import renew_order
+from geutil.graph.staleness import check_editable
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
@@ -173,6 +175,7 @@ class Folder:
         if not folds:
             return {}
 
+        check_editable(self._graph, list(folds))
         # All are built before the first takes its place, so that the topological order
         # needs to be renewed just once.
         built = {end: build_waiting(fold) for end, fold in folds.items()}
@@ -244,6 +247,6 @@ def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     if scope is None or scope.startswith(prefix):
         scope = scope and scope.removeprefix(prefix)
         return replace(choices, scope=scope), place.fixed
-    if prefix.startswith(scope):
+    if prefix.startswith(scope_finalize(scope)):
         return replace(choices, scope=None), place.fixed
     return replace(choices, scope=None), f"is outside of scope '{scope}'"

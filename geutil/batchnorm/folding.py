@@ -22,6 +22,7 @@ from geutil.graph.kinds import (
     is_tensor,
     type_name,
 )
+from geutil.graph.names import scope_finalize
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.select.lists import as_list
 from geutil.transform.rewrite.liveness import Liveness
@@ -134,7 +135,8 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
 
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
-    refused = [r for r in report.refused if r.norm.startswith(scope or "")]
+    wanted = scope_finalize(scope or "")
+    refused = [r for r in report.refused if f"{r.norm}/".startswith(wanted)]
     if refused:
         raise FoldError(
             f"{len(refused)} batch norm(s) cannot be folded; nothing was "

@@ -16,7 +16,7 @@ from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.passing import axis_after
 from geutil.batchnorm.shapes import hand_over_shapes
-from geutil.batchnorm.values import constant, ops_behind, unrounded, wide
+from geutil.batchnorm.values import constant, unrounded, wide
 from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
@@ -74,8 +74,7 @@ def _behind(fold: Fold) -> Tensor:
         folded = _stored(weights, layer.kernel.dtype, "weights")
         bias = _filled(affine.offset, layer)
     made = copy_op(layer.op, {layer.weights: folded})
-    result = _finished(fold, made.outputs[0], bias, fold.links)
-    return _waiting(fold, result, _exact(weights))
+    return _finished(fold, made.outputs[0], bias, fold.links)
 
 
 def _before(fold: Fold) -> Tensor:
@@ -103,8 +102,7 @@ def _before(fold: Fold) -> Tensor:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
         hand_over_shapes(link.op.outputs[0], tensor)
     made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
-    result = _finished(fold, made.outputs[0], bias, fold.bias)
-    return _waiting(fold, result, _exact(old))
+    return _finished(fold, made.outputs[0], bias, fold.bias)
 
 
 def _finished(
@@ -126,21 +124,6 @@ def _finished(
     if bias is not None and place is None:
         tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
     return tensor
-
-
-def _waiting(fold: Fold, tensor: Tensor, exact: bool) -> Tensor:
-    """Return a tensor that comes after what the ops waited for that are no more."""
-    steps = [link.step for link in (*fold.links, *fold.bias) if link.step]
-    gone = dict.fromkeys(step.op for step in steps)
-    if exact:
-        parameters = [t for step in steps for t in step.parameters]
-        gone |= dict.fromkeys(ops_behind([*parameters, fold.layer.kernel]))
-    awaited = dict.fromkeys(waited for op in gone for waited in op.control_inputs)
-    if not awaited:
-        return tensor
-    # Not on the layer or its bias: oneDNN fuses these, and aborts on such an edge.
-    with surroundings_of(tensor.op, awaited):
-        return tf.identity(tensor, f"waiting{SUFFIX}")
 
 
 def _parameters(fold: Fold) -> tuple[Affine, Value]:

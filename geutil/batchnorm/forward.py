@@ -29,7 +29,7 @@ class WaysOn:
         origins: of the tensors of the graph.
         liveness: who reads what.
         kept: the ids of the tensors that are read from outside.
-        barred: the steps of norms that may not be folded.
+        steps: the ops of all norms.
         moving: what stands in for statistics of the batch, for each norm.
     """
 
@@ -38,13 +38,13 @@ class WaysOn:
         origins: Origins,
         liveness: Liveness,
         kept: Collection[int],
-        barred: Mapping[Operation, Norm],
+        steps: Collection[Operation],
         moving: Mapping[Norm, tuple[Moving, ...]],
     ) -> None:
         self._origins = origins
         self._liveness = liveness
         self._kept = kept
-        self._barred = barred
+        self._steps = steps
         self._moving = moving
 
     def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
@@ -71,14 +71,17 @@ class WaysOn:
             later = ahead.get(op)
             if later is not None and later.links[0].data is tensor:
                 return self._joined(norm, links, axis, later)
-            link = None if op in self._barred else link_of(op, self._origins)
-            if link is None or link.step is not None:
+            link = None if op in self._steps else link_of(op, self._origins)
+            if link is None or measures(link, self._origins):
                 return Obstacle(
                     f"({op.type}) stands between the norm and the next layer, and no "
                     "layer comes before the norm",
                     op,
                 )
-            if axis is not None:
+            if link.step is not None:
+                if link.step.axis not in (None, axis):
+                    return Obstacle("works along another axis than the norm", op)
+            elif axis is not None:
                 axis = axis_after(op, axis, self._size_read(op))
                 if axis is None:
                     return Obstacle("does not hand on each channel as it is", op)
@@ -180,7 +183,7 @@ class WaysOn:
         while id(tensor) not in self._kept:
             readers = outside_readers([tensor], (), self._liveness)
             link = link_of(readers[0], self._origins) if len(readers) == 1 else None
-            if link is None or link.data is not tensor or link.op in self._barred:
+            if link is None or link.data is not tensor or link.op in self._steps:
                 return ()
             links.append(link)
             if link.step is not None:

@@ -104,14 +104,21 @@ class _Finder:
             spreads = self._spreads(step)
             if not spreads:
                 continue
-            before = group_of.get(step.data.op)
-            if before and spreads & self._spreads(before[-1]):
-                before.append(step)
-                group_of[op] = before
+            before = group_of.get(step.data.op, [])
+            ops = [other.op for other in before]
+            shared = before[: ops.index(step.data.op) + 1] if before else []
+            if shared and spreads & self._spreads(shared[-1]):
+                # One scale may have several shifts.
+                group = before if len(shared) == len(before) else shared
+                group.append(step)
             elif not step.adds:
                 # A bias that was folded before has the root in it, too.
-                group_of[op] = [step]
-                groups.append(group_of[op])
+                group = [step]
+            else:
+                continue
+            group_of[op] = group
+            if group is not before:
+                groups.append(group)
         return groups
 
     def _spreads(self, step: Step) -> frozenset[Operation]:
@@ -156,13 +163,15 @@ class _Finder:
 
     def _trailing(self, last: Step) -> Iterable[Step]:
         """Yield a scale, if there is one, and a shift behind the normalization."""
+        own = self._spreads(last)
         step = self._behind(last)
         if step and step.kind is Kind.MULTIPLY and step.axis is not None:
             if self._spreads(step):
                 return
             yield step
             step = self._behind(step)
-        if step and step.adds and not self._spreads(step):
+        # A shift by the mean has the root in it, that of another norm another one.
+        if step and step.adds and self._spreads(step) <= own:
             yield step
 
     def _behind(self, step: Step) -> Step | None:

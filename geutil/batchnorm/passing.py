@@ -45,7 +45,7 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
         floating = op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_floating
         return axis if floating else None
     if kind == "BatchToSpaceND":
-        return axis if axis == -1 else None
+        return axis if axis == -1 and _is_spatial(op) else None
     if kind == "Squeeze":
         return _after_squeeze(op, axis)
     if kind == "ExpandDims":
@@ -56,6 +56,12 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
     if kind == "Transpose":
         return _after_transpose(op, axis)
     return None
+
+
+def _is_spatial(op: Operation) -> bool:
+    """Tell whether batches become positions along other axes than the last."""
+    rank, block = op.inputs[0].shape.rank, op.inputs[1].shape
+    return rank is not None and block.rank == 1 and (block[0] or rank) < rank - 1
 
 
 def _after_squeeze(op: Operation, axis: int) -> int | None:

@@ -14,6 +14,7 @@ from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle, Path, misfit, outside_readers, path_to
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.names import scope_finalize
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -67,9 +68,8 @@ class Planner:
         self._barred = {
             step.op: norm for norm in self._objections for step in norm.steps
         }
-        self._ways_on = WaysOn(
-            self._origins, self._liveness, kept, self._barred, self._moving
-        )
+        steps = {step.op for norm in self._norms for step in norm.steps}
+        self._ways_on = WaysOn(self._origins, self._liveness, kept, steps, self._moving)
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""
@@ -125,7 +125,7 @@ class Planner:
         """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
-        if scope is not None and not norm.name.startswith(scope):
+        if scope and not f"{norm.name}/".startswith(scope_finalize(scope)):
             return Obstacle(f"is outside of scope '{scope}'", op)
         if in_version_1_control_flow(op):
             return Obstacle(

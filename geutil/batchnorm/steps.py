@@ -115,9 +115,9 @@ def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, boo
             return (None, False) if rank is None else (1 - rank, True)
         return -1, True
     shape = operand.shape
-    if shape.rank is None or (
-        data.shape.rank is not None and shape.rank > data.shape.rank
-    ):
+    # An operand of higher rank than the data would add axes to it.
+    least = 1 if data.shape.rank is None else data.shape.rank
+    if shape.rank is None or shape.rank > least:
         return None, False
     wide = [i - shape.rank for i, size in enumerate(shape.as_list()) if size != 1]
     if len(wide) > 1:

@@ -415,7 +415,7 @@ def test_a_failure_at_the_end_puts_calls_and_edges_back(monkeypatch):
 
 @pytest.mark.parametrize(
     ("scope", "folded"),
-    [("norm", {"norm"}), ("BODY/", {"BODY/while/norm"}), ("no", {"norm"})],
+    [("norm", {"norm"}), ("BODY/", {"BODY/while/norm"}), ("no", set())],
 )
 def test_the_scope_counts_from_the_name_of_the_body(scope, folded):
     opened = model.open(partly_foldable, inline=False)

@@ -96,6 +96,11 @@ def transposed_of_one(b):
     return y + b.weights(4)
 
 
+def scaled(b):
+    y = tf.identity(b.norm(b.data(2, 5, 5, 3), 3) * 2.0 - b.weights(3))
+    return tf.nn.conv2d(y, b.weights(2, 2, 3, 4), 1, "VALID") + b.weights(4)
+
+
 LAYERS = {
     build.__name__: build
     for build in (
@@ -115,6 +120,7 @@ LAYERS = {
         fused,
         one_channel,
         transposed_of_one,
+        scaled,
     )
 }
 

@@ -88,6 +88,12 @@ def with_casts(b):
     return tf.cast(b.norm(y, 4), tf.float16)
 
 
+def by_hand_shifted_by_the_mean(b):
+    y, mean, root = conv(b), b.weights(4), tf.math.rsqrt(b.positive(4) + EPSILON)
+    scale = b.positive(4)
+    return y * root * scale + (b.weights(4) - mean * root * scale)
+
+
 def of_doubles(b):
     parameters = [f(4, dtype=tf.float64) for f in (b.weights, b.positive, b.weights)]
     y = conv(b, tf.float64)
@@ -108,6 +114,7 @@ FORMS = {
     "by hand, scaled first": by_hand_scaled_first,
     "by hand, with a power": by_hand_with_power,
     "by hand, subtracted": by_hand_turned,
+    "by hand, shifted by the mean": by_hand_shifted_by_the_mean,
     "doubles": of_doubles,
 }
 

@@ -62,6 +62,11 @@ def two_readers(b):
     return tf.nn.conv2d(y, b.weights(1, 1, 4, 4), 1, "VALID") + y
 
 
+def scaled_along_another_axis(b):
+    y = b.norm(b.data(2, 4, 4, 4), 4) * b.weights(4, 1)
+    return tf.nn.conv2d(y, b.weights(1, 1, 4, 4), 1, "SAME")
+
+
 def other_axis_forward(b):
     y = b.norm(b.data(2, 4, 4, 4), 4)
     return tf.nn.conv2d(tf.transpose(y, [0, 3, 2, 1]), b.weights(1, 1, 4, 4), 1, "SAME")
@@ -82,6 +87,11 @@ def relu_between(b):
 
 def other_axis(b):
     return b.norm(tf.transpose(conv(b, b.data(2, 4, 4, 4)), [0, 3, 2, 1]), 4)
+
+
+def batches_to_channels(b):
+    y = conv(b, b.data(8, 6, 6, 4))
+    return b.norm(tf.batch_to_space(y, [1, 1, 2], [[0, 0]] * 3), 8)
 
 
 def lost_channels(b):
@@ -143,11 +153,13 @@ REFUSED = {
     relu_forward: "(Relu) stands between",
     flattened: "does not hand on each channel",
     two_readers: "has 2 readers",
+    scaled_along_another_axis: "works along another axis",
     other_axis_forward: "channels on another axis",
     residual_of_batch_1: "no layer",
     read_elsewhere: "also reads what lies between 'Conv2D' and the norm",
     relu_between: "no layer",
     other_axis: "works along axis -1, and the channels are on axis -3",
+    batches_to_channels: "does not hand on each channel",
     lost_channels: "does not hand on each channel",
     weights_of_data: "its weights depend on the data",
     weights_on_the_left: "channels are not the last axis",
@@ -173,6 +185,18 @@ def test_refusals(build, parameters):
 
 
 @pytest.mark.parametrize("clone_shared", (False, True))
+def test_two_shifts_of_one_scale(clone_shared):
+    def build(b):
+        y, mean, root = conv(b), b.weights(4), tf.math.rsqrt(b.positive(4) + EPSILON)
+        scaled = y * root
+        return tf.nn.relu(scaled - mean * root) + tf.nn.relu(scaled + mean * root)
+
+    report = folded(build, clone_shared=clone_shared).report
+    assert len(report.folded) == (2 if clone_shared else 0)
+    assert len(report.refused) == (0 if clone_shared else 2)
+
+
+@pytest.mark.parametrize("clone_shared", (False, True))
 def test_a_norm_that_may_not_be_folded_bars_the_way_of_the_next(clone_shared):
     def build(b):
         y = b.norm(conv(b), 4, "outer/first")
@@ -194,11 +218,13 @@ def test_a_training_norm_bars_the_way_of_the_next(build):
 def test_scope():
     def build(b):
         y = tf.nn.relu(b.norm(conv(b), 4, "one/norm"))
-        return b.norm(conv(b, y), 4, "two/norm")
+        y = tf.nn.relu(b.norm(conv(b, y), 4, "two/norm"))
+        return b.norm(conv(b, y), 4, "two_more/norm")
 
     report = folded(build, scope="two").report
     assert [e.norm for e in report.folded] == ["two/norm"]
-    assert [e.norm for e in report.refused] == ["one/norm"]
+    assert [e.norm for e in report.refused] == ["one/norm", "two_more/norm"]
+    assert all("outside of scope 'two'" in e.reason for e in report.refused)
 
 
 def test_strict_changes_nothing():

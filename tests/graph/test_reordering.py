@@ -1,0 +1,52 @@
+"""An order that was computed anew serves edits as the old one did."""
+
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.errors import CycleError
+from geutil.graph.edits import InputEdit, apply_edits
+from geutil.graph.reordering import renew_order
+from geutil.graph.state import state_of
+
+
+def chain(count):
+    with tf.Graph().as_default() as graph:
+        y = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        for index in range(count):
+            y = tf.negative(y, name=f"op_{index}")
+    return graph
+
+
+def positions(graph):
+    place = state_of(graph).order._position
+    return {op.name: place[op._id] for op in graph.get_operations()}
+
+
+@pytest.mark.parametrize("edited_before", (False, True))
+def test_new_ops_get_places_beside_old_ones(edited_before):
+    graph = chain(50)
+    ops = {op.name: op for op in graph.get_operations()}
+    if edited_before:
+        apply_edits(graph, [InputEdit(ops["op_49"], 0, ops["op_47"].outputs[0])])
+    with graph.as_default():
+        late = tf.abs(ops["op_0"].outputs[0], name="late")
+    renew_order(graph)
+    place = positions(graph)
+    assert place["late"] < place["op_2"]
+    assert all(
+        place[t.op.name] < place[op.name]
+        for op in graph.get_operations()
+        for t in op.inputs
+    )
+    apply_edits(graph, [InputEdit(ops["op_2"], 0, late)])
+    assert positions(graph) == place
+    ge.verify(graph)
+
+
+def test_cycles_are_refused_as_before():
+    graph = chain(5)
+    renew_order(graph)
+    first, last = map(graph.get_operation_by_name, ("op_0", "op_4"))
+    with pytest.raises(CycleError):
+        apply_edits(graph, [InputEdit(first, 0, last.outputs[0])])
