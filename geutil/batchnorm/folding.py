@@ -10,10 +10,13 @@ from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.batchnorm.training.applying import Training, apply_training
+from geutil.batchnorm.training.planning import plan_training
 from geutil.errors import FoldError
 from geutil.graph.edits import transaction
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, require_graph
+from geutil.graph.state import state_of
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
@@ -23,6 +26,9 @@ from geutil.transform.rewrite.rule import Rule
 def fold_batch_norms(
     graph_or_model: Any,
     *,
+    is_training: bool = False,
+    freeze_batch_norm_delay: int | None = None,
+    step: Any = None,
     scope: str | None = None,
     strict: bool = False,
     assume_inference: bool = False,
@@ -36,9 +42,25 @@ def fold_batch_norms(
     compute the weights, and the variables are left as they are. The old ops stay in the
     graph, and nothing reads them any more.
 
+    With `is_training` norms that normalize by the statistics of the batch are folded,
+    too, before gradients are built: in a v1 graph, or in the FuncGraph of a function
+    while it is traced (`tf.gradients` sees the fold, a tape that was open before does
+    not). Weights take in the moving variance, so that they can be quantized as they
+    will be deployed; what the batch's differs by is put right behind the layer
+    (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay.
+    The old layer goes on being computed, for the statistics.
+
     Args:
         graph_or_model: a graph, or what holds one as its `graph`, such as a
             `geutil.model.Model`.
+        is_training: fold norms in training for training. Norms at inference, of
+            frozen layers for example, are folded as always.
+        freeze_batch_norm_delay: the number of training steps after which norms change
+            over to the moving statistics, which stop moving. An int64 variable
+            `fake_quantization_step` counts the steps; `tf.where` chooses, as TFLite
+            and Grappler know it. None never changes over, and counts nothing.
+        step: an int64 variable to count in, for functions that are traced more than
+            once; None makes one.
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
@@ -49,8 +71,11 @@ def fold_batch_norms(
         Every batch norm, folded or refused with the reason.
 
     Raises:
-        ArgumentTypeError: the first argument is no graph and holds none.
-        FoldError: with `strict`, a norm was refused; nothing is changed.
+        ArgumentTypeError: the first argument is no graph and holds none, or another one
+            is of another type.
+        FoldError: with `strict`, a norm was refused; nothing is changed. Or arguments
+            contradict each other.
+        TransformError: the graph counts its steps in another variable than `step`.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -71,25 +96,49 @@ def fold_batch_norms(
     """
     graph = getattr(graph_or_model, "graph", graph_or_model)
     require_graph(graph)
+    training = _training(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
-    folder = _Folder(graph, choices)
+    folder = _Folder(graph, choices, training, strict)
     with transaction(graph), neutral(graph):
         report = folder.run()
-        if strict and report.refused:
-            raise FoldError(
-                f"{len(report.refused)} batch norm(s) cannot be folded; nothing was "
-                f"changed:\n{report}"
-            )
+        if strict:
+            _require_all(report)
     return report
 
 
+def _training(
+    is_training: bool, delay: int | None, step: Any, assume_inference: bool
+) -> Training | None:
+    if is_training and assume_inference:
+        raise FoldError("is_training=True and assume_inference=True exclude each other")
+    training = Training(delay, step)
+    if delay is not None and not is_training:
+        raise FoldError(
+            "freeze_batch_norm_delay is for training; pass is_training=True"
+        )
+    return training if is_training else None
+
+
+def _require_all(report: FoldReport) -> None:
+    if report.refused:
+        raise FoldError(
+            f"{len(report.refused)} batch norm(s) cannot be folded; nothing was "
+            f"changed:\n{report}"
+        )
+
+
 class _Folder:
-    def __init__(self, graph: Graph, choices: Choices) -> None:
+    def __init__(
+        self, graph: Graph, choices: Choices, training: Training | None, strict: bool
+    ) -> None:
         self._graph = graph
         self._choices = choices
+        self._training = training
+        self._strict = strict
         self._folded: list[Folded] = []
 
     def run(self) -> FoldReport:
+        in_training = self._train()
         behind = self._planner().behind_layers()
         refused = self._apply(behind)
         norms = [norm for norm, _ in refused]
@@ -99,13 +148,31 @@ class _Folder:
             (norm, self._better(reasons.get(norm.result.op, obstacle), obstacle))
             for norm, obstacle in self._apply(before)
         ]
+        left = [in_training.get(norm.result.op, (norm, o)) for norm, o in left]
         return FoldReport(
             tuple(self._folded),
-            tuple(
-                Refused(norm.name, obstacle.reason, obstacle.op.name)
-                for norm, obstacle in left
-            ),
+            _refusals(left),
+            self._counter(),
         )
+
+    def _counter(self) -> Any:
+        counter = state_of(self._graph).step_counter
+        return None if self._training is None or counter is None else counter.variable
+
+    def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
+        """Fold the norms in training; return those that are left."""
+        training = self._training
+        if training is None:
+            return {}
+        plan = plan_training(
+            self._graph, self._choices.scope, freezes=training.delay is not None
+        )
+        if self._strict:
+            # Before a counter is made that the graph would be left with.
+            _require_all(FoldReport((), _refusals(plan.refused.values())))
+        folded, refused = apply_training(self._graph, plan, training)
+        self._folded += folded
+        return refused
 
     def _planner(self) -> Planner:
         return Planner(self._graph, self._kept(), self._choices)
@@ -142,6 +209,12 @@ class _Folder:
             else:
                 self._folded += _entries(fold, made[end])
         return refused
+
+
+def _refusals(left: Iterable[tuple[Norm, Obstacle]]) -> tuple[Refused, ...]:
+    return tuple(
+        Refused(norm.name, obstacle.reason, obstacle.op.name) for norm, obstacle in left
+    )
 
 
 def _entries(fold: Fold, into: Operation) -> Iterable[Folded]:

@@ -19,6 +19,7 @@ from geutil.batchnorm.paths import (
     path_to,
 )
 from geutil.batchnorm.steps import step_of
+from geutil.batchnorm.training.statistics import depends_on_batch, is_correction
 from geutil.batchnorm.values import constant
 from geutil.graph.kinds import Graph, Operation
 from geutil.transform.rewrite.liveness import Liveness
@@ -62,7 +63,11 @@ class Planner:
         self._liveness = Liveness(graph)
         self._kept = kept
         self._choices = choices
-        self._norms = find_norms(graph, self._origins, self._liveness)
+        self._norms = [
+            norm
+            for norm in find_norms(graph, self._origins, self._liveness)
+            if not is_correction(norm, self._origins)
+        ]
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""
@@ -124,6 +129,12 @@ class Planner:
         layer = path.layer
         if layer.sizes(layer.outputs) is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
+        for link in path.links if not self._choices.assume_inference else ():
+            if link.step is not None and depends_on_batch(link.step, self._origins):
+                return Obstacle(
+                    "depends on the batch and stands between the layer and the norm",
+                    link.op,
+                )
         if path.shared and not self._choices.clone_shared:
             return Obstacle(
                 f"also reads what lies between '{layer.op.name}' and the norm; pass "

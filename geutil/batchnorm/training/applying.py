@@ -1,0 +1,132 @@
+"""Carries out the folds of batch norms in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.batchnorm.norms import Norm
+from geutil.batchnorm.paths import Obstacle
+from geutil.batchnorm.report import Folded
+from geutil.batchnorm.training.building import (
+    Built,
+    Freeze,
+    TrainingFold,
+    build_training,
+    settle,
+)
+from geutil.batchnorm.training.planning import TrainingPlan
+from geutil.errors import ArgumentTypeError, FoldError
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Graph, Operation, Tensor, type_name
+from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.matching import Match
+from geutil.transform.rewrite.patterns import Op
+from geutil.transform.rewrite.rule import Rule
+from geutil.transform.step_counter import (
+    STEP_NAME,
+    check_step_variable,
+    step_counter,
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the caller asks for in training; see `fold_batch_norms`."""
+
+    delay: int | None = None
+    step: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ArgumentTypeError: an argument is of another type.
+            FoldError: the delay is negative, or there is a step without one.
+        """
+        delay = self.delay
+        if delay is None:
+            if self.step is not None:
+                raise FoldError(
+                    "step counts towards a freeze, and there is none; pass "
+                    "freeze_batch_norm_delay= as well"
+                )
+            return
+        if isinstance(delay, bool) or not isinstance(delay, int):
+            raise ArgumentTypeError(
+                "freeze_batch_norm_delay is a number of steps or None, not "
+                f"{type_name(delay)}"
+            )
+        if delay < 0:
+            raise FoldError(f"freeze_batch_norm_delay is {delay}; pass 0 or more")
+        if self.step is not None:
+            check_step_variable(self.step)
+
+    def freeze(self, graph: Graph) -> Freeze:
+        """Return what tells whether moving averages have stopped.
+
+        One comparison for all folds, made when the first needs it: a graph without
+        folds gets no counter.
+        """
+        delay = self.delay
+        if delay is None:
+            return None
+
+        @cache
+        def frozen() -> Tensor:
+            counter = step_counter(graph, self.step)
+            with neutral(graph), tf.name_scope(STEP_NAME + "_freeze"):
+                limit = tf.constant(delay, tf.int64)
+                return tf.greater_equal(counter.value, limit, name="frozen")
+
+        return frozen
+
+
+def apply_training(
+    graph: Graph, plan: TrainingPlan, training: Training
+) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
+    """Carry out a plan.
+
+    Returns:
+        What was folded, and what was refused, then or now.
+    """
+    folds = {fold.end: fold for fold in plan.folds}
+    refused = dict(plan.refused)
+    if not folds:
+        return [], refused
+    built: dict[Operation, Built] = {}
+    freeze = training.freeze(graph)
+
+    def is_end(op: Operation) -> bool:
+        return op in folds
+
+    def fold_batch_norm(match: Match) -> Any:
+        built[match.root] = build_training(folds[match.root], freeze)
+        return list(built[match.root].results)
+
+    report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
+    reasons = {entry.op: entry.reason for entry in report.refused}
+    for end, fold in folds.items():
+        if end.name in reasons:
+            obstacle = Obstacle(reasons[end.name], end)
+            refused[end] = fold.statistics.norm, obstacle
+        else:
+            settle(fold, built[end], freeze)
+    return list(_entries(folds, built, reasons)), refused
+
+
+def _entries(
+    folds: dict[Operation, TrainingFold],
+    built: dict[Operation, Built],
+    reasons: dict[str, str],
+) -> Iterator[Folded]:
+    for end, fold in folds.items():
+        made = built[end].results[0]
+        if end.name not in reasons and made is not None:
+            layer = fold.layer.op
+            name = fold.statistics.norm.name
+            yield Folded(name, layer.name, layer.type, made.op.name)
