@@ -13,7 +13,8 @@ import tensorflow as tf
 
 CHANNELS = 6
 MOMENTUM = 0.9
-EPSILON = 1e-3
+# Large, so that a mistake with it shows.
+EPSILON = 0.1
 LAYERS = ("conv", "depthwise", "dilated", "atrous", "dense", "separable")
 ACTIVATIONS = {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "none": tf.identity}
 v1 = tf.compat.v1
@@ -58,7 +59,7 @@ class Net:
     def __post_init__(self):
         """Make the variables, in the default graph."""
         self.random = np.random.default_rng(self.seed)
-        self.kernels = [self._variable(s) for s in self._kernel_shapes()]
+        self.kernels = [self._variable(s, 1.0) for s in self._kernel_shapes()]
         self.offset = self._variable([CHANNELS]) if self.bias else None
         gamma = self.random.uniform(0.5, 2.0, CHANNELS)
         self.gamma = variable(gamma, resource=self.resource) if self.scale else None
@@ -68,8 +69,8 @@ class Net:
         maybe = (*self.kernels, self.offset, self.gamma, self.beta)
         self.variables = [v for v in maybe if v is not None]
 
-    def _variable(self, shape):
-        values = self.random.normal(size=shape) * 0.5
+    def _variable(self, shape, size=0.5):
+        values = self.random.normal(size=shape) * size
         return variable(values, resource=self.resource)
 
     def _kernel_shapes(self):
