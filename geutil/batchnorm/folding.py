@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.batchnorm.folds import Fold, build
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
@@ -23,6 +25,7 @@ from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Rule
 
 
+@tf.autograph.experimental.do_not_convert
 def fold_batch_norms(
     graph_or_model: Any,
     *,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Tensor, type_name
+from geutil.graph.outside_variables import variable_outside
 from geutil.graph.state import state_of
 
 STEP_NAME = "fake_quantization_step"
@@ -69,7 +71,9 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
         check_step_variable(variable)
     state = state_of(graph)
     if state.step_counter is None:
-        state.step_counter = StepCounter(graph, variable or _new_variable(graph))
+        if variable is None:
+            variable = variable_outside(graph, np.int64(0), STEP_NAME)
+        state.step_counter = StepCounter(graph, variable)
     counter: StepCounter = state.step_counter
     if variable is not None and counter.variable is not variable:
         raise TransformError(
@@ -90,15 +94,4 @@ def check_step_variable(variable: Any) -> None:
         raise ArgumentTypeError(
             f"steps are counted in int64, and '{variable.name}' is of type "
             f"{variable.dtype.name}"
-        )
-
-
-def _new_variable(graph: Graph) -> Any:
-    # Out of a function that is being traced: it may not own variables of later traces.
-    with neutral(graph), tf.init_scope():
-        return tf.compat.v1.Variable(
-            tf.zeros([], tf.int64),
-            trainable=False,
-            use_resource=True,
-            name=STEP_NAME,
         )
