@@ -79,7 +79,7 @@ def test_traces_share_a_variable(jit):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [(7, "not in int"), (lambda: tf.Variable(0), "is of type int32")],
+    [(7, r"not in .*int"), (lambda: tf.Variable(0), "is of type int32")],
 )
 def test_wrong_variables(wrong, message):
     graph = tf.Graph()
