@@ -60,8 +60,9 @@ def fold_batch_norms(
             frozen layers for example, are folded as always.
         freeze_batch_norm_delay: the number of training steps after which norms change
             over to the moving statistics, which stop moving. An int64 variable
-            `fake_quantization_step` counts the steps; `tf.where` chooses, as TFLite
-            and Grappler know it. None never changes over, and counts nothing.
+            `fake_quantization_step` counts the steps; `tf.where` chooses, so that there
+            is no control flow to convert or to optimize. None never changes over, and
+            counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
         scope: only norms whose names begin with it; None is all.

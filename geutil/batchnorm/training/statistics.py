@@ -56,14 +56,14 @@ def statistics_of(
     if isinstance(found, Obstacle):
         return found
     mean, variance, root = found
-    bases = base_of(mean), base_of(variance)
-    moving = moving_average(bases[1], "variance", {bases[0].op}, origins)
+    first, second = base_of(mean), base_of(variance)
+    moving = moving_average(second, "variance", (), origins)
     if isinstance(moving, Obstacle):
         return moving
     moving_mean = None
     if with_mean:
-        # Of a fused op, both statistics are results; its other one is not a reader.
-        average = moving_average(bases[0], "mean", {variance.op}, origins)
+        # The variance may be made of the mean; its average is not the mean's.
+        average = moving_average(first, "mean", {second.op}, origins)
         if isinstance(average, Obstacle):
             return average
         moving_mean = average

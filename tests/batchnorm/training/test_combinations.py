@@ -135,5 +135,16 @@ def test_ref_variables(fused):
         close(*session.run([trial.moving, trial.moving_unfolded]))
 
 
+def test_ref_variables_are_read_before_they_are_updated():
+    """Who reads a ref variable late may see what was assigned to it."""
+    trial = Trial("conv", False, None, resource=False)
+    waiting = [
+        op
+        for op in ops_by_type(trial.graph, "Assign")
+        if any(c.type == "Rsqrt" for c in op.control_inputs)
+    ]
+    assert len(waiting) == len(trial.report.folded)
+
+
 def _all_outside(report):
     return all("outside of scope" in entry.reason for entry in report.refused)

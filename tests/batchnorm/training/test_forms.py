@@ -31,13 +31,14 @@ def _updates(averages, mean, variance, by_difference=True):
     return [update(*pair, by_difference) for pair in pairs]
 
 
-def _roots_of_squares(x, p):
+def _mean_of_squares(x, p):
     """The variance as the mean of squares without the square of the mean."""
     mean = tf.reduce_mean(x, [0, 1, 2], keepdims=True)
     squares = tf.reduce_mean(tf.square(x), [0, 1, 2], keepdims=True)
-    variance = squares - tf.square(mean)
+    mean, squares = tf.squeeze(mean), tf.squeeze(squares)
+    variance = tf.reshape(squares - mean * mean, [CHANNELS])
     y = tf.nn.batch_normalization(x, mean, variance, p.beta, p.gamma, EPSILON)
-    return y, _updates(p.averages, tf.squeeze(mean), tf.squeeze(variance))
+    return y, _updates(p.averages, mean, variance)
 
 
 def _divided(x, p):
@@ -101,7 +102,7 @@ def _averaging(x, p):
 
 
 FORMS: list[Callable] = [
-    _roots_of_squares,
+    _mean_of_squares,
     _divided,
     _powers,
     _bessel,
