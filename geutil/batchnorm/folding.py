@@ -173,10 +173,17 @@ class _Folder:
         )
         if self._strict:
             # Before a counter is made that the graph would be left with.
-            _require_all(FoldReport((), _refusals(plan.refused.values())))
+            left = [*plan.refused.values(), *self._left_at_inference()]
+            _require_all(FoldReport((), _refusals(left)))
         folded, refused = apply_training(self._graph, plan, training)
         self._folded += folded
         return refused
+
+    def _left_at_inference(self) -> list[tuple[Norm, Obstacle]]:
+        """Return what stands in the way of norms that are not in training."""
+        planner = self._planner()
+        norms = [n for n, _ in planner.behind_layers().refused if not n.training]
+        return planner.before_layers(norms).refused
 
     def _planner(self) -> Planner:
         return Planner(self._graph, self._kept(), self._choices)

@@ -45,7 +45,7 @@ class Built:
 
     Attributes:
         results: what replaces the outputs of the fold's end; None for those that stay.
-        root: what takes the root of the moving variance.
+        root: what has the root of the moving variance, and no longer reads it.
     """
 
     results: tuple[Tensor | None, ...]
@@ -116,8 +116,8 @@ def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
 def _layer(fold: TrainingFold, values: Corrected) -> Tensor:
     layer, links = fold.layer, fold.links
     with surroundings_of(layer.op):
-        source = unrounded(layer.kernel)
-        scale = tf.cast(values.weights, source.dtype)
+        scale = values.weights
+        source = tf.cast(unrounded(layer.kernel), scale.dtype)
         sizes = layer.sizes(layer.outputs) or ()
         spread = along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
         weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")

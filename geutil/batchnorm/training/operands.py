@@ -14,7 +14,7 @@ from geutil.batchnorm.steps import Kind, Step, data_format
 from geutil.batchnorm.training.chains import averaging_factor
 from geutil.batchnorm.training.corrections import unbiased
 from geutil.batchnorm.training.statistics import Statistics
-from geutil.batchnorm.values import as_vector, unrounded
+from geutil.batchnorm.values import as_vector
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.surroundings import surroundings_of
@@ -155,7 +155,7 @@ def _copied(
         if inputs:
             for old, new in zip(op.outputs, copy_op(op, inputs).outputs, strict=True):
                 made[id(old)] = new
-    deviation = unrounded(made.get(id(root.outputs[0]), root.outputs[0]))
+    deviation = made.get(id(root.outputs[0]), root.outputs[0])
     with beside(root):
         vector = as_vector(deviation)
     return Made(

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import geutil.model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import FoldError
 from tests.batchnorm.networks import with_random_norms
@@ -159,14 +160,15 @@ def test_norms_of_frozen_layers_are_folded_as_at_inference():
     assert not reports[0].refused
 
 
-def test_strict_refuses_before_anything_is_made():
+@pytest.mark.parametrize("training", [True, False])
+def test_strict_refuses_before_anything_is_made(training):
     model, norm = _model(), layers.BatchNormalization()
     norm.build((None, None, None, 3))
     sizes = []
 
     @tf.function
     def step(x):
-        y = tf.identity(model(norm(x, training=True), training=True))
+        y = tf.identity(model(norm(x, training=training), training=True))
         graph = tf.compat.v1.get_default_graph()
         sizes.append(len(graph.get_operations()))
         with pytest.raises(FoldError, match="nothing was changed"):
@@ -178,3 +180,22 @@ def test_strict_refuses_before_anything_is_made():
 
     step(tf.constant(_data()))
     assert sizes[0] == sizes[1]
+
+
+def test_an_opened_model():
+    model = _model()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 9, 9, 3])])
+    def result(x):
+        return model(x, training=True)
+
+    opened = geutil.model.open(result)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    folded, plain = opened.to_function(), _model()
+    for step, training in enumerate((True, False)):
+        x = tf.constant(_data(step))
+        (value,) = folded(x).values()
+        close([value.numpy()], [plain(x, training=training).numpy()])
+    assert report.step.numpy() == 2
+    # The opened model works on the variables of the first.
+    close(model.get_weights(), plain.get_weights())
