@@ -12,13 +12,11 @@ from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.batchnorm.training.applying import Training, apply_training
-from geutil.batchnorm.training.planning import plan_training
+from geutil.batchnorm.training.applying import Training, asked_for, fold_in_training
 from geutil.errors import FoldError
 from geutil.graph.edits import transaction
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, require_graph
-from geutil.graph.state import state_of
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
@@ -100,7 +98,7 @@ def fold_batch_norms(
     """
     graph = getattr(graph_or_model, "graph", graph_or_model)
     require_graph(graph)
-    training = _training(is_training, freeze_batch_norm_delay, step, assume_inference)
+    training = asked_for(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
     folder = _Folder(graph, choices, training, strict)
     with transaction(graph), neutral(graph):
@@ -108,19 +106,6 @@ def fold_batch_norms(
         if strict:
             _require_all(report)
     return report
-
-
-def _training(
-    is_training: bool, delay: int | None, step: Any, assume_inference: bool
-) -> Training | None:
-    if is_training and assume_inference:
-        raise FoldError("is_training=True and assume_inference=True exclude each other")
-    training = Training(delay, step)
-    if delay is not None and not is_training:
-        raise FoldError(
-            "freeze_batch_norm_delay is for training; pass is_training=True"
-        )
-    return training if is_training else None
 
 
 def _require_all(report: FoldReport) -> None:
@@ -156,26 +141,20 @@ class _Folder:
         return FoldReport(
             tuple(self._folded),
             _refusals(left),
-            self._counter(),
+            None if self._training is None else self._training.counter(self._graph),
         )
-
-    def _counter(self) -> Any:
-        counter = state_of(self._graph).step_counter
-        return None if self._training is None or counter is None else counter.variable
 
     def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
         """Fold the norms in training; return those that are left."""
-        training = self._training
-        if training is None:
+        if self._training is None:
             return {}
-        plan = plan_training(
-            self._graph, self._choices.scope, freezes=training.delay is not None
-        )
+        scope = self._choices.scope
         if self._strict:
             # Before a counter is made that the graph would be left with.
+            plan = self._training.plan(self._graph, scope)
             left = [*plan.refused.values(), *self._left_at_inference()]
             _require_all(FoldReport((), _refusals(left)))
-        folded, refused = apply_training(self._graph, plan, training)
+        folded, refused = fold_in_training(self._graph, scope, self._training)
         self._folded += folded
         return refused
 

@@ -19,10 +19,11 @@ from geutil.batchnorm.training.building import (
     build_training,
     settle,
 )
-from geutil.batchnorm.training.planning import TrainingPlan
+from geutil.batchnorm.training.planning import TrainingPlan, plan_training
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, type_name
+from geutil.graph.state import state_of
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
@@ -66,6 +67,15 @@ class Training:
         if self.step is not None:
             check_step_variable(self.step)
 
+    def plan(self, graph: Graph, scope: str | None) -> TrainingPlan:
+        """Return what will be folded, and what will not."""
+        return plan_training(graph, scope, freezes=self.delay is not None)
+
+    def counter(self, graph: Graph) -> Any:
+        """Return the variable in which a graph counts its steps, if it does."""
+        counter = state_of(graph).step_counter
+        return None if counter is None else counter.variable
+
     def freeze(self, graph: Graph) -> Freeze:
         """Return what tells whether moving averages have stopped.
 
@@ -86,14 +96,35 @@ class Training:
         return frozen
 
 
-def apply_training(
-    graph: Graph, plan: TrainingPlan, training: Training
+def asked_for(
+    is_training: bool, delay: int | None, step: Any, assume_inference: bool
+) -> Training | None:
+    """Return what the caller asks for in training; None if that is nothing.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        FoldError: arguments contradict each other.
+    """
+    if is_training and assume_inference:
+        raise FoldError("is_training=True and assume_inference=True exclude each other")
+    training = Training(delay, step)
+    if delay is not None and not is_training:
+        raise FoldError(
+            "freeze_batch_norm_delay is for training; pass is_training=True"
+        )
+    return training if is_training else None
+
+
+def fold_in_training(
+    graph: Graph, scope: str | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
-    """Carry out a plan.
+    """Fold the norms in training of a graph.
 
     Returns:
-        What was folded, and what was refused, then or now.
+        What was folded; and for the last op of each norm that was refused, the norm
+        and what stands in the way.
     """
+    plan = training.plan(graph, scope)
     folds = {fold.end: fold for fold in plan.folds}
     refused = dict(plan.refused)
     if not folds:
