@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from geutil.batchnorm.calls import inlined, is_convolution_call
 from geutil.batchnorm.folds import Fold, build
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
@@ -16,8 +17,11 @@ from geutil.batchnorm.training.applying import Training, asked_for, fold_in_trai
 from geutil.errors import FoldError
 from geutil.graph.edits import transaction
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation, require_graph
+from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
+from geutil.graph.reordering import renew_order
+from geutil.graph.surroundings import count_ops, ops_since
 from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Rule
@@ -66,7 +70,9 @@ def fold_batch_norms(
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones.
+            well, with their moving ones: those that a fused norm reads, or variables
+            that the graph updates. Ops that update them stay, and are run if somebody
+            asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
 
     Returns:
@@ -101,10 +107,15 @@ def fold_batch_norms(
     training = asked_for(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
     folder = _Folder(graph, choices, training, strict)
-    with transaction(graph), neutral(graph):
-        report = folder.run()
-        if strict:
-            _require_all(report)
+    count = count_ops(graph)
+    try:
+        with transaction(graph), neutral(graph):
+            report = folder.run()
+            if strict:
+                _require_all(report)
+    except BaseException:
+        Liveness(graph).abandon(ops_since(graph, count))
+        raise
     return report
 
 
@@ -129,6 +140,8 @@ class _Folder:
     def run(self) -> FoldReport:
         in_training = self._train()
         behind = self._planner().behind_layers()
+        if self._inline({obstacle.op for _, obstacle in behind.refused}):
+            behind = self._planner().behind_layers()
         refused = self._apply(behind)
         norms = [norm for norm, _ in refused]
         before = self._planner().before_layers(norms)
@@ -149,9 +162,11 @@ class _Folder:
         if self._training is None:
             return {}
         scope = self._choices.scope
+        plan = self._training.plan(self._graph, scope)
+        if self._inline({obstacle.op for _, obstacle in plan.refused.values()}):
+            plan = self._training.plan(self._graph, scope)
         if self._strict:
             # Before a counter is made that the graph would be left with.
-            plan = self._training.plan(self._graph, scope)
             left = [*plan.refused.values(), *self._left_at_inference()]
             _require_all(FoldReport((), _refusals(left)))
         folded, refused = fold_in_training(self._graph, scope, self._training)
@@ -163,6 +178,15 @@ class _Folder:
         planner = self._planner()
         norms = [n for n, _ in planner.behind_layers().refused if not n.training]
         return planner.before_layers(norms).refused
+
+    def _inline(self, obstacles: Iterable[Operation]) -> bool:
+        """Put convolutions in the place of calls that are nothing else."""
+        calls = {op for op in obstacles if is_convolution_call(op)}
+        if calls:
+            rewrite(
+                self._graph, Rule(Op(lambda op: op in calls), lambda m: inlined(m.root))
+            )
+        return bool(calls)
 
     def _planner(self) -> Planner:
         return Planner(self._graph, self._kept(), self._choices)
@@ -176,28 +200,34 @@ class _Folder:
 
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
+        refused = list(plan.refused)
+        if not plan.folds:
+            return refused
         folds = {fold.end: fold for fold in plan.folds}
+        # All are built before the first takes its place, so that the topological order
+        # needs to be renewed just once.
+        built = _Built(self._graph, plan.folds)
+        renew_order(self._graph)
         made: dict[Operation, Operation] = {}
 
         def is_end(op: Operation) -> bool:
             return op in folds
 
         def fold_batch_norm(match: Match) -> Any:
-            result = build(folds[match.root])
+            result = built.results[match.root]
             made[match.root] = result.op
-            return result
+            # A fused norm has more outputs: statistics, which stay as they are.
+            return [result, *[None] * (len(match.root.outputs) - 1)]
 
-        refused = list(plan.refused)
-        if not folds:
-            return refused
         report = rewrite(self._graph, Rule(Op(is_end), fold_batch_norm))
+        built.abandon(end for end in folds if end not in made)
         reasons = {entry.op: entry.reason for entry in report.refused}
         for end, fold in folds.items():
             if end.name in reasons:
                 obstacle = Obstacle(reasons[end.name], end)
                 refused += [(norm, obstacle) for norm in fold.norms]
             else:
-                self._folded += _entries(fold, made[end])
+                self._folded += _entries(fold, _standing_in(end, folds, made))
         return refused
 
 
@@ -205,6 +235,36 @@ def _refusals(left: Iterable[tuple[Norm, Obstacle]]) -> tuple[Refused, ...]:
     return tuple(
         Refused(norm.name, obstacle.reason, obstacle.op.name) for norm, obstacle in left
     )
+
+
+class _Built:
+    """What is built for folds, by the ops whose results it stands for."""
+
+    def __init__(self, graph: Graph, folds: Iterable[Fold]) -> None:
+        self.results: dict[Operation, Tensor] = {}
+        self._graph = graph
+        self._ops: dict[Operation, list[Operation]] = {}
+        for fold in folds:
+            count = count_ops(graph)
+            self.results[fold.end] = build(fold)
+            self._ops[fold.end] = ops_since(graph, count)
+
+    def abandon(self, ends: Iterable[Operation]) -> None:
+        """Let what was built for some count no more."""
+        Liveness(self._graph).abandon(op for end in ends for op in self._ops[end])
+
+
+def _standing_in(
+    end: Operation, folds: Mapping[Operation, Fold], made: Mapping[Operation, Operation]
+) -> Operation:
+    """Return what does the work of a fold: where others took it along, one of them."""
+    while end not in made:
+        end = next(
+            other
+            for other, fold in folds.items()
+            if other is not end and any(link.op is end for link in fold.links)
+        )
+    return made[end]
 
 
 def _entries(fold: Fold, into: Operation) -> Iterable[Folded]:

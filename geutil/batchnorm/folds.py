@@ -8,19 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.batchnorm.arithmetic import (
-    Affine,
-    Value,
-    along_axes,
-    scale_and_offset,
-    shift_through,
-)
+from geutil.batchnorm.arithmetic import Affine, Value, along_axes, shift_through
+from geutil.batchnorm.composing import composed, computed
 from geutil.batchnorm.layers import Layer
+from geutil.batchnorm.links import Link
+from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.paths import Link
-from geutil.batchnorm.steps import Kind, Step
-from geutil.batchnorm.values import as_vector, constant, unrounded
+from geutil.batchnorm.values import constant, unrounded, wide
 from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
@@ -38,22 +33,25 @@ class Fold:
         layer: the layer.
         links: of norms behind the layer: the ops from the layer to the end of the last
             norm. Of one before it: the ops from the start of the norm to the layer.
-        bias: of a norm before the layer: what adds the layer's bias; else None.
+        bias: of a norm before the layer: the ops behind the layer up to the one that
+            adds its bias; else none.
         forward: whether the norm is before the layer.
+        moving: what stands in for statistics of the batch.
     """
 
     norms: tuple[Norm, ...]
     layer: Layer
     links: tuple[Link, ...]
-    bias: Link | None = None
+    bias: tuple[Link, ...] = ()
     forward: bool = False
+    moving: tuple[Moving, ...] = ()
 
     @property
     def end(self) -> Operation:
         """The op whose result is replaced."""
         if not self.forward:
             return self.links[-1].op
-        return self.layer.op if self.bias is None else self.bias.op
+        return self.bias[-1].op if self.bias else self.layer.op
 
 
 def build(fold: Fold) -> Tensor:
@@ -66,127 +64,79 @@ def build(fold: Fold) -> Tensor:
 
 def _behind(fold: Fold) -> Tensor:
     """Fold norms into the layer before them: weights * scale, and one bias."""
-    layer, links = fold.layer, fold.links
-    exact = _all_constant(layer, links)
+    layer = fold.layer
     with surroundings_of(layer.op):
-        affine = composed([link.step for link in links if link.step], exact)
-        weights = _weights(layer, exact)
+        affine, weights = _parameters(fold)
         if affine.scale is not None:
             scale = _like(affine.scale, weights)
             weights = weights * _spread(layer, scale, layer.outputs)
-        bias = _filled(affine.offset, layer, weights)
         folded = _stored(weights, layer.kernel.dtype, "weights")
-    tensor = copy_op(layer.op, {layer.weights: folded}).outputs[0]
-    place = next((link for link in links if link.step and link.step.adds), links[-1])
-    axis = layer.axis
-    for link in links:
-        if link is place:
-            tensor = add_bias(tensor, bias, axis, link)
-        elif link.step is None:
-            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
-        if link.step is None:
-            axis = _axis_after(link.op, axis)
-    return tensor
+        bias = _filled(affine.offset, layer)
+    made = copy_op(layer.op, {layer.weights: folded})
+    return _finished(made.outputs[0], bias, layer.axis, fold.links)
 
 
 def _before(fold: Fold) -> Tensor:
-    """Fold a norm into the layer behind it: its scale and shift are the data's."""
-    layer, links = fold.layer, fold.links
-    exact = _all_constant(layer, links)
+    """Fold norms into the layer behind them: their scale and shift are the data's."""
+    layer = fold.layer
     with surroundings_of(layer.op):
-        affine = composed([link.step for link in links if link.step], exact)
-        old = weights = _weights(layer, exact)
+        affine, old = _parameters(fold)
+        weights, bias = old, None
         if affine.scale is not None:
-            scale = _like(affine.scale, weights)
-            weights = weights * _spread(layer, scale, layer.inputs)
-        offset = None
-        if affine.offset is not None:
+            scale = _like(affine.scale, old)
+            weights = old * _spread(layer, scale, layer.inputs)
+        if affine.offset is not None and not (layer.pads or layer.mixes):
             shift = _spread(layer, _like(affine.offset, old), layer.inputs)
-            offset = shift_through(old, shift, layer.outputs)
-        if fold.bias is not None and fold.bias.step is not None:
-            step = fold.bias.step
-            before = composed([step], exact).offset
-            offset = before if offset is None else before + offset
+            bias = shift_through(old, shift, layer.outputs)
+        if fold.bias:
+            added = composed([link.step for link in fold.bias if link.step])
+            if added is None or not _exact(old):
+                added = computed([link.step for link in fold.bias if link.step])
+            bias = added.offset if bias is None else _like(added.offset, bias) + bias
+        bias = _filled(bias, layer)
         folded = _stored(weights, layer.kernel.dtype, "weights")
     tensor = fold.norms[0].input
-    for link in links:
+    for link in fold.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
-    made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded}).outputs[0]
-    if offset is None:
-        return made
-    place = fold.bias or Link(layer.op, 0, None)
-    return add_bias(made, offset, layer.axis, place)
+    made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
+    return _finished(made.outputs[0], bias, layer.axis, fold.bias)
 
 
-def composed(steps: Sequence[Step], exact: bool) -> Affine:
-    """Return what steps do to each channel, one after the other.
-
-    Args:
-        steps: the steps.
-        exact: compute with float64 arrays: all operands are constants.
-    """
-    affine = Affine()
-    for step in steps:
-        if step.kind is Kind.NORMALIZE:
-            gamma, beta, mean, variance = (
-                _value(t, exact) for t in step.op.inputs[1:5]
-            )
-            epsilon = float(step.op.get_attr("epsilon"))
-            scale, offset = scale_and_offset(mean, variance, epsilon, gamma, beta)
-            affine = affine.times(scale).plus(offset)
-            continue
-        if step.operand is None:
-            continue
-        value = _value(step.operand, exact)
-        match step.kind:
-            case Kind.MULTIPLY:
-                affine = affine.times(value)
-            case Kind.DIVIDE:
-                affine = affine.times(1.0 / value)
-            case Kind.ADD:
-                affine = affine.plus(value)
-            case Kind.SUBTRACT:
-                affine = affine.plus(-value)
-            case Kind.SUBTRACT_FROM:
-                affine = affine.times(_minus_one(value)).plus(value)
-    return affine
-
-
-def _minus_one(value: Value) -> Value:
-    return np.float64(-1.0) if isinstance(value, np.ndarray) else -tf.ones_like(value)
-
-
-def _value(tensor: Tensor, exact: bool) -> Value:
-    if not exact:
-        tensor = unrounded(tensor)
-        return as_vector(tf.cast(tensor, _wide(tensor.dtype)))
-    value = constant(tensor)
-    return np.zeros(()) if value is None else as_vector(value)
-
-
-def _wide(dtype: tf.DType) -> tf.DType:
-    return dtype if dtype == tf.float64 else tf.float32
-
-
-def _all_constant(layer: Layer, links: Sequence[Link]) -> bool:
-    operands = [layer.kernel]
+def _finished(
+    tensor: Tensor, bias: Value | None, axis: int, links: Sequence[Link]
+) -> Tensor:
+    """Return what a layer makes with its bias, and through the ops behind it."""
+    adding = [link for link in links if link.step and link.step.adds]
+    place = adding[0] if adding else links[-1] if links else None
     for link in links:
+        if link is place and bias is not None:
+            tensor = add_bias(tensor, bias, axis, link)
         if link.step is None:
-            continue
-        if link.step.operand is None:
-            operands += link.step.op.inputs[1:5]
-        else:
-            operands.append(link.step.operand)
-    return all(constant(t) is not None for t in operands)
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+            axis = _axis_after(link.op, axis)
+    if bias is not None and place is None:
+        tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
+    return tensor
 
 
-def _weights(layer: Layer, exact: bool) -> Value:
-    value = constant(layer.kernel) if exact else None
-    if value is not None:
-        return value
-    source = unrounded(layer.kernel)
-    return tf.cast(source, _wide(source.dtype))
+def _parameters(fold: Fold) -> tuple[Affine, Value]:
+    """Return what the steps of a fold do, and the weights of its layer.
+
+    Both are arrays if nothing but constants goes into them, else tensors.
+    """
+    steps = [link.step for link in fold.links if link.step]
+    affine = None if fold.moving else composed(steps)
+    weights = None if affine is None else constant(fold.layer.kernel)
+    if affine is not None and weights is not None:
+        return affine, weights
+    source = unrounded(fold.layer.kernel)
+    weights = tf.cast(source, wide(source.dtype))
+    return computed(steps, fold.moving), weights
+
+
+def _exact(value: Value) -> bool:
+    return not isinstance(value, tf.Tensor)
 
 
 def _like(value: Value, weights: Value) -> Value:
@@ -199,13 +149,13 @@ def _spread(layer: Layer, value: Value, axes: tuple[int, ...]) -> Value:
     return along_axes(value, rank, axes, sizes or ())
 
 
-def _filled(offset: Value | None, layer: Layer, weights: Value) -> Value:
+def _filled(offset: Value | None, layer: Layer) -> Value | None:
     """Return the offset as a vector of as many channels as the layer makes."""
-    count = int(np.prod(layer.sizes(layer.outputs) or [1]))
-    if isinstance(weights, np.ndarray):
-        return np.broadcast_to(np.zeros(()) if offset is None else offset, (count,))
     if offset is None:
-        return np.zeros((count,))
+        return None
+    count = int(np.prod(layer.sizes(layer.outputs) or [1]))
+    if _exact(offset):
+        return np.broadcast_to(offset, (count,))
     return offset if offset.shape.rank == 1 else tf.broadcast_to(offset, [count])
 
 

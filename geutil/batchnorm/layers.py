@@ -12,7 +12,6 @@ from geutil.graph.kinds import Operation, Tensor
 _CONVOLUTIONS = {"Conv2D": 4, "Conv3D": 5}
 _TRANSPOSED = {
     "Conv2DBackpropInput": 4,
-    "Conv3DBackpropInput": 5,
     "Conv3DBackpropInputV2": 5,
 }
 _PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"))
@@ -30,7 +29,9 @@ class Layer:
             result, outer first.
         inputs: those that count the channels of the data.
         axis: the axis of the channels in data and result, counted from the end.
-        pads: whether the op may add zeros around the data.
+        pads: whether the op may add zeros to the data, so that what it makes of a
+            shift of the data differs from position to position.
+        mixes: the weights have axes besides, over which the op does not sum.
     """
 
     op: Operation
@@ -40,6 +41,12 @@ class Layer:
     inputs: tuple[int, ...]
     axis: int
     pads: bool
+    mixes: bool = False
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is the gradient of a convolution."""
+        return self.op.type in _TRANSPOSED
 
     @property
     def result(self) -> Tensor:
@@ -64,7 +71,7 @@ def layer_of(op: Operation, origins: Origins) -> Layer | None:
     """Return an op as a layer, or None: its weights have to be parameters."""
     read = _READERS.get(op.type)
     layer = None if read is None else read(op, origins)
-    if layer is None or origins.of(op.inputs[layer.weights]) is None:
+    if layer is None or not origins.is_parameter(layer.kernel):
         return None
     return layer
 
@@ -89,7 +96,12 @@ def _depthwise(op: Operation, origins: Origins) -> Layer:
 def _transposed(op: Operation, origins: Origins) -> Layer:
     del origins
     rank = _TRANSPOSED[op.type]
-    return Layer(op, 2, 1, (rank - 2,), (rank - 1,), _channels(op, rank), False)
+    axis = _channels(op, rank)
+    # At the edges, and where strides leave gaps, less of the window meets the data.
+    window = op.inputs[1].shape
+    single = window.rank is not None and window.as_list()[:-2] == [1] * (rank - 2)
+    even = single and all(size == 1 for size in op.get_attr("strides"))
+    return Layer(op, 2, 1, (rank - 2,), (rank - 1,), axis, not even)
 
 
 def _product(op: Operation, origins: Origins) -> Layer | None:
@@ -102,7 +114,9 @@ def _product(op: Operation, origins: Origins) -> Layer | None:
     columns, rows = rank - 1, rank - 2
     outputs, inputs = (rows, columns) if turned else (columns, rows)
     flipped = bool(op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x"))
-    return None if flipped else Layer(op, 0, 1, (outputs,), (inputs,), -1, False)
+    if flipped:
+        return None
+    return Layer(op, 0, 1, (outputs,), (inputs,), -1, False, mixes=rank > 2)
 
 
 def _einsum(op: Operation, origins: Origins) -> Layer | None:
@@ -120,7 +134,7 @@ def _einsum(op: Operation, origins: Origins) -> Layer | None:
     of_weights, of_data = labels[weights], labels[data]
     if channel not in of_weights or channel in of_data or feature not in of_weights:
         return None
-    if feature in result:
+    if feature in result or any(len(set(label)) < len(label) for label in labels):
         return None
     return Layer(
         op,
@@ -130,6 +144,7 @@ def _einsum(op: Operation, origins: Origins) -> Layer | None:
         (of_weights.index(feature),),
         -1,
         False,
+        mixes=len(of_weights) > 2,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from geutil.batchnorm.layers import layer_of
+from geutil.batchnorm.links import link_of
 from geutil.batchnorm.origins import Origin, Origins
-from geutil.batchnorm.steps import Kind, Step, step_of
+from geutil.batchnorm.steps import FUSED, Kind, Step, step_of
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import scope_dirname
 from geutil.graph.order import topological_sort
@@ -20,10 +23,13 @@ class Norm:
     Attributes:
         steps: the ops that the data runs through, in order.
         training: whether it normalizes by the statistics of the batch.
+        name: the scope of its ops; where another norm has that too, or it is a single
+            op, the name of the last op.
     """
 
     steps: tuple[Step, ...]
     training: bool
+    name: str
 
     @property
     def input(self) -> Tensor:
@@ -35,12 +41,6 @@ class Norm:
         """What it is normalized to."""
         return self.steps[-1].result
 
-    @property
-    def name(self) -> str:
-        """The scope of its ops; of a single op its own name."""
-        last = self.steps[-1].op.name
-        return last if len(self.steps) == 1 else scope_dirname(last).rstrip("/") or last
-
 
 def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]:
     """Return the batch norms of a graph, in topological order.
@@ -48,7 +48,8 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
     root of a parameter and a small constant, and shift. Steps around those belong to it
     that subtract a mean before, or scale and shift behind. Layer norms are none: they
-    divide by the root of what depends on each example.
+    divide by the root of what depends on each example. Where constants were folded no
+    root is left: a layer, and then a multiplication and an addition of vectors.
 
     Args:
         graph: the graph.
@@ -57,64 +58,148 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
 
     Cost: linear in ops and edges.
     """
-    steps: dict[Operation, Step] = {}
-    for op in topological_sort(graph.get_operations()):
-        step = None if liveness.is_retired(op) else step_of(op, origins)
-        if step is not None:
-            steps[op] = step
-    groups: list[list[Step]] = []
-    group_of: dict[Operation, list[Step]] = {}
-    for op, step in steps.items():
-        if step.kind is Kind.NORMALIZE:
-            groups.append([step])
-            continue
-        spreads = _spreads(step, origins)
-        if not spreads:
-            continue
-        before = group_of.get(step.data.op)
-        if before and spreads & _spreads(before[-1], origins):
-            before.append(step)
-            group_of[op] = before
-        else:
-            group_of[op] = [step]
-            groups.append(group_of[op])
-    return [_norm(group, steps, origins, liveness) for group in groups]
+    return _Finder(graph, origins, liveness).find()
 
 
-def _spreads(step: Step, origins: Origins) -> frozenset[Operation]:
-    return frozenset() if step.operand is None else origins.spreads(step.operand)
+class _Finder:
+    def __init__(self, graph: Graph, origins: Origins, liveness: Liveness) -> None:
+        self._origins = origins
+        self._liveness = liveness
+        self._steps: dict[Operation, Step] = {}
+        for op in topological_sort(graph.get_operations()):
+            step = None if liveness.is_retired(op) else step_of(op, origins)
+            if step is not None and not _measures_only(op, liveness):
+                self._steps[op] = step
 
+    def find(self) -> list[Norm]:
+        """Return the norms."""
+        found = [self._whole(group) for group in self._groups()]
+        taken = {step.op for steps in found for step in steps}
+        bare = [
+            steps
+            for op, step in self._steps.items()
+            if op not in taken and (steps := self._bare(step, taken))
+        ]
+        if bare:
+            place = {op: i for i, op in enumerate(self._steps)}
+            found = sorted([*found, *bare], key=lambda steps: place[steps[-1].op])
+        scopes = Counter(_scope(steps) for steps in found)
+        return [
+            Norm(
+                tuple(steps),
+                self._trains(steps),
+                _scope(steps) if scopes[_scope(steps)] == 1 else steps[-1].op.name,
+            )
+            for steps in found
+        ]
 
-def _norm(
-    group: list[Step],
-    steps: dict[Operation, Step],
-    origins: Origins,
-    liveness: Liveness,
-) -> Norm:
-    first, last = group[0], group[-1]
-    if first.kind is Kind.NORMALIZE:
-        return Norm((first,), bool(first.op.get_attr("is_training")))
-    mean = steps.get(first.data.op)
-    if mean is not None and mean.kind is Kind.SUBTRACT and not _spreads(mean, origins):
-        group = [mean, *group]
-    if not last.adds:
-        group = [*group, *_trailing(last, steps, origins, liveness)]
-    training = any(
-        step.operand is not None and origins.of(step.operand) is Origin.BATCH
-        for step in group
-    )
-    return Norm(tuple(group), training)
+    def _groups(self) -> Iterable[list[Step]]:
+        """Return fused norms, and runs of steps that share the root of a variance."""
+        groups: list[list[Step]] = []
+        group_of: dict[Operation, list[Step]] = {}
+        for op, step in self._steps.items():
+            if step.kind is Kind.NORMALIZE:
+                groups.append([step])
+                continue
+            spreads = self._spreads(step)
+            if not spreads:
+                continue
+            before = group_of.get(step.data.op)
+            if before and spreads & self._spreads(before[-1]):
+                before.append(step)
+                group_of[op] = before
+            elif not step.adds:
+                # A bias that was folded before has the root in it, too.
+                group_of[op] = [step]
+                groups.append(group_of[op])
+        return groups
 
+    def _spreads(self, step: Step) -> frozenset[Operation]:
+        if step.operand is None:
+            return frozenset()
+        return self._origins.spreads(step.operand)
 
-def _trailing(
-    last: Step, steps: dict[Operation, Step], origins: Origins, liveness: Liveness
-) -> Iterable[Step]:
-    """Yield a scale, if there is one, and a shift behind the normalization."""
-    for wanted in (Kind.MULTIPLY, Kind.ADD):
-        readers = liveness.readers(last.op)
-        step = steps.get(next(iter(readers))) if len(readers) == 1 else None
-        if step is not None and step.kind is wanted and not _spreads(step, origins):
-            if step.axis is None and wanted is Kind.MULTIPLY:
+    def _trains(self, steps: list[Step]) -> bool:
+        if steps[0].kind is Kind.NORMALIZE:
+            return bool(steps[0].op.get_attr("is_training"))
+        return any(
+            self._origins.of(t) is Origin.BATCH for s in steps for t in s.parameters
+        )
+
+    def _whole(self, group: list[Step]) -> list[Step]:
+        """Return a run with the steps before and behind that belong to it."""
+        if group[0].kind is Kind.NORMALIZE:
+            return group
+        group = [*self._leading(group[0]), *group]
+        return group if group[-1].adds else [*group, *self._trailing(group[-1])]
+
+    def _leading(self, first: Step) -> list[Step]:
+        """Return the subtraction of a mean, with a scale behind it or without."""
+        before = self._before(first)
+        scale = []
+        if (
+            before is not None
+            and before.kind is Kind.MULTIPLY
+            and before.axis is not None
+        ):
+            scale, before = [before], self._before(before)
+        if before is not None and before.kind is Kind.SUBTRACT:
+            return [before, *scale]
+        return []
+
+    def _before(self, step: Step) -> Step | None:
+        """Return the step before, unless it belongs to another norm."""
+        before = self._steps.get(step.data.op)
+        if before is None or self._spreads(before) or before.kind is Kind.NORMALIZE:
+            return None
+        return before
+
+    def _trailing(self, last: Step) -> Iterable[Step]:
+        """Yield a scale, if there is one, and a shift behind the normalization."""
+        step = self._behind(last)
+        if step and step.kind is Kind.MULTIPLY and step.axis is not None:
+            if self._spreads(step):
                 return
             yield step
-            last = step
+            step = self._behind(step)
+        if step and step.adds and not self._spreads(step):
+            yield step
+
+    def _behind(self, step: Step) -> Step | None:
+        readers = self._liveness.readers(step.op)
+        return self._steps.get(next(iter(readers))) if len(readers) == 1 else None
+
+    def _bare(self, scale: Step, taken: Collection[Operation]) -> list[Step]:
+        """Return a scale and a shift by constants, if a layer comes before them."""
+        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
+            scale
+        ):
+            return []
+        shift = self._behind(scale)
+        if shift is None or not shift.adds or not self._is_constant(shift):
+            return []
+        if shift.op in taken:
+            return []
+        op = scale.data.op
+        while layer_of(op, self._origins) is None:
+            link = link_of(op, self._origins)
+            if link is None or op in taken or (link.step and not link.step.adds):
+                return []
+            op = link.data.op
+        return [scale, shift]
+
+    def _is_constant(self, step: Step) -> bool:
+        (operand,) = step.parameters
+        return step.axis is not None and self._origins.of(operand) is Origin.CONSTANT
+
+
+def _measures_only(op: Operation, liveness: Liveness) -> bool:
+    """Tell whether of a fused norm only statistics are read: it was folded before."""
+    if op.type not in FUSED or not liveness.readers(op):
+        return False
+    return all(liveness.is_retired(reader) for reader in op.outputs[0].consumers())
+
+
+def _scope(steps: list[Step]) -> str:
+    last = steps[-1].op.name
+    return last if len(steps) == 1 else scope_dirname(last).rstrip("/") or last

@@ -27,13 +27,14 @@ _NEVER = frozenset(
         "Shape",
         "ShapeN",
         "Size",
-        "Switch",
         "Merge",
-        "Enter",
         "Exit",
         "NextIteration",
     )
 )
+# How a branch or a loop of version 1 gets what does not change inside.
+_LED_IN = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
+_FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 _SUMS = frozenset(("Add", "AddV2"))
 _ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
@@ -67,7 +68,14 @@ class Origins:
 
     def of(self, tensor: Tensor) -> Origin | None:
         """Return the origin of a tensor; None for data."""
-        return self._origins.get(tensor.op)
+        op = tensor.op
+        if op.type in _FUSED and tensor.value_index in (1, 2):
+            return Origin.BATCH if op.get_attr("is_training") else None
+        return self._origins.get(op)
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor depends on constants and variables only."""
+        return self.of(tensor) in (Origin.CONSTANT, Origin.VARIABLE)
 
     def spreads(self, tensor: Tensor) -> frozenset[Operation]:
         """Return the ops behind a parameter that take the root of a variance.
@@ -84,13 +92,16 @@ class Origins:
             return Origin.VARIABLE
         if not op.inputs or not op.outputs or kind in _NEVER:
             return None
-        if kind == "Mean" and is_statistic(op):
-            return Origin.BATCH
+        if kind in _LED_IN:
+            varies = kind.endswith("Enter") and not op.get_attr("is_constant")
+            return None if varies else self.of(op.inputs[0])
         found = Origin.CONSTANT
         for t in op.inputs:
-            origin = self._origins.get(t.op)
+            origin = self.of(t)
             if origin is None:
-                return None
+                # The mean of weights is a parameter, that of data a statistic.
+                measures = kind == "Mean" and is_statistic(op)
+                return Origin.BATCH if measures else None
             found = max(found, origin)
         return None if is_stateful(op) else found
 

@@ -15,6 +15,14 @@ SAME = frozenset(
         "StopGradient",
     )
 )
+PASSING = SAME | {
+    "BatchToSpaceND",
+    "Cast",
+    "ExpandDims",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
 
 
 def axis_after(op: Operation, axis: int) -> int | None:

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.batchnorm.layers import LAYERS, Layer, layer_of
+from geutil.batchnorm.links import Link, as_links, link_of
+from geutil.batchnorm.moving import measures_only
 from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.origins import Origins
+from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.steps import Step, step_of
+from geutil.batchnorm.steps import FUSED, Step
 from geutil.graph.kinds import Operation, Tensor
 from geutil.transform.rewrite.liveness import Liveness
 
 _SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
-
-
-@dataclass(frozen=True, eq=False)
-class Link:
-    """An op between a layer and the end of a batch norm, or the other way round.
-
-    Attributes:
-        op: the op.
-        index: which of its inputs is the data.
-        step: the op as a step; None if it only hands channels on.
-    """
-
-    op: Operation
-    index: int
-    step: Step | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +42,11 @@ class Path:
 
 
 def path_to(
-    norm: Norm, origins: Origins, liveness: Liveness, kept: Collection[int]
+    norm: Norm,
+    origins: Origins,
+    liveness: Liveness,
+    kept: Collection[int],
+    barred: Mapping[Operation, Norm],
 ) -> Path | Obstacle:
     """Return the way from the layer before a batch norm to its end.
 
@@ -64,27 +55,50 @@ def path_to(
         origins: of the tensors of its graph.
         liveness: who reads what.
         kept: the ids of tensors that are read from outside, such as outputs.
+        barred: the steps of norms that may not be folded.
 
-    Cost: linear in the ops between the two.
+    Cost: linear in the ops between the two, and in what reads them.
     """
-    links = [Link(step.op, step.index, step) for step in norm.steps]
+    links = as_links(norm.steps)[::-1]
     tensor = norm.input
     while (layer := layer_of(tensor.op, origins)) is None:
-        link = link_of(tensor.op, origins)
+        op = tensor.op
+        if op in barred:
+            return Obstacle(
+                f"is part of '{barred[op].name}', which is not folded",
+                op,
+            )
+        link = link_of(op, origins)
         if link is None:
-            return _no_layer(tensor.op)
-        links.insert(0, link)
-        tensor = link.op.inputs[link.index]
+            return _no_layer(op)
+        if measures(link, origins):
+            return Obstacle(
+                "depends on the batch and stands between the layer and the norm", op
+            )
+        links.append(link)
+        tensor = link.data
+    links.reverse()
     objection = _across(layer.axis, links)
     if objection is not None:
         return objection
     on_the_way = [layer.result, *(link.op.outputs[0] for link in links[:-1])]
-    members = {link.op for link in links}
-    shared = outside_readers(on_the_way, members, liveness)
     for t in on_the_way:
         if id(t) in kept:
             return Obstacle(f"'{t.name}' is asked for as it is", t.op)
+    members = {link.op for link in links}
+    shared = [
+        reader
+        for reader in outside_readers(on_the_way, members, liveness)
+        if not (norm.training and measures_only(reader, origins, liveness))
+    ]
     return Path(layer, tuple(links), tuple(shared))
+
+
+def measures(link: Link, origins: Origins) -> bool:
+    """Tell whether a step combines the data with statistics of the batch."""
+    return link.step is not None and any(
+        origins.of(t) is Origin.BATCH for t in link.step.parameters
+    )
 
 
 def outside_readers(
@@ -99,34 +113,6 @@ def outside_readers(
         and reader.type not in _SHAPES
         and not liveness.is_retired(reader)
     ]
-
-
-def link_of(op: Operation, origins: Origins) -> Link | None:
-    """Return an op that may stand between a layer and a norm as a link, or None."""
-    step = step_of(op, origins)
-    if step is not None:
-        return Link(op, step.index, step)
-    # Where channels go is checked on the way back.
-    if op.type in _PASSING and op.inputs and origins.of(op.outputs[0]) is None:
-        return Link(op, 0, None)
-    return None
-
-
-_PASSING = frozenset(
-    (
-        "BatchToSpaceND",
-        "Cast",
-        "CheckNumerics",
-        "ExpandDims",
-        "Identity",
-        "PreventGradient",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-        "Transpose",
-    )
-)
 
 
 def _across(axis: int, links: Sequence[Link]) -> Obstacle | None:
@@ -147,7 +133,29 @@ def _across(axis: int, links: Sequence[Link]) -> Obstacle | None:
     return None
 
 
+def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
+    """Return what has another number of channels than a layer, or one not known."""
+    for link in links:
+        if link.step is not None and not _fits(link.step, count):
+            return Obstacle(
+                f"has not as many values as the layer has channels ({count})",
+                link.op,
+            )
+    return None
+
+
+def _fits(step: Step, count: int) -> bool:
+    if step.op.type in FUSED:
+        return step.op.inputs[1].shape.as_list() in ([count], [None])
+    (operand,) = step.parameters
+    return step.axis is None or operand.shape[step.axis] == count
+
+
 def _no_layer(op: Operation) -> Obstacle:
     if op.type in LAYERS:
-        return Obstacle("a layer whose weights depend on the data", op)
+        return Obstacle(
+            "is no layer to fold into: its weights depend on the data, or its channels "
+            "are not the last axis",
+            op,
+        )
     return Obstacle("no layer: nothing to fold into", op)

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from geutil.batchnorm.folds import Fold, composed
-from geutil.batchnorm.layers import Layer, layer_of
+import numpy as np
+
+from geutil.batchnorm.folds import Fold
+from geutil.batchnorm.forward import WaysOn
+from geutil.batchnorm.moving import Moving, MovingStatistics
 from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.origins import Origins
-from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.paths import (
-    Link,
-    Obstacle,
-    Path,
-    link_of,
-    outside_readers,
-    path_to,
-)
-from geutil.batchnorm.steps import step_of
-from geutil.batchnorm.training.statistics import depends_on_batch, is_correction
-from geutil.batchnorm.values import constant
+from geutil.batchnorm.paths import Obstacle, Path, misfit, outside_readers, path_to
+from geutil.batchnorm.training.statistics import is_correction
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -68,28 +62,42 @@ class Planner:
             for norm in find_norms(graph, self._origins, self._liveness)
             if not is_correction(norm, self._origins)
         ]
+        self._moving: dict[Norm, tuple[Moving, ...]] = {}
+        self._objections: dict[Norm, Obstacle] = {}
+        statistics = MovingStatistics(graph, self._origins)
+        for norm in self._norms:
+            objection = self._objection(norm, statistics)
+            if objection is not None:
+                self._objections[norm] = objection
+        self._barred = {
+            step.op: norm for norm in self._objections for step in norm.steps
+        }
+        self._ways_on = WaysOn(
+            self._origins, self._liveness, kept, self._barred, self._moving
+        )
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""
         plan = Plan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
-            found = self._objection(norm) or path_to(
-                norm, self._origins, self._liveness, self._kept
-            )
-            if isinstance(found, Path):
-                found = self._objection_to(found) or found
+            found = self._objections.get(norm) or self._way_back(norm)
             if isinstance(found, Obstacle):
                 plan.refused.append((norm, found))
                 continue
-            # A norm further on takes along what was planned for the norms before it.
-            earlier = folds.get(found.layer.op)
-            inside = {link.op for link in found.links}
-            chained = earlier is not None and earlier.end in inside
-            norms = (*earlier.norms, norm) if chained and earlier else (norm,)
-            if earlier is not None and not chained:
-                plan.folds.append(earlier)
-            folds[found.layer.op] = Fold(norms, found.layer, found.links)
+            norms, moving = [norm], [*self._moving.get(norm, ())]
+            # A norm further on takes along the norms before it that nobody else reads.
+            members = {link.op for link in found.links}
+            for link in reversed(found.links):
+                earlier = folds.get(link.op)
+                if earlier is None:
+                    continue
+                moving = [*earlier.moving, *moving]
+                if not outside_readers([link.op.outputs[0]], members, self._liveness):
+                    norms = [*folds.pop(link.op).norms, *norms]
+                break
+            fold = Fold(tuple(norms), found.layer, found.links, moving=tuple(moving))
+            folds[fold.end] = fold
         plan.folds.extend(folds.values())
         return plan
 
@@ -102,39 +110,78 @@ class Planner:
         """
         plan = Plan()
         wanted = {norm.result.op for norm in norms}
-        for norm in self._norms:
+        ahead: dict[Operation, Fold] = {}
+        for norm in reversed(self._norms):
             if norm.result.op not in wanted:
                 continue
-            found = self._way_on(norm)
+            found = self._objections.get(norm) or self._ways_on.from_norm(norm, ahead)
             if isinstance(found, Fold):
-                plan.folds.append(found)
+                # A norm further back takes along those behind it.
+                for later in found.norms[1:]:
+                    ahead.pop(later.steps[0].op, None)
+                ahead[norm.steps[0].op] = found
             else:
                 plan.refused.append((norm, found))
+        plan.folds.extend(reversed(ahead.values()))
+        plan.refused.reverse()
         return plan
 
-    def _objection(self, norm: Norm) -> Obstacle | None:
+    def _objection(self, norm: Norm, statistics: MovingStatistics) -> Obstacle | None:
+        """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
         if scope is not None and not norm.name.startswith(scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
-        if norm.training and not self._choices.assume_inference:
+        if in_version_1_control_flow(op):
+            return Obstacle(
+                "is in a loop or conditional of version 1, whose parts cannot be "
+                "replaced one by one; make the graph with control flow v2",
+                op,
+            )
+        if norm.training:
+            return self._objection_to_training(norm, statistics)
+        for t in norm.steps[0].parameters:
+            if not self._origins.is_parameter(t):
+                return Obstacle(f"reads '{t.name}', which depends on the data", op)
+        return None
+
+    def _objection_to_training(
+        self, norm: Norm, statistics: MovingStatistics
+    ) -> Obstacle | None:
+        op = norm.steps[-1].op
+        if not self._choices.assume_inference:
             return Obstacle(
                 "normalizes by the statistics of the batch (is_training=True); pass "
                 "assume_inference=True to use the moving ones instead",
                 op,
             )
+        moving = statistics.of(norm)
+        if moving is None:
+            return Obstacle(
+                "normalizes by the statistics of the batch (is_training=True), and no "
+                "moving statistics are known: the norm does not read them, and no op "
+                "updates them",
+                op,
+            )
+        self._moving[norm] = tuple(moving)
         return None
+
+    def _way_back(self, norm: Norm) -> Path | Obstacle:
+        found = path_to(norm, self._origins, self._liveness, self._kept, self._barred)
+        if isinstance(found, Path):
+            return self._objection_to(found) or found
+        return found
 
     def _objection_to(self, path: Path) -> Obstacle | None:
         layer = path.layer
-        if layer.sizes(layer.outputs) is None:
+        sizes = layer.sizes(layer.outputs)
+        if sizes is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        for link in path.links if not self._choices.assume_inference else ():
-            if link.step is not None and depends_on_batch(link.step, self._origins):
-                return Obstacle(
-                    "depends on the batch and stands between the layer and the norm",
-                    link.op,
-                )
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        objection = misfit(path.links, int(np.prod(sizes)))
+        if objection is not None:
+            return objection
         if path.shared and not self._choices.clone_shared:
             return Obstacle(
                 f"also reads what lies between '{layer.op.name}' and the norm; pass "
@@ -142,79 +189,3 @@ class Planner:
                 path.shared[0],
             )
         return None
-
-    def _way_on(self, norm: Norm) -> Fold | Obstacle:
-        """Return the fold of a norm into the layer behind it, or what is in the way."""
-        objection = self._objection(norm)
-        if objection is not None:
-            return objection
-        links = [Link(step.op, step.index, step) for step in norm.steps]
-        axis = next((step.axis for step in norm.steps if step.axis is not None), None)
-        tensor = norm.result
-        while True:
-            if id(tensor) in self._kept:
-                return Obstacle("is read from outside the graph", tensor.op)
-            readers = outside_readers([tensor], (), self._liveness)
-            if len(readers) != 1:
-                return Obstacle(
-                    f"has {len(readers)} readers; it can be folded into a single layer",
-                    tensor.op,
-                )
-            op = readers[0]
-            layer = layer_of(op, self._origins)
-            if layer is not None and op.inputs[layer.data] is tensor:
-                return self._into(norm, layer, links, axis)
-            link = link_of(op, self._origins)
-            if link is None or link.step is not None:
-                return Obstacle(
-                    f"({op.type}) stands between the norm and the next layer, and no "
-                    "layer comes before the norm",
-                    op,
-                )
-            after = None if axis is None else axis_after(op, axis)
-            if after is None:
-                return Obstacle("does not hand on each channel as it is", op)
-            axis = after
-            links.append(link)
-            tensor = op.outputs[0]
-
-    def _into(
-        self, norm: Norm, layer: Layer, links: list[Link], axis: int | None
-    ) -> Fold | Obstacle:
-        if axis != layer.axis:
-            return Obstacle("has its channels on another axis", layer.op)
-        sizes = layer.sizes(layer.inputs)
-        count = norm.input.shape[axis] if norm.input.shape.rank else None
-        if sizes is None or layer.sizes(layer.outputs) is None or sizes != [count]:
-            return Obstacle("has weights for other channels than the norm", layer.op)
-        if layer.pads and not _shifts_by_zero(norm):
-            return Obstacle(
-                f"pads with zeros ({layer.op.get_attr('padding').decode()}), and the "
-                "norm shifts what is not padded",
-                layer.op,
-            )
-        return Fold((norm,), layer, tuple(links), self._bias(layer), True)
-
-    def _bias(self, layer: Layer) -> Link | None:
-        """Return the op that adds the bias of a layer, if nothing else reads it."""
-        if id(layer.result) in self._kept:
-            return None
-        readers = outside_readers([layer.result], (), self._liveness)
-        step = step_of(readers[0], self._origins) if len(readers) == 1 else None
-        if step is None or not step.op.type.startswith(("BiasAdd", "Add")):
-            return None
-        if step.axis != layer.axis:
-            return None
-        return Link(step.op, step.index, step)
-
-
-def _shifts_by_zero(norm: Norm) -> bool:
-    operands = [
-        t
-        for step in norm.steps
-        for t in (step.op.inputs[1:5] if step.operand is None else [step.operand])
-    ]
-    if any(constant(t) is None for t in operands):
-        return False
-    offset = composed(norm.steps, True).offset
-    return offset is None or not offset.any()

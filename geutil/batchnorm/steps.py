@@ -71,6 +71,13 @@ class Step:
         return self.op.outputs[0]
 
     @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What it combines the data with: of a fused norm scale to variance."""
+        if self.operand is not None:
+            return (self.operand,)
+        return tuple(self.op.inputs[1:5])
+
+    @property
     def adds(self) -> bool:
         """Whether it adds something, and does not multiply."""
         return self.kind in _ADDITIONS

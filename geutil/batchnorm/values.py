@@ -18,10 +18,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "AddV2": np.add,
     "BiasAdd": np.add,
     "Exp": np.exp,
+    "Fill": lambda shape, x: np.full(shape.astype(np.int64), x),
+    "Log": np.log,
     "Maximum": np.maximum,
     "Minimum": np.minimum,
     "Mul": np.multiply,
     "Neg": np.negative,
+    "OnesLike": np.ones_like,
     "Pow": np.power,
     "RealDiv": np.divide,
     "Reciprocal": np.reciprocal,
@@ -29,6 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Sqrt": np.sqrt,
     "Square": np.square,
     "Sub": np.subtract,
+    "ZerosLike": np.zeros_like,
     "Cast": lambda x: x,
     "Reshape": lambda x, shape: np.reshape(x, shape.astype(np.int64)),
     "Transpose": lambda x, order: np.transpose(x, order.astype(np.int64)),
@@ -79,6 +83,8 @@ def _value(
         return inputs[0]
     if op.type == "Squeeze" and inputs[0] is not None:
         return np.squeeze(inputs[0], tuple(op.get_attr("squeeze_dims")) or None)
+    if op.type == "Pack":
+        return np.stack(inputs, op.get_attr("axis"))  # type: ignore[arg-type]
     if op.type == "ConcatV2":
         *parts, axis = inputs
         return np.concatenate(parts, int(axis.reshape(())))  # type: ignore[arg-type,union-attr]
@@ -94,6 +100,11 @@ def unrounded(tensor: Tensor) -> Tensor:
             break
         tensor = before
     return tensor
+
+
+def wide(dtype: tf.DType) -> tf.DType:
+    """Return the type that values of a type are computed in where they are tensors."""
+    return dtype if dtype == tf.float64 else tf.float32
 
 
 def as_vector(value: Value) -> Value:

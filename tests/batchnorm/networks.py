@@ -1,4 +1,4 @@
-"""Keras networks whose batch norms do something: statistics and parameters at random."""
+"""Keras networks with batch norms that do something: everything at random."""
 
 from __future__ import annotations
 

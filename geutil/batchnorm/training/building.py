@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from geutil.batchnorm.arithmetic import Value, along_axes
-from geutil.batchnorm.folds import SUFFIX, Fold, add_bias, composed, copy_op
+from geutil.batchnorm.composing import computed
+from geutil.batchnorm.folds import SUFFIX, Fold, add_bias, copy_op
+from geutil.batchnorm.links import Link
 from geutil.batchnorm.passing import axis_after
-from geutil.batchnorm.paths import Link
 from geutil.batchnorm.steps import Step
 from geutil.batchnorm.training.corrections import Corrected, corrected
 from geutil.batchnorm.training.operands import (
@@ -72,8 +73,8 @@ def build_training(fold: TrainingFold, freeze: Freeze) -> Built:
         before = _steps_before(fold)
         needed = scaling(before) if frozen is None else before
         values = corrected(
-            composed([*before, *batch.steps], False),
-            composed([*needed, *moving.steps], False),
+            computed([*before, *batch.steps]),
+            computed([*needed, *moving.steps]),
             batch.ratio_to(moving),
             frozen,
         )

@@ -65,7 +65,7 @@ class _Planner:
         if self._scope is not None and not norm.name.startswith(self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
         # The old layer stays, for its statistics: others may go on reading it.
-        path = path_to(norm, self.origins, self.liveness, ())
+        path = path_to(norm, self.origins, self.liveness, (), {})
         if isinstance(path, Obstacle):
             return path
         objection = self._objection(norm, path)

@@ -47,6 +47,7 @@ MODELS = {
         (9, 3), lambda: layers.Conv1D(4, 3, padding="causal", dilation_rate=2), _norm
     ),
     "separable 1d": _behind((9, 3), lambda: layers.SeparableConv1D(4, 3), _norm),
+    "grouped": _behind((9, 9, 4), lambda: layers.Conv2D(4, 3, groups=2), _norm),
     "conv 3d": _behind((5, 5, 5, 2), lambda: layers.Conv3D(4, 3), _norm),
     "transposed": _behind(
         (9, 9, 3), lambda: layers.Conv2DTranspose(4, 3, strides=2), _norm

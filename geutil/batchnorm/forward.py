@@ -1,0 +1,183 @@
+"""The way from a batch norm to the layer behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from geutil.batchnorm.composing import composed
+from geutil.batchnorm.folds import Fold
+from geutil.batchnorm.layers import Layer, layer_of
+from geutil.batchnorm.links import Link, as_links, link_of
+from geutil.batchnorm.moving import Moving
+from geutil.batchnorm.norms import Norm
+from geutil.batchnorm.origins import Origin, Origins
+from geutil.batchnorm.passing import axis_after
+from geutil.batchnorm.paths import Obstacle, measures, misfit, outside_readers
+from geutil.batchnorm.steps import Kind
+from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.transform.rewrite.liveness import Liveness
+
+
+class WaysOn:
+    """Plans the folds of norms into the layers behind them.
+
+    Args:
+        origins: of the tensors of the graph.
+        liveness: who reads what.
+        kept: the ids of the tensors that are read from outside.
+        barred: the steps of norms that may not be folded.
+        moving: what stands in for statistics of the batch, for each norm.
+    """
+
+    def __init__(
+        self,
+        origins: Origins,
+        liveness: Liveness,
+        kept: Collection[int],
+        barred: Mapping[Operation, Norm],
+        moving: Mapping[Norm, tuple[Moving, ...]],
+    ) -> None:
+        self._origins = origins
+        self._liveness = liveness
+        self._kept = kept
+        self._barred = barred
+        self._moving = moving
+
+    def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
+        """Return the fold of a norm into the layer behind it, or what is in the way.
+
+        Args:
+            norm: the norm.
+            ahead: the folds that are planned for norms behind it, by their first ops.
+
+        Cost: linear in the ops between the norm and the layer.
+        """
+        links = as_links(norm.steps)
+        axis = next((step.axis for step in norm.steps if step.axis is not None), None)
+        if any(step.axis not in (None, axis) for step in norm.steps):
+            return Obstacle("works along another axis than the norm", norm.result.op)
+        tensor = norm.result
+        while True:
+            op = self._only_reader(tensor)
+            if isinstance(op, Obstacle):
+                return op
+            layer = layer_of(op, self._origins)
+            if layer is not None and op.inputs[layer.data] is tensor:
+                return self._into(norm, layer, links, axis)
+            later = ahead.get(op)
+            if later is not None and later.links[0].data is tensor:
+                return self._joined(norm, links, axis, later)
+            link = None if op in self._barred else link_of(op, self._origins)
+            if link is None or link.step is not None:
+                return Obstacle(
+                    f"({op.type}) stands between the norm and the next layer, and no "
+                    "layer comes before the norm",
+                    op,
+                )
+            if axis is not None:
+                axis = axis_after(op, axis)
+                if axis is None:
+                    return Obstacle("does not hand on each channel as it is", op)
+            links.append(link)
+            tensor = op.outputs[0]
+
+    def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
+        if id(tensor) in self._kept:
+            return Obstacle("is read from outside the graph", tensor.op)
+        readers = outside_readers([tensor], (), self._liveness)
+        if len(readers) == 1:
+            return readers[0]
+        return Obstacle(
+            f"has {len(readers)} readers; it can be folded into a single layer",
+            tensor.op,
+        )
+
+    def _joined(
+        self, norm: Norm, links: list[Link], axis: int | None, later: Fold
+    ) -> Fold | Obstacle:
+        """Return the fold of a norm and of those behind it, which are planned."""
+        ahead = [s.axis for n in later.norms[:1] for s in n.steps if s.axis is not None]
+        if axis is not None and ahead and ahead[0] != axis:
+            return Obstacle("works along another axis than the norm", later.links[0].op)
+        found = self._into(norm, later.layer, [*links, *later.links], later.layer.axis)
+        if isinstance(found, Obstacle):
+            return found
+        return replace(
+            found,
+            norms=(norm, *later.norms),
+            moving=(*found.moving, *later.moving),
+        )
+
+    def _into(
+        self, norm: Norm, layer: Layer, links: list[Link], axis: int | None
+    ) -> Fold | Obstacle:
+        if axis not in (None, layer.axis):
+            return Obstacle("has its channels on another axis", layer.op)
+        sizes = layer.sizes(layer.inputs)
+        if sizes is None or layer.sizes(layer.outputs) is None:
+            return Obstacle("has weights of a shape that is not known", layer.op)
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        count = int(np.prod(sizes))
+        data = layer.op.inputs[layer.data].shape
+        if data.rank is None or data[layer.axis] != count:
+            return Obstacle(
+                "has weights for another number of channels: groups of channels have "
+                "weights of their own",
+                layer.op,
+            )
+        objection = misfit(links, count)
+        if objection is not None:
+            return objection
+        reason = self._objection_to_shift(layer, links)
+        if reason is not None:
+            return Obstacle(reason, layer.op)
+        moving = self._moving.get(norm, ())
+        return Fold((norm,), layer, tuple(links), self._bias(layer), True, moving)
+
+    def _objection_to_shift(self, layer: Layer, links: Iterable[Link]) -> str | None:
+        if not (layer.pads or layer.mixes) or self._shift_is_zero(links):
+            return None
+        if layer.mixes:
+            return "has weights of more axes, and the norm shifts its data"
+        if layer.transposed:
+            return "is transposed: a shift of its data is not the same everywhere then"
+        padding = layer.op.get_attr("padding").decode()
+        return f"pads with zeros ({padding}), and the norm shifts what is not padded"
+
+    def _shift_is_zero(self, links: Iterable[Link]) -> bool:
+        steps = [link.step for link in links if link.step is not None]
+        operands = (t for step in steps for t in step.parameters)
+        if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
+            return False
+        affine = composed(steps)
+        return affine is not None and (affine.offset is None or not affine.offset.any())
+
+    def _bias(self, layer: Layer) -> tuple[Link, ...]:
+        """Return the ops up to the one that adds the bias of a layer, if there is one.
+
+        They belong to the layer if nothing else reads what lies between.
+        """
+        links: list[Link] = []
+        tensor, axis = layer.result, layer.axis
+        sizes = layer.sizes(layer.outputs) or []
+        while id(tensor) not in self._kept:
+            readers = outside_readers([tensor], (), self._liveness)
+            link = link_of(readers[0], self._origins) if len(readers) == 1 else None
+            if link is None or link.data is not tensor or link.op in self._barred:
+                return ()
+            links.append(link)
+            if link.step is not None:
+                ends = link.step.kind is Kind.ADD and not measures(link, self._origins)
+                fits = link.step.axis in (None, axis)
+                fits = fits and misfit([link], int(np.prod(sizes))) is None
+                return tuple(links) if ends and fits else ()
+            after = axis_after(link.op, axis)
+            if after is None:
+                return ()
+            axis, tensor = after, link.op.outputs[0]
+        return ()

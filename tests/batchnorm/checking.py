@@ -1,0 +1,133 @@
+"""Graphs with batch norms, and their folds compared with the graphs as they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import tensorflow as tf
+
+import geutil as ge
+from geutil.batchnorm import fold_batch_norms
+from geutil.graph.order import topological_sort
+
+EPSILON = 1e-3
+PARAMETERS = ("constants", "resource variables", "ref variables", "partitioned")
+
+
+class Builder:
+    """Makes data and parameters at random, the same for the same seed."""
+
+    def __init__(self, parameters="constants", seed=0):
+        self.random = np.random.default_rng(seed)
+        self.parameters = parameters
+        self.feeds = {}
+        self._count = 0
+
+    def data(self, *shape, known=(), dtype=tf.float32):
+        """A placeholder, of which all sizes but that of the channels may be unknown."""
+        declared = [None if axis in known else n for axis, n in enumerate(shape)]
+        x = tf.compat.v1.placeholder(dtype, declared, name=f"data_{len(self.feeds)}")
+        self.feeds[x.name] = self.random.normal(size=shape)
+        return x
+
+    def weights(self, *shape, dtype=tf.float32):
+        return self.parameter(self.random.normal(size=shape), dtype)
+
+    def positive(self, *shape, dtype=tf.float32):
+        return self.parameter(self.random.uniform(0.5, 2.0, size=shape), dtype)
+
+    def parameter(self, value, dtype=tf.float32):
+        value = np.asarray(value, dtype.as_numpy_dtype)
+        if self.parameters == "constants":
+            return tf.constant(value, dtype)
+        self._count += 1
+        options = {}
+        if self.parameters == "partitioned" and value.ndim and value.shape[-1] > 1:
+            parts = [1] * (value.ndim - 1) + [2]
+            options["partitioner"] = lambda shape, dtype: parts
+        variable = tf.compat.v1.get_variable(
+            f"variable_{self._count}",
+            initializer=tf.constant(value),
+            use_resource=self.parameters != "ref variables",
+            **options,
+        )
+        return tf.convert_to_tensor(variable)
+
+    def norm(self, x, count, name="norm", center=True, scale=True):
+        """A batch norm by the function of TensorFlow that writes out its ops."""
+        mean, variance = self.weights(count), self.positive(count)
+        offset = self.weights(count) if center else None
+        gamma = self.positive(count) if scale else None
+        return tf.nn.batch_normalization(
+            x, mean, variance, offset, gamma, EPSILON, name=name
+        )
+
+
+def built(build, parameters="constants", seed=0):
+    """Return a graph that ends in an op called `out`, and what to feed."""
+    builder = Builder(parameters, seed)
+    with tf.Graph().as_default() as graph:
+        tf.negative(tf.cast(build(builder), tf.float32), name="out")
+    return graph, builder.feeds
+
+
+def run(graph, feeds):
+    with tf.compat.v1.Session(graph=graph) as session, graph.as_default():
+        session.run(tf.compat.v1.global_variables_initializer())
+        return session.run("out:0", feeds)
+
+
+def folded(build, parameters="constants", *, seed=0, bound=1e-5, **options):
+    """Fold a graph, compare it with one that was not folded, and return the outcome."""
+    before, feeds = built(build, parameters, seed)
+    graph, _ = built(build, parameters, seed)
+    report = fold_batch_norms(graph, **options)
+    ge.verify(graph)
+    for op in graph.get_operations():
+        assert "//" not in op.name
+    again = fold_batch_norms(graph, **options)
+    assert not again.folded, again
+    assert [e.norm for e in again.refused] == [e.norm for e in report.refused]
+    types = data_types(graph)
+    expected, found = run(before, feeds), run(graph, feeds)
+    assert found.shape == expected.shape
+    error, spread = np.abs(found - expected).max(), np.ptp(expected)
+    assert error <= bound * spread, (error, spread)
+    return SimpleNamespace(report=report, types=types, graph=graph, spread=spread)
+
+
+def data_types(graph):
+    """Count the types of ops from the data to `out`."""
+    behind = dict.fromkeys([graph.get_operation_by_name("out")])
+    queue = list(behind)
+    while queue:
+        new = [t.op for t in queue.pop().inputs if t.op not in behind]
+        behind.update(dict.fromkeys(new))
+        queue += new
+    data = set()
+    for op in topological_sort(behind):
+        if op.type == "Placeholder" or (
+            op.type != "Shape" and any(t.op in data for t in op.inputs)
+        ):
+            data.add(op)
+    return Counter(op.type for op in data)
+
+
+def additions(types):
+    return sum(types[kind] for kind in ("Add", "AddV2", "BiasAdd", "BiasAddV1", "Sub"))
+
+
+def multiplications(types):
+    return types["Mul"] + types["RealDiv"] + types["FusedBatchNormV3"]
+
+
+def check_bare(outcome, norms=1, additions_left=1):
+    """All norms are folded, and each layer is a layer and an addition."""
+    report, types = outcome.report, outcome.types
+    assert outcome.spread > 0
+    assert len(report.folded) == norms, report
+    assert not report.refused, report
+    assert not multiplications(types), types
+    assert additions(types) == additions_left, types
