@@ -136,9 +136,11 @@ def _fused(step: Step, mean: Tensor | None, variance: Tensor) -> Made:
     gamma, beta = step.op.inputs[1:3]
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
-    steps = [replace(step, kind=Kind.MULTIPLY, operand=scale)]
+    # No ops do these steps yet; those of the operands stand for them.
+    steps = [Step(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
     if mean is not None:
-        steps.append(replace(step, kind=Kind.ADD, operand=beta - mean * scale))
+        offset = beta - mean * scale
+        steps.append(Step(offset.op, Kind.ADD, 0, offset, step.axis))
     return Made(tuple(steps), root, False)
 
 
