@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,6 +19,7 @@ from geutil.batchnorm.training.building import (
     settle,
 )
 from geutil.batchnorm.training.planning import TrainingPlan, plan_training
+from geutil.batchnorm.training.staying import held_ends, let_stay
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, type_name
@@ -125,39 +125,58 @@ def fold_in_training(
         and what stands in the way.
     """
     plan = training.plan(graph, scope)
-    folds = {fold.end: fold for fold in plan.folds}
     refused = dict(plan.refused)
-    if not folds:
+    if not plan.folds:
         return [], refused
-    built: dict[Operation, Built] = {}
     freeze = training.freeze(graph)
+    into: dict[Operation, Operation] = {}
+    held = held_ends(graph, plan.folds)
+    for fold in plan.folds:
+        if fold.end in held:
+            built = build_training(fold, freeze, end_stays=True)
+            let_stay(fold, built)
+            settle(fold, built, freeze)
+            into[fold.end] = fold.end
+    rest = {fold.end: fold for fold in plan.folds if fold.end not in held}
+    for end, outcome in _replace(graph, rest, freeze).items():
+        if isinstance(outcome, Obstacle):
+            refused[end] = rest[end].statistics.norm, outcome
+        else:
+            into[end] = outcome
+    return [_entry(f, into[f.end]) for f in plan.folds if f.end in into], refused
+
+
+def _replace(
+    graph: Graph, folds: dict[Operation, TrainingFold], freeze: Freeze
+) -> dict[Operation, Operation | Obstacle]:
+    """Let what reads the ends of folds read what is built instead.
+
+    Returns:
+        For each end what does its work now, or why nothing does.
+    """
+    if not folds:
+        return {}
+    built: dict[Operation, Built] = {}
 
     def is_end(op: Operation) -> bool:
         return op in folds
 
     def fold_batch_norm(match: Match) -> Any:
-        built[match.root] = build_training(folds[match.root], freeze)
-        return list(built[match.root].results)
+        made = built[match.root] = build_training(folds[match.root], freeze)
+        return [made.result, *made.rest]
 
     report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
     reasons = {entry.op: entry.reason for entry in report.refused}
+    outcomes: dict[Operation, Operation | Obstacle] = {}
     for end, fold in folds.items():
         if end.name in reasons:
-            obstacle = Obstacle(reasons[end.name], end)
-            refused[end] = fold.statistics.norm, obstacle
+            outcomes[end] = Obstacle(reasons[end.name], end)
         else:
             settle(fold, built[end], freeze)
-    return list(_entries(folds, built, reasons)), refused
+            outcomes[end] = built[end].result.op
+    return outcomes
 
 
-def _entries(
-    folds: dict[Operation, TrainingFold],
-    built: dict[Operation, Built],
-    reasons: dict[str, str],
-) -> Iterator[Folded]:
-    for end, fold in folds.items():
-        made = built[end].results[0]
-        if end.name not in reasons and made is not None:
-            layer = fold.layer.op
-            name = fold.statistics.norm.name
-            yield Folded(name, layer.name, layer.type, made.op.name)
+def _entry(fold: TrainingFold, into: Operation) -> Folded:
+    layer = fold.layer.op
+    return Folded(fold.statistics.norm.name, layer.name, layer.type, into.name)

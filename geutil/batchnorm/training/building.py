@@ -45,11 +45,13 @@ class Built:
     """What was built for a fold.
 
     Attributes:
-        results: what replaces the outputs of the fold's end; None for those that stay.
+        result: what the folded layer makes, with its bias.
+        rest: what replaces further outputs of the fold's end; None for those that stay.
         root: what has the root of the moving variance, and no longer reads it.
     """
 
-    results: tuple[Tensor | None, ...]
+    result: Tensor
+    rest: tuple[Tensor | None, ...]
     root: Operation
 
 
@@ -57,8 +59,17 @@ Freeze = Callable[[], Tensor] | None
 """Returns whether the freeze has come; None if it never does."""
 
 
-def build_training(fold: TrainingFold, freeze: Freeze) -> Built:
-    """Build the folded layer beside the old one, which goes on making statistics."""
+def build_training(
+    fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
+) -> Built:
+    """Build the folded layer beside the old one, which goes on making statistics.
+
+    Args:
+        fold: the fold.
+        freeze: whether the freeze has come.
+        end_stays: let what is built end in the sum, as the fold does; else the sum is
+            where the first one was, the layer's bias perhaps.
+    """
     statistics = fold.statistics
     moments = moments_of(statistics)
     batch = as_it_is(statistics, moments)
@@ -78,8 +89,10 @@ def build_training(fold: TrainingFold, freeze: Freeze) -> Built:
             batch.ratio_to(moving),
             frozen,
         )
-    result = _layer(fold, values)
-    return Built(_results(fold, moments, result), moving.deviation.op)
+    adding = (link for link in fold.links if link.step and link.step.adds)
+    last = fold.links[-1]
+    result = _layer(fold, values, last if end_stays else next(adding, last))
+    return Built(result, _rest(fold, moments), moving.deviation.op)
 
 
 def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
@@ -114,7 +127,7 @@ def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
     return tuple(s for s in steps if s is not None and s.op not in inside)
 
 
-def _layer(fold: TrainingFold, values: Corrected) -> Tensor:
+def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
     layer, links = fold.layer, fold.links
     with surroundings_of(layer.op):
         scale = values.weights
@@ -123,7 +136,6 @@ def _layer(fold: TrainingFold, values: Corrected) -> Tensor:
         spread = along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
         weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
-    place = next((link for link in links if link.step and link.step.adds), links[-1])
     axis = layer.axis
     for link in links:
         if link is place:
@@ -151,10 +163,8 @@ def _filled(bias: Value, sizes: Sequence[int]) -> Value:
     return bias if bias.shape.rank == 1 else tf.broadcast_to(bias, [count])
 
 
-def _results(
-    fold: TrainingFold, moments: Moments, result: Tensor
-) -> tuple[Tensor | None, ...]:
+def _rest(fold: TrainingFold, moments: Moments) -> tuple[Tensor | None, ...]:
     rest: list[Tensor | None] = [None] * (len(fold.end.outputs) - 1)
     if moments.results is not None:
         rest[:2] = moments.results
-    return result, *rest
+    return tuple(rest)

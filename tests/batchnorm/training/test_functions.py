@@ -199,3 +199,56 @@ def test_an_opened_model():
     assert report.step.numpy() == 2
     # The opened model works on the variables of the first.
     close(model.get_weights(), plain.get_weights())
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_result_that_nobody_reads_yet(axis):
+    """The function returns the norm's own result: its op stays, and is folded."""
+    reports = []
+    keras.utils.set_random_seed(0)
+    x = keras.Input((9, 9, 3))
+    y = layers.Conv2D(4, 3)(x)
+    y = y if axis == -1 else layers.Permute((3, 1, 2))(y)
+    y = layers.BatchNormalization(axis=axis, epsilon=0.1)(y)
+    model = with_random_norms(keras.Model(x, y))
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+
+    @tf.function
+    def step(x):
+        y = model(x, training=True)
+        graph = tf.compat.v1.get_default_graph()
+        for _ in range(2):
+            reports.append(
+                fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=1)
+            )
+        return y
+
+    for seed, training in enumerate((True, False)):
+        data = tf.constant(_data(seed))
+        close([step(data).numpy()], [plain(data, training=training).numpy()])
+        close(model.get_weights(), plain.get_weights())
+    assert len(reports[0].folded) == 1
+    assert (reports[1].folded, reports[1].refused) == ((), ())
+
+
+def test_an_opened_model_that_ends_in_a_norm():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((9, 9, 3))
+    y = layers.BatchNormalization(epsilon=0.1)(layers.Conv2D(4, 3)(x))
+    model = with_random_norms(keras.Model(x, y))
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 9, 9, 3])])
+    def result(x):
+        return tf.identity(model(x, training=True))
+
+    opened = geutil.model.open(result)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    assert len(report.folded) == 1
+    folded = opened.to_function()
+    for seed, training in enumerate((True, False)):
+        data = tf.constant(_data(seed))
+        (value,) = folded(data).values()
+        close([value.numpy()], [plain(data, training=training).numpy()])
