@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.places import Place
 from geutil.batchnorm.planning import Choices, Plan, Planner
 from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.batchnorm.training.applying import Training, fold_in_training
 from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import IdentitySet
@@ -41,33 +42,68 @@ class Folder:
         place: the graph.
         choices: what the caller asks for.
         kept: tensors that go on computing what they do.
+        training: how norms in training are folded for training; None if they are not.
+            In the bodies of functions they never are.
     """
 
-    def __init__(self, place: Place, choices: Choices, kept: IdentitySet) -> None:
+    def __init__(
+        self,
+        place: Place,
+        choices: Choices,
+        kept: IdentitySet,
+        training: Training | None = None,
+    ) -> None:
         self._place = place
         self._graph = place.graph
         self._kept = [t for t in kept if t.graph is place.graph]
         self._choices, self._fixed = _choices_in(place, choices)
+        self._training = None if place.prefix else training
         self._folded: list[Folded] = []
 
     def run(self) -> FoldReport:
         """Fold what can be folded."""
         with neutral(self._graph):
+            in_training = self._train()
             behind = self._planner().behind_layers()
-            if not self._fixed and self._inline(behind):
+            if not self._fixed and self._inline(behind.refused):
                 behind = self._planner().behind_layers()
             refused = self._apply(behind)
             norms = [norm for norm, _ in refused]
             left = self._apply(self._planner().before_layers(norms))
-        return FoldReport(tuple(self._folded), self._report(refused, left))
+        counter = None
+        if self._training is not None:
+            counter = self._training.counter(self._graph)
+        left = [in_training.get(n.result.op, (n, o)) for n, o in left]
+        refused = [(n, o) for n, o in refused if n.result.op not in in_training]
+        return FoldReport(tuple(self._folded), self._report(refused, left), counter)
+
+    def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
+        """Fold the norms in training; return those that are left."""
+        if self._training is None:
+            return {}
+        scope = self._choices.scope
+        plan = self._training.plan(self._graph, scope)
+        self._inline(plan.refused.values())
+        folded, refused = fold_in_training(self._graph, scope, self._training)
+        signature = self._place.signature
+        self._folded += [replace(entry, signature=signature) for entry in folded]
+        return refused
 
     def refusals(self) -> tuple[Refused, ...]:
         """Return what will be refused, as far as that can be told beforehand."""
         planner = self._planner()
         behind = planner.behind_layers()
         refused = self._refused(behind)
+        if self._training is not None:
+            plan = self._training.plan(self._graph, self._choices.scope)
+            taken = {fold.end for fold in plan.folds}
+            refused = [
+                plan.refused.get(n.result.op, (n, o))
+                for n, o in refused
+                if n.result.op not in taken
+            ]
         if not self._fixed:
-            calls = _convolution_calls(behind)
+            calls = _convolution_calls(refused)
             refused = [(n, o) for n, o in refused if o.op not in calls]
         left = self._refused(planner.before_layers([norm for norm, _ in refused]))
         return self._report(refused, left)
@@ -98,9 +134,9 @@ class Folder:
             )
         return tuple(entries)
 
-    def _inline(self, plan: Plan) -> bool:
+    def _inline(self, refused: Iterable[tuple[Norm, Obstacle]]) -> bool:
         """Put convolutions in the place of calls that are nothing else."""
-        calls = _convolution_calls(plan)
+        calls = _convolution_calls(refused)
         if calls:
             rule = Rule(Op(lambda op: op in calls), lambda m: inlined(m.root))
             rewrite(self._graph, rule, keep=self._kept)
@@ -222,9 +258,9 @@ class Folder:
         ]
 
 
-def _convolution_calls(plan: Plan) -> set[Operation]:
+def _convolution_calls(refused: Iterable[tuple[Norm, Obstacle]]) -> set[Operation]:
     """Return the calls in the way of norms that do nothing but one convolution."""
-    obstacles = (obstacle.op for _, obstacle in plan.refused)
+    obstacles = (obstacle.op for _, obstacle in refused)
     return {op for op in obstacles if is_convolution_call(op)}
 
 

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.batchnorm.folder import Folder
 from geutil.batchnorm.places import Places
 from geutil.batchnorm.planning import Choices
 from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.sinking import constants_passed, raise_constants, sink_constants
+from geutil.batchnorm.training.applying import asked_for
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph.edits import transaction
 from geutil.graph.identity import IdentitySet
@@ -28,9 +31,13 @@ from geutil.select.lists import as_list
 from geutil.transform.rewrite.liveness import Liveness
 
 
+@tf.autograph.experimental.do_not_convert
 def fold_batch_norms(
     graph_or_model: Any,
     *,
+    is_training: bool = False,
+    freeze_batch_norm_delay: int | None = None,
+    step: Any = None,
     scope: str | None = None,
     strict: bool = False,
     assume_inference: bool = False,
@@ -45,6 +52,14 @@ def fold_batch_norms(
     compute the weights, and the variables are left as they are. The old ops stay in the
     graph, and nothing reads them any more.
 
+    With `is_training` norms that normalize by the statistics of the batch are folded,
+    too, before gradients are built: in a v1 graph, or in the FuncGraph of a function
+    while it is traced (`tf.gradients` sees the fold, a tape that was open before does
+    not). Weights take in the moving variance, so that they can be quantized as they
+    will be deployed; what the batch's differs by is put right behind the layer
+    (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay.
+    The old layer goes on being computed, for the statistics.
+
     Norms in the bodies of loops, of conditionals and of functions that are called are
     folded there, if their layer is in the same body and its weights reach the body as
     constants or variables. Of a model, all signatures are folded.
@@ -56,6 +71,14 @@ def fold_batch_norms(
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model`.
+        is_training: fold norms in training for training. Norms at inference, of
+            frozen layers for example, are folded as always.
+        freeze_batch_norm_delay: the number of training steps after which norms change
+            over to the moving statistics, which stop moving. An int64 variable
+            `fake_quantization_step` counts the steps; `tf.where` chooses, as TFLite
+            and Grappler know it. None never changes over, and counts nothing.
+        step: an int64 variable to count in, for functions that are traced more than
+            once; None makes one.
         scope: only norms whose names begin with it; None is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
@@ -72,6 +95,8 @@ def fold_batch_norms(
             something else than ops and tensors.
         SelectionError: what is in keep is of another graph.
         FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
+            Or arguments contradict each other.
+        TransformError: the graph counts its steps in another variable than `step`.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -92,8 +117,9 @@ def fold_batch_norms(
     """
     places = Places(graph_or_model)
     kept = _kept(keep, places)
+    training = asked_for(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
-    folders = [Folder(place, choices, kept) for place in places.listed]
+    folders = [Folder(place, choices, kept, training) for place in places.listed]
     passed = constants_passed(places.listed)
     settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
@@ -116,6 +142,7 @@ def fold_batch_norms(
         whole = FoldReport(
             tuple(entry for r in reports for entry in r.folded),
             (*(entry for r in reports for entry in r.refused), *places.unopened),
+            next((r.step for r in reports if r.step is not None), None),
         )
         if strict:
             _check_none(whole, scope)

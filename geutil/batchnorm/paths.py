@@ -68,8 +68,12 @@ def path_to(
                 op,
             )
         link = link_of(op, origins)
-        if link is None or measures(link, origins):
+        if link is None:
             return _no_layer(op)
+        if measures(link, origins):
+            return Obstacle(
+                "depends on the batch and stands between the layer and the norm", op
+            )
         links.append(link)
         tensor = link.data
     links.reverse()

@@ -13,6 +13,7 @@ from geutil.batchnorm.moving import Moving, MovingStatistics
 from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle, Path, misfit, outside_readers, path_to
+from geutil.batchnorm.training.statistics import is_correction
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.names import scope_finalize
 from geutil.graph.plain_gradients import in_version_1_control_flow
@@ -57,7 +58,11 @@ class Planner:
         self._liveness = Liveness(graph)
         self._kept = kept
         self._choices = choices
-        self._norms = find_norms(graph, self._origins, self._liveness)
+        self._norms = [
+            norm
+            for norm in find_norms(graph, self._origins, self._liveness)
+            if not is_correction(norm, self._origins)
+        ]
         self._moving: dict[Norm, tuple[Moving, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
         statistics = MovingStatistics(graph, self._origins)

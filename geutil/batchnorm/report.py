@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ class FoldReport:
     Attributes:
         folded: the batch norms that were folded, in the order of the graph.
         refused: those that were not.
+        step: the variable that counts the training steps, where one does.
     """
 
     folded: tuple[Folded, ...]
     refused: tuple[Refused, ...]
+    step: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         folded, refused = len(self.folded), len(self.refused)

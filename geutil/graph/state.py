@@ -49,6 +49,7 @@ class GraphState:
         call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
+        step_counter: what counts its training steps, if anything.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -62,6 +63,7 @@ class GraphState:
     call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
     checkpointed_calls: Any = None
+    step_counter: Any = None
 
 
 def state_of(graph: Graph) -> GraphState:

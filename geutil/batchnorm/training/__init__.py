@@ -1,0 +1,1 @@
+"""Folds for training: statistics of the batch, weights scaled by the moving ones."""

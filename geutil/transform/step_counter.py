@@ -1,0 +1,97 @@
+"""One counter of training steps for a graph, however many places read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, TransformError
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Graph, Tensor, type_name
+from geutil.graph.outside_variables import variable_outside
+from geutil.graph.state import state_of
+
+STEP_NAME = "fake_quantization_step"
+
+
+class StepCounter:
+    """A variable that grows by one with each step, and what a step reads of it.
+
+    Attributes:
+        variable: an int64 variable that is not trained.
+        value: how many steps there were before this one. Who reads it has the step
+            counted; all readers together have it counted once.
+    """
+
+    def __init__(self, graph: Graph, variable: Any) -> None:
+        self.variable = variable
+        with neutral(graph), tf.name_scope(f"{STEP_NAME}_count"):
+            before = variable.read_value()
+            # The order is stated, since a v1 graph has none of its own.
+            with tf.control_dependencies([before]):
+                counted = variable.assign_add(1, read_value=False)
+            with tf.control_dependencies([counted]):
+                self.value: Tensor = tf.identity(before, name="value")
+
+
+def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
+    """Return the step counter of a graph, made on the first call.
+
+    In the FuncGraph of a `tf.function` the variable is made outside, and the graph
+    keeps it alive. In a v1 graph it is a global variable, to be initialized with the
+    others; each `Session.run` that fetches what depends on the counter counts.
+
+    Args:
+        graph: the graph; the FuncGraph of a function only while it is traced.
+        variable: what to count in; None makes one, of name `fake_quantization_step`.
+            A function that is traced more than once needs one for all traces.
+
+    Raises:
+        ArgumentTypeError: `variable` is not a resource variable of type int64.
+        TransformError: the graph counts in another variable.
+
+    Cost: constant.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.transform.step_counter import step_counter
+        >>> with tf.Graph().as_default() as graph:
+        ...     value = step_counter(graph).value
+        ...     start = tf.compat.v1.global_variables_initializer()
+        >>> step_counter(graph).value is value
+        True
+        >>> with tf.compat.v1.Session(graph=graph) as session:
+        ...     session.run(start)
+        ...     [int(session.run(value)) for _ in range(3)]
+        [0, 1, 2]
+    """
+    if variable is not None:
+        check_step_variable(variable)
+    state = state_of(graph)
+    if state.step_counter is None:
+        if variable is None:
+            variable = variable_outside(graph, np.int64(0), STEP_NAME)
+        state.step_counter = StepCounter(graph, variable)
+    counter: StepCounter = state.step_counter
+    if variable is not None and counter.variable is not variable:
+        raise TransformError(
+            f"the graph counts its steps in '{counter.variable.name}' already, not in "
+            f"'{variable.name}'; pass the same variable, or none"
+        )
+    return counter
+
+
+def check_step_variable(variable: Any) -> None:
+    """Raise ArgumentTypeError for what steps cannot be counted in."""
+    if not isinstance(variable, tf.Variable) or not hasattr(variable, "handle"):
+        raise ArgumentTypeError(
+            "steps are counted in a resource variable, such as tf.Variable(0, "
+            f"dtype=tf.int64, trainable=False), not in {type_name(variable)}"
+        )
+    if variable.dtype != tf.int64:
+        raise ArgumentTypeError(
+            f"steps are counted in int64, and '{variable.name}' is of type "
+            f"{variable.dtype.name}"
+        )

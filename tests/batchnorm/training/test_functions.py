@@ -1,0 +1,254 @@
+"""Training folds while a tf.function is traced, on Keras models."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import geutil.model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import FoldError
+from tests.batchnorm.networks import with_random_norms
+from tests.batchnorm.training.nets import close, ops_by_type
+
+
+def _model(seed=0):
+    keras.utils.set_random_seed(seed)
+    x = keras.Input((None, None, 3))
+    y = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x)
+    y = first = layers.ReLU(6.0)(layers.BatchNormalization(scale=False, epsilon=0.1)(y))
+    y = layers.DepthwiseConv2D(3, padding="same")(y)
+    y = layers.ReLU()(layers.BatchNormalization(momentum=0.9, epsilon=0.1)(y))
+    y = layers.SeparableConv2D(8, 3, padding="same", dilation_rate=2)(y)
+    y = layers.Add()([layers.BatchNormalization(center=False, epsilon=0.1)(y), first])
+    y = layers.GlobalAveragePooling2D()(y)
+    y = layers.BatchNormalization(momentum=0.8, epsilon=0.1)(layers.Dense(5)(y))
+    return with_random_norms(keras.Model(x, layers.Activation("tanh")(y)), seed)
+
+
+def _data(seed=0, size=8):
+    return np.float32(np.random.default_rng(seed).normal(size=(size, 9, 9, 3)))
+
+
+def _captured(graph, variables):
+    return [graph.capture(v.value.handle) for v in variables]
+
+
+def _step(model, *, training=True, fold=False, reports=None, **options):
+    """Return a function of data: the result, and gradients of its data and weights."""
+
+    @tf.function(reduce_retracing=False)
+    def step(x):
+        y = tf.identity(model(x, training=training), name="result")
+        loss = tf.reduce_sum(y**2 + y)
+        graph = tf.compat.v1.get_default_graph()
+        if fold:
+            report = fold_batch_norms(graph, is_training=True, **options)
+            if reports is not None:
+                reports.append(report)
+        handles = _captured(graph, model.trainable_variables)
+        return y, tf.gradients(loss, [x, *handles])
+
+    return step
+
+
+def _values(step, x):
+    y, gradients = step(tf.constant(x))
+    return [y.numpy(), *(gradient.numpy() for gradient in gradients)]
+
+
+@pytest.fixture(scope="module")
+def frozen_run():
+    """A folded model and another of equal weights, run over the freeze side by side."""
+    folded, other = _model(), _model()
+    reports = []
+    step = _step(
+        folded, fold=True, reports=reports, freeze_batch_norm_delay=2, strict=True
+    )
+    plain = _step(other)
+    return folded, other, step, plain, reports
+
+
+def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(frozen_run):
+    folded, other, step, plain, reports = frozen_run
+    for seed in range(2):
+        close(_values(step, _data(seed)), _values(plain, _data(seed)))
+        close(folded.get_weights(), other.get_weights())
+    moving = folded.get_weights()
+    deployed = _step(folded, training=False)
+    for seed in range(2, 4):
+        close(_values(step, _data(seed)), _values(deployed, _data(seed)))
+        for one, before in zip(folded.get_weights(), moving, strict=True):
+            assert (one == before).all()
+    assert len(reports) == 1
+    assert len(reports[0].folded) == 4
+    assert reports[0].step.numpy() == 4
+
+
+def test_without_a_freeze_nothing_is_counted():
+    folded, other, reports = _model(1), _model(1), []
+    step, plain = _step(folded, fold=True, reports=reports), _step(other)
+    for seed in range(2):
+        close(_values(step, _data(seed)), _values(plain, _data(seed)))
+        close(folded.get_weights(), other.get_weights())
+    assert reports[0].step is None
+    graph = step.get_concrete_function(tf.constant(_data())).graph
+    assert not ops_by_type(graph, "AssignAddVariableOp")
+    assert not ops_by_type(graph, "SelectV2")
+
+
+def test_the_counter_is_one_variable_that_is_not_trained(frozen_run):
+    _, _, step, _, reports = frozen_run
+    variable = reports[0].step
+    assert variable.name == "fake_quantization_step:0"
+    assert variable.dtype == tf.int64
+    assert not variable.trainable
+    concrete = step.get_concrete_function(tf.constant(_data()))
+    assert any(v is variable for v in concrete.variables)
+    assert len(ops_by_type(concrete.graph, "AssignAddVariableOp")) == 1
+
+
+def test_names_are_clean(frozen_run):
+    _, _, step, _, _ = frozen_run
+    for op in step.get_concrete_function(tf.constant(_data())).graph.get_operations():
+        parts = op.name.split("/")
+        assert "" not in parts
+        assert all(a != b for a, b in itertools.pairwise(parts[:-1]))
+
+
+def test_traces_share_a_counter_that_is_passed():
+    counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="shared")
+    model, reports = _model(), []
+    step = _step(
+        model, fold=True, reports=reports, freeze_batch_norm_delay=5, step=counter
+    )
+    for size in (8, 4, 8):
+        step(tf.constant(_data(0, size)))
+    assert len(reports) == 2
+    assert all(report.step is counter for report in reports)
+    assert counter.numpy() == 3
+
+
+def test_mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        folded, other = _model(), _model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    step, plain = _step(folded, fold=True, freeze_batch_norm_delay=1), _step(other)
+    values, expected = _values(step, _data()), _values(plain, _data())
+    # float16 has ten bits behind the leading one, and layers round in turn.
+    np.testing.assert_allclose(values[0], expected[0], atol=5e-3)
+    for one, two in zip(folded.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, atol=5e-3)
+
+
+def test_norms_of_frozen_layers_are_folded_as_at_inference():
+    folded, other, reports = _model(), _model(), []
+    for model in (folded, other):
+        norm = next(n for n in model.layers if isinstance(n, layers.BatchNormalization))
+        norm.trainable = False
+    step = _step(folded, fold=True, reports=reports, freeze_batch_norm_delay=3)
+    close(_values(step, _data()), _values(_step(other), _data()))
+    close(folded.get_weights(), other.get_weights())
+    assert len(reports[0].folded) == 4
+    assert not reports[0].refused
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_strict_refuses_before_anything_is_made(training):
+    model, norm = _model(), layers.BatchNormalization()
+    norm.build((None, None, None, 3))
+    sizes = []
+
+    @tf.function
+    def step(x):
+        y = tf.identity(model(norm(x, training=training), training=True))
+        graph = tf.compat.v1.get_default_graph()
+        sizes.append(len(graph.get_operations()))
+        with pytest.raises(FoldError, match="nothing was changed"):
+            fold_batch_norms(
+                graph, is_training=True, freeze_batch_norm_delay=2, strict=True
+            )
+        sizes.append(len(graph.get_operations()))
+        return y
+
+    step(tf.constant(_data()))
+    assert sizes[0] == sizes[1]
+
+
+def test_an_opened_model():
+    model = _model()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 9, 9, 3])])
+    def result(x):
+        return model(x, training=True)
+
+    opened = geutil.model.open(result)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    folded, plain = opened.to_function(), _model()
+    for step, training in enumerate((True, False)):
+        x = tf.constant(_data(step))
+        (value,) = folded(x).values()
+        close([value.numpy()], [plain(x, training=training).numpy()])
+    assert report.step.numpy() == 2
+    # The opened model works on the variables of the first.
+    close(model.get_weights(), plain.get_weights())
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_result_that_nobody_reads_yet(axis):
+    """The function returns the norm's own result: its op stays, and is folded."""
+    reports = []
+    keras.utils.set_random_seed(0)
+    x = keras.Input((9, 9, 3))
+    y = layers.Conv2D(4, 3)(x)
+    y = y if axis == -1 else layers.Permute((3, 1, 2))(y)
+    y = layers.BatchNormalization(axis=axis, epsilon=0.1)(y)
+    model = with_random_norms(keras.Model(x, y))
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+
+    @tf.function
+    def step(x):
+        y = model(x, training=True)
+        graph = tf.compat.v1.get_default_graph()
+        for _ in range(2):
+            reports.append(
+                fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=1)
+            )
+        return y
+
+    for seed, training in enumerate((True, False)):
+        data = tf.constant(_data(seed))
+        close([step(data).numpy()], [plain(data, training=training).numpy()])
+        close(model.get_weights(), plain.get_weights())
+    assert len(reports[0].folded) == 1
+    assert (reports[1].folded, reports[1].refused) == ((), ())
+
+
+def test_an_opened_model_that_ends_in_a_norm():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((9, 9, 3))
+    y = layers.BatchNormalization(epsilon=0.1)(layers.Conv2D(4, 3)(x))
+    model = with_random_norms(keras.Model(x, y))
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 9, 9, 3])])
+    def result(x):
+        return tf.identity(model(x, training=True))
+
+    opened = geutil.model.open(result)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    assert len(report.folded) == 1
+    folded = opened.to_function()
+    for seed, training in enumerate((True, False)):
+        data = tf.constant(_data(seed))
+        (value,) = folded(data).values()
+        close([value.numpy()], [plain(data, training=training).numpy()])

@@ -1,0 +1,231 @@
+"""What is not folded for training: the reason, the op, and a graph as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ArgumentTypeError, FoldError
+from tests.batchnorm.training.nets import EPSILON, update, variable
+
+v1 = tf.compat.v1
+CHANNELS = 4
+
+
+def _conv(x):
+    return tf.nn.conv2d(x, variable(np.ones((1, 1, 3, CHANNELS))), 1, "SAME")
+
+
+def _moments(y):
+    mean, variance = tf.nn.moments(y, [0, 1, 2])
+    return tf.identity(mean, "mean"), tf.identity(variance, "variance")
+
+
+def _norm(y, mean, variance, name="norm"):
+    ones = tf.ones([CHANNELS])
+    return tf.nn.batch_normalization(
+        y, mean, variance, ones, ones * 2, EPSILON, name=name
+    )
+
+
+def _moving():
+    return variable(np.ones(CHANNELS), trainable=False)
+
+
+def _nothing_is_kept(x):
+    y = _conv(x)
+    return _norm(y, *_moments(y))
+
+
+def _no_moving_mean(x):
+    y = _conv(x)
+    mean, variance = _moments(y)
+    update(_moving(), variance, True)
+    return _norm(y, mean, variance)
+
+
+def _last_batch_alone(x):
+    y = _conv(x)
+    mean, variance = _moments(y)
+    v1.assign(_moving(), variance)
+    update(_moving(), mean, True)
+    return _norm(y, mean, variance)
+
+
+def _two_variables(x):
+    y = _conv(x)
+    mean, variance = _moments(y)
+    for _ in range(2):
+        update(_moving(), variance, True)
+    return _norm(y, mean, variance)
+
+
+def _no_layer(x):
+    y = tf.abs(_conv(x))
+    mean, variance = _moments(y)
+    update(_moving(), variance, True)
+    return _norm(y, mean, variance)
+
+
+def _read_within(x):
+    y = _conv(x)
+    mean, variance = _moments(y)
+    for statistic in (mean, variance):
+        update(_moving(), statistic, True)
+    z = _norm(y, mean, variance)
+    scaled = next(t for t in z.op.inputs if t.shape.rank == 4)
+    return z + tf.abs(scaled, name="reader")
+
+
+def _two_means(x):
+    y = _conv(x)
+    mean, variance = _moments(y)
+    update(_moving(), variance, True)
+    return _norm(y, mean + tf.reduce_mean(tf.abs(y), [0, 1, 2]), variance)
+
+
+CASES = {
+    "nothing is kept": (_nothing_is_kept, "no moving variance is kept", None),
+    "no moving mean": (_no_moving_mean, "no moving mean is kept", 2),
+    "last batch": (_last_batch_alone, "no moving average", None),
+    "two variables": (_two_variables, "several variables: 'Variable", None),
+    "no layer": (_no_layer, "no layer", None),
+    "read within": (_read_within, "reads what is computed within", None),
+    "two means": (_two_means, "shifts by 2 means", None),
+}
+
+
+def _edges(graph):
+    return [
+        (op.name, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
+        for op in graph.get_operations()
+    ]
+
+
+def _graph(build):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, None, None, 3])
+        tf.nn.relu(build(x), name="result")
+    return graph
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_norm_is_refused(case):
+    build, reason, delay = CASES[case]
+    graph = _graph(build)
+    before = _edges(graph)
+    report = fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=delay)
+    assert report.folded == ()
+    assert len(report.refused) == 1
+    entry = report.refused[0]
+    assert reason in entry.reason
+    assert graph.get_operation_by_name(entry.op)
+    assert entry.norm == "norm"
+    assert report.step is None
+    assert _edges(graph) == before
+    with pytest.raises(FoldError, match="nothing was changed"):
+        fold_batch_norms(
+            graph, is_training=True, freeze_batch_norm_delay=delay, strict=True
+        )
+    assert _edges(graph) == before
+
+
+def test_without_a_freeze_no_moving_mean_is_needed():
+    graph = _graph(_no_moving_mean)
+    assert len(fold_batch_norms(graph, is_training=True).folded) == 1
+
+
+def test_a_norm_out_of_scope():
+    graph = _graph(_no_moving_mean)
+    before = _edges(graph)
+    report = fold_batch_norms(graph, is_training=True, scope="elsewhere")
+    assert "is outside of scope 'elsewhere'" in report.refused[0].reason
+    assert _edges(graph) == before
+
+
+def _in_a_row(fixed):
+    def build(x):
+        y = _conv(x)
+        for name in ("one", "two"):
+            if name == "two" and fixed:
+                ones = tf.ones([CHANNELS])
+                return _norm(y, ones, ones, name)
+            mean, variance = _moments(y)
+            update(_moving(), variance, True)
+            y = _norm(y, mean, variance, name)
+        return y
+
+    return build
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_norm_behind_a_norm_in_training(fixed):
+    """The first one depends on the batch, so nothing goes through it."""
+    graph = _graph(_in_a_row(fixed))
+    report = fold_batch_norms(graph, is_training=True)
+    assert [entry.norm for entry in report.folded] == ["one"]
+    assert [entry.norm for entry in report.refused] == ["two"]
+    assert "depends on the batch" in report.refused[0].reason
+
+
+def test_without_is_training_the_norm_is_refused_as_always():
+    graph = _graph(_no_moving_mean)
+    before = _edges(graph)
+    report = fold_batch_norms(graph)
+    assert "assume_inference=True" in report.refused[0].reason
+    assert _edges(graph) == before
+
+
+def test_what_a_training_fold_left_is_no_norm_at_inference():
+    graph = _graph(_no_moving_mean)
+    fold_batch_norms(graph, is_training=True)
+    before = _edges(graph)
+    report = fold_batch_norms(graph)
+    assert (report.folded, report.refused) == ((), ())
+    assert _edges(graph) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"freeze_batch_norm_delay": 2}, FoldError, "pass is_training=True"),
+        (
+            {"is_training": True, "freeze_batch_norm_delay": -1},
+            FoldError,
+            "is -1; pass 0 or more",
+        ),
+        (
+            {"is_training": True, "freeze_batch_norm_delay": 2.0},
+            ArgumentTypeError,
+            "a number of steps or None, not .*float",
+        ),
+        (
+            {"is_training": True, "freeze_batch_norm_delay": True},
+            ArgumentTypeError,
+            "a number of steps",
+        ),
+        (
+            {"is_training": True, "step": 3},
+            FoldError,
+            "pass freeze_batch_norm_delay= as well",
+        ),
+        (
+            {"is_training": True, "freeze_batch_norm_delay": 2, "step": 3},
+            ArgumentTypeError,
+            "resource variable",
+        ),
+        (
+            {"is_training": True, "assume_inference": True},
+            FoldError,
+            "exclude each other",
+        ),
+    ],
+)
+def test_arguments(options, error, message):
+    graph = _graph(_no_moving_mean)
+    before = _edges(graph)
+    with pytest.raises(error, match=message):
+        fold_batch_norms(graph, **options)
+    assert _edges(graph) == before
