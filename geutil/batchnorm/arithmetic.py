@@ -83,7 +83,8 @@ def along_axes(
         shape[axis] = size
     if isinstance(value, np.ndarray):
         return value.reshape(shape)
-    return tf.reshape(value, shape)
+    # A vector goes along the last axis as it is.
+    return value if tuple(axes) == (rank - 1,) else tf.reshape(value, shape)
 
 
 def shift_through(weights: Value, shift: Value, kept: Sequence[int]) -> Value:

@@ -127,5 +127,12 @@ def as_vector(value: Value) -> Value:
     if isinstance(value, tf.Tensor):
         if value.shape.num_elements() == 1:
             return tf.reshape(value, [])
-        return value if value.shape.rank == 1 else tf.reshape(value, [-1])
+        if value.shape.rank == 1:
+            return value
+        if value.shape.is_fully_defined():
+            # One op, where a reshape takes two.
+            single = [i for i, size in enumerate(value.shape) if size == 1]
+            if len(single) == value.shape.rank - 1:
+                return tf.squeeze(value, single)
+        return tf.reshape(value, [-1])
     return value.reshape(()) if value.size == 1 else value.reshape(-1)
