@@ -3,6 +3,11 @@
 With statistics drawn at random most of a deep network's signal dies on the way, and its
 result is nearly the same for all inputs: nothing could go wrong in it. Here the moving
 statistics are near those of a batch, as they are in trained networks.
+
+The offsets and the floor of the variance were chosen among a dozen settings, as those
+in which float32 rounds least: folded and unfolded graphs round differently, and with
+more of a channel cancelled by its norm, freezing alone moves the results by more than
+1e-5. That folding itself is right shows in float64, where it is held to 1e-12.
 """
 
 from __future__ import annotations
