@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.transform.step_counter import STEP_NAME, step_counter
+from tests.settings import needs_eager
 
 v1 = tf.compat.v1
 
@@ -35,6 +36,7 @@ def test_it_is_a_global_variable_that_is_not_trained():
     assert variable.dtype == tf.int64
 
 
+@needs_eager
 def test_a_function_counts_even_if_nothing_reads_it():
     made = []
 
@@ -50,6 +52,7 @@ def test_a_function_counts_even_if_nothing_reads_it():
     assert made[0].numpy() == 3
 
 
+@needs_eager
 def test_the_graph_keeps_the_variable_alive():
     @tf.function
     def step():
@@ -62,6 +65,7 @@ def test_the_graph_keeps_the_variable_alive():
     assert values == [0, 1, 2]
 
 
+@needs_eager
 @pytest.mark.parametrize("jit", [False, True])
 def test_traces_share_a_variable(jit):
     variable = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -89,6 +93,7 @@ def test_wrong_variables(wrong, message):
     assert not graph.get_operations()
 
 
+@needs_eager
 def test_another_variable_than_before():
     one, other = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
 
