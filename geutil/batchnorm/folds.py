@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from geutil.batchnorm.arithmetic import Affine, Value, along_axes, shift_through
 from geutil.batchnorm.composing import composed, computed
-from geutil.batchnorm.layers import Layer
 from geutil.batchnorm.links import Link
 from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
@@ -21,6 +20,7 @@ from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
 from geutil.graph.surroundings import surroundings_of
+from geutil.select.networks.layers import Layer
 
 SUFFIX = "_fold"
 

@@ -9,16 +9,16 @@ import numpy as np
 
 from geutil.batchnorm.composing import composed
 from geutil.batchnorm.folds import Fold
-from geutil.batchnorm.layers import Layer, layer_of
 from geutil.batchnorm.links import Link, as_links, link_of
 from geutil.batchnorm.moving import Moving
 from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
 from geutil.batchnorm.paths import Obstacle, measures, misfit, outside_readers
 from geutil.batchnorm.steps import Kind
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.passing import PASSING
 from geutil.batchnorm.steps import Step, step_of
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.origins import Origins
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from geutil.batchnorm.layers import layer_of
 from geutil.batchnorm.links import link_of
-from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.steps import FUSED, Kind, Step, step_of
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import scope_dirname
 from geutil.graph.order import topological_sort
+from geutil.select.networks.layers import layer_of
+from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 

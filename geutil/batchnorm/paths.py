@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.batchnorm.layers import LAYERS, Layer, layer_of
 from geutil.batchnorm.links import Link, as_links, link_of
 from geutil.batchnorm.moving import measures_only
 from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.origins import Origin, Origins
 from geutil.batchnorm.passing import axis_after
 from geutil.batchnorm.shapes import SHAPES
 from geutil.batchnorm.steps import FUSED, Step
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.layers import LAYERS, Layer, layer_of
+from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 

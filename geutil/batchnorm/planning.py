@@ -11,12 +11,12 @@ from geutil.batchnorm.folds import Fold
 from geutil.batchnorm.forward import WaysOn
 from geutil.batchnorm.moving import Moving, MovingStatistics
 from geutil.batchnorm.norms import Norm, find_norms
-from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle, Path, misfit, outside_readers, path_to
 from geutil.batchnorm.training.statistics import is_correction
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.names import scope_finalize
 from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.select.networks.origins import Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 

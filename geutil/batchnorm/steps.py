@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from geutil.batchnorm.origins import Origins
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.layers import data_format
+from geutil.select.networks.origins import Origins
 
 FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
@@ -100,11 +101,6 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
             axis, known = _axis(op, other, t)
             return Step(op, kind, index, other, axis) if known else None
     return None
-
-
-def data_format(op: Operation) -> str:
-    """Return the data format of an op, "NHWC" for example."""
-    return str(op.get_attr("data_format").decode())
 
 
 def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, bool]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.steps import FUSED
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.origins import Origins
 
 _UNARY = frozenset(
     (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.training.chains import base_of, behind, readers_onwards
 from geutil.graph.kinds import Operation, Tensor, is_reference
+from geutil.select.networks.origins import Origins
 
 _REPLACING = frozenset(("Assign", "AssignVariableOp"))
 _CHANGING = frozenset(

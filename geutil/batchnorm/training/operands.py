@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.batchnorm.arithmetic import Value
 from geutil.batchnorm.folds import copy_op
-from geutil.batchnorm.steps import Kind, Step, data_format
+from geutil.batchnorm.steps import Kind, Step
 from geutil.batchnorm.training.chains import averaging_factor
 from geutil.batchnorm.training.corrections import unbiased
 from geutil.batchnorm.training.statistics import Statistics
@@ -18,6 +18,7 @@ from geutil.batchnorm.values import as_vector
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.surroundings import surroundings_of
+from geutil.select.networks.layers import data_format
 
 
 @dataclass(frozen=True, eq=False)

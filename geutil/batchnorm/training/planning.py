@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from geutil.batchnorm.norms import Norm, find_norms
-from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.training.building import TrainingFold
 from geutil.batchnorm.training.statistics import (
@@ -14,6 +13,7 @@ from geutil.batchnorm.training.statistics import (
     statistics_of,
 )
 from geutil.graph.kinds import Graph, Operation
+from geutil.select.networks.origins import Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 

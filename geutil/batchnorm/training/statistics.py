@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.origins import Origin, Origins, is_statistic
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.steps import Kind, Step
 from geutil.batchnorm.training.chains import base_of
 from geutil.batchnorm.training.moving import Moving, moving_average
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.origins import Origin, Origins, is_statistic
 
 
 @dataclass(frozen=True, eq=False)

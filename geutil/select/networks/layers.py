@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from geutil.batchnorm.origins import Origins
-from geutil.batchnorm.steps import data_format
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.origins import Origins
 
 _CONVOLUTIONS = {"Conv2D": 4, "Conv3D": 5}
 _TRANSPOSED = {
@@ -65,6 +64,11 @@ class Layer:
             return None
         sizes = [shape.as_list()[axis] for axis in axes]
         return None if None in sizes else sizes
+
+
+def data_format(op: Operation) -> str:
+    """Return the data format of an op, "NHWC" for example."""
+    return str(op.get_attr("data_format").decode())
 
 
 def layer_of(op: Operation, origins: Origins) -> Layer | None:

@@ -1,0 +1,1 @@
+"""What ops and tensors are in a neural network: parameters, statistics, layers."""
