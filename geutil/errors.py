@@ -66,6 +66,10 @@ class FoldError(GeutilError, ValueError):
     """A batch norm cannot be folded."""
 
 
+class QuantizeError(GeutilError, ValueError):
+    """Quantization cannot be simulated as asked."""
+
+
 class MeasurementError(GeutilError, RuntimeError):
     """A step cannot be measured, or the process that measured it did not finish."""
 

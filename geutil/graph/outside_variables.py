@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph
+from geutil.graph.kinds import Graph, is_func_graph
 
 
 def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
@@ -26,3 +26,15 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
     with neutral(graph), tf.init_scope():
         # The class itself: tf.Variable would ask the tracing function to make it.
         return ResourceVariable(initial, trainable=False, name=name)
+
+
+def handle_in(graph: Graph, variable: Any) -> Any:
+    """Return the handle of a variable as ops of a graph can read it.
+
+    A FuncGraph captures it, and remembers that it uses the variable.
+    """
+    handle = variable.handle
+    if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
+        return handle
+    graph.watch_variable(variable)
+    return graph.capture(handle)

@@ -1,0 +1,1 @@
+"""Puts FakeQuant ops into a graph."""

@@ -1,0 +1,235 @@
+"""Carries out a plan: makes the FakeQuant ops in one go, then rewires in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from geutil.graph.edits import InputEdit, apply_edits
+from geutil.graph.function_results import results_of, set_results
+from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.names import absolute_unique_names
+from geutil.quantize import simulation
+from geutil.quantize.applying.variables import (
+    KnownValues,
+    RangeVariables,
+    range_of,
+    shape_of,
+)
+from geutil.quantize.arithmetic import Range
+from geutil.quantize.finding.kernels import NO_DATA
+from geutil.quantize.finding.network import Edge
+from geutil.quantize.finding.points import Point, RangeGroup
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.stencils import Later, Stencils
+from geutil.transform.step_counter import step_counter
+
+Ends = tuple[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """How ranges come about.
+
+    Attributes:
+        is_training: learn them; else they are read.
+        delay: how many training steps go by before anything is quantized.
+        step: the variable that counts the steps; None makes one where it is needed.
+    """
+
+    is_training: bool
+    delay: int = 0
+    step: Any = None
+
+
+def insert(
+    graph: Graph, groups: list[RangeGroup], mode: Mode, variables: RangeVariables
+) -> MutableIdentityMap[Tensor]:
+    """Quantize the tensors of ranges.
+
+    Args:
+        graph: the graph.
+        groups: the ranges, with the points where they are used.
+        mode: whether they are learnt.
+        variables: what makes their variables.
+
+    Returns:
+        For each tensor what it is quantized to.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in points and edges.
+    """
+    if not groups:
+        return MutableIdentityMap()
+    live = Liveness(graph)
+    edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    builder = _Builder(graph, mode, variables)
+    for group in groups:
+        builder.add(group)
+    quantized = builder.make()
+    edits = [
+        InputEdit(edge.op, edge.slot, quantized[point.tensor])
+        for group in groups
+        for point in group.points
+        for edge in edges[id(point)]
+    ]
+    apply_edits(graph, edits)
+    everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
+        (point.tensor, quantized[point.tensor])
+        for group in groups
+        for point in group.points
+        if point.readers is None
+    )
+    set_results(graph, [everywhere.get(t, t) for t in results_of(graph)])
+    return quantized
+
+
+def _edges(point: Point, live: Liveness) -> list[Edge]:
+    """Return what will read a tensor quantized."""
+    if point.readers is not None:
+        return point.readers
+    return [
+        Edge(op, index)
+        for op in dict.fromkeys(point.tensor.consumers())
+        if op.type not in NO_DATA and not live.is_retired(op)
+        for index, t in enumerate(op.inputs)
+        if t is point.tensor
+    ]
+
+
+class _Builder:
+    """Makes the ops of many ranges."""
+
+    def __init__(self, graph: Graph, mode: Mode, variables: RangeVariables) -> None:
+        self._graph = graph
+        self._mode = mode
+        self._variables = variables
+        self._values = KnownValues(graph)
+        self._stencils = Stencils(graph)
+        self._results: list[tuple[Point, Later]] = []
+        self._steps: Tensor | None = None
+        if mode.is_training and mode.delay:
+            self._steps = step_counter(graph, mode.step).value
+
+    def make(self) -> MutableIdentityMap[Tensor]:
+        """Make the ops; return what each tensor is quantized to."""
+        made = self._stencils.make()
+        return MutableIdentityMap((p.tensor, made[later]) for p, later in self._results)
+
+    def add(self, group: RangeGroup) -> None:
+        """Plan the ops of a range."""
+        names = absolute_unique_names(self._graph, [p.name for p in group.points])
+        if group.fixed:
+            for point, name in zip(group.points, names, strict=True):
+                self._quantize(point, name, None, group.initial)
+            return
+        handles = self._variables.handles(
+            group.name, shape_of(group), self._initial(group)
+        )
+        early, late = self._ends(group, names[-1], handles)
+        last = group.points[-1]
+        for point, name in zip(group.points, names, strict=True):
+            self._quantize(point, name, late if point is last else early)
+
+    def _initial(self, group: RangeGroup) -> Range:
+        if group.weights and not self._mode.is_training:
+            value = self._values.of(group.points[0].tensor)
+            if value is not None and value.size:
+                return range_of(value, group.form)
+        return Range(*group.initial)
+
+    def _ends(self, group: RangeGroup, name: str, handles: Ends) -> tuple[Ends, Ends]:
+        """Return the range for all points of it but the last, and for the last."""
+        form = group.form
+        scope = f"{name}/range"
+        device = group.points[0].tensor.op.device
+        if not self._mode.is_training:
+            add = partial(self._stencils.add, "read", _read)
+            low, high = add(scope, handles, device)
+            return (low, high), (low, high)
+        if group.weights:
+            first = group.points[0].tensor
+            low, high = self._stencils.add(
+                ("last value", form, _shape(first, form)),
+                _last_value(form),
+                scope,
+                [*handles, first],
+                device,
+            )
+            return (low, high), (low, high)
+        sources = [point.tensor for point in group.sources]
+        made = self._stencils.add(
+            ("moving average", form, group.decay, len(sources)),
+            _moving_average(form, group.decay),
+            scope,
+            [*handles, *sources],
+            device,
+        )
+        return (made[0], made[1]), (made[2], made[3])
+
+    def _quantize(
+        self,
+        point: Point,
+        name: str,
+        ends: Ends | None,
+        fixed: tuple[float, float] | None = None,
+    ) -> None:
+        form, tensor = point.form, point.tensor
+        kind = ("quantize", form, fixed, _shape(tensor, form), self._mode.delay)
+        arguments = [tensor, *(ends or ())]
+        if self._steps is not None:
+            arguments.append(self._steps)
+        (result,) = self._stencils.add(
+            kind,
+            _quantize(form, fixed, self._mode.delay if self._steps is not None else 0),
+            name,
+            arguments,
+            tensor.op.device,
+        )
+        self._results.append((point, result))
+
+
+def _shape(tensor: Tensor, form: Any) -> Any:
+    """Return what the ops for channels of several axes depend on."""
+    return tuple(tensor.shape.as_list()) if len(form.axes) > 1 else None
+
+
+def _read(low: Any, high: Any) -> list[Tensor]:
+    return [*simulation.read((low, high))]
+
+
+def _last_value(form: Any) -> Callable[..., list[Tensor]]:
+    def function(low: Any, high: Any, x: Tensor) -> list[Tensor]:
+        return [*simulation.last_value([x], (low, high), form)]
+
+    return function
+
+
+def _moving_average(form: Any, decay: float) -> Callable[..., list[Tensor]]:
+    def function(low: Any, high: Any, *xs: Tensor) -> list[Tensor]:
+        early, late = simulation.moving_average(xs, (low, high), form, decay)
+        return [*early, *late]
+
+    return function
+
+
+def _quantize(
+    form: Any, fixed: tuple[float, float] | None, delay: int
+) -> Callable[..., list[Tensor]]:
+    def function(x: Tensor, *others: Tensor) -> list[Tensor]:
+        ends = fixed or others[:2]
+        if fixed is None:
+            result = simulation.fake_quant(x, (ends[0], ends[1]), form)
+        else:
+            result = simulation.fixed_fake_quant(x, fixed, form)
+        if delay:
+            result = simulation.delayed(result, x, others[-1], delay)
+        return [result]
+
+    return function

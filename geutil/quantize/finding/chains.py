@@ -1,0 +1,87 @@
+"""What becomes part of a kernel: the bias and the activation behind a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geutil.graph.kinds import Operation, Tensor
+from geutil.quantize.finding.kernels import (
+    FUSED_ACTIVATIONS,
+    KERNELS,
+    Treatment,
+)
+from geutil.quantize.finding.network import Network
+
+_SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Ops that one kernel computes.
+
+    Attributes:
+        ops: the ops, in order; the first one does the work.
+        result: what the last one makes.
+        activation: the activation at the end; "" if there is none.
+    """
+
+    ops: tuple[Operation, ...]
+    result: Tensor
+    activation: str
+
+
+def chain_from(
+    op: Operation, network: Network, may_take: Callable[[Operation], bool]
+) -> Chain:
+    """Return what the kernel of an op computes besides it.
+
+    Args:
+        op: a layer, or another op that a Relu can become part of.
+        network: its network.
+        may_take: tells whether an op may be taken in.
+    """
+    taken = [op]
+    passed: list[Operation] = []
+    tensor, cursor = op.outputs[0], op.outputs[0]
+    takes_bias = op in network.layers
+    while cursor not in network.results and network.quantized(cursor) is None:
+        edges = network.readers(cursor)
+        if len(edges) != 1 or not may_take(edges[0].op):
+            break
+        reader, index = edges[0]
+        kernel = KERNELS.get(reader.type)
+        if reader.type in FUSED_ACTIVATIONS:
+            taken += [*passed, reader]
+            return Chain(
+                tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
+            )
+        if takes_bias and _is_bias(reader, index, network):
+            taken += [*passed, reader]
+            passed = []
+            takes_bias = False
+        elif takes_bias and _is_correction(reader, index, network):
+            taken += [*passed, reader]
+            passed = []
+        elif op in network.layers and kernel and kernel.treatment is Treatment.PASSES:
+            # The converter moves a bias over a Reshape, and an atrous convolution is
+            # a SpaceToBatch, a convolution and a BatchToSpace.
+            passed.append(reader)
+            cursor = reader.outputs[0]
+            continue
+        else:
+            break
+        tensor = cursor = reader.outputs[0]
+    return Chain(tuple(taken), tensor, "")
+
+
+def _is_bias(op: Operation, index: int, network: Network) -> bool:
+    if op.type not in _SUMS:
+        return False
+    other = op.inputs[1 - index]
+    return network.is_parameter(other) or network.is_statistic(other)
+
+
+def _is_correction(op: Operation, index: int, network: Network) -> bool:
+    """Tell whether a product puts right what a folded norm in training differs by."""
+    return op.type == "Mul" and network.is_statistic(op.inputs[1 - index])

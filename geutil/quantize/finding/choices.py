@@ -1,0 +1,124 @@
+"""What the caller asks for, op by op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.kinds import Operation, is_op, type_name
+from geutil.graph.names import scope_finalize
+from geutil.quantize.arithmetic import check_bits
+from geutil.quantize.finding.kernels import ACTIVATIONS
+from geutil.quantize.spec import Spec, check_decay
+from geutil.select.regexes import can_be_regex, make_regex
+
+SKIP = "skip"
+Override = Spec | str
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """How ops are quantized; see `geutil.quantize.quantize`.
+
+    Raises:
+        QuantizeError: a number is out of range, or a name is not known.
+        ArgumentTypeError: an argument is of another type.
+    """
+
+    weight_bits: int = 8
+    activation_bits: int = 8
+    symmetric_weights: bool = True
+    per_channel: bool = True
+    ema_decay: float = 0.999
+    scope: str | None = None
+    overrides: Mapping[Any, Override] = field(default_factory=dict)
+    activations: frozenset[str] = ACTIVATIONS
+    initial: tuple[float, float] = (-6.0, 6.0)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        check_bits(self.weight_bits, "weight_bits")
+        check_bits(self.activation_bits, "activation_bits")
+        check_decay(self.ema_decay)
+        for name in sorted(self.activations - ACTIVATIONS):
+            raise QuantizeError(
+                f"'{name}' is no activation that is known; these are "
+                f"{', '.join(sorted(ACTIVATIONS))}"
+            )
+        for key, value in self.overrides.items():
+            if not is_op(key) and not can_be_regex(key):
+                raise ArgumentTypeError(
+                    "overrides are for ops, or regular expressions of their names, "
+                    f"not for {type_name(key)}"
+                )
+            if value != SKIP and not isinstance(value, Spec):
+                raise ArgumentTypeError(
+                    f"an override is a geutil.quantize.Spec or '{SKIP}', not {value!r}"
+                )
+
+    def in_scope(self, op: Operation) -> bool:
+        """Tell whether an op is in the scope that is asked for."""
+        return f"{op.name}/".startswith(scope_finalize(self.scope or ""))
+
+    def matcher(self, ops: Iterable[Operation]) -> Overrides:
+        """Return what finds the override of an op.
+
+        Raises:
+            QuantizeError: an override is for none of `ops`.
+        """
+        return Overrides(self, list(ops))
+
+
+class Overrides:
+    """The overrides of the ops of a graph.
+
+    Cost: linear in ops times regular expressions, once.
+    """
+
+    def __init__(self, choices: Choices, ops: list[Operation]) -> None:
+        self._choices = choices
+        self._found: dict[Operation, Override] = {}
+        known = frozenset(ops)
+        for key, value in choices.overrides.items():
+            matched = [key] if key in known else _matched(key, ops)
+            if not matched:
+                name = getattr(key, "name", getattr(key, "pattern", key))
+                raise QuantizeError(
+                    f"the override '{name}' is for no op that computes with data; "
+                    "overrides take ops of the graph, or regular expressions that are "
+                    "searched for in their names"
+                )
+            for op in matched:
+                self._found.setdefault(op, value)
+
+    def skipped(self, op: Operation) -> bool:
+        """Tell whether an op is not to be quantized."""
+        return self._found.get(op) == SKIP
+
+    def spec(self, ops: Iterable[Operation]) -> Spec:
+        """Return how a group of ops is quantized, with all choices filled in."""
+        found = (self._found.get(op) for op in ops)
+        special = next((s for s in found if isinstance(s, Spec)), Spec())
+        base = self._choices
+        return Spec(
+            _first(special.weight_bits, base.weight_bits),
+            _first(special.activation_bits, base.activation_bits),
+            _first(special.symmetric_weights, base.symmetric_weights),
+            _first(special.per_channel, base.per_channel),
+            special.range,
+            _first(special.ema_decay, base.ema_decay),
+        )
+
+
+def _first(special: Any, otherwise: Any) -> Any:
+    return otherwise if special is None else special
+
+
+def _matched(key: Any, ops: list[Operation]) -> list[Operation]:
+    if not isinstance(key, str | re.Pattern):
+        return []
+    regex = make_regex(key)
+    return [op for op in ops if regex.search(op.name)]

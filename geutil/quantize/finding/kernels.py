@@ -1,0 +1,189 @@
+"""What TFLite's int8 kernels do with ranges, by the type of the TensorFlow op.
+
+Measured with TensorFlow 2.21: an op between FakeQuant ops is converted, and stays
+int8 or not. `tests/quantize/test_kernels.py` measures it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from geutil.graph.kinds import Operation
+
+
+class Treatment(Enum):
+    """What an op asks of the ranges of its result."""
+
+    PASSES = "hands on values, and with them their range"
+    KEEPS = "makes values between those it reads, in the same range"
+    JOINS = "hands on values of several tensors, in one range"
+    MAKES = "makes values of another range"
+    FIXED = "makes values of a range that is known"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How the int8 kernel for a type of op works.
+
+    Attributes:
+        treatment: what it does to ranges.
+        inputs: which inputs are data; None for all.
+        range: the range that the kernel has built in.
+        fuses: whether a Relu behind it becomes part of it.
+        slot: what the FakeQuant op behind it is called.
+        activation: whether it is an activation function, by its name.
+    """
+
+    treatment: Treatment
+    inputs: tuple[int, ...] | None = (0,)
+    range: tuple[float, float] | None = None
+    fuses: bool = False
+    slot: str = "act_quant"
+    activation: str = ""
+
+    def data_inputs(self, op: Operation) -> list[int]:
+        """Return the indices of the inputs that need a range."""
+        if self.inputs is None:
+            return list(range(len(op.inputs)))
+        return [i for i in self.inputs if i < len(op.inputs)]
+
+
+def _passing(inputs: tuple[int, ...] = (0,)) -> Kernel:
+    return Kernel(Treatment.PASSES, inputs)
+
+
+def _making(slot: str, *, fuses: bool = False) -> Kernel:
+    return Kernel(Treatment.MAKES, None, fuses=fuses, slot=slot)
+
+
+def _activation(name: str) -> Kernel:
+    return Kernel(Treatment.MAKES, activation=name)
+
+
+def _fixed(name: str, low: float, high: float) -> Kernel:
+    return Kernel(Treatment.FIXED, range=(low, high), activation=name)
+
+
+_REDUCING = Kernel(Treatment.MAKES, (0,), slot="reduce_quant")
+_KEEPING = Kernel(Treatment.KEEPS, (0,), slot="keep_quant")
+_POOLING = Kernel(Treatment.KEEPS, (0,), slot="pool_quant")
+
+FUSED_ACTIVATIONS = {"Relu": "relu", "Relu6": "relu6"}
+"""Activations that become part of the kernel before them, where that can."""
+
+KERNELS: dict[str, Kernel] = {
+    **dict.fromkeys(
+        (
+            "BatchToSpaceND",
+            "BroadcastTo",
+            "DepthToSpace",
+            "EnsureShape",
+            "ExpandDims",
+            "GatherNd",
+            "GatherV2",
+            "Identity",
+            "Max",
+            "MaxPool",
+            "MaxPoolV2",
+            "Min",
+            "MirrorPad",
+            "Pad",
+            "PlaceholderWithDefault",
+            "PreventGradient",
+            "Reshape",
+            "ResizeNearestNeighbor",
+            "Slice",
+            "Snapshot",
+            "SpaceToBatchND",
+            "SpaceToDepth",
+            "Squeeze",
+            "StopGradient",
+            "StridedSlice",
+            "Tile",
+            "Transpose",
+        ),
+        _passing(),
+    ),
+    # They pass ranges on, but the converter wants to see them at the end of a model.
+    **dict.fromkeys(("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack"), _KEEPING),
+    "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),
+    "AvgPool": _POOLING,
+    "ResizeBilinear": _KEEPING,
+    "ConcatV2": Kernel(Treatment.JOINS, None, slot="concat_quant"),
+    "Pack": Kernel(Treatment.JOINS, None, slot="concat_quant"),
+    "SelectV2": Kernel(Treatment.JOINS, (1, 2), slot="select_quant"),
+    "Select": Kernel(Treatment.JOINS, (1, 2), slot="select_quant"),
+    "Maximum": Kernel(Treatment.JOINS, (0, 1), slot="maximum_quant"),
+    "Minimum": Kernel(Treatment.JOINS, (0, 1), slot="minimum_quant"),
+    "Add": _making("add_quant", fuses=True),
+    "AddV2": _making("add_quant", fuses=True),
+    "BiasAdd": _making("add_quant", fuses=True),
+    "Sub": _making("sub_quant", fuses=True),
+    "Mul": _making("mul_quant", fuses=True),
+    "RealDiv": _making("div_quant"),
+    "SquaredDifference": _making("difference_quant"),
+    "BatchMatMul": _making("product_quant"),
+    "BatchMatMulV2": _making("product_quant"),
+    "BatchMatMulV3": _making("product_quant"),
+    "MatMul": _making("product_quant"),
+    "Einsum": _making("product_quant"),
+    "Mean": _REDUCING,
+    "Prod": _REDUCING,
+    "Sum": _REDUCING,
+    "Abs": _making("abs_quant"),
+    "Exp": _making("exp_quant"),
+    "Log": _making("log_quant"),
+    "Rsqrt": _making("rsqrt_quant"),
+    "Sqrt": _making("sqrt_quant"),
+    "Relu": _activation("relu"),
+    "Relu6": _activation("relu6"),
+    "LeakyRelu": _activation("leaky_relu"),
+    # The ends of these leave out the one value that eight bits cannot store.
+    "Sigmoid": _fixed("sigmoid", 0.0, 255 / 256),
+    "Softmax": _fixed("softmax", 0.0, 255 / 256),
+    "Tanh": _fixed("tanh", -1.0, 127 / 128),
+    "LogSoftmax": _fixed("log_softmax", -255 / 16, 0.0),
+}
+
+COMPOSITES = ("hard_swish", "gelu", "prelu")
+"""Activations that are several ops, which one kernel computes."""
+
+ACTIVATIONS = frozenset(
+    (*(k.activation for k in KERNELS.values() if k.activation), *COMPOSITES, "silu")
+)
+"""The names of the activations that can be quantized."""
+
+CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput"))
+PRODUCTS = frozenset(
+    ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+)
+
+NO_DATA = frozenset(
+    (
+        "ArgMax",
+        "ArgMin",
+        "Assert",
+        "Equal",
+        "Greater",
+        "GreaterEqual",
+        "Less",
+        "LessEqual",
+        "NotEqual",
+        "Rank",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "ZerosLike",
+        "OnesLike",
+    )
+)
+"""Types of ops whose results need no range, whatever they read."""
+
+FAKE_QUANT = frozenset(
+    (
+        "FakeQuantWithMinMaxArgs",
+        "FakeQuantWithMinMaxVars",
+        "FakeQuantWithMinMaxVarsPerChannel",
+    )
+)

@@ -1,0 +1,132 @@
+"""The part of a graph that runs at inference, and who reads what in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from geutil.graph.identity import IdentitySet
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.order import topological_sort
+from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.quantize.finding.kernels import FAKE_QUANT, NO_DATA
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.origins import Origin, Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+
+class Edge(NamedTuple):
+    """Input `slot` of `op`."""
+
+    op: Operation
+    slot: int
+
+
+class Network:
+    """The ops of a graph that compute with data.
+
+    What only makes statistics for batch norms in training does not count, and neither
+    do ops that rewrites retired.
+
+    Args:
+        graph: the graph.
+        results: its results, as far as they are known; without them every op without
+            readers may be one.
+
+    Attributes:
+        ops: the ops, in topological order.
+        layers: those of them that multiply data by weights.
+
+    Cost: linear in ops and edges.
+    """
+
+    def __init__(self, graph: Graph, results: Iterable[Tensor]) -> None:
+        self.origins = Origins(graph)
+        self.live = Liveness(graph)
+        self.results: IdentitySet = IdentitySet(results)
+        everything = topological_sort(graph.get_operations())
+        needed = self._needed(everything)
+        self.ops = [op for op in everything if op in needed]
+        self.place = {op: index for index, op in enumerate(self.ops)}
+        layers = ((op, layer_of(op, self.origins)) for op in self.ops)
+        self.layers: dict[Operation, Layer] = {
+            op: layer for op, layer in layers if layer is not None
+        }
+        self._region = None if self.results else self._before_layers()
+
+    def is_data(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is data, no parameter and no statistic."""
+        return self.origins.of(tensor) is None and tensor.dtype.is_floating
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor depends on constants and variables only."""
+        return tensor.dtype.is_floating and self.origins.is_parameter(tensor)
+
+    def is_statistic(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is made of statistics of the batch."""
+        return self.origins.of(tensor) is Origin.BATCH
+
+    def readers(self, tensor: Tensor) -> list[Edge]:
+        """Return who reads the values of a tensor, statistics left out."""
+        readers = {op for op in tensor.consumers() if op in self.place}
+        return [
+            Edge(op, index)
+            for op in sorted(readers, key=self.place.__getitem__)
+            for index, t in enumerate(op.inputs)
+            if t is tensor and op.type not in NO_DATA
+        ]
+
+    def quantized(self, tensor: Tensor) -> Tensor | None:
+        """Return the result of a FakeQuant op that reads a tensor, or is the tensor."""
+        if tensor.op.type in FAKE_QUANT:
+            return tensor
+        for op in tensor.consumers():
+            if op.type in FAKE_QUANT and not self.live.is_retired(op):
+                return op.outputs[0]
+        return None
+
+    def is_behind_layers(self, op: Operation) -> bool:
+        """Tell whether an op may be part of a loss.
+
+        Of graphs whose results are not known that is what no layer depends on.
+        """
+        return self._region is not None and op not in self._region
+
+    def obstacle(self, op: Operation) -> str:
+        """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
+        if in_version_1_control_flow(op):
+            return "is in a loop or conditional of version 1"
+        kinds = {t.dtype for t in op.outputs if t.dtype.is_floating}
+        if kinds - {tf.float32}:
+            names = sorted(kind.name for kind in kinds)
+            return f"computes in {names[0]}, and FakeQuant ops take float32 only"
+        return ""
+
+    def _needed(self, ordered: list[Operation]) -> set[Operation]:
+        needed: set[Operation] = set()
+        ends = {t.op for t in self.results}
+        for op in reversed(ordered):
+            if op in ends or self._is_needed(op, needed, bool(ends)):
+                needed.add(op)
+        return needed
+
+    def _is_needed(
+        self, op: Operation, needed: set[Operation], ends_known: bool
+    ) -> bool:
+        if self.live.is_retired(op) or not op.outputs:
+            return False
+        if all(self.origins.of(t) is not None for t in op.outputs):
+            return False
+        readers = self.live.readers(op)
+        if not readers and not ends_known:
+            return any(self.is_data(t) for t in op.outputs)
+        return any(r in needed for r in readers)
+
+    def _before_layers(self) -> set[Operation]:
+        region: set[Operation] = set()
+        for op in reversed(self.ops):
+            if op in self.layers or any(r in region for r in self.live.readers(op)):
+                region.add(op)
+        return region

@@ -1,0 +1,428 @@
+"""Decides where FakeQuant ops go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from geutil.graph.identity import IdentitySet, MutableIdentityMap
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.quantize.finding.chains import Chain, chain_from
+from geutil.quantize.finding.choices import Choices
+from geutil.quantize.finding.composites import Composite, find_composites
+from geutil.quantize.finding.drafts import Draft
+from geutil.quantize.finding.kernels import (
+    FAKE_QUANT,
+    FUSED_ACTIVATIONS,
+    KERNELS,
+    NO_DATA,
+    Kernel,
+    Treatment,
+)
+from geutil.quantize.finding.naming import named
+from geutil.quantize.finding.network import Edge, Network
+from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.finding.weights import (
+    constant_format,
+    format_of,
+    is_quantized,
+    source_of,
+)
+from geutil.quantize.spec import Format, Spec
+from geutil.select.networks.layers import Layer
+
+_INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
+_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
+_SUMS = frozenset(("Add", "AddV2", "AddN"))
+# What the converter makes of parameters of other ops is as good.
+_WITH_PARAMETERS = frozenset(
+    (
+        "Add",
+        "AddV2",
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "BiasAdd",
+        "Einsum",
+        "MatMul",
+        "Mul",
+        "SquaredDifference",
+        "Sub",
+    )
+)
+_FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
+_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
+
+
+@dataclass(eq=False)
+class Plan:
+    """Where FakeQuant ops go in a graph.
+
+    Attributes:
+        groups: the ranges, each with its points.
+        kernels: the ops that will be quantized, each with the op whose kernel computes
+            it, and with the point of what that makes, if it has one.
+        skips: the ops that will not be.
+        weights: for each layer the point of its weights.
+        points: for each tensor its point.
+    """
+
+    groups: list[RangeGroup] = field(default_factory=list)
+    kernels: dict[Operation, Operation] = field(default_factory=dict)
+    skips: dict[Operation, Skip] = field(default_factory=dict)
+    weights: dict[Operation, Point] = field(default_factory=dict)
+    results: dict[Operation, Point] = field(default_factory=dict)
+
+
+def plan_quantization(
+    graph: Graph, results: Iterable[Tensor], choices: Choices
+) -> Plan:
+    """Return where FakeQuant ops go.
+
+    Args:
+        graph: the graph.
+        results: its results, as far as they are known.
+        choices: what the caller asks for.
+
+    Raises:
+        QuantizeError: an override is for no op.
+
+    Cost: linear in ops and edges.
+    """
+    return _Planner(Network(graph, results), choices).plan()
+
+
+class _Planner:
+    def __init__(self, network: Network, choices: Choices) -> None:
+        self.network = network
+        self.choices = choices
+        self.overrides = choices.matcher(network.ops)
+        self.shared = SharedRanges()
+        self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
+        self.weights: dict[Operation, Draft] = {}
+        self.results: dict[Operation, Draft] = {}
+        # Tensors that hold quantized values.
+        self.carried: IdentitySet = IdentitySet()
+        # Of other tensors: where their values come from, and the edge there.
+        self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
+        self.kernels: dict[Operation, Operation] = {}
+        self.skips: dict[Operation, Skip] = {}
+        self.bits: MutableIdentityMap[int] = MutableIdentityMap()
+        self.composites: dict[Operation, Composite] = {}
+        self.inner: set[Operation] = set()
+        # Ops that hand on what is not quantized (yet), with what they read.
+        self.passing: dict[Operation, Edge] = {}
+        for composite in find_composites(
+            network.ops, lambda t: [edge.op for edge in network.readers(t)]
+        ):
+            if all(self._refusal(op) == "" for op in composite.ops):
+                self.composites[composite.end] = composite
+                self.inner.update(composite.ops[1:])
+
+    def plan(self) -> Plan:
+        """Go through the ops in topological order."""
+        for op in self.network.ops:
+            if op not in self.kernels and op not in self.inner:
+                self._treat(op)
+        asked = {e for d in self.drafts.values() for e in d.readers or ()}
+        for op, edge in self.passing.items():
+            if edge in asked:
+                self.kernels[op] = op
+        groups, points = named(list(self.drafts.values()), self.network, self.shared)
+        return Plan(
+            groups,
+            self.kernels,
+            self.skips,
+            {op: points[draft.tensor] for op, draft in self.weights.items()},
+            {op: points[draft.tensor] for op, draft in self.results.items()},
+        )
+
+    def _treat(self, op: Operation) -> None:
+        floats = any(t.dtype.is_floating for t in op.outputs)
+        if not floats or op.type in NO_DATA or op.type in _INPUTS:
+            return
+        if self._is_simulation(op):
+            self.carried.add(op.outputs[0])
+            return
+        reason = self._refusal(op)
+        if reason:
+            self._skip(op, reason)
+            return
+        composite = self.composites.get(op)
+        layer = self.network.layers.get(op)
+        kernel = KERNELS.get(op.type)
+        if composite is not None:
+            self._composite(composite)
+        elif layer is not None:
+            self._layer(layer)
+        elif kernel is None:
+            self._skip(op, f"TFLite has no int8 kernel for {op.type}")
+        elif kernel.treatment is Treatment.PASSES:
+            self._pass(op, kernel)
+        elif kernel.treatment is Treatment.KEEPS:
+            self._keep(op, kernel)
+        elif kernel.treatment is Treatment.JOINS:
+            self._join(op, kernel)
+        else:
+            self._make(op, kernel)
+
+    def _is_simulation(self, op: Operation) -> bool:
+        """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
+        if op.type in FAKE_QUANT:
+            return True
+        if op.type not in ("SelectV2", "Select"):
+            return False
+        quantized = op.inputs[1].op
+        while quantized.type == "Reshape":
+            quantized = quantized.inputs[0].op
+        return quantized.type in FAKE_QUANT
+
+    def _refusal(self, op: Operation) -> str:
+        if not self.choices.in_scope(op):
+            return f"is outside the scope '{self.choices.scope}'"
+        if self.overrides.skipped(op):
+            return "is skipped by an override"
+        obstacle = self.network.obstacle(op)
+        if obstacle:
+            return obstacle
+        if op.type in _NORMS:
+            return f"is a batch norm; {_FOLD}"
+        if any(self.network.is_statistic(t) for t in op.inputs):
+            return f"belongs to a batch norm in training; {_FOLD}"
+        kernel = KERNELS.get(op.type)
+        if kernel and kernel.activation not in ("", *self.choices.activations):
+            return f"is no activation that is asked for ({kernel.activation})"
+        if self.network.is_behind_layers(op) and not self._may_end(op, kernel):
+            return "is behind the last layer, and may be part of a loss"
+        return ""
+
+    def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
+        """Tell whether an op behind the last layer is still part of the network."""
+        if kernel is None or kernel.treatment in _MORE_AT_THE_END:
+            return kernel is not None and self._reads_network(op)
+        return op.type in (*_SUMS, *FUSED_ACTIVATIONS) and self._reads_network(op)
+
+    def _reads_network(self, op: Operation) -> bool:
+        data = [t for t in op.inputs if self.network.is_data(t)]
+        return bool(data) and all(t in self.carried for t in data)
+
+    def _skip(self, op: Operation, reason: str) -> None:
+        has_kernel = op.type in KERNELS or op in self.network.layers
+        self.skips[op] = Skip(op, reason, has_kernel)
+
+    def _take(self, op: Operation) -> bool:
+        """Tell whether an op may become part of the kernel before it."""
+        statistic = any(self.network.is_statistic(t) for t in op.inputs)
+        if op in self.inner or op in self.composites:
+            return False
+        if statistic:
+            return self.choices.in_scope(op) and not self.overrides.skipped(op)
+        behind = self.network.is_behind_layers(op)
+        if behind and op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd"):
+            return self.choices.in_scope(op) and not self.overrides.skipped(op)
+        return self._refusal(op) == ""
+
+    def _layer(self, layer: Layer) -> None:
+        op = layer.op
+        chain = chain_from(op, self.network, self._take)
+        spec = self.overrides.spec(chain.ops)
+        if not is_quantized(layer.kernel):
+            form = format_of(layer, spec)
+            edge = Edge(op, layer.weights)
+            self.weights[op] = self._parameter(layer.kernel, edge, op, spec, form)
+        self._demand(op, layer.data)
+        slot = "act_quant"
+        if not chain.activation and self._feeds_sum(chain.result):
+            slot = "conv_quant"
+        self._end(chain, slot, spec)
+
+    def _feeds_sum(self, tensor: Tensor) -> bool:
+        return any(edge.op.type in _SUMS for edge in self.network.readers(tensor))
+
+    def _make(self, op: Operation, kernel: Kernel) -> None:
+        network = self.network
+        data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
+        if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
+            self._skip(op, "divides by data, for which TFLite has no int8 kernel")
+            return
+        for index in kernel.data_inputs(op):
+            if index in data:
+                self._demand(op, index)
+            elif op.type in _WITH_PARAMETERS:
+                self._constant(op, index)
+        chain = Chain((op,), op.outputs[0], kernel.activation)
+        if kernel.fuses:
+            chain = chain_from(op, network, self._take)
+        spec = self.overrides.spec(chain.ops)
+        slot = "act_quant" if chain.activation else kernel.slot
+        self._end(chain, slot, spec, kernel.range)
+
+    def _composite(self, composite: Composite) -> None:
+        for op in composite.ops:
+            self.kernels[op] = composite.end
+            for index, t in enumerate(op.inputs):
+                if t is composite.source:
+                    self._demand(op, index)
+        end = composite.end
+        chain = Chain((end,), end.outputs[0], composite.name)
+        self._end(chain, "act_quant", self.overrides.spec(composite.ops))
+
+    def _pass(self, op: Operation, kernel: Kernel) -> None:
+        for index in kernel.data_inputs(op):
+            source = op.inputs[index]
+            if not self.network.is_data(source):
+                continue
+            for t in op.outputs:
+                self.shared.join(source, t)
+                if source in self.carried:
+                    self.carried.add(t)
+                    self.kernels[op] = op
+                else:
+                    start = self.origin.get(source, (source, Edge(op, index)))
+                    self.origin[t], self.passing[op] = start, start[1]
+
+    def _keep(self, op: Operation, kernel: Kernel) -> None:
+        (index,) = kernel.data_inputs(op)
+        source = op.inputs[index]
+        if not self.network.is_data(source):
+            return
+        self._demand(op, index)
+        self.kernels[op] = op
+        spec = self.overrides.spec([op])
+        for t in op.outputs:
+            self.shared.join(source, t)
+            self._quantize(t, op, kernel.slot, spec, counts=False)
+
+    def _join(self, op: Operation, kernel: Kernel) -> None:
+        data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
+        for index in data:
+            self._demand(op, index)
+        self.kernels[op] = op
+        spec = self.overrides.spec([op])
+        result = op.outputs[0]
+        sources = [op.inputs[index] for index in data]
+        together = self._can_share(sources)
+        if together:
+            for tensor in (*sources[1:], result):
+                self.shared.join(sources[0], tensor)
+        self._quantize(result, op, kernel.slot, spec, counts=not together)
+
+    def _can_share(self, tensors: list[Tensor]) -> bool:
+        roots = [self.shared.root(t) for t in tensors]
+        fixed = [self.shared.fixed(t) for t in tensors]
+        bits = {self.bits.get(root) for root in roots}
+        return len(set(fixed)) == 1 and len(bits) == 1
+
+    def _end(
+        self,
+        chain: Chain,
+        slot: str,
+        spec: Spec,
+        range_: tuple[float, float] | None = None,
+    ) -> None:
+        for op in chain.ops:
+            self.kernels[op] = chain.ops[0]
+            self.skips.pop(op, None)
+        draft = self._quantize(
+            chain.result,
+            chain.ops[0],
+            slot,
+            spec,
+            fixed=range_,
+            positive=chain.activation in FUSED_ACTIVATIONS.values(),
+        )
+        if draft is not None:
+            self.results[chain.ops[0]] = draft
+
+    def _quantize(
+        self,
+        tensor: Tensor,
+        anchor: Operation,
+        slot: str,
+        spec: Spec,
+        *,
+        counts: bool = True,
+        fixed: tuple[float, float] | None = None,
+        positive: bool = False,
+        readers: list[Edge] | None = None,
+    ) -> Draft | None:
+        """Let a tensor be quantized, unless it is."""
+        if readers is None:
+            self.carried.add(tensor)
+        if tensor in self.drafts:
+            return self.drafts[tensor]
+        low, high = self.choices.initial
+        initial = (0.0, high) if positive else (low, high)
+        if spec.range is not None:
+            fixed = (float(spec.range[0]), float(spec.range[1]))
+        if fixed is not None and counts:
+            self.shared.fix(tensor, fixed)
+        bits = spec.activation_bits or 8
+        if counts:
+            self.bits[self.shared.root(tensor)] = bits
+        if self.network.quantized(tensor) is not None:
+            return None
+        draft = Draft(
+            tensor,
+            anchor,
+            slot,
+            spec,
+            Format(bits),
+            readers,
+            counts,
+            None,
+            fixed or initial,
+            fixed is not None,
+        )
+        self.drafts[tensor] = draft
+        return draft
+
+    def _demand(self, op: Operation, index: int) -> None:
+        """See to it that an op reads quantized values."""
+        tensor = op.inputs[index]
+        if tensor in self.carried or not self.network.is_data(tensor):
+            return
+        source, edge = self.origin.get(tensor, (tensor, Edge(op, index)))
+        draft = self.drafts.get(source)
+        if draft is None:
+            outside = not self.choices.in_scope(source.op)
+            anchor = op if outside else source.op
+            # Only what asks for it reads it quantized.
+            draft = self._quantize(
+                source,
+                anchor,
+                "input_quant",
+                self.overrides.spec([op]),
+                readers=[],
+            )
+            if draft is not None and source.op.type in _INPUTS:
+                self.kernels[source.op] = source.op
+                self.results[source.op] = draft
+        edges = None if draft is None else draft.readers
+        if edges is not None and edge not in edges:
+            edges.append(edge)
+
+    def _constant(self, op: Operation, index: int) -> None:
+        tensor = op.inputs[index]
+        if not self.network.is_parameter(tensor) or is_quantized(tensor):
+            return
+        spec = self.overrides.spec([op])
+        form = constant_format(spec)
+        self._parameter(tensor, Edge(op, index), op, spec, form)
+
+    def _parameter(
+        self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format
+    ) -> Draft:
+        draft = self.drafts.get(tensor)
+        if draft is None:
+            source = source_of(tensor)
+            draft = Draft(
+                tensor, op, "weights_quant", spec, form, [], True, source, (-6.0, 6.0)
+            )
+            self.drafts[tensor] = draft
+        elif draft.form != form:
+            # Layers that want channels along other axes share one range.
+            draft.form = constant_format(draft.spec)
+        if draft.readers is not None:
+            draft.readers.append(edge)
+        return draft

@@ -1,0 +1,266 @@
+"""Simulated quantization of a graph or model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.edits import transaction
+from geutil.graph.function_results import results_of
+from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
+from geutil.graph.state import state_of
+from geutil.graph.surroundings import count_ops, ops_since
+from geutil.quantize.applying.inserting import Mode, insert
+from geutil.quantize.applying.variables import RangeVariables
+from geutil.quantize.finding.choices import Choices, Override
+from geutil.quantize.finding.kernels import ACTIVATIONS
+from geutil.quantize.finding.planning import Plan, plan_quantization
+from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.select.networks.training import training_ops
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.step_counter import check_step_variable
+
+_logger = logging.getLogger("geutil")
+
+
+@tf.autograph.experimental.do_not_convert
+def quantize(
+    graph_or_model: Any,
+    *,
+    is_training: bool = True,
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric_weights: bool = True,
+    per_channel: bool = True,
+    ema_decay: float = 0.999,
+    quant_delay: int | None = None,
+    step: Any = None,
+    vars_collection: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+    scope: str | None = None,
+    overrides: Mapping[Any, Override] | None = None,
+    activations: Iterable[str] = tuple(sorted(ACTIVATIONS)),
+    strict: bool = False,
+) -> QuantizeReport:
+    """Simulate the quantization of a network: insert FakeQuant ops, in place.
+
+    A FakeQuant op rounds a tensor to the values that a few bits can store, and stays
+    float32; so the graph computes what the integer kernels of TFLite will, and can be
+    trained to (Jacob et al. 2018, arXiv 1712.05877). Weights, activations, inputs and
+    results are quantized, and nothing between ops that TFLite runs as one, such as a
+    convolution, its bias and its Relu. What a concat reads and makes has one range.
+    Fold batch norms first: `geutil.batchnorm.fold_batch_norms`.
+
+    In training, ranges are learnt with every step: of weights the last values, of
+    activations moving averages (see `geutil.quantize.simulation`). Otherwise they are
+    read from variables that a checkpoint or `calibrate` sets; those of weights start
+    with the range of the weights, where that is known.
+
+    Args:
+        graph_or_model: a graph, or a `geutil.model.Model` with its signatures.
+        is_training: learn the ranges, before gradients are built.
+        weight_bits: bits of weights, 2 to 16.
+        activation_bits: bits of activations, 2 to 16.
+        symmetric_weights: let ranges of weights be symmetric and narrow, as TFLite
+            needs them.
+        per_channel: let each output channel of a convolution's weights have a range of
+            its own. Other layers have one, since TFLite's converter fails otherwise.
+        ema_decay: how much of an activation's range a training step keeps.
+        quant_delay: the number of training steps before values are rounded; ranges are
+            learnt meanwhile. An int64 variable `fake_quantization_step` counts. None
+            or 0 starts at once, and counts nothing.
+        step: an int64 variable to count in, for functions that are traced more than
+            once; None makes one.
+        vars_collection: a collection of a v1 graph to put the variables of the ranges
+            in, besides `GLOBAL_VARIABLES`.
+        variables: variables of ranges by name, from the report of another call, to
+            share them: between replicas, or traces of one function.
+        scope: only ops of this name scope; None is all.
+        overrides: for ops, or for regular expressions that are searched for in names
+            of ops, a `Spec` or "skip". The first one that fits counts.
+        activations: the names of the activation functions to quantize.
+        strict: raise if an op is not quantized that TFLite has an int8 kernel for.
+
+    Returns:
+        Every op that computes with data: quantized and how, or not and why.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: a number is out of range, an override is for no op, the graph
+            holds gradients or optimizer ops, or, with `strict`, the coverage is below
+            1; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import quantize
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 3], "x")
+        ...     y = tf.nn.conv2d(x, tf.ones([1, 1, 3, 2]), 1, "SAME", name="conv")
+        ...     z = tf.nn.relu(y, name="relu")
+        >>> report = quantize(graph, is_training=False)
+        >>> print(report)
+        2 op(s) quantized, 0 skipped, coverage 1.000
+        quantized:
+          conv (Conv2D): weights 8 bits, symmetric, per channel (conv/weights_quant); \
+result 8 bits (conv/act_quant)
+          relu (Relu): part of 'conv'
+        >>> list(report.variables)[:2]
+        ['conv/weights_quant/min', 'conv/weights_quant/max']
+    """
+    choices = Choices(
+        weight_bits,
+        activation_bits,
+        symmetric_weights,
+        per_channel,
+        ema_decay,
+        scope,
+        dict(overrides or {}),
+        frozenset(activations),
+    )
+    mode = Mode(is_training, checked_delay(quant_delay, is_training, step), step)
+    reports = []
+    places = _places(graph_or_model)
+    plans = [_planned(graph, results, choices, mode) for _, graph, results in places]
+    if strict:
+        _check_whole(
+            _merged(
+                [
+                    _report(plan, name, choices, {}, None)
+                    for (name, _, _), plan in zip(places, plans, strict=True)
+                ]
+            )
+        )
+    known = dict(variables or {})
+    for (name, graph, _), plan in zip(places, plans, strict=True):
+        with _abandoned_on_error(graph), transaction(graph):
+            ranges = RangeVariables(graph, known, vars_collection)
+            insert(graph, plan.groups, mode, ranges)
+        known.update(ranges.by_name)
+        counter = state_of(graph).step_counter
+        variable = None if counter is None else counter.variable
+        reports.append(_report(plan, name, choices, ranges.by_name, variable))
+    return _merged(reports)
+
+
+def checked_delay(delay: Any, is_training: bool, step: Any) -> int:
+    """Return the delay as a number.
+
+    Raises:
+        ArgumentTypeError: it is no number, or steps cannot be counted in `step`.
+        QuantizeError: it is negative, or makes no sense.
+    """
+    if step is not None:
+        check_step_variable(step)
+    if delay is None:
+        return 0
+    if isinstance(delay, bool) or not isinstance(delay, int):
+        raise ArgumentTypeError(
+            f"quant_delay is a number of steps or None, not {type_name(delay)}"
+        )
+    if delay < 0:
+        raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
+    if delay and not is_training:
+        raise QuantizeError("quant_delay is for training; pass is_training=True")
+    return delay
+
+
+def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
+    """Return the graphs of a model by signature, with their results."""
+    if is_graph(graph_or_model):
+        return [("", graph_or_model, results_of(graph_or_model))]
+    others = getattr(graph_or_model, "signatures", None)
+    own = getattr(graph_or_model, "signature", None)
+    if not isinstance(others, Mapping) or not isinstance(own, str):
+        raise ArgumentTypeError(
+            "quantization is simulated in a tf.Graph or a geutil.model.Model, not in "
+            f"a {type_name(graph_or_model)}; open it with geutil.model.open"
+        )
+    models = {own: graph_or_model, **{n: others[n] for n in others if n != own}}
+    return [
+        (name, model.graph, list(model.outputs.values()))
+        for name, model in models.items()
+    ]
+
+
+def _planned(graph: Graph, results: list[Tensor], choices: Choices, mode: Mode) -> Plan:
+    if mode.is_training or not results:
+        found = training_ops(graph)
+        if found:
+            raise QuantizeError(
+                f"'{found[0].name}' ({found[0].type}) belongs to gradients or an "
+                "optimizer; insert quantization before gradients, into a graph that "
+                "has none"
+            )
+    return plan_quantization(graph, results, choices)
+
+
+@contextmanager
+def _abandoned_on_error(graph: Graph) -> Iterator[None]:
+    count = count_ops(graph)
+    try:
+        yield
+    except BaseException:
+        Liveness(graph).abandon(ops_since(graph, count))
+        raise
+
+
+def _check_whole(report: QuantizeReport) -> None:
+    missed = [entry for entry in report.skipped if entry.has_kernel]
+    if missed:
+        lines = "\n".join(f"  {e.op} ({e.op_type}): {e.reason}" for e in missed)
+        raise QuantizeError(
+            f"{len(missed)} op(s) with int8 kernels would not be quantized; nothing "
+            f"was changed:\n{lines}"
+        )
+
+
+def _report(
+    plan: Plan, signature: str, choices: Choices, variables: Any, step: Any
+) -> QuantizeReport:
+    quantized = [
+        _entry(op, kernel, plan, signature) for op, kernel in plan.kernels.items()
+    ]
+    skipped = [
+        Skipped(s.op.name, s.op.type, s.reason, s.has_kernel, signature)
+        for s in plan.skips.values()
+    ]
+    warnings = []
+    if choices.scope and not quantized:
+        warnings.append(f"no op in the scope '{choices.scope}' can be quantized")
+        _logger.warning("quantize: %s", warnings[0])
+    return QuantizeReport(
+        tuple(quantized), tuple(skipped), tuple(warnings), variables, step
+    )
+
+
+def _entry(op: Operation, kernel: Operation, plan: Plan, signature: str) -> Quantized:
+    weights, result = plan.weights.get(op), plan.results.get(op)
+    return Quantized(
+        op.name,
+        op.type,
+        kernel.name,
+        weights.form if weights else None,
+        weights.group.name if weights else "",
+        result.form if result else None,
+        result.group.name if result and not result.group.fixed else "",
+        signature,
+    )
+
+
+def _merged(reports: list[QuantizeReport]) -> QuantizeReport:
+    return QuantizeReport(
+        tuple(entry for report in reports for entry in report.quantized),
+        tuple(entry for report in reports for entry in report.skipped),
+        tuple(warning for report in reports for warning in report.warnings),
+        {name: v for report in reports for name, v in report.variables.items()},
+        next((r.step for r in reports if r.step is not None), None),
+    )

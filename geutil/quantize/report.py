@@ -1,0 +1,119 @@
+"""What quantization did to each op, and what it did not do and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geutil.quantize.spec import Format
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An op that is quantized.
+
+    Attributes:
+        op: the op, by name.
+        op_type: its type.
+        kernel: the op whose kernel computes it: itself, or the one that it is fused
+            into.
+        weights: how its weights are stored; None if it has none.
+        weights_range: the name of their range, as in `<name>/min`.
+        result: how its result is stored; None if that is the business of another op.
+        result_range: the name of its range; "" if it is fixed or handed on.
+        signature: of a model, the signature whose graph it is in; "" for graphs.
+    """
+
+    op: str
+    op_type: str
+    kernel: str
+    weights: Format | None = None
+    weights_range: str = ""
+    result: Format | None = None
+    result_range: str = ""
+    signature: str = ""
+
+    def __str__(self) -> str:
+        if self.kernel != self.op:
+            return f"part of '{self.kernel}'"
+        parts = []
+        if self.weights is not None:
+            parts.append(f"weights {self.weights} ({self.weights_range})")
+        if self.result is not None:
+            where = f" ({self.result_range})" if self.result_range else ", fixed range"
+            parts.append(f"result {self.result}{where}")
+        return "; ".join(parts) or "in the range of what it reads"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An op that was left alone.
+
+    Attributes:
+        op: the op, by name.
+        op_type: its type.
+        reason: why.
+        has_kernel: whether TFLite has an int8 kernel for it, so that it counts for the
+            coverage.
+        signature: of a model, the signature whose graph it is in; "" for graphs.
+    """
+
+    op: str
+    op_type: str
+    reason: str
+    has_kernel: bool
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """Every op of a graph that computes with data: quantized, or not and why.
+
+    Attributes:
+        quantized: the ops that are quantized, in the order of the graph.
+        skipped: those that are not.
+        warnings: what is odd about the call, such as a scope that holds no ops.
+        variables: the variables of the ranges by name, `<range>/min` and `/max`.
+        step: the variable that counts the training steps, where one does.
+    """
+
+    quantized: tuple[Quantized, ...]
+    skipped: tuple[Skipped, ...]
+    warnings: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    step: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def coverage(self) -> float:
+        """The share of quantized ops among those that int8 kernels exist for.
+
+        1.0 if there are none.
+        """
+        missed = sum(entry.has_kernel for entry in self.skipped)
+        total = len(self.quantized) + missed
+        return len(self.quantized) / total if total else 1.0
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield (
+            f"{len(self.quantized)} op(s) quantized, {len(self.skipped)} skipped, "
+            f"coverage {self.coverage:.3f}"
+        )
+        yield from (f"warning: {warning}" for warning in self.warnings)
+        several = len({e.signature for e in (*self.quantized, *self.skipped)}) > 1
+        for title, entries in (
+            ("quantized", self.quantized),
+            ("skipped", self.skipped),
+        ):
+            if not entries:
+                continue
+            yield f"{title}:"
+            for entry in entries:
+                where = f"{entry.signature}: " if several else ""
+                what = entry if isinstance(entry, Quantized) else entry.reason
+                yield f"  {where}{entry.op} ({entry.op_type}): {what}"

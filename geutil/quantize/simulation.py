@@ -1,0 +1,138 @@
+"""Simulated quantization of tensors, given their ranges: TensorFlow ops, no surgery.
+
+A range is learnt in training steps. The last value of a tensor is what weights take,
+which are known when they are read. Activations take a moving average of what the
+batches showed,
+
+    average = decay * average + (1 - decay) * batch
+
+which starts at what it is initialized with, and is not corrected for that start: after
+n steps decay^n of it is left, with 0.999 for example 37 % after 1,000 steps and 1 %
+after 4,600. Ranges are widened to hold zero before they are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.kinds import Tensor
+from geutil.quantize.arithmetic import symmetric_ratio
+from geutil.quantize.spec import Format
+
+Pair = tuple[Any, Any]
+"""The two ends of a range, or the handles of the variables that hold them."""
+
+
+def fake_quant(x: Tensor, ends: Pair, form: Format) -> Tensor:
+    """Return the values nearest to those of a tensor that its format can store.
+
+    Args:
+        x: a float32 tensor.
+        ends: the low and the high end of the range: scalars, or vectors with one
+            element for each channel.
+        form: the format. Channels of several axes have to be neighbours, and the last.
+    """
+    low, high = ends
+    more = {"num_bits": form.bits, "narrow_range": form.narrow_range}
+    if not form.axes:
+        return tf.quantization.fake_quant_with_min_max_vars(x, low, high, **more)
+    sizes = x.shape.as_list()
+    last = len(sizes) - len(form.axes)
+    if len(form.axes) == 1 and last == form.axes[0]:
+        return _by_channel(x, low, high, **more)
+    # The op knows the last axis alone.
+    flat = tf.reshape(x, [*sizes[:last], int(np.prod(sizes[last:]))])
+    return tf.reshape(_by_channel(flat, low, high, **more), sizes)
+
+
+def fixed_fake_quant(x: Tensor, ends: tuple[float, float], form: Format) -> Tensor:
+    """Return the values nearest to those of a tensor, in a range that stays."""
+    low, high = ends
+    return tf.quantization.fake_quant_with_min_max_args(
+        x, low, high, num_bits=form.bits, narrow_range=form.narrow_range
+    )
+
+
+def _by_channel(x: Tensor, low: Tensor, high: Tensor, **more: Any) -> Tensor:
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        x, low, high, **more
+    )
+
+
+def ends_of(xs: Sequence[Tensor], form: Format) -> Pair:
+    """Return the range of what tensors hold, with zero in it.
+
+    Channels of tensors are counted by the last axes.
+    """
+    axes = None
+    if form.axes:
+        (x,) = xs
+        rank = x.shape.rank
+        axes = [axis for axis in range(rank) if axis not in form.axes]
+    lows = [tf.reduce_min(x, axes) for x in xs]
+    highs = [tf.reduce_max(x, axes) for x in xs]
+    if len(form.axes) > 1:
+        lows = [tf.reshape(low, [-1]) for low in lows]
+        highs = [tf.reshape(high, [-1]) for high in highs]
+    low, high = _joined(lows, tf.minimum), _joined(highs, tf.maximum)
+    low, high = tf.minimum(low, 0.0), tf.maximum(high, 0.0)
+    if not form.symmetric:
+        return low, high
+    ratio = symmetric_ratio(form.bits, form.narrow_range)
+    return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
+
+
+def _joined(tensors: Sequence[Tensor], join: Any) -> Tensor:
+    first, *others = tensors
+    for other in others:
+        first = join(first, other)
+    return first
+
+
+def read(handles: Pair) -> Pair:
+    """Return the values of the two variables of a range."""
+    low, high = handles
+    return _read(low), _read(high)
+
+
+def _read(handle: Any) -> Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
+def assign(handles: Pair, ends: Pair) -> Pair:
+    """Set the two variables of a range; return the ends, which wait for that."""
+    writes = [
+        tf.raw_ops.AssignVariableOp(resource=handle, value=end)
+        for handle, end in zip(handles, ends, strict=True)
+    ]
+    with tf.control_dependencies(writes):
+        low, high = (tf.identity(end) for end in ends)
+    return low, high
+
+
+def last_value(xs: Sequence[Tensor], handles: Pair, form: Format) -> Pair:
+    """Set a range to that of tensors, and return it."""
+    return assign(handles, ends_of(xs, form))
+
+
+def moving_average(
+    xs: Sequence[Tensor], handles: Pair, form: Format, decay: float
+) -> tuple[Pair, Pair]:
+    """Move a range towards that of tensors; return it as it was, and as it is now."""
+    before = read(handles)
+    batch = ends_of(xs, form)
+    moved = [
+        old - (old - new) * (1.0 - decay)
+        for old, new in zip(before, batch, strict=True)
+    ]
+    return before, assign(handles, (moved[0], moved[1]))
+
+
+def delayed(quantized: Tensor, x: Tensor, steps: Tensor, delay: int) -> Tensor:
+    """Return a tensor as it is for some steps, and quantized from then on."""
+    starts = tf.greater_equal(steps, tf.constant(delay, steps.dtype))
+    return tf.where(starts, quantized, x)
