@@ -105,7 +105,8 @@ class QuantizeReport:
             f"coverage {self.coverage:.3f}"
         )
         yield from (f"warning: {warning}" for warning in self.warnings)
-        several = len({e.signature for e in (*self.quantized, *self.skipped)}) > 1
+        entries: list[Quantized | Skipped] = [*self.quantized, *self.skipped]
+        several = len({entry.signature for entry in entries}) > 1
         for title, entries in (
             ("quantized", self.quantized),
             ("skipped", self.skipped),

@@ -53,6 +53,10 @@ def _passing(inputs: tuple[int, ...] = (0,)) -> Kernel:
     return Kernel(Treatment.PASSES, inputs)
 
 
+def _passing_all() -> Kernel:
+    return Kernel(Treatment.PASSES, None)
+
+
 def _making(slot: str, *, fuses: bool = False) -> Kernel:
     return Kernel(Treatment.MAKES, None, fuses=fuses, slot=slot)
 
@@ -105,6 +109,7 @@ KERNELS: dict[str, Kernel] = {
         ),
         _passing(),
     ),
+    "IdentityN": _passing_all(),
     # They pass ranges on, but the converter wants to see them at the end of a model.
     **dict.fromkeys(("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack"), _KEEPING),
     "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),

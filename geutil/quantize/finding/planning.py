@@ -269,17 +269,17 @@ class _Planner:
 
     def _pass(self, op: Operation, kernel: Kernel) -> None:
         for index in kernel.data_inputs(op):
-            source = op.inputs[index]
+            # Of several inputs each is handed on as the output of its place.
+            source, t = op.inputs[index], op.outputs[index]
             if not self.network.is_data(source):
                 continue
-            for t in op.outputs:
-                self.shared.join(source, t)
-                if source in self.carried:
-                    self.carried.add(t)
-                    self.kernels[op] = op
-                else:
-                    start = self.origin.get(source, (source, Edge(op, index)))
-                    self.origin[t], self.passing[op] = start, start[1]
+            self.shared.join(source, t)
+            if source in self.carried:
+                self.carried.add(t)
+                self.kernels[op] = op
+            else:
+                start = self.origin.get(source, (source, Edge(op, index)))
+                self.origin[t], self.passing[op] = start, start[1]
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
         (index,) = kernel.data_inputs(op)
