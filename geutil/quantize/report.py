@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,15 +105,14 @@ class QuantizeReport:
             f"coverage {self.coverage:.3f}"
         )
         yield from (f"warning: {warning}" for warning in self.warnings)
-        entries: list[Quantized | Skipped] = [*self.quantized, *self.skipped]
-        several = len({entry.signature for entry in entries}) > 1
-        for title, entries in (
-            ("quantized", self.quantized),
-            ("skipped", self.skipped),
-        ):
-            if not entries:
-                continue
-            yield f"{title}:"
+        listed: dict[str, Sequence[Quantized | Skipped]] = {
+            "quantized": self.quantized,
+            "skipped": self.skipped,
+        }
+        several = len({e.signature for part in listed.values() for e in part}) > 1
+        for title, entries in listed.items():
+            if entries:
+                yield f"{title}:"
             for entry in entries:
                 where = f"{entry.signature}: " if several else ""
                 what = entry if isinstance(entry, Quantized) else entry.reason

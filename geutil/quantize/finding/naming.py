@@ -50,6 +50,10 @@ def named(
         points[draft.tensor] = point
         if draft.counts:
             _take_in(group, draft, name)
+    for group in groups.values():
+        if not group.sources:
+            # What is joined or pooled was quantized before, in a range of its own.
+            group.points[0].counts = True
     return list(groups.values()), points
 
 

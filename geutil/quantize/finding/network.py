@@ -122,7 +122,7 @@ class Network:
         readers = self.live.readers(op)
         if not readers and not ends_known:
             return any(self.is_data(t) for t in op.outputs)
-        return any(r in needed for r in readers)
+        return any(r in needed and _reads_values(r, op) for r in readers)
 
     def _before_layers(self) -> set[Operation]:
         region: set[Operation] = set()
@@ -130,3 +130,8 @@ class Network:
             if op in self.layers or any(r in region for r in self.live.readers(op)):
                 region.add(op)
         return region
+
+
+def _reads_values(reader: Operation, op: Operation) -> bool:
+    """Tell whether an op reads another's values, and not just the range of them."""
+    return reader.type not in FAKE_QUANT or reader.inputs[0].op is op

@@ -50,6 +50,7 @@ _WITH_PARAMETERS = frozenset(
         "Sub",
     )
 )
+_BEHIND = "is behind the last layer, and may be part of a loss"
 _FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
 _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
@@ -193,7 +194,7 @@ class _Planner:
         if kernel and kernel.activation not in ("", *self.choices.activations):
             return f"is no activation that is asked for ({kernel.activation})"
         if self.network.is_behind_layers(op) and not self._may_end(op, kernel):
-            return "is behind the last layer, and may be part of a loss"
+            return _BEHIND
         return ""
 
     def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
@@ -207,7 +208,8 @@ class _Planner:
         return bool(data) and all(t in self.carried for t in data)
 
     def _skip(self, op: Operation, reason: str) -> None:
-        has_kernel = op.type in KERNELS or op in self.network.layers
+        known = op.type in KERNELS or op in self.network.layers
+        has_kernel = known and reason != _BEHIND
         self.skips[op] = Skip(op, reason, has_kernel)
 
     def _take(self, op: Operation) -> bool:
