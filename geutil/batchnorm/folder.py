@@ -20,7 +20,7 @@ from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.graph.reordering import renew_order
 from geutil.graph.staleness import check_editable
 from geutil.transform.rewrite.driver import rewrite
@@ -283,6 +283,6 @@ def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     if scope is None or scope.startswith(prefix):
         scope = scope and scope.removeprefix(prefix)
         return replace(choices, scope=scope), place.fixed
-    if prefix.startswith(scope_finalize(scope)):
+    if is_in_scope(prefix, scope):
         return replace(choices, scope=None), place.fixed
     return replace(choices, scope=None), f"is outside of scope '{scope}'"

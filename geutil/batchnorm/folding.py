@@ -25,7 +25,7 @@ from geutil.graph.kinds import (
     is_tensor,
     type_name,
 )
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.select.lists import as_list
 from geutil.transform.rewrite.liveness import Liveness
@@ -79,7 +79,8 @@ def fold_batch_norms(
             and Grappler know it. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
-        scope: only norms whose names begin with it; None is all.
+        scope: a name scope, with or without a slash at its end: only norms in it; None
+            is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
             well, with their moving ones.
@@ -162,8 +163,7 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
 
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
-    wanted = scope_finalize(scope or "")
-    refused = [r for r in report.refused if f"{r.norm}/".startswith(wanted)]
+    refused = [r for r in report.refused if is_in_scope(r.norm, scope)]
     if refused:
         raise FoldError(
             f"{len(refused)} batch norm(s) cannot be folded; nothing was "

@@ -14,6 +14,7 @@ from geutil.batchnorm.training.statistics import (
     statistics_of,
 )
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.names import is_in_scope
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -36,7 +37,7 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
 
     Args:
         graph: the graph.
-        scope: only norms whose names begin with it; None is all.
+        scope: a name scope: only norms in it; None is all.
         freezes: whether moving averages are to stop.
 
     Cost: linear in ops and edges.
@@ -62,7 +63,7 @@ class _Planner:
         self._freezes = freezes
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
-        if self._scope is not None and not norm.name.startswith(self._scope):
+        if not is_in_scope(norm.name, self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
         # The old layer stays, for its statistics: others may go on reading it.
         path = path_to(norm, self.origins, self.liveness, (), {})

@@ -137,12 +137,22 @@ def test_without_a_freeze_no_moving_mean_is_needed():
     assert len(fold_batch_norms(graph, is_training=True).folded) == 1
 
 
-def test_a_norm_out_of_scope():
+@pytest.mark.parametrize("scope", ["elsewhere", "nor", "norm/inner"])
+def test_a_norm_out_of_scope(scope):
     graph = _graph(_no_moving_mean)
     before = _edges(graph)
-    report = fold_batch_norms(graph, is_training=True, scope="elsewhere")
-    assert "is outside of scope 'elsewhere'" in report.refused[0].reason
+    report = fold_batch_norms(graph, is_training=True, scope=scope)
+    assert f"is outside of scope '{scope}'" in report.refused[0].reason
     assert _edges(graph) == before
+    # Nobody asked for it.
+    fold_batch_norms(graph, is_training=True, scope=scope, strict=True)
+
+
+@pytest.mark.parametrize("scope", ["norm", "norm/", ""])
+def test_a_norm_in_scope(scope):
+    graph = _graph(_no_moving_mean)
+    report = fold_batch_norms(graph, is_training=True, scope=scope)
+    assert [entry.norm for entry in report.folded] == ["norm"]
 
 
 def _in_a_row(fixed):
