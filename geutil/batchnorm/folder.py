@@ -122,7 +122,7 @@ class Folder:
         entries = []
         for norm, obstacle in left:
             reason = first.get(norm.result.op, obstacle)
-            if reason.reason.startswith("no layer"):
+            if reason.no_layer:
                 reason = obstacle
             entries.append(
                 Refused(
