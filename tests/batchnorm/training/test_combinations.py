@@ -46,15 +46,15 @@ class Trial:
         averages, own = net.averages(), net.averages()
         self.moving += [averages.mean, averages.variance]
         self.moving_unfolded += [own.mean, own.variance]
-        with tf.name_scope("folded"):
+        with tf.name_scope("folded/net"):
             heads, updates = net.trained(x, averages)
             self.folded.append((net, x, heads, updates))
-        with tf.name_scope("unfolded"):
+        with tf.name_scope("unfolded/net"):
             heads, updates = net.trained(x, own)
             self.unfolded.append((net, x, heads, updates))
         if self.delay is None:
             return
-        with tf.name_scope("deployed"):
+        with tf.name_scope("deployed/net"):
             self.deployed.append((net, x, net.deployed(x, averages), []))
 
     def _values(self, net, x, heads, updates):
