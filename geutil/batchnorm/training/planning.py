@@ -8,11 +8,7 @@ from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.origins import Origins
 from geutil.batchnorm.paths import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.training.building import TrainingFold
-from geutil.batchnorm.training.statistics import (
-    depends_on_batch,
-    is_correction,
-    statistics_of,
-)
+from geutil.batchnorm.training.statistics import is_correction, statistics_of
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.names import is_in_scope
 from geutil.transform.rewrite.liveness import Liveness
@@ -86,7 +82,8 @@ class _Planner:
             step = link.step
             if step is None or step.op in members:
                 continue
-            if depends_on_batch(step, self.origins):
+            # Of other steps `path_to` says so.
+            if step.operand is None and step.op.get_attr("is_training"):
                 return Obstacle(
                     "depends on the batch and stands between the layer and the norm",
                     step.op,

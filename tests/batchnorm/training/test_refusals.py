@@ -155,25 +155,29 @@ def test_a_norm_in_scope(scope):
     assert [entry.norm for entry in report.folded] == ["norm"]
 
 
-def _in_a_row(fixed):
-    def build(x):
-        y = _conv(x)
-        for name in ("one", "two"):
-            if name == "two" and fixed:
-                ones = tf.ones([CHANNELS])
-                return _norm(y, ones, ones, name)
-            mean, variance = _moments(y)
-            update(_moving(), variance, True)
-            y = _norm(y, mean, variance, name)
-        return y
-
-    return build
+def _in_training(y, name):
+    mean, variance = _moments(y)
+    update(_moving(), variance, True)
+    return _norm(y, mean, variance, name)
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_norm_behind_a_norm_in_training(fixed):
+def _fused_in_training(y, name):
+    ones = tf.ones([CHANNELS])
+    z, _, variance = v1.nn.fused_batch_norm(y, ones, ones, is_training=True, name=name)
+    update(_moving(), variance, True)
+    return z
+
+
+def _fixed(y, name):
+    ones = tf.ones([CHANNELS])
+    return _norm(y, ones, ones, name)
+
+
+@pytest.mark.parametrize("second", [_in_training, _fused_in_training, _fixed])
+@pytest.mark.parametrize("first", [_in_training, _fused_in_training])
+def test_a_norm_behind_a_norm_in_training(first, second):
     """The first one depends on the batch, so nothing goes through it."""
-    graph = _graph(_in_a_row(fixed))
+    graph = _graph(lambda x: second(first(_conv(x), "one"), "two"))
     report = fold_batch_norms(graph, is_training=True)
     assert [entry.norm for entry in report.folded] == ["one"]
     assert [entry.norm for entry in report.refused] == ["two"]
