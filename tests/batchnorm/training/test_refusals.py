@@ -39,11 +39,14 @@ def _nothing_is_kept(x):
     return _norm(y, *_moments(y))
 
 
-def _no_moving_mean(x):
-    y = _conv(x)
+def _in_training(y, name="norm"):
     mean, variance = _moments(y)
     update(_moving(), variance, True)
-    return _norm(y, mean, variance)
+    return _norm(y, mean, variance, name)
+
+
+def _no_moving_mean(x):
+    return _in_training(_conv(x))
 
 
 def _last_batch_alone(x):
@@ -63,10 +66,7 @@ def _two_variables(x):
 
 
 def _no_layer(x):
-    y = tf.abs(_conv(x))
-    mean, variance = _moments(y)
-    update(_moving(), variance, True)
-    return _norm(y, mean, variance)
+    return _in_training(tf.abs(_conv(x)))
 
 
 def _read_within(x):
@@ -153,12 +153,6 @@ def test_a_norm_in_scope(scope):
     graph = _graph(_no_moving_mean)
     report = fold_batch_norms(graph, is_training=True, scope=scope)
     assert [entry.norm for entry in report.folded] == ["norm"]
-
-
-def _in_training(y, name):
-    mean, variance = _moments(y)
-    update(_moving(), variance, True)
-    return _norm(y, mean, variance, name)
 
 
 def _fused_in_training(y, name):
