@@ -25,6 +25,8 @@ PLOT = [
 ]
 
 CLI = [
+    # The arguments of the command. Held to what brings its own errors.
+    "typer>=0.29,<1",
     # Progress bars and tables.
     "rich>=14,<16",
 ]
@@ -81,6 +83,7 @@ setup(
         "numpy",
     ],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["geutil=geutil.cli.main:main"]},
     # Type checkers read py.typed from a directory, not from a zip archive.
     zip_safe=False,
     keywords=["tensorflow", "graph", "graph editor", "graph surgery"],

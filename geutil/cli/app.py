@@ -1,0 +1,62 @@
+"""The `geutil` command and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from geutil.cli.commands import comparing, editing, looking, memory, quantizing
+from geutil.version import __version__
+
+app = typer.Typer(
+    name="geutil",
+    help="Graph surgery for TensorFlow models.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Graph surgery for TensorFlow models."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "inspect": looking.inspect,
+    "ops": looking.ops,
+    "cut": editing.cut,
+    "splice": editing.splice,
+    "rename": editing.rename,
+    "batch-size": editing.batch_size,
+    "strip": editing.strip,
+    "fold": editing.fold,
+    "quantize": quantizing.quantize,
+    "calibrate": quantizing.calibrate,
+    "memory": memory.memory,
+    "diff": comparing.diff,
+    "check": comparing.check,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name)(_function)

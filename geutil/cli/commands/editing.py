@@ -1,0 +1,179 @@
+"""Commands that change models: a model is read, and another one is written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from geutil.cli.files import CommandError, check_target, named, read_model, write_model
+from geutil.cli.options import As, Force, Inputs, Json, Signature, Source, Target
+from geutil.cli.output import show, working
+
+Pairs = Annotated[
+    list[str] | None,
+    typer.Option(help="old=new; can be given several times.", show_default=False),
+]
+
+
+def cut(
+    path: Source,
+    output: Target,
+    inputs: Inputs = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            help="A tensor or op that becomes an output; name=tensor also names it.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+) -> None:
+    """Cut a part out of a model, between some tensors."""
+    if not inputs and not outputs:
+        raise CommandError("say where to cut: pass --input or --to")
+    check_target(output, force)
+    model = read_model(path, signature).cut(named(inputs), named(outputs))
+    write_model(model, output, form, force)
+    print(f"{model!r} -> {output}")
+
+
+def splice(
+    path: Source,
+    other: Annotated[
+        str, typer.Argument(help="The model that is put in.", show_default=False)
+    ],
+    output: Target,
+    replace: Annotated[
+        list[str],
+        typer.Option(
+            help="tensor=output: what of the other model takes a tensor's place.",
+            show_default=False,
+        ),
+    ],
+    feed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="input=tensor: what an input of the other model reads.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+) -> None:
+    """Put a model into another one, in the place of some of its tensors."""
+    from pathlib import Path
+
+    check_target(output, force)
+    model = read_model(path, signature)
+    donor = read_model(Path(other))
+    spliced = model.splice(donor, _pairs(replace), _pairs(feed))
+    write_model(spliced, output, form, force)
+    print(f"{spliced!r} -> {output}")
+
+
+def rename(
+    path: Source,
+    output: Target,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="old=new, of an input.", show_default=False),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--result", help="old=new, of an output.", show_default=False),
+    ] = None,
+    to_signature: Annotated[
+        str | None,
+        typer.Option(help="The new name of the signature.", show_default=False),
+    ] = None,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+) -> None:
+    """Rename inputs, outputs or the signature of a model."""
+    check_target(output, force)
+    model = read_model(path, signature)
+    renamed = model.rename(
+        _pairs(inputs) or None, _pairs(outputs) or None, to_signature
+    )
+    write_model(renamed, output, form, force)
+    print(f"{renamed!r} -> {output}")
+
+
+def batch_size(
+    path: Source,
+    size: Annotated[str, typer.Argument(help="A number, or 'any'.")],
+    output: Target,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+) -> None:
+    """Change the batch size of a model, and prove the result by running it."""
+    if size != "any" and not size.isdigit():
+        raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
+    check_target(output, force)
+    model = read_model(path, signature)
+    with working("changing and proving"):
+        changed = model.set_batch_size(None if size == "any" else int(size))
+    write_model(changed, output, form, force)
+    print(f"{changed!r} -> {output}")
+
+
+def strip(
+    path: Source,
+    output: Target,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="An op or scope that stays as it is.", show_default=False),
+    ] = None,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Take out of a model what serves training alone."""
+    check_target(output, force)
+    stripped = read_model(path, signature).strip_training(keep=keep or ())
+    write_model(stripped, output, form, force)
+    show(stripped.strip_report, as_json=as_json)
+
+
+def fold(
+    path: Source,
+    output: Target,
+    scope: Annotated[
+        str | None, typer.Option(help="Only batch norms of this name scope.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
+    ] = False,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Fold the batch norms of a model into its layers."""
+    from geutil.batchnorm import fold_batch_norms
+
+    check_target(output, force)
+    model = read_model(path, signature)
+    with working("folding"):
+        report = fold_batch_norms(model, scope=scope, strict=strict)
+    write_model(model, output, form, force)
+    show(report, as_json=as_json)
+
+
+def _pairs(values: list[str] | None) -> dict[str, str]:
+    """Return what is given as old=new."""
+    found = {}
+    for value in values or ():
+        old, mark, new = value.partition("=")
+        if not (old and mark and new):
+            raise CommandError(f"'{value}' is no pair; write it as old=new")
+        found[old] = new
+    return found

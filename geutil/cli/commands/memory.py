@@ -1,0 +1,90 @@
+"""The command that says what a training step needs in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from geutil.cli.files import CommandError, read_model
+from geutil.cli.options import Json, Signature, Source
+from geutil.cli.output import show_rows, working
+
+_MEGA = 1e6
+
+
+def memory(
+    path: Source,
+    batch: Annotated[int, typer.Option(min=1, help="The batch size.")] = 32,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="input=8,8,3: the shape of an input whose file leaves sizes open.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Signature = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the peak memory of a training step, and what checkpointing saves.
+
+    The step computes the gradients of the mean square of all outputs by all weights
+    that are trained.
+    """
+    import tensorflow as tf
+
+    from geutil.gradients import explain
+
+    model = read_model(path, signature)
+    weights = [v for v in model.variables.values() if v.trainable]
+    if not weights:
+        raise CommandError(
+            f"'{path}' has no variables to train: it is frozen; give the model that it "
+            "was frozen from"
+        )
+    shapes = _shapes(size)
+    function = model.to_function()
+    with working("predicting"), tf.Graph().as_default() as outer:
+        del outer
+
+        @tf.function(autograph=False)
+        def step() -> None:
+            given = {
+                name: tf.zeros(_known(name, t.shape, batch, shapes), t.dtype)
+                for name, t in model.inputs.items()
+            }
+            results = function(**given)
+            loss = tf.add_n([tf.reduce_mean(tf.square(r)) for r in results.values()])
+            reports.append(explain(loss, weights))
+
+        reports: list[object] = []
+        step.get_concrete_function()
+    report = reports[0]
+    rows = [
+        ("plain", f"{report.plain_peak / _MEGA:.1f}"),  # type: ignore[attr-defined]
+        ("checkpoints", f"{report.peak / _MEGA:.1f}"),  # type: ignore[attr-defined]
+    ]
+    show_rows(["gradients", "peak MB"], rows, as_json=as_json)
+
+
+def _shapes(given: list[str] | None) -> dict[str, list[int]]:
+    shapes = {}
+    for value in given or ():
+        name, mark, sizes = value.partition("=")
+        if not mark or not all(part.isdigit() for part in sizes.split(",")):
+            raise CommandError(f"'{value}' is no shape; write it as input=8,8,3")
+        shapes[name] = [int(part) for part in sizes.split(",")]
+    return shapes
+
+
+def _known(
+    name: str, shape: object, batch: int, given: dict[str, list[int]]
+) -> list[int]:
+    sizes = shape.as_list()  # type: ignore[attr-defined]
+    filled = [batch, *given[name]] if name in given else [sizes[0] or batch, *sizes[1:]]
+    if None in filled:
+        raise CommandError(
+            f"input '{name}' has the shape {sizes}; pass --size {name}=... with the "
+            "sizes behind the batch"
+        )
+    return filled

@@ -1,0 +1,137 @@
+"""Commands on the way to int8."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from geutil.cli.files import (
+    CommandError,
+    check_target,
+    read_batches,
+    read_model,
+    write_bytes,
+    write_model,
+)
+from geutil.cli.options import (
+    As,
+    BatchSize,
+    Data,
+    Force,
+    Format,
+    Json,
+    Method,
+    Signature,
+    Source,
+    Target,
+)
+from geutil.cli.output import plain, show, working
+
+Bits = Annotated[int, typer.Option(min=2, max=16)]
+
+
+def quantize(
+    path: Source,
+    output: Target,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data to calibrate with: a .npz file, or a directory of them.",
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[Method, typer.Option(help="How.")] = Method.moving_average,
+    batch: BatchSize = 32,
+    weight_bits: Bits = 8,
+    activation_bits: Bits = 8,
+    scope: Annotated[
+        str | None, typer.Option(help="Only ops of this name scope.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(help="A regex of ops to leave alone.", show_default=False),
+    ] = None,
+    keep_norms: Annotated[
+        bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if an op stays float that need not.")
+    ] = False,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Insert FakeQuant ops, calibrate them, and write a model or an int8 .tflite file.
+
+    Batch norms are folded first.
+    """
+    from pathlib import Path
+
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize import calibrate, to_int8
+    from geutil.quantize import quantize as insert
+
+    check_target(output, force)
+    to_file = form is Format.tflite or (form is None and output.suffix == ".tflite")
+    if to_file and data is None:
+        raise CommandError(
+            "an int8 file needs ranges; pass --data, or write a model and calibrate it"
+        )
+    model = read_model(path, signature)
+    reports: dict[str, object] = {}
+    if not keep_norms:
+        with working("folding"):
+            reports["folded"] = fold_batch_norms(model)
+    with working("quantizing"):
+        reports["quantized"] = insert(
+            model,
+            is_training=False,
+            weight_bits=weight_bits,
+            activation_bits=activation_bits,
+            scope=scope,
+            overrides=dict.fromkeys(skip or (), "skip"),
+            strict=strict,
+        )
+    if data is not None:
+        batches = read_batches(Path(data), batch)
+        reports["calibrated"] = calibrate(model, batches, method.value)
+    if to_file:
+        with working("converting"):
+            blob = to_int8(model)
+        write_bytes(blob, output)
+    else:
+        write_model(model, output, form, force)
+    if as_json:
+        show({name: plain(report) for name, report in reports.items()}, as_json=True)
+    else:
+        for report in reports.values():
+            print(report)
+
+
+def calibrate(
+    path: Source,
+    data: Data,
+    output: Target,
+    method: Annotated[Method, typer.Option(help="How.")] = Method.moving_average,
+    batch: BatchSize = 32,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Set the ranges of a quantized model from data."""
+    from geutil.quantize import calibrate as set_ranges
+    from geutil.quantize import to_int8
+
+    check_target(output, force)
+    model = read_model(path, signature)
+    report = set_ranges(model, read_batches(data, batch), method.value)
+    if form is Format.tflite or (form is None and output.suffix == ".tflite"):
+        with working("converting"):
+            blob = to_int8(model)
+        write_bytes(blob, output)
+    else:
+        write_model(model, output, form, force)
+    show(report, as_json=as_json)

@@ -1,0 +1,97 @@
+"""Which ops two graphs have in common, and which they read differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from geutil.graph.kinds import Graph, Operation
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Rewired:
+    """An op of both graphs that reads something else.
+
+    Attributes:
+        op: its name.
+        op_type: its type, in the second graph.
+        before: what it reads in the first graph.
+        after: what it reads in the second.
+    """
+
+    op: str
+    op_type: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GraphDifference:
+    """What two graphs differ in; ops are told by their names.
+
+    Attributes:
+        added: the ops that the second graph alone has, with their types.
+        removed: those that the first alone has.
+        rewired: those that read something else, or are of another type.
+        common: how many ops are the same.
+    """
+
+    added: tuple[tuple[str, str], ...]
+    removed: tuple[tuple[str, str], ...]
+    rewired: tuple[Rewired, ...]
+    common: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the graphs are the same."""
+        return not (self.added or self.removed or self.rewired)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield (
+            f"{self.common} op(s) the same, {len(self.added)} added, "
+            f"{len(self.removed)} removed, {len(self.rewired)} rewired"
+        )
+        added = [f"+ {name} ({kind})" for name, kind in self.added]
+        removed = [f"- {name} ({kind})" for name, kind in self.removed]
+        rewired = [
+            f"~ {entry.op} ({entry.op_type}): {', '.join(entry.before)} -> "
+            f"{', '.join(entry.after)}"
+            for entry in self.rewired
+        ]
+        for lines in (added, removed, rewired):
+            yield from lines[:_SHOWN]
+            if len(lines) > _SHOWN:
+                yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
+
+
+def difference(graph: Graph, other: Graph) -> GraphDifference:
+    """Return what two graphs differ in.
+
+    Cost: linear in ops and edges.
+    """
+    ours = {op.name: op for op in graph.get_operations()}
+    theirs = {op.name: op for op in other.get_operations()}
+    both = [name for name in ours if name in theirs]
+    changed = [
+        Rewired(name, theirs[name].type, _reads(ours[name]), _reads(theirs[name]))
+        for name in both
+        if _reads(ours[name]) != _reads(theirs[name])
+        or ours[name].type != theirs[name].type
+    ]
+    return GraphDifference(
+        tuple((n, op.type) for n, op in theirs.items() if n not in ours),
+        tuple((n, op.type) for n, op in ours.items() if n not in theirs),
+        tuple(changed),
+        len(both) - len(changed),
+    )
+
+
+def _reads(op: Operation) -> tuple[str, ...]:
+    """Return the names of what an op reads and waits for."""
+    waits = sorted(f"^{c.name}" for c in op.control_inputs)
+    return (*(t.name for t in op.inputs), *waits)

@@ -1,0 +1,62 @@
+"""Where the `geutil` command starts, and where it ends if something is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+_MISSING = (
+    "geutil: the command needs typer and rich; install them with "
+    "`pip install 'geutil[cli]'`"
+)
+
+
+def main() -> None:
+    """Run the command; exit with 0 if it did what was asked for."""
+    # What TensorFlow's C++ part says at its start is for its own developers.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from geutil.cli.app import app
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in ("typer", "rich"):
+            raise
+        print(_MISSING, file=sys.stderr)
+        sys.exit(1)
+    sys.exit(run(app, sys.argv[1:]))
+
+
+def run(app: Any, arguments: list[str]) -> int:
+    """Run the command with arguments; return its exit code.
+
+    What geutil, TensorFlow or the system refuses is told in one line, and so is what
+    is not known; with --debug anywhere among the arguments, with its traceback.
+    """
+    import typer
+
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(arguments, prog_name="geutil", standalone_mode=False)
+    except typer.TyperException as error:
+        _tell(error.format_message())
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        _tell("stopped")
+        return 130
+    except BrokenPipeError:
+        # Who reads has seen enough; Python would complain of it once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        _tell(str(error) or type(error).__name__)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _tell(message: str) -> None:
+    print(f"geutil: {' '.join(message.split())}", file=sys.stderr)

@@ -1,0 +1,80 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(str, Enum):
+    """What models are written as."""
+
+    saved_model = "saved_model"
+    graph_def = "graph_def"
+    pbtxt = "pbtxt"
+    tflite = "tflite"
+
+
+class Method(str, Enum):
+    """How ranges are calibrated."""
+
+    moving_average = "moving_average"
+    min_max = "min_max"
+    percentile = "percentile"
+    entropy = "entropy"
+    mse = "mse"
+
+
+Source = Annotated[
+    Path,
+    typer.Argument(help="A SavedModel directory, or a .pb, .pbtxt or .keras file."),
+]
+Target = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="Where to write the result.", show_default=False
+    ),
+]
+As = Annotated[
+    Format | None,
+    typer.Option(
+        "--format", help="What to write; by default what the name of the output says."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Signature = Annotated[
+    str | None,
+    typer.Option("--signature", help="The signature to work on.", show_default=False),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="A tensor or op; name=tensor also names it. Can be given several times.",
+        show_default=False,
+    ),
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--outputs-at",
+        "--to",
+        help="A tensor or op; name=tensor also names it. Can be given several times.",
+        show_default=False,
+    ),
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        help="A .npz file with an array of samples for each input, or a directory of "
+        "such files, one for each batch.",
+        show_default=False,
+    ),
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch", min=1, help="How many samples to run at once.")
+]
