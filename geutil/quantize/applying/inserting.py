@@ -9,7 +9,7 @@ from typing import Any
 
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_results import results_of, set_results
-from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.quantize import simulation
@@ -20,7 +20,7 @@ from geutil.quantize.applying.variables import (
     shape_of,
 )
 from geutil.quantize.arithmetic import Range
-from geutil.quantize.finding.kernels import NO_DATA
+from geutil.quantize.finding.kernels import SHAPES
 from geutil.quantize.finding.network import Edge
 from geutil.quantize.finding.points import Point, RangeGroup
 from geutil.transform.rewrite.liveness import Liveness
@@ -68,7 +68,10 @@ def insert(
     if not groups:
         return MutableIdentityMap()
     live = Liveness(graph)
-    edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    results: IdentitySet = IdentitySet(results_of(graph))
+    edges = {
+        id(point): _edges(point, live, results) for g in groups for point in g.points
+    }
     builder = _Builder(graph, mode, variables)
     for group in groups:
         builder.add(group)
@@ -90,17 +93,32 @@ def insert(
     return quantized
 
 
-def _edges(point: Point, live: Liveness) -> list[Edge]:
+def _edges(point: Point, live: Liveness, results: IdentitySet) -> list[Edge]:
     """Return what will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
+    edges = _reading(point.tensor, live)
+    if point.tensor in results:
+        # Else the converter leaves Shape without an input (TensorFlow 2.21).
+        return [edge for edge in edges if not _measures(edge)]
+    # What reads only a shape does so behind the FakeQuant op, too: the converter leaves
+    # kernels in float if anything reads what they make before it is quantized.
+    inside = [edge for t in point.inside for edge in _reading(t, live)]
+    return [*edges, *filter(_measures, inside)]
+
+
+def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
     return [
         Edge(op, index)
-        for op in dict.fromkeys(point.tensor.consumers())
-        if op.type not in NO_DATA and not live.is_retired(op)
+        for op in dict.fromkeys(tensor.consumers())
+        if not live.is_retired(op)
         for index, t in enumerate(op.inputs)
-        if t is point.tensor
+        if t is tensor
     ]
+
+
+def _measures(edge: Edge) -> bool:
+    return edge.op.type in SHAPES
 
 
 class _Builder:

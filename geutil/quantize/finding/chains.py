@@ -30,6 +30,21 @@ class Chain:
     result: Tensor
     activation: str
 
+    @property
+    def inside(self) -> tuple[Tensor, ...]:
+        """What the ops make on the way that has the shape of the result."""
+        found: list[Tensor] = []
+        for op in reversed(self.ops[:-1]):
+            (tensor,) = op.outputs
+            if tensor.shape.rank is None or self.result.shape.rank is None:
+                break
+            if tensor.shape.as_list() != self.result.shape.as_list():
+                break
+            found.append(tensor)
+            if _passes(op):
+                break
+        return tuple(found)
+
 
 def chain_from(
     op: Operation, network: Network, may_take: Callable[[Operation], bool]
@@ -50,7 +65,6 @@ def chain_from(
         if len(edges) != 1 or not may_take(edges[0].op):
             break
         reader, index = edges[0]
-        kernel = KERNELS.get(reader.type)
         if reader.type in FUSED_ACTIVATIONS:
             taken += [*passed, reader]
             return Chain(
@@ -63,7 +77,7 @@ def chain_from(
         elif takes_bias and _is_correction(reader, index, network):
             taken += [*passed, reader]
             passed = []
-        elif op in network.layers and kernel and kernel.treatment is Treatment.PASSES:
+        elif op in network.layers and _passes(reader):
             # The converter moves a bias over a Reshape, and an atrous convolution is
             # a SpaceToBatch, a convolution and a BatchToSpace.
             passed.append(reader)
@@ -73,6 +87,11 @@ def chain_from(
             break
         tensor = cursor = reader.outputs[0]
     return Chain(tuple(taken), tensor, "")
+
+
+def _passes(op: Operation) -> bool:
+    kernel = KERNELS.get(op.type)
+    return kernel is not None and kernel.treatment is Treatment.PASSES
 
 
 def _is_bias(op: Operation, index: int, network: Network) -> bool:

@@ -164,26 +164,22 @@ PRODUCTS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 )
 
-NO_DATA = frozenset(
+SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
+"""Types of ops that read the shape of a tensor, and not its values."""
+
+DECISIONS = frozenset(
     (
         "ArgMax",
         "ArgMin",
-        "Assert",
         "Equal",
         "Greater",
         "GreaterEqual",
         "Less",
         "LessEqual",
         "NotEqual",
-        "Rank",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "ZerosLike",
-        "OnesLike",
     )
 )
-"""Types of ops whose results need no range, whatever they read."""
+"""Types of ops that read values, and whose results are no values."""
 
 FAKE_QUANT = frozenset(
     (

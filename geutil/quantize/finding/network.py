@@ -11,7 +11,7 @@ from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
-from geutil.quantize.finding.kernels import FAKE_QUANT, NO_DATA
+from geutil.quantize.finding.kernels import FAKE_QUANT, SHAPES
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
@@ -75,7 +75,7 @@ class Network:
             Edge(op, index)
             for op in sorted(readers, key=self.place.__getitem__)
             for index, t in enumerate(op.inputs)
-            if t is tensor and op.type not in NO_DATA
+            if t is tensor and op.type not in SHAPES
         ]
 
     def quantized(self, tensor: Tensor) -> Tensor | None:

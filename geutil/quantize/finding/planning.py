@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -12,10 +12,11 @@ from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
+    DECISIONS,
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
-    NO_DATA,
+    SHAPES,
     Kernel,
     Treatment,
 )
@@ -140,7 +141,10 @@ class _Planner:
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
-        if not floats or op.type in NO_DATA or op.type in _INPUTS:
+        if op.type in DECISIONS and not self._refusal(op):
+            for index in range(len(op.inputs)):
+                self._demand(op, index)
+        if not floats or op.type in SHAPES or op.type in _INPUTS:
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
@@ -238,6 +242,14 @@ class _Planner:
             slot = "conv_quant"
         self._end(chain, slot, spec)
 
+    def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
+        """Tell whether the converter forgets the range of what an op hands on.
+
+        It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
+        """
+        readers = self.network.readers(tensor)
+        return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
+
     def _feeds_sum(self, tensor: Tensor) -> bool:
         return any(edge.op.type in _SUMS for edge in self.network.readers(tensor))
 
@@ -270,6 +282,9 @@ class _Planner:
         self._end(chain, "act_quant", self.overrides.spec(composite.ops))
 
     def _pass(self, op: Operation, kernel: Kernel) -> None:
+        if any(self._feeds_pool_and_more(t) for t in op.outputs):
+            self._keep(op, replace(kernel, slot="keep_quant"))
+            return
         for index in kernel.data_inputs(op):
             # Of several inputs each is handed on as the output of its place.
             source, t = op.inputs[index], op.outputs[index]
@@ -333,8 +348,12 @@ class _Planner:
             fixed=range_,
             positive=chain.activation in FUSED_ACTIVATIONS.values(),
         )
-        if draft is not None:
-            self.results[chain.ops[0]] = draft
+        if draft is None:
+            return
+        self.results[chain.ops[0]] = draft
+        if not any(self.network.is_statistic(t) for op in chain.ops for t in op.inputs):
+            # Else a shape may be read to make what the result depends on.
+            draft.inside = chain.inside
 
     def _quantize(
         self,

@@ -49,6 +49,8 @@ class Point:
         readers: what shall read it quantized; None is all.
         counts: whether its values count for the range; those of a concat do not, which
             have been counted one by one.
+        inside: tensors of the same shape that the same kernel makes on the way; what
+            asks for their shapes shall ask for its shape.
     """
 
     tensor: Tensor
@@ -56,6 +58,7 @@ class Point:
     group: RangeGroup
     readers: list[Edge] | None = None
     counts: bool = True
+    inside: tuple[Tensor, ...] = ()
 
     @property
     def form(self) -> Format:
