@@ -9,7 +9,7 @@ from typing import Any
 
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_results import results_of, set_results
-from geutil.graph.identity import IdentitySet, MutableIdentityMap
+from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.quantize import simulation
@@ -68,10 +68,7 @@ def insert(
     if not groups:
         return MutableIdentityMap()
     live = Liveness(graph)
-    results: IdentitySet = IdentitySet(results_of(graph))
-    edges = {
-        id(point): _edges(point, live, results) for g in groups for point in g.points
-    }
+    edges = {id(point): _edges(point, live) for g in groups for point in g.points}
     builder = _Builder(graph, mode, variables)
     for group in groups:
         builder.add(group)
@@ -93,18 +90,18 @@ def insert(
     return quantized
 
 
-def _edges(point: Point, live: Liveness, results: IdentitySet) -> list[Edge]:
+def _edges(point: Point, live: Liveness) -> list[Edge]:
     """Return what will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
-    edges = _reading(point.tensor, live)
-    if point.tensor in results:
-        # Else the converter leaves Shape without an input (TensorFlow 2.21).
-        return [edge for edge in edges if not _measures(edge)]
-    # What reads only a shape does so behind the FakeQuant op, too: the converter leaves
-    # kernels in float if anything reads what they make before it is quantized.
-    inside = [edge for t in point.inside for edge in _reading(t, live)]
-    return [*edges, *filter(_measures, inside)]
+    values = [e for e in _reading(point.tensor, live) if e.op.type not in SHAPES]
+    shapes = [
+        edge
+        for tensor in point.shapes
+        for edge in _reading(tensor, live)
+        if edge.op.type in SHAPES
+    ]
+    return [*values, *shapes]
 
 
 def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
@@ -115,10 +112,6 @@ def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
         for index, t in enumerate(op.inputs)
         if t is tensor
     ]
-
-
-def _measures(edge: Edge) -> bool:
-    return edge.op.type in SHAPES
 
 
 class _Builder:

@@ -24,7 +24,7 @@ class Draft:
         weights: the source of the weights that it holds; None for activations.
         initial: the range to start with.
         fixed: whether that stays.
-        inside: tensors of the same shape that the same kernel makes on the way.
+        shapes: see `Point`.
     """
 
     tensor: Tensor
@@ -37,4 +37,4 @@ class Draft:
     weights: Tensor | None = None
     initial: tuple[float, float] = (-6.0, 6.0)
     fixed: bool = False
-    inside: tuple[Tensor, ...] = ()
+    shapes: tuple[Tensor, ...] = ()

@@ -46,7 +46,7 @@ def named(
             # Layers that want channels along other axes share one range.
             group.form = replace(group.form, axes=())
         point = Point(
-            draft.tensor, name, group, draft.readers, draft.counts, draft.inside
+            draft.tensor, name, group, draft.readers, draft.counts, draft.shapes
         )
         group.points.append(point)
         points[draft.tensor] = point

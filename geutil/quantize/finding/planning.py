@@ -351,9 +351,12 @@ class _Planner:
         if draft is None:
             return
         self.results[chain.ops[0]] = draft
-        if not any(self.network.is_statistic(t) for op in chain.ops for t in op.inputs):
+        statistics = (
+            self.network.is_statistic(t) for op in chain.ops for t in op.inputs
+        )
+        if draft.shapes and not any(statistics):
             # Else a shape may be read to make what the result depends on.
-            draft.inside = chain.inside
+            draft.shapes = (*draft.shapes, *chain.inside)
 
     def _quantize(
         self,
@@ -394,6 +397,8 @@ class _Planner:
             None,
             fixed or initial,
             fixed is not None,
+            # Of what is a result, too, the converter would lose it (TensorFlow 2.21).
+            () if tensor in self.network.results else (tensor,),
         )
         self.drafts[tensor] = draft
         return draft
