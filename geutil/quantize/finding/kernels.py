@@ -84,6 +84,7 @@ KERNELS: dict[str, Kernel] = {
             "DepthToSpace",
             "EnsureShape",
             "ExpandDims",
+            "Gather",
             "GatherNd",
             "GatherV2",
             "Identity",
@@ -97,6 +98,7 @@ KERNELS: dict[str, Kernel] = {
             "PreventGradient",
             "Reshape",
             "ResizeNearestNeighbor",
+            "Roll",
             "Slice",
             "Snapshot",
             "SpaceToBatchND",
@@ -163,6 +165,11 @@ CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInpu
 PRODUCTS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 )
+
+LOOKUPS = frozenset(
+    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd")
+)
+"""Types of ops that, where their first input is a parameter, look rows up in it."""
 
 SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
 """Types of ops that read the shape of a tensor, and not its values."""

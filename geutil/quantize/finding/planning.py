@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import tensorflow as tf
+
 from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.finding.chains import Chain, chain_from
@@ -16,6 +18,7 @@ from geutil.quantize.finding.kernels import (
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
+    LOOKUPS,
     SHAPES,
     Kernel,
     Treatment,
@@ -126,6 +129,7 @@ class _Planner:
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
+        self._finish()
         asked = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
             if edge in asked:
@@ -138,6 +142,27 @@ class _Planner:
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
         )
+
+    def _finish(self) -> None:
+        """Let inputs and results be quantized, whatever reads or makes them."""
+        inputs = (op.outputs[0] for op in self.network.ops if op.type in _INPUTS)
+        for tensor in inputs:
+            if tensor not in self.drafts and self._is_input(tensor):
+                self._input(tensor, tensor.op, None)
+        for tensor in self.network.results:
+            if tensor in self.carried or not self.network.is_data(tensor):
+                continue
+            if tensor in self.origin:
+                self._demand(*self.origin[tensor][1])
+            elif not self._refusal(tensor.op):
+                spec = self.overrides.spec([tensor.op])
+                self._quantize(tensor, tensor.op, "output_quant", spec)
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is fed with values, no indices in float."""
+        readers = self.network.readers(tensor)
+        values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
+        return tensor.dtype == tf.float32 and values and not self._refusal(tensor.op)
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
@@ -160,6 +185,10 @@ class _Planner:
             self._composite(composite)
         elif layer is not None:
             self._layer(layer)
+        elif op.type in LOOKUPS and not self.network.is_data(op.inputs[0]):
+            # The converter stores the table in the range of what is looked up.
+            spec = self.overrides.spec([op])
+            self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
         elif kernel is None:
             self._skip(op, f"TFLite has no int8 kernel for {op.type}")
         elif kernel.treatment is Treatment.PASSES:
@@ -412,21 +441,28 @@ class _Planner:
         draft = self.drafts.get(source)
         if draft is None:
             outside = not self.choices.in_scope(source.op)
+            # Only what asks for it reads it quantized; but inputs are int8 for all.
+            everywhere = source.op.type in _INPUTS and not outside
             anchor = op if outside else source.op
-            # Only what asks for it reads it quantized.
-            draft = self._quantize(
-                source,
-                anchor,
-                "input_quant",
-                self.overrides.spec([op]),
-                readers=[],
-            )
-            if draft is not None and source.op.type in _INPUTS:
-                self.kernels[source.op] = source.op
-                self.results[source.op] = draft
+            draft = self._input(source, anchor, None if everywhere else [], op)
         edges = None if draft is None else draft.readers
         if edges is not None and edge not in edges:
             edges.append(edge)
+
+    def _input(
+        self,
+        tensor: Tensor,
+        anchor: Operation,
+        readers: list[Edge] | None,
+        reader: Operation | None = None,
+    ) -> Draft | None:
+        """Let a tensor be quantized that no kernel makes."""
+        spec = self.overrides.spec([reader or anchor])
+        draft = self._quantize(tensor, anchor, "input_quant", spec, readers=readers)
+        if draft is not None and tensor.op.type in _INPUTS:
+            self.kernels[tensor.op] = tensor.op
+            self.results[tensor.op] = draft
+        return draft
 
     def _constant(self, op: Operation, index: int) -> None:
         tensor = op.inputs[index]
