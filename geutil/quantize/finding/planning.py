@@ -26,6 +26,7 @@ from geutil.quantize.finding.kernels import (
 from geutil.quantize.finding.naming import named
 from geutil.quantize.finding.network import Edge, Network
 from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.weights import (
     constant_format,
     format_of,
@@ -69,7 +70,8 @@ class Plan:
             it, and with the point of what that makes, if it has one.
         skips: the ops that will not be.
         weights: for each layer the point of its weights.
-        points: for each tensor its point.
+        results: for each kernel the point of what it makes.
+        prelus: activations to be written in another form before all this.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -77,6 +79,7 @@ class Plan:
     skips: dict[Operation, Skip] = field(default_factory=dict)
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
+    prelus: list[Prelu] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -141,7 +144,14 @@ class _Planner:
             self.skips,
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
+            self._prelus(),
         )
+
+    def _prelus(self) -> list[Prelu]:
+        if "prelu" not in self.choices.activations:
+            return []
+        found = find_prelus(self.network)
+        return [p for p in found if not any(map(self._refusal, p.ops))]
 
     def _finish(self) -> None:
         """Let inputs and results be quantized, whatever reads or makes them."""
