@@ -90,7 +90,6 @@ KERNELS: dict[str, Kernel] = {
             "Identity",
             "Max",
             "MaxPool",
-            "MaxPoolV2",
             "Min",
             "MirrorPad",
             "Pad",

@@ -56,6 +56,8 @@ _WITH_PARAMETERS = frozenset(
     )
 )
 _BEHIND = "is behind the last layer, and may be part of a loss"
+# TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
+_DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 _FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
 _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
@@ -135,7 +137,8 @@ class _Planner:
         self._finish()
         asked = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
-            if edge in asked:
+            draft = self.drafts.get(edge.op.inputs[edge.slot])
+            if edge in asked or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
         return Plan(
@@ -252,7 +255,7 @@ class _Planner:
 
     def _skip(self, op: Operation, reason: str) -> None:
         known = op.type in KERNELS or op in self.network.layers
-        has_kernel = known and reason != _BEHIND
+        has_kernel = known and reason not in (_BEHIND, _DIVIDES)
         self.skips[op] = Skip(op, reason, has_kernel)
 
     def _take(self, op: Operation) -> bool:
@@ -296,7 +299,7 @@ class _Planner:
         network = self.network
         data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
         if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
-            self._skip(op, "divides by data, for which TFLite has no int8 kernel")
+            self._skip(op, _DIVIDES)
             return
         for index in kernel.data_inputs(op):
             if index in data:
@@ -346,8 +349,9 @@ class _Planner:
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         for t in op.outputs:
-            self.shared.join(source, t)
-            self._quantize(t, op, kernel.slot, spec, counts=False)
+            if t.dtype.is_floating:
+                self.shared.join(source, t)
+                self._quantize(t, op, kernel.slot, spec, counts=False)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
