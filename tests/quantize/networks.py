@@ -53,6 +53,11 @@ def classifier(make, pixels, scale=1.0, offset=0.0, seed=0):
     for layer in body._flatten_layers():
         _blur(layer, random)
     with_calibrated_norms(body, x[: 2 * CLASSES])
+    return _with_prototypes(body, x, kinds)
+
+
+def _with_prototypes(body, x, kinds):
+    """Return a network with a last layer that compares features with their means."""
     features = body(x, training=False).numpy()
     means = np.stack([features[kinds == kind].mean(0) for kind in range(CLASSES)])
     middle = means.mean(0)
@@ -81,3 +86,33 @@ def _blur(layer, random):
         kernel /= np.sqrt(height * width * channels[0])
     biases = [random.normal(size=bias.shape) * 0.1 for bias in rest]
     layer.set_weights([kernel, *biases])
+
+
+def encoder(length=16, width=32, heads=4, depth=2, seed=0):
+    """Return a transformer encoder that tells ten kinds of sequences apart."""
+    tf.keras.utils.set_random_seed(seed)
+    random = np.random.default_rng(seed)
+    layers = tf.keras.layers
+    x = inputs = layers.Input((length, width))
+    for _ in range(depth):
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        x = layers.LayerNormalization()(x + attention(x, x))
+        y = layers.Dense(2 * width, activation="gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(width)(y))
+    body = tf.keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
+    for variable in body.weights:
+        if variable.name in ("bias", "beta"):
+            variable.assign(random.normal(size=variable.shape) * 0.1)
+        if variable.name == "gamma":
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+    x, kinds = sequences(4 * CLASSES, length, width)
+    return _with_prototypes(body, x, kinds)
+
+
+def sequences(count, length=16, width=32, seed=0):
+    """Return sequences of vectors: of one of ten kinds each, and noise."""
+    random = np.random.default_rng(seed)
+    of_kinds = np.random.default_rng(1).normal(size=(CLASSES, 1, width))
+    kinds = np.arange(count) % CLASSES
+    noise = random.normal(size=(count, length, width))
+    return (of_kinds[kinds] + 0.5 * noise).astype(np.float32), kinds
