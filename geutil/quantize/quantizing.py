@@ -17,7 +17,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
 from geutil.graph.state import state_of
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.quantize.applying.inserting import Mode, insert
-from geutil.quantize.applying.lowering import lower_prelus
+from geutil.quantize.applying.lowering import lower_negations, lower_prelus
 from geutil.quantize.applying.variables import RangeVariables
 from geutil.quantize.finding.choices import Choices, Override
 from geutil.quantize.finding.kernels import ACTIVATIONS
@@ -142,11 +142,16 @@ result 8 bits (conv/act_quant)
             )
         )
     known = dict(variables or {})
-    for (name, graph, results), plan in zip(places, plans, strict=True):
+    for (name, graph, _), plan in zip(places, plans, strict=True):
         with _abandoned_on_error(graph), transaction(graph):
-            rewritten = lower_prelus(graph, plan.prelus)
+            rewritten = (
+                *lower_prelus(graph, plan.prelus),
+                *lower_negations(graph, plan.negations),
+            )
             if rewritten:
-                plan = plan_quantization(graph, results, choices)
+                # A result may be another tensor now.
+                results = {n: found for n, _, found in _places(graph_or_model)}
+                plan = plan_quantization(graph, results[name], choices)
             ranges = RangeVariables(graph, known, vars_collection)
             insert(graph, plan.groups, mode, ranges)
         known.update(ranges.by_name)

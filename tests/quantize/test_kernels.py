@@ -123,7 +123,6 @@ FLOAT_CASES = {
     "Elu": one(tf.nn.elu),
     "Floor": one(tf.floor),
     "LRN": one(tf.nn.lrn),
-    "Neg": one(lambda a: -a),
     "Pow": positive(lambda a: tf.pow(a, 1.5)),
     "Round": one(tf.round),
     "Sign": one(tf.sign),
@@ -168,3 +167,11 @@ def test_a_division_by_data_is_reported():
     assert skipped.op_type == "RealDiv"
     assert "no int8 kernel that works" in skipped.reason
     assert not skipped.has_kernel
+
+
+def test_a_negation_becomes_a_product():
+    result = converted(lambda a: -tf.exp(a), IMAGE)
+    assert result.kinds == ["EXP", "MUL"]
+    assert result.most <= 1
+    assert result.report.rewritten == ("'Neg' (Neg) computes x * -1",)
+    assert "rewritten: 'Neg' (Neg) computes x * -1" in str(result.report)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from geutil.graph.kinds import Operation, Tensor
 from geutil.quantize.finding.kernels import (
     FUSED_ACTIVATIONS,
@@ -71,6 +73,8 @@ def chain_from(
                 tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
             )
         if takes_bias and _is_bias(reader, index, network):
+            if not all(_leaves_channels(p, reader, index) for p in passed):
+                break
             taken += [*passed, reader]
             passed = []
             takes_bias = False
@@ -78,8 +82,8 @@ def chain_from(
             taken += [*passed, reader]
             passed = []
         elif op in network.layers and _passes(reader):
-            # The converter moves a bias over a Reshape, and an atrous convolution is
-            # a SpaceToBatch, a convolution and a BatchToSpace.
+            # The converter moves a bias over some of these, and an atrous convolution
+            # is a SpaceToBatch, a convolution and a BatchToSpace.
             passed.append(reader)
             cursor = reader.outputs[0]
             continue
@@ -92,6 +96,22 @@ def chain_from(
 def _passes(op: Operation) -> bool:
     kernel = KERNELS.get(op.type)
     return kernel is not None and kernel.treatment is Treatment.PASSES
+
+
+def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
+    """Tell whether the converter moves a bias over an op that stands before it.
+
+    Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
+    """
+    if op.type != "Reshape":
+        return True
+    if tf.get_static_value(op.inputs[1]) is None:
+        return False
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    value = bias.inputs[1 - index].shape
+    if None in (before.rank, after.rank) or value.rank != 1:
+        return False
+    return bool(before[-1] == after[-1] == value[-1])
 
 
 def _is_bias(op: Operation, index: int, network: Network) -> bool:

@@ -74,6 +74,7 @@ class Plan:
         weights: for each layer the point of its weights.
         results: for each kernel the point of what it makes.
         prelus: activations to be written in another form before all this.
+        negations: Neg ops to be written in another form before all this.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -82,6 +83,7 @@ class Plan:
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
+    negations: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -140,6 +142,8 @@ class _Planner:
             draft = self.drafts.get(edge.op.inputs[edge.slot])
             if edge in asked or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
+        prelus = self._prelus()
+        inside = {op for prelu in prelus for op in prelu.ops}
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
         return Plan(
             groups,
@@ -147,8 +151,17 @@ class _Planner:
             self.skips,
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
-            self._prelus(),
+            prelus,
+            [op for op in self._negations() if op not in inside],
         )
+
+    def _negations(self) -> list[Operation]:
+        return [
+            op
+            for op in self.skips
+            if op.type == "Neg" and op.inputs[0].dtype == tf.float32
+            if not self._refusal(op)
+        ]
 
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
