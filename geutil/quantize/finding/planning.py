@@ -24,7 +24,7 @@ from geutil.quantize.finding.kernels import (
     Treatment,
 )
 from geutil.quantize.finding.naming import named
-from geutil.quantize.finding.network import Edge, Network
+from geutil.quantize.finding.network import BODIES, Edge, Network
 from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.weights import (
@@ -267,7 +267,8 @@ class _Planner:
         return bool(data) and all(t in self.carried for t in data)
 
     def _skip(self, op: Operation, reason: str) -> None:
-        known = op.type in KERNELS or op in self.network.layers
+        # What is in a body may well have kernels.
+        known = op.type in KERNELS or op.type in BODIES or op in self.network.layers
         has_kernel = known and reason not in (_BEHIND, _DIVIDES)
         self.skips[op] = Skip(op, reason, has_kernel)
 
