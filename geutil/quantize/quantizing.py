@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
 from geutil.graph.state import state_of
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.quantize.applying.inserting import Mode, insert
+from geutil.quantize.applying.lowering import lower_negations, lower_prelus
 from geutil.quantize.applying.variables import RangeVariables
 from geutil.quantize.finding.choices import Choices, Override
 from geutil.quantize.finding.kernels import ACTIVATIONS
@@ -142,12 +144,21 @@ result 8 bits (conv/act_quant)
     known = dict(variables or {})
     for (name, graph, _), plan in zip(places, plans, strict=True):
         with _abandoned_on_error(graph), transaction(graph):
+            rewritten = (
+                *lower_prelus(graph, plan.prelus),
+                *lower_negations(graph, plan.negations),
+            )
+            if rewritten:
+                # A result may be another tensor now.
+                results = {n: found for n, _, found in _places(graph_or_model)}
+                plan = plan_quantization(graph, results[name], choices)
             ranges = RangeVariables(graph, known, vars_collection)
             insert(graph, plan.groups, mode, ranges)
         known.update(ranges.by_name)
         counter = state_of(graph).step_counter
         variable = None if counter is None else counter.variable
-        reports.append(_report(plan, name, choices, ranges.by_name, variable))
+        report = _report(plan, name, choices, ranges.by_name, variable)
+        reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
 
 
@@ -263,4 +274,5 @@ def _merged(reports: list[QuantizeReport]) -> QuantizeReport:
         tuple(warning for report in reports for warning in report.warnings),
         {name: v for report in reports for name, v in report.variables.items()},
         next((r.step for r in reports if r.step is not None), None),
+        tuple(line for report in reports for line in report.rewritten),
     )

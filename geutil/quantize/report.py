@@ -76,6 +76,7 @@ class QuantizeReport:
         warnings: what is odd about the call, such as a scope that holds no ops.
         variables: the variables of the ranges by name, `<range>/min` and `/max`.
         step: the variable that counts the training steps, where one does.
+        rewritten: what was written in another form, which has int8 kernels.
     """
 
     quantized: tuple[Quantized, ...]
@@ -85,6 +86,7 @@ class QuantizeReport:
         default_factory=dict, compare=False, repr=False
     )
     step: Any = field(default=None, compare=False, repr=False)
+    rewritten: tuple[str, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -105,6 +107,7 @@ class QuantizeReport:
             f"coverage {self.coverage:.3f}"
         )
         yield from (f"warning: {warning}" for warning in self.warnings)
+        yield from (f"rewritten: {line}" for line in self.rewritten)
         listed: dict[str, Sequence[Quantized | Skipped]] = {
             "quantized": self.quantized,
             "skipped": self.skipped,

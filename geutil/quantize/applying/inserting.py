@@ -20,7 +20,7 @@ from geutil.quantize.applying.variables import (
     shape_of,
 )
 from geutil.quantize.arithmetic import Range
-from geutil.quantize.finding.kernels import NO_DATA
+from geutil.quantize.finding.kernels import SHAPES
 from geutil.quantize.finding.network import Edge
 from geutil.quantize.finding.points import Point, RangeGroup
 from geutil.transform.rewrite.liveness import Liveness
@@ -94,12 +94,23 @@ def _edges(point: Point, live: Liveness) -> list[Edge]:
     """Return what will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
+    values = [e for e in _reading(point.tensor, live) if e.op.type not in SHAPES]
+    shapes = [
+        edge
+        for tensor in point.shapes
+        for edge in _reading(tensor, live)
+        if edge.op.type in SHAPES
+    ]
+    return [*values, *shapes]
+
+
+def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
     return [
         Edge(op, index)
-        for op in dict.fromkeys(point.tensor.consumers())
-        if op.type not in NO_DATA and not live.is_retired(op)
+        for op in dict.fromkeys(tensor.consumers())
+        if not live.is_retired(op)
         for index, t in enumerate(op.inputs)
-        if t is point.tensor
+        if t is tensor
     ]
 
 

@@ -94,7 +94,8 @@ class _Copy:
         for node, op in zip(graph_def.node, ops, strict=True):
             _pass_through(node, op)
             node.attr.pop("_class", None)
-        given = {f"{name}:0": t for name, t in mapped.items()}
+        read = {name.split(":")[0] for node in graph_def.node for name in node.input}
+        given = {f"{name}:0": t for name, t in mapped.items() if name in read}
         made = import_ops(copy, graph_def, given)
         # Names may have changed, where a placeholder took one.
         copies = dict(zip(ops, made, strict=True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
 
 from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -12,16 +14,19 @@ from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
+    DECISIONS,
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
-    NO_DATA,
+    LOOKUPS,
+    SHAPES,
     Kernel,
     Treatment,
 )
 from geutil.quantize.finding.naming import named
-from geutil.quantize.finding.network import Edge, Network
+from geutil.quantize.finding.network import BODIES, Edge, Network
 from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.weights import (
     constant_format,
     format_of,
@@ -51,6 +56,8 @@ _WITH_PARAMETERS = frozenset(
     )
 )
 _BEHIND = "is behind the last layer, and may be part of a loss"
+# TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
+_DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 _FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
 _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
@@ -65,7 +72,9 @@ class Plan:
             it, and with the point of what that makes, if it has one.
         skips: the ops that will not be.
         weights: for each layer the point of its weights.
-        points: for each tensor its point.
+        results: for each kernel the point of what it makes.
+        prelus: activations to be written in another form before all this.
+        negations: Neg ops to be written in another form before all this.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -73,6 +82,8 @@ class Plan:
     skips: dict[Operation, Skip] = field(default_factory=dict)
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
+    prelus: list[Prelu] = field(default_factory=list)
+    negations: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -125,10 +136,14 @@ class _Planner:
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
+        self._finish()
         asked = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
-            if edge in asked:
+            draft = self.drafts.get(edge.op.inputs[edge.slot])
+            if edge in asked or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
+        prelus = self._prelus()
+        inside = {op for prelu in prelus for op in prelu.ops}
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
         return Plan(
             groups,
@@ -136,11 +151,51 @@ class _Planner:
             self.skips,
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
+            prelus,
+            [op for op in self._negations() if op not in inside],
         )
+
+    def _negations(self) -> list[Operation]:
+        return [
+            op
+            for op in self.skips
+            if op.type == "Neg" and op.inputs[0].dtype == tf.float32
+            if not self._refusal(op)
+        ]
+
+    def _prelus(self) -> list[Prelu]:
+        if "prelu" not in self.choices.activations:
+            return []
+        found = find_prelus(self.network)
+        return [p for p in found if not any(map(self._refusal, p.ops))]
+
+    def _finish(self) -> None:
+        """Let inputs and results be quantized, whatever reads or makes them."""
+        inputs = (op.outputs[0] for op in self.network.ops if op.type in _INPUTS)
+        for tensor in inputs:
+            if tensor not in self.drafts and self._is_input(tensor):
+                self._input(tensor, tensor.op, None)
+        for tensor in self.network.results:
+            if tensor in self.carried or not self.network.is_data(tensor):
+                continue
+            if tensor in self.origin:
+                self._demand(*self.origin[tensor][1])
+            elif not self._refusal(tensor.op):
+                spec = self.overrides.spec([tensor.op])
+                self._quantize(tensor, tensor.op, "output_quant", spec)
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is fed with values, no indices in float."""
+        readers = self.network.readers(tensor)
+        values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
+        return tensor.dtype == tf.float32 and values and not self._refusal(tensor.op)
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
-        if not floats or op.type in NO_DATA or op.type in _INPUTS:
+        if op.type in DECISIONS and not self._refusal(op):
+            for index in range(len(op.inputs)):
+                self._demand(op, index)
+        if not floats or op.type in SHAPES or op.type in _INPUTS:
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
@@ -156,6 +211,10 @@ class _Planner:
             self._composite(composite)
         elif layer is not None:
             self._layer(layer)
+        elif op.type in LOOKUPS and not self.network.is_data(op.inputs[0]):
+            # The converter stores the table in the range of what is looked up.
+            spec = self.overrides.spec([op])
+            self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
         elif kernel is None:
             self._skip(op, f"TFLite has no int8 kernel for {op.type}")
         elif kernel.treatment is Treatment.PASSES:
@@ -208,8 +267,9 @@ class _Planner:
         return bool(data) and all(t in self.carried for t in data)
 
     def _skip(self, op: Operation, reason: str) -> None:
-        known = op.type in KERNELS or op in self.network.layers
-        has_kernel = known and reason != _BEHIND
+        # What is in a body may well have kernels.
+        known = op.type in KERNELS or op.type in BODIES or op in self.network.layers
+        has_kernel = known and reason not in (_BEHIND, _DIVIDES)
         self.skips[op] = Skip(op, reason, has_kernel)
 
     def _take(self, op: Operation) -> bool:
@@ -238,6 +298,14 @@ class _Planner:
             slot = "conv_quant"
         self._end(chain, slot, spec)
 
+    def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
+        """Tell whether the converter forgets the range of what an op hands on.
+
+        It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
+        """
+        readers = self.network.readers(tensor)
+        return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
+
     def _feeds_sum(self, tensor: Tensor) -> bool:
         return any(edge.op.type in _SUMS for edge in self.network.readers(tensor))
 
@@ -245,7 +313,7 @@ class _Planner:
         network = self.network
         data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
         if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
-            self._skip(op, "divides by data, for which TFLite has no int8 kernel")
+            self._skip(op, _DIVIDES)
             return
         for index in kernel.data_inputs(op):
             if index in data:
@@ -270,6 +338,9 @@ class _Planner:
         self._end(chain, "act_quant", self.overrides.spec(composite.ops))
 
     def _pass(self, op: Operation, kernel: Kernel) -> None:
+        if any(self._feeds_pool_and_more(t) for t in op.outputs):
+            self._keep(op, replace(kernel, slot="keep_quant"))
+            return
         for index in kernel.data_inputs(op):
             # Of several inputs each is handed on as the output of its place.
             source, t = op.inputs[index], op.outputs[index]
@@ -292,8 +363,9 @@ class _Planner:
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         for t in op.outputs:
-            self.shared.join(source, t)
-            self._quantize(t, op, kernel.slot, spec, counts=False)
+            if t.dtype.is_floating:
+                self.shared.join(source, t)
+                self._quantize(t, op, kernel.slot, spec, counts=False)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
@@ -333,8 +405,15 @@ class _Planner:
             fixed=range_,
             positive=chain.activation in FUSED_ACTIVATIONS.values(),
         )
-        if draft is not None:
-            self.results[chain.ops[0]] = draft
+        if draft is None:
+            return
+        self.results[chain.ops[0]] = draft
+        statistics = (
+            self.network.is_statistic(t) for op in chain.ops for t in op.inputs
+        )
+        if draft.shapes and not any(statistics):
+            # Else a shape may be read to make what the result depends on.
+            draft.shapes = (*draft.shapes, *chain.inside)
 
     def _quantize(
         self,
@@ -375,6 +454,8 @@ class _Planner:
             None,
             fixed or initial,
             fixed is not None,
+            # Of what is a result, too, the converter would lose it (TensorFlow 2.21).
+            () if tensor in self.network.results else (tensor,),
         )
         self.drafts[tensor] = draft
         return draft
@@ -388,21 +469,28 @@ class _Planner:
         draft = self.drafts.get(source)
         if draft is None:
             outside = not self.choices.in_scope(source.op)
+            # Only what asks for it reads it quantized; but inputs are int8 for all.
+            everywhere = source.op.type in _INPUTS and not outside
             anchor = op if outside else source.op
-            # Only what asks for it reads it quantized.
-            draft = self._quantize(
-                source,
-                anchor,
-                "input_quant",
-                self.overrides.spec([op]),
-                readers=[],
-            )
-            if draft is not None and source.op.type in _INPUTS:
-                self.kernels[source.op] = source.op
-                self.results[source.op] = draft
+            draft = self._input(source, anchor, None if everywhere else [], op)
         edges = None if draft is None else draft.readers
         if edges is not None and edge not in edges:
             edges.append(edge)
+
+    def _input(
+        self,
+        tensor: Tensor,
+        anchor: Operation,
+        readers: list[Edge] | None,
+        reader: Operation | None = None,
+    ) -> Draft | None:
+        """Let a tensor be quantized that no kernel makes."""
+        spec = self.overrides.spec([reader or anchor])
+        draft = self._quantize(tensor, anchor, "input_quant", spec, readers=readers)
+        if draft is not None and tensor.op.type in _INPUTS:
+            self.kernels[tensor.op] = tensor.op
+            self.results[tensor.op] = draft
+        return draft
 
     def _constant(self, op: Operation, index: int) -> None:
         tensor = op.inputs[index]
