@@ -1,7 +1,36 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
+from geutil.quantize.insertion import InsertReport, insert_quant_op
+from geutil.quantize.quantizers import (
+    fixed_quantize,
+    last_value_quantize,
+    moving_avg_quantize,
+)
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.rewriters import (
+    RewriteReport,
+    create_eval_graph,
+    create_training_graph,
+    experimental_create_eval_graph,
+    experimental_create_training_graph,
+)
 from geutil.quantize.spec import Spec
 
-__all__ = ["QuantizeReport", "Quantized", "Skipped", "Spec", "quantize"]
+__all__ = [
+    "InsertReport",
+    "QuantizeReport",
+    "Quantized",
+    "RewriteReport",
+    "Skipped",
+    "Spec",
+    "create_eval_graph",
+    "create_training_graph",
+    "experimental_create_eval_graph",
+    "experimental_create_training_graph",
+    "fixed_quantize",
+    "insert_quant_op",
+    "last_value_quantize",
+    "moving_avg_quantize",
+    "quantize",
+]
