@@ -218,6 +218,7 @@ class _Range:
         given = {} if variables is None else variables
         ranges = RangeVariables(graph, given, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
+        ranges.check(name, shape)
         self.handles = ranges.handles(name, shape, Range(*initial))
         given.update(ranges.by_name)
         # The variables have ops of this scope, too: one that ends in a slash is not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import tensorflow as tf
@@ -140,14 +141,16 @@ result 8 bits (conv/act_quant)
             )
         )
     known = dict(variables or {})
-    for (name, graph, _), plan in zip(places, plans, strict=True):
-        with undone_on_error(graph):
+    with ExitStack() as stack:
+        for _, graph, _ in places:
+            stack.enter_context(undone_on_error(graph))
+        for (name, graph, _), plan in zip(places, plans, strict=True):
             ranges = RangeVariables(graph, known, vars_collection)
             made = insert(graph, plan.groups, mode, ranges)
-        known.update(ranges.by_name)
-        counter = state_of(graph).step_counter
-        variable = None if counter is None else counter.variable
-        reports.append(_report(plan, name, choices, made, ranges.by_name, variable))
+            known.update(ranges.by_name)
+            counter = state_of(graph).step_counter
+            steps = None if counter is None else counter.variable
+            reports.append(_report(plan, name, choices, made, ranges.by_name, steps))
     return _merged(reports)
 
 

@@ -27,6 +27,24 @@ def fake_quant(x, low, high, bits=8, narrow_range=False):
     return np.float32(steps * scale + bottom)
 
 
+def check_fake_quant(actual, x, low, high, bits=8, narrow_range=False):
+    """Check that values are those of a grid, and the nearest ones.
+
+    Unlike `fake_quant` this takes either neighbour where a value is half way between
+    two to within float32.
+    """
+    least, most = float(narrow_range), 2.0**bits - 1
+    low, high = np.float64(low), np.float64(high)
+    scale = (high - low) / (most - least)
+    zero = np.clip(np.round(least - low / scale), least, most)
+    bottom, top = (least - zero) * scale, (most - zero) * scale
+    steps = np.float64(actual) / scale
+    rounding = 4 * 2.0**-24 * 2.0**bits
+    np.testing.assert_allclose(steps, np.round(steps), rtol=0, atol=rounding)
+    apart = np.abs(actual - np.clip(np.float64(x), bottom, top)) / scale
+    np.testing.assert_array_less(apart, 0.5 + rounding)
+
+
 def passes(x, low, high, bits=8, narrow_range=False):
     """Return where a FakeQuant op lets gradients pass: 1 in the range, else 0."""
     top = fake_quant(np.float32(3e38), low, high, bits, narrow_range)

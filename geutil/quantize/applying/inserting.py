@@ -12,6 +12,7 @@ from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
 from geutil.graph.names import absolute_unique_names, scopes_in_use
+from geutil.graph.staleness import check_editable
 from geutil.quantize import simulation
 from geutil.quantize.applying.variables import (
     KnownValues,
@@ -60,6 +61,7 @@ def insert(
         For each tensor what it is quantized to.
 
     Raises:
+        QuantizeError: a variable that is given has another shape.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
@@ -69,6 +71,10 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    for group in groups:
+        if not group.fixed:
+            variables.check(group.name, shape_of(group))
     builder = _Builder(graph, mode, variables)
     for group in groups:
         builder.add(group)

@@ -42,12 +42,18 @@ class RangeVariables:
         self._collection = collection
         self.by_name: dict[str, Any] = {}
 
-    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
-        """Return the handles of the two variables of a range, as the graph has them.
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise QuantizeError if a given variable has another shape than a range."""
+        for end in ENDS:
+            variable = self._given.get(f"{name}/{end}")
+            if variable is not None and tuple(variable.shape) != shape:
+                raise QuantizeError(
+                    f"'{name}/{end}' is given with shape {variable.shape}, and a range "
+                    f"of shape {list(shape)} is needed"
+                )
 
-        Raises:
-            QuantizeError: a given variable has another shape.
-        """
+    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
+        """Return the handles of the two variables of a range, as the graph has them."""
         low, high = (
             handle_in(self._graph, self._variable(f"{name}/{end}", shape, value))
             for end, value in zip(ENDS, ends, strict=True)
@@ -61,11 +67,6 @@ class RangeVariables:
             variable = variable_outside(self._graph, initial, name)
             if self._collection is not None:
                 self._add_to(self._collection, variable)
-        elif tuple(variable.shape) != shape:
-            raise QuantizeError(
-                f"'{name}' is given with shape {variable.shape}, and a range of shape "
-                f"{list(shape)} is needed"
-            )
         self.by_name[name] = variable
         return variable
 
