@@ -186,6 +186,25 @@ def test_gradients_go_straight_through_where_values_are_in_range(kind):
     assert 0.05 < np.mean(expected == 0) < 0.95
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", LEARNING)
+def test_no_gradients_go_into_ranges(kind, per_channel):
+    """Else the extreme values would get those of all that are clipped."""
+    x = _data()
+    with tf.Graph().as_default() as graph:
+        given = tf.constant(x)
+        y = LEARNING[kind](
+            given, per_channel, -0.5, 0.5, num_bits=4, variables=(ranges := {})
+        )
+        (gradient,) = tf.gradients(y, given, tf.constant(_data(1)))
+    with session(graph) as opened:
+        actual = opened.run(gradient)
+        low, high = opened.run(list(ranges.values()))
+    expected = _data(1) * passes(x, low, high, 4)
+    np.testing.assert_array_equal(actual, expected)
+    assert np.any(expected == 0)
+
+
 @needs_eager
 def test_traces_of_a_function_share_given_variables():
     ranges = {}

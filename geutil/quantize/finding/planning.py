@@ -293,7 +293,9 @@ class _Planner:
         spec = self.overrides.spec([op])
         for t in op.outputs:
             self.shared.join(source, t)
-            self._quantize(t, op, kernel.slot, spec, counts=False)
+            draft = self._quantize(t, op, kernel.slot, spec, counts=False)
+            if draft is not None:
+                self.results.setdefault(op, draft)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
@@ -307,7 +309,9 @@ class _Planner:
         if together:
             for tensor in (*sources[1:], result):
                 self.shared.join(sources[0], tensor)
-        self._quantize(result, op, kernel.slot, spec, counts=not together)
+        draft = self._quantize(result, op, kernel.slot, spec, counts=not together)
+        if draft is not None:
+            self.results[op] = draft
 
     def _can_share(self, tensors: list[Tensor]) -> bool:
         roots = [self.shared.root(t) for t in tensors]
