@@ -349,7 +349,8 @@ def replica(x):
 
 @tf.function
 def step(x):
-    return strategy.run(replica, args=(x,))
+    # A function by itself would be taken apart, and all replicas be in one graph.
+    return strategy.run(lambda x: replica(x), args=(x,))
 
 data = [np.full((2, 5), v, np.float32) for v in (1.0, 3.0)]
 values = strategy.experimental_distribute_values_from_function(
