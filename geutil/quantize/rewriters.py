@@ -43,7 +43,8 @@ class RewriteReport:
     @property
     def step(self) -> Any:
         """The variable that counts the training steps, where one does."""
-        return self.quantization.step or self.folds.step
+        step = self.quantization.step
+        return self.folds.step if step is None else step
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return what to fetch, or to return, in the place of a tensor.
