@@ -205,7 +205,14 @@ class _Planner:
 
     def _reads_network(self, op: Operation) -> bool:
         data = [t for t in op.inputs if self.network.is_data(t)]
-        return bool(data) and all(t in self.carried for t in data)
+        return bool(data) and all(
+            t in self.carried or self._is_asked_for(t) for t in data
+        )
+
+    def _is_asked_for(self, tensor: Tensor) -> bool:
+        """Tell whether the network reads a tensor quantized, its input for example."""
+        source, _ = self.origin.get(tensor, (tensor, None))
+        return source in self.drafts
 
     def _skip(self, op: Operation, reason: str) -> None:
         known = op.type in KERNELS or op in self.network.layers
@@ -219,8 +226,10 @@ class _Planner:
             return False
         if statistic:
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        behind = self.network.is_behind_layers(op)
-        if behind and op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd"):
+        kernel = KERNELS.get(op.type)
+        passes = kernel is not None and kernel.treatment is Treatment.PASSES
+        fuses = passes or op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd")
+        if fuses and self.network.is_behind_layers(op):
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
         return self._refusal(op) == ""
 
