@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.identity import MutableIdentityMap
-from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.kinds import Graph, Tensor, is_func_graph
 from geutil.graph.outside_variables import handle_in, variable_outside
 from geutil.quantize.arithmetic import Range, symmetric, with_zero
 from geutil.quantize.finding.points import RangeGroup
@@ -43,13 +43,21 @@ class RangeVariables:
         self.by_name: dict[str, Any] = {}
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise QuantizeError if a given variable has another shape than a range."""
+        """Raise QuantizeError if a given variable cannot hold an end of a range."""
         for end in ENDS:
             variable = self._given.get(f"{name}/{end}")
-            if variable is not None and tuple(variable.shape) != shape:
+            if variable is None:
+                continue
+            if tuple(variable.shape) != shape:
                 raise QuantizeError(
                     f"'{name}/{end}' is given with shape {variable.shape}, and a range "
                     f"of shape {list(shape)} is needed"
+                )
+            owner = getattr(variable.handle, "graph", self._graph)
+            if owner is not self._graph and not is_func_graph(self._graph):
+                raise QuantizeError(
+                    f"'{name}/{end}' is given from another graph; graphs share ranges "
+                    "through a checkpoint, by name"
                 )
 
     def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
