@@ -6,7 +6,7 @@ yet is held by someone who does not see that another tensor took its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,8 @@ from geutil.batchnorm.folds import Fold
 from geutil.batchnorm.links import Link
 from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.edits import InputEdit, apply_edits
-from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.function_results import results_of
+from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.staleness import check_editable
 from geutil.graph.surroundings import count_ops, ops_since, surroundings_of
 from geutil.transform.rewrite.liveness import Liveness
@@ -31,6 +32,24 @@ def can_stay(fold: Fold) -> bool:
         return False
     step = link.step
     return step.op.type in _SUMS or (step.op.type == "Sub" and step.index == 0)
+
+
+def held_ends(
+    graph: Graph, folds: Iterable[Fold], kept: Iterable[Tensor] = ()
+) -> frozenset[Operation]:
+    """Return the ends of folds that somebody holds.
+
+    Args:
+        graph: the graph of the folds.
+        folds: folds whose ends can stay.
+        kept: tensors that are held besides the results of the graph.
+
+    Cost: linear in the readers of the ends.
+    """
+    liveness = Liveness(graph)
+    named = {t.op for t in (*results_of(graph), *kept)}
+    ends = (fold.end for fold in folds)
+    return frozenset(end for end in ends if end in named or not liveness.readers(end))
 
 
 def build_in_place(fold: Fold) -> Operation | None:
@@ -54,14 +73,28 @@ def build_in_place(fold: Fold) -> Operation | None:
     if made.type not in _SUMS:
         liveness.abandon(ops_since(graph, before))
         return None
-    data, bias = made.inputs
-    bias = _for_end(end, made, bias)
-    edits = [InputEdit(end, link.index, data), InputEdit(end, 1 - link.index, bias)]
-    apply_edits(graph, edits)
-    liveness.abandon([made])
-    # Asked anew, now that the end reads something else.
-    Liveness(graph).retire(_replaced(fold), lambda op: op is end)
+    let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))
     return end
+
+
+def let_stay(
+    last: Link, made: Operation, bias: Tensor, replaced: Iterable[Operation]
+) -> None:
+    """Let the end of a fold read the folded layer and its bias.
+
+    Args:
+        last: the end: a sum.
+        made: the sum that was built for it, which is not needed any more.
+        bias: the bias in the form in which the end reads one.
+        replaced: the ops that were folded, which count no more if nobody reads them.
+    """
+    end, graph = last.op, last.op.graph
+    data = made.inputs[0]
+    edits = [InputEdit(end, last.index, data), InputEdit(end, 1 - last.index, bias)]
+    apply_edits(graph, edits)
+    liveness = Liveness(graph)
+    liveness.abandon([made])
+    liveness.retire(replaced, lambda op: op is end)
 
 
 def _last(fold: Fold) -> Link | None:

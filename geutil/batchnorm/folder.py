@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from geutil.batchnorm.calls import inlined, is_convolution_call
-from geutil.batchnorm.ending import build_in_place, can_stay
+from geutil.batchnorm.ending import build_in_place, can_stay, held_ends
 from geutil.batchnorm.folds import Fold
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
@@ -20,7 +20,7 @@ from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.graph.reordering import renew_order
 from geutil.graph.staleness import check_editable
 from geutil.transform.rewrite.driver import rewrite
@@ -122,7 +122,7 @@ class Folder:
         entries = []
         for norm, obstacle in left:
             reason = first.get(norm.result.op, obstacle)
-            if reason.reason.startswith("no layer"):
+            if reason.no_layer:
                 reason = obstacle
             entries.append(
                 Refused(
@@ -168,7 +168,8 @@ class Folder:
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
         refused = self._refused(plan)
-        held = self._held(plan.folds)
+        staying = [fold for fold in plan.folds if can_stay(fold)]
+        held = held_ends(self._graph, staying, self._kept)
         folds = {f.end: f for f in plan.folds if self._objection(f) is None}
         into: dict[Operation, Operation] = {}
         for end, fold in folds.items():
@@ -185,16 +186,6 @@ class Folder:
             else:
                 self._note(fold, into[end])
         return refused
-
-    def _held(self, folds: Collection[Fold]) -> frozenset[Operation]:
-        """Return the ends that somebody holds, and that can stay."""
-        liveness = Liveness(self._graph)
-        named = {t.op for t in (*results_of(self._graph), *self._kept)}
-        return frozenset(
-            fold.end
-            for fold in folds
-            if can_stay(fold) and (fold.end in named or not liveness.readers(fold.end))
-        )
 
     def _replace(
         self, folds: dict[Operation, Fold], into: dict[Operation, Operation]
@@ -283,6 +274,6 @@ def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     if scope is None or scope.startswith(prefix):
         scope = scope and scope.removeprefix(prefix)
         return replace(choices, scope=scope), place.fixed
-    if prefix.startswith(scope_finalize(scope)):
+    if is_in_scope(prefix, scope):
         return replace(choices, scope=None), place.fixed
     return replace(choices, scope=None), f"is outside of scope '{scope}'"

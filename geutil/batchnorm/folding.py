@@ -25,7 +25,7 @@ from geutil.graph.kinds import (
     is_tensor,
     type_name,
 )
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.graph.surroundings import count_ops, ops_since
 from geutil.select.lists import as_list
 from geutil.transform.rewrite.liveness import Liveness
@@ -75,14 +75,17 @@ def fold_batch_norms(
             frozen layers for example, are folded as always.
         freeze_batch_norm_delay: the number of training steps after which norms change
             over to the moving statistics, which stop moving. An int64 variable
-            `fake_quantization_step` counts the steps; `tf.where` chooses, as TFLite
-            and Grappler know it. None never changes over, and counts nothing.
+            `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
+            are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
-        scope: only norms whose names begin with it; None is all.
+        scope: a name scope, with or without a slash at its end: only norms in it; None
+            is all.
         strict: raise if a norm was refused.
         assume_inference: fold norms that normalize by the statistics of the batch as
-            well, with their moving ones.
+            well, with their moving ones: those that a fused norm reads, or variables
+            that the graph updates. Ops that update them stay, and are run if somebody
+            asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
         keep: ops and tensors that go on computing what they do, since they are fetched
             by name. Norms that cannot be folded without changing them are refused.
@@ -100,7 +103,7 @@ def fold_batch_norms(
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
-    Cost: linear in ops and edges, and some 3 ms for each fold.
+    Cost: linear in ops and edges, and a few milliseconds for each fold.
 
     Example:
         >>> import tensorflow as tf
@@ -162,8 +165,7 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
 
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
-    wanted = scope_finalize(scope or "")
-    refused = [r for r in report.refused if f"{r.norm}/".startswith(wanted)]
+    refused = [r for r in report.refused if is_in_scope(r.norm, scope)]
     if refused:
         raise FoldError(
             f"{len(refused)} batch norm(s) cannot be folded; nothing was "

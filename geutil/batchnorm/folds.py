@@ -72,7 +72,7 @@ def _behind(fold: Fold) -> Tensor:
             scale = _like(affine.scale, weights)
             weights = weights * _spread(layer, scale, layer.outputs)
         folded = _stored(weights, layer.kernel.dtype, "weights")
-        bias = _filled(affine.offset, layer)
+        bias = filled(affine.offset, layer)
     made = copy_op(layer.op, {layer.weights: folded})
     return _finished(fold, made.outputs[0], bias, fold.links)
 
@@ -94,7 +94,7 @@ def _before(fold: Fold) -> Tensor:
             if added is None or not _exact(old):
                 added = computed([link.step for link in fold.bias if link.step])
             bias = added.offset if bias is None else _like(added.offset, bias) + bias
-        bias = _filled(bias, layer)
+        bias = filled(bias, layer)
         folded = _stored(weights, layer.kernel.dtype, "weights")
     tensor = fold.norms[0].input
     for link in fold.links:
@@ -155,7 +155,7 @@ def _spread(layer: Layer, value: Value, axes: tuple[int, ...]) -> Value:
     return along_axes(value, rank, axes, sizes or ())
 
 
-def _filled(offset: Value | None, layer: Layer) -> Value | None:
+def filled(offset: Value | None, layer: Layer) -> Value | None:
     """Return the offset as a vector of as many channels as the layer makes."""
     if offset is None:
         return None

@@ -19,10 +19,17 @@ from geutil.transform.rewrite.liveness import Liveness
 
 @dataclass(frozen=True, eq=False)
 class Obstacle:
-    """Why there is no way: a reason, and the op that stands in it."""
+    """Why there is no way.
+
+    Attributes:
+        reason: why.
+        op: the op that stands in it.
+        no_layer: whether that is because no layer is there.
+    """
 
     reason: str
     op: Operation
+    no_layer: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,4 +164,4 @@ def _no_layer(op: Operation) -> Obstacle:
             "are not the last axis",
             op,
         )
-    return Obstacle("no layer: nothing to fold into", op)
+    return Obstacle("no layer: nothing to fold into", op, no_layer=True)

@@ -14,7 +14,7 @@ from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.paths import Obstacle, Path, misfit, outside_readers, path_to
 from geutil.batchnorm.training.statistics import is_correction
 from geutil.graph.kinds import Graph, Operation
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.select.networks.origins import Origins
 from geutil.transform.rewrite.liveness import Liveness
@@ -130,7 +130,7 @@ class Planner:
         """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
-        if scope and not f"{norm.name}/".startswith(scope_finalize(scope)):
+        if not is_in_scope(norm.name, scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
         if in_version_1_control_flow(op):
             return Obstacle(

@@ -12,6 +12,7 @@ from geutil.gradients.eligibility import PARAMETERS
 from geutil.gradients.heavy import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment
+from geutil.gradients.stand_ins import make_stand_in
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -72,11 +73,7 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
 
 
 def _wait(tensor: Tensor, held: Tensor, gate: Operation) -> Tensor:
-    graph = tensor.graph
-    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(tensor.op.device):
-        stand_in = tf.raw_ops.PlaceholderWithDefault(
-            input=held, shape=tensor.shape, name="barrier"
-        )
+    stand_in = make_stand_in(tensor, SCOPE, "barrier", reads=held)
     add_control_edges(stand_in.op, [gate])
     return stand_in
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import tensorflow as tf
-
+from geutil.gradients.delays import SCOPE
+from geutil.gradients.stand_ins import make_stand_in
 from geutil.gradients.step import Step, tensors_of
 from geutil.graph.identity import IdentityMap, MutableIdentityMap
-from geutil.graph.importing import add_control_edges, neutral, set_new_input
+from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
-SCOPE = "recomputed"
 JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
 
 Readers = IdentityMap[list[tuple[Operation, int]]]
@@ -52,8 +51,6 @@ def keep_apart(
 
     A copy's last reader reads an op in between. Originals get a second reader instead:
     TensorFlow may be differentiating them just now, and their edges must not change.
-    The new ops hand on what they read, without a copy, and no optimizer of TensorFlow
-    removes them.
 
     Args:
         step: the step, which recomputes by now.
@@ -75,11 +72,7 @@ def keep_apart(
 
 
 def _hand_on(tensor: Tensor) -> Tensor:
-    graph = tensor.graph
-    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(tensor.op.device):
-        return tf.raw_ops.PlaceholderWithDefault(
-            input=tensor, shape=tensor.shape, name="apart"
-        )
+    return make_stand_in(tensor, SCOPE, "apart")
 
 
 def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import tensorflow as tf
-
 from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.stand_ins import make_stand_in
 from geutil.graph.adjacency import consumers
-from geutil.graph.importing import add_control_edges, neutral, set_new_input
+from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
 
 SCOPE = "ordered"
@@ -76,7 +75,7 @@ def wait_for_turn(op: Operation, before: Operation) -> None:
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     given = [i for i in places if op.inputs[i].op.type in PARAMETERS]
     for index in [i for i in places if i not in given][:1] or given[:1]:
-        stand_in = _stand_in(op.inputs[index])
+        stand_in = make_stand_in(op.inputs[index], SCOPE, "turn")
         add_control_edges(stand_in.op, [before])
         set_new_input(op, index, stand_in)
 
@@ -85,11 +84,3 @@ def _has_values(tensor: Tensor) -> bool:
     """Tell whether a tensor can be handed on, and is no shape that must be known."""
     numbers = tensor.dtype.is_floating or tensor.dtype.is_complex
     return numbers and not is_reference(tensor)
-
-
-def _stand_in(tensor: Tensor) -> Tensor:
-    graph = tensor.graph
-    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(tensor.op.device):
-        return tf.raw_ops.PlaceholderWithDefault(
-            input=tensor, shape=tensor.shape, name="turn"
-        )

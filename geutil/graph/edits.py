@@ -183,8 +183,7 @@ def _check_cycles(
     if state.order is None:
         state.order = TopologicalOrder()
     state.order.refresh(graph)
-    rewirings = _rewirings(inputs, controls)
-    cycle = state.order.rewire(graph, rewirings, keep=keep_order)
+    cycle = state.order.rewire(_rewirings(inputs, controls), keep=keep_order)
     if cycle is not None:
         names = tuple(op.name for op in (*cycle, cycle[0]))
         raise CycleError(

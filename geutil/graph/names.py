@@ -12,6 +12,17 @@ def scope_finalize(scope: str) -> str:
     return f"{scope}/" if scope and not scope.endswith("/") else scope
 
 
+def is_in_scope(name: str, scope: str | None) -> bool:
+    """Tell whether `name` is that of a name scope, or of something in it.
+
+    Args:
+        name: the name of an op or of a scope.
+        scope: the scope, with or without a slash at its end; the empty one and None
+            hold everything.
+    """
+    return f"{name}/".startswith(scope_finalize(scope or ""))
+
+
 def scope_dirname(name: str) -> str:
     """Return the scope part of `name`, slash included."""
     return name[: name.rfind("/") + 1]

@@ -9,15 +9,12 @@ is local costs what the neighbourhood costs, whatever the size of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import graph_order, is_back_edge, predecessors, successors
 from geutil.graph.kinds import Graph, Operation
-
-_PATIENCE = 0.5
-"""When an edit has looked at so much of the graph, with edges left, all is ordered."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +132,11 @@ class TopologicalOrder:
         self._version = graph.version
 
     def rewire(
-        self, graph: Graph, rewirings: Sequence[Rewiring], *, keep: bool = True
+        self, rewirings: Iterable[Rewiring], *, keep: bool = True
     ) -> list[Operation] | None:
         """Mend the order for the edges that `rewirings` bring.
 
         Args:
-            graph: the graph.
             rewirings: the predecessors that the rewired ops will have.
             keep: whether they are about to be made; otherwise the order stays.
 
@@ -149,15 +145,10 @@ class TopologicalOrder:
             direction of the edges. In that case the order is as it was.
 
         Cost: linear in the ops between the ends of each new edge in the present
-        order, and their edges; at most twice that of ordering the graph anew, which is
-        done when there is that much to look through.
+        order, and their edges.
         """
         search = _Search(self._position, rewirings)
-        limit = _PATIENCE * len(self._position)
         for producer, consumer in search.new_edges():
-            if search.reached > limit and not self._cyclic:
-                search.undo()
-                return self._order_anew(graph, rewirings, keep)
             cycle = search.insert(producer, consumer)
             if cycle is not None:
                 search.undo()
@@ -166,45 +157,12 @@ class TopologicalOrder:
             search.undo()
         return None
 
-    def _order_anew(
-        self, graph: Graph, rewirings: Iterable[Rewiring], keep: bool
-    ) -> list[Operation] | None:
-        """Do what `rewire` does, by looking at every op once."""
-        rewired = {r.op._id: list(dict.fromkeys(r.edges())) for r in rewirings}
-        ops = graph.get_operations()
-        after: dict[int, list[Operation]] = {op._id: [] for op in ops}
-        waiting: dict[int, int] = {}
-        before: dict[int, list[Operation]] = {}
-        for op in ops:
-            edges = rewired.get(op._id)
-            before[op._id] = list(predecessors(op)) if edges is None else edges
-            waiting[op._id] = len(before[op._id])
-            for producer in before[op._id]:
-                after[producer._id].append(op)
-        ready = [op for op in ops if not waiting[op._id]]
-        for op in ready:
-            for successor in after[op._id]:
-                waiting[successor._id] -= 1
-                if not waiting[successor._id]:
-                    ready.append(successor)
-        if len(ready) < len(ops):
-            stuck = [op for op in ops if waiting[op._id]]
-            return _cycle(stuck[0], before, {op._id for op in stuck})
-        if keep:
-            self._position = {op._id: place for place, op in enumerate(ready)}
-        return None
-
 
 class _Search:
-    """The edges of the graph with a set of rewirings laid over them.
-
-    Attributes:
-        reached: how many ops were looked at.
-    """
+    """The edges of the graph with a set of rewirings laid over them."""
 
     def __init__(self, position: dict[int, int], rewirings: Iterable[Rewiring]) -> None:
         self._position = position
-        self.reached = 0
         self._undo: list[tuple[int, int]] = []
         self._kept: dict[int, dict[Operation, None]] = {}
         self._gained: dict[int, list[Operation]] = {}
@@ -274,7 +232,6 @@ class _Search:
                 if neighbour is goal:
                     return reached, _path(parent, goal)
                 reached.append(neighbour)
-        self.reached += len(reached)
         return reached, []
 
     def _reorder(self, below: list[Operation], above: list[Operation]) -> None:
@@ -288,24 +245,6 @@ class _Search:
         for key, place in zip(ids, places, strict=True):
             self._undo.append((key, position[key]))
             position[key] = place
-
-
-def _cycle(
-    start: Operation, before: dict[int, list[Operation]], stuck: set[int]
-) -> list[Operation]:
-    """Return a cycle behind an op, in the direction of the edges.
-
-    Each stuck op has a stuck predecessor: going back from one to the next must come
-    round.
-    """
-    met: dict[int, int] = {}
-    path: list[Operation] = []
-    op = start
-    while op._id not in met:
-        met[op._id] = len(path)
-        path.append(op)
-        op = next(p for p in before[op._id] if p._id in stuck)
-    return path[met[op._id] :][::-1]
 
 
 def _path(

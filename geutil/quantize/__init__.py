@@ -1,6 +1,9 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
+from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
 from geutil.quantize.insertion import InsertReport, insert_quant_op
+from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
+from geutil.quantize.int8.converting import to_int8
 from geutil.quantize.quantizers import (
     fixed_quantize,
     last_value_quantize,
@@ -18,12 +21,17 @@ from geutil.quantize.rewriters import (
 from geutil.quantize.spec import Spec
 
 __all__ = [
+    "CalibrationReport",
     "InsertReport",
+    "Int8Comparison",
+    "OutputSteps",
     "QuantizeReport",
     "Quantized",
     "RewriteReport",
     "Skipped",
     "Spec",
+    "calibrate",
+    "compare_int8",
     "create_eval_graph",
     "create_training_graph",
     "experimental_create_eval_graph",
@@ -33,4 +41,5 @@ __all__ = [
     "last_value_quantize",
     "moving_avg_quantize",
     "quantize",
+    "to_int8",
 ]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.kinds import Graph, Operation, Tensor, require_op
-from geutil.graph.names import scope_finalize, unused_name
+from geutil.graph.names import is_in_scope, scope_finalize, unused_name
 from geutil.graph.state import state_of
 from geutil.quantize.applying.guarding import (
     checked_delay,
@@ -150,11 +150,11 @@ def insert_quant_op(
     reason = _reason(producer, there, producer_scope)
     if reason:
         return InsertReport(there, skipped=(_skipped(producer, reason),))
-    chosen = [op for op in readers if _in_scope(op, consumer_scope)]
+    chosen = [op for op in readers if is_in_scope(op.name, consumer_scope)]
     skipped = tuple(
         _skipped(op, f"reads '{producer.name}' from outside the scope {consumer_scope}")
         for op in readers
-        if not _in_scope(op, consumer_scope)
+        if not is_in_scope(op.name, consumer_scope)
     )
     if not chosen:
         return InsertReport(None, skipped=skipped)
@@ -216,17 +216,13 @@ def _range(
 
 def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str:
     """Return why nothing is inserted behind an op; "" if something is."""
-    if not _in_scope(producer, scope):
+    if not is_in_scope(producer.name, scope):
         return f"is outside the scope '{scope}'"
     if producer.type in FAKE_QUANT:
         return "quantizes itself"
     if there is not None:
         return f"is quantized already, to '{there.name}'"
     return ""
-
-
-def _in_scope(op: Operation, scope: str | None) -> bool:
-    return f"{op.name}/".startswith(scope_finalize(scope or ""))
 
 
 def _skipped(op: Operation, reason: str) -> Skipped:

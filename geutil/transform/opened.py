@@ -12,24 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.bodies import Body, flat_body
+from geutil.graph.bodies import flat_body
 from geutil.graph.edits import note_undo
 from geutil.graph.function_calls import Caller, call_others, callers_in
-from geutil.graph.function_defs import (
-    define,
-    definition_in,
-    functions_behind,
-    make_argument,
-)
+from geutil.graph.function_defs import define, definition_in, functions_behind
 from geutil.graph.function_graphs import new_function_graph
 from geutil.graph.function_registry import callees_first, register, unused_name
 from geutil.graph.functions import add_functions, publish_functions
-from geutil.graph.importing import add_control_edges, import_ops, neutral
+from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph
-from geutil.graph.placeholders import copy_handle_data
 from geutil.graph.staleness import check_editable
 from geutil.graph.state import UndoStep
 from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.body_graphs import import_nodes, make_arguments, side_effects
 
 
 @dataclass(eq=False)
@@ -221,68 +216,22 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
         graph = new_function_graph(name)
         add_functions(graph, behind)
         passed = caller.op.inputs[caller.first_argument :]
-        inputs = _make_arguments(graph, flat, passed)
-        tensors = _import_nodes(graph, flat, inputs)
+        names = (arg.name for arg in flat.args)
+        inputs = make_arguments(graph, flat, dict(zip(names, passed, strict=False)))
+        tensor = import_nodes(graph, flat, inputs, _without_colocation)
     except (ValueError, TypeError, tf.errors.OpError) as error:
         return Unopened(name, caller.op, (definition, *behind), str(error))
+    awaited = side_effects(graph, flat)
     with neutral(graph):
         sinks = {
-            r.name: tf.identity(tensors(r.tensor), name=f"result_{r.name}").op
+            r.name: tf.identity(tensor(r.tensor), name=f"result_{r.name}").op
             for r in flat.results
         }
         effects = tf.no_op("side_effects")
-    add_control_edges(effects, _side_effects(graph, flat, effects))
+    add_control_edges(effects, awaited)
     return OpenedFunction(name, graph, definition, inputs, sinks, effects)
 
 
-def _side_effects(graph: Graph, flat: Body, last: Operation) -> list[Operation]:
-    """Return the ops that a call runs besides what the results need.
-
-    Functions of version 1 do not name them: TensorFlow runs all that have a state.
-    """
-    if flat.control_results:
-        names = dict.fromkeys(node for _, node in flat.control_results)
-        return [graph.get_operation_by_name(name) for name in names]
-    return [
-        op
-        for op in graph.get_operations()
-        if op.op_def.is_stateful
-        and op is not last
-        and op.type != "Placeholder"
-        and not any(t.consumers() for t in op.outputs)
-    ]
-
-
-def _make_arguments(graph: Graph, flat: Body, passed: Any) -> dict[str, Tensor]:
-    made = {}
-    for index, arg in enumerate(flat.args):
-        shapes = arg.attributes.get("_output_shapes")
-        known = shapes.list.shape[0] if shapes and shapes.list.shape else None
-        made[arg.name] = make_argument(graph, arg, tf.TensorShape(known))
-        is_handle = made[arg.name].dtype in (tf.resource, tf.variant)
-        if is_handle and not arg.handle_data and index < len(passed):
-            copy_handle_data(passed[index], made[arg.name])
-    return made
-
-
-def _import_nodes(graph: Graph, flat: Body, arguments: Mapping[str, Tensor]) -> Any:
-    """Import the nodes of a body; return what finds its tensors by name."""
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.versions.CopyFrom(graph.graph_def_versions)
-    graph_def.node.extend(flat.node_defs())
-    read: set[str] = set()
+def _without_colocation(graph_def: Any) -> None:
     for node in graph_def.node:
-        # Colocation is with nodes that may be elsewhere; the importer refuses that.
         node.attr.pop("_class", None)
-        kept = [n for n in node.input if n[0] != "^" or n[1:] not in arguments]
-        del node.input[:]
-        node.input.extend(kept)
-        read.update(n for n in kept if n in arguments)
-    import_ops(graph, graph_def, {f"{name}:0": arguments[name] for name in read})
-
-    def tensor(where: str) -> Tensor:
-        if where in arguments:
-            return arguments[where]
-        return graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
-
-    return tensor

@@ -4,6 +4,7 @@ import tensorflow as tf
 from geutil.graph.names import (
     absolute_unique_name,
     absolute_unique_names,
+    is_in_scope,
     scope_basename,
     scope_dirname,
     scope_finalize,
@@ -16,6 +17,24 @@ from geutil.graph.names import (
 )
 def test_scope_finalize(scope, expected):
     assert scope_finalize(scope) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "expected"),
+    [
+        ("a", None, True),
+        ("a", "", True),
+        ("a", "a", True),
+        ("a", "a/", True),
+        ("a/b", "a", True),
+        ("a/b/c", "a/b/", True),
+        ("ab", "a", False),
+        ("a", "a/b", False),
+        ("b/a", "a", False),
+    ],
+)
+def test_is_in_scope(name, scope, expected):
+    assert is_in_scope(name, scope) is expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.batchnorm.ending import held_ends
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.report import Folded
@@ -19,7 +20,7 @@ from geutil.batchnorm.training.building import (
     settle,
 )
 from geutil.batchnorm.training.planning import TrainingPlan, plan_training
-from geutil.batchnorm.training.staying import held_ends, let_stay
+from geutil.batchnorm.training.staying import can_stay, stay
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, type_name
@@ -130,11 +131,11 @@ def fold_in_training(
         return [], refused
     freeze = training.freeze(graph)
     into: dict[Operation, Operation] = {}
-    held = held_ends(graph, plan.folds)
+    held = held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
     for fold in plan.folds:
         if fold.end in held:
             built = build_training(fold, freeze, end_stays=True)
-            let_stay(fold, built)
+            stay(fold, built)
             settle(fold, built, freeze)
             into[fold.end] = fold.end
     rest = {fold.end: fold for fold in plan.folds if fold.end not in held}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from geutil.batchnorm.arithmetic import Value, along_axes
 from geutil.batchnorm.composing import computed
-from geutil.batchnorm.folds import SUFFIX, Fold, add_bias, copy_op
+from geutil.batchnorm.folds import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.links import Link
 from geutil.batchnorm.passing import axis_after
 from geutil.batchnorm.steps import Step
@@ -140,7 +140,7 @@ def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
     for link in links:
         if link is place:
             tensor = _rescaled(tensor, values.result, axis, link)
-            tensor = add_bias(tensor, _filled(values.bias, sizes), axis, link)
+            tensor = add_bias(tensor, filled(values.bias, layer), axis, link)
         elif link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
         if link.step is None:
@@ -154,13 +154,6 @@ def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
         if axis != -1 and ratio.shape.rank:
             ratio = tf.reshape(ratio, [-1] + [1] * (-1 - axis))
         return tf.multiply(tensor, ratio, name=f"rescale{SUFFIX}")
-
-
-def _filled(bias: Value, sizes: Sequence[int]) -> Value:
-    count = 1
-    for size in sizes:
-        count *= size
-    return bias if bias.shape.rank == 1 else tf.broadcast_to(bias, [count])
 
 
 def _rest(fold: TrainingFold, moments: Moments) -> tuple[Tensor | None, ...]:

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from geutil.batchnorm.norms import Norm, find_norms
 from geutil.batchnorm.paths import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.training.building import TrainingFold
-from geutil.batchnorm.training.statistics import (
-    depends_on_batch,
-    is_correction,
-    statistics_of,
-)
+from geutil.batchnorm.training.statistics import is_correction, statistics_of
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.names import is_in_scope
 from geutil.select.networks.origins import Origins
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -36,7 +33,7 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
 
     Args:
         graph: the graph.
-        scope: only norms whose names begin with it; None is all.
+        scope: a name scope: only norms in it; None is all.
         freezes: whether moving averages are to stop.
 
     Cost: linear in ops and edges.
@@ -62,7 +59,7 @@ class _Planner:
         self._freezes = freezes
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
-        if self._scope is not None and not norm.name.startswith(self._scope):
+        if not is_in_scope(norm.name, self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
         # The old layer stays, for its statistics: others may go on reading it.
         path = path_to(norm, self.origins, self.liveness, (), {})
@@ -85,7 +82,8 @@ class _Planner:
             step = link.step
             if step is None or step.op in members:
                 continue
-            if depends_on_batch(step, self.origins):
+            # Of other steps `path_to` says so.
+            if step.operand is None and step.op.get_attr("is_training"):
                 return Obstacle(
                     "depends on the batch and stands between the layer and the norm",
                     step.op,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.paths import Obstacle
-from geutil.batchnorm.steps import Kind, Step
+from geutil.batchnorm.steps import Kind
 from geutil.batchnorm.training.chains import base_of
 from geutil.batchnorm.training.moving import Moving, moving_average
 from geutil.graph.kinds import Operation, Tensor
@@ -86,13 +86,6 @@ def is_correction(norm: Norm, origins: Origins) -> bool:
         if len(kinds) > 1:
             return True
     return False
-
-
-def depends_on_batch(step: Step, origins: Origins) -> bool:
-    """Tell whether a step does to the data what depends on the batch."""
-    if step.operand is None:
-        return bool(step.op.get_attr("is_training"))
-    return origins.of(step.operand) is Origin.BATCH
 
 
 def _is_fused(norm: Norm) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.kinds import Operation, is_op, type_name
-from geutil.graph.names import scope_finalize
+from geutil.graph.names import is_in_scope
 from geutil.quantize.arithmetic import check_bits
 from geutil.quantize.finding.kernels import ACTIVATIONS
 from geutil.quantize.spec import Spec, check_decay
@@ -61,7 +61,7 @@ class Choices:
 
     def in_scope(self, op: Operation) -> bool:
         """Tell whether an op is in the scope that is asked for."""
-        return f"{op.name}/".startswith(scope_finalize(self.scope or ""))
+        return is_in_scope(op.name, self.scope)
 
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
         """Return what finds the override of an op.

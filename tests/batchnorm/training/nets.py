@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
+from geutil.batchnorm import fold_batch_norms
+from geutil.graph.verify import verify
+
 CHANNELS = 6
 MOMENTUM = 0.9
 # Large, so that a mistake with it shows.
@@ -180,6 +183,15 @@ def update(moving, statistic, by_difference):
         change = (moving - statistic) * (1.0 - MOMENTUM)
         return v1.assign_sub(moving, change)
     return v1.assign(moving, moving * MOMENTUM + statistic * (1.0 - MOMENTUM))
+
+
+def fold_scope(graph, delay):
+    """Fold for training what is in the scope "folded", and verify the graph."""
+    report = fold_batch_norms(
+        graph, scope="folded", is_training=True, freeze_batch_norm_delay=delay
+    )
+    verify(graph)
+    return report
 
 
 def close(actual, expected):

@@ -7,9 +7,7 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from geutil.batchnorm import fold_batch_norms
-from geutil.graph.verify import verify
-from tests.batchnorm.training.nets import LAYERS, Net, close, ops_by_type
+from tests.batchnorm.training.nets import LAYERS, Net, close, fold_scope, ops_by_type
 
 v1 = tf.compat.v1
 
@@ -29,13 +27,7 @@ class Trial:
             ]
             for net in nets:
                 self._build(net)
-            self.report = fold_batch_norms(
-                self.graph,
-                scope="folded",
-                is_training=True,
-                freeze_batch_norm_delay=delay,
-            )
-            verify(self.graph)
+            self.report = fold_scope(self.graph, delay)
             self.values = [self._values(*parts) for parts in self.folded]
             self.expected = [self._values(*parts) for parts in self.unfolded]
             self.frozen = [self._values(*parts) for parts in self.deployed]
@@ -46,15 +38,15 @@ class Trial:
         averages, own = net.averages(), net.averages()
         self.moving += [averages.mean, averages.variance]
         self.moving_unfolded += [own.mean, own.variance]
-        with tf.name_scope("folded"):
+        with tf.name_scope("folded/net"):
             heads, updates = net.trained(x, averages)
             self.folded.append((net, x, heads, updates))
-        with tf.name_scope("unfolded"):
+        with tf.name_scope("unfolded/net"):
             heads, updates = net.trained(x, own)
             self.unfolded.append((net, x, heads, updates))
         if self.delay is None:
             return
-        with tf.name_scope("deployed"):
+        with tf.name_scope("deployed/net"):
             self.deployed.append((net, x, net.deployed(x, averages), []))
 
     def _values(self, net, x, heads, updates):

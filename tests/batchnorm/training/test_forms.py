@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.batchnorm import fold_batch_norms
-from geutil.graph.verify import verify
-from tests.batchnorm.training.nets import EPSILON, Averages, close, update, variable
+from tests.batchnorm.training.nets import (
+    EPSILON,
+    Averages,
+    close,
+    fold_scope,
+    update,
+    variable,
+)
 
 v1 = tf.compat.v1
 CHANNELS = 4
@@ -149,13 +154,7 @@ class Pair:
                 with tf.name_scope(scope):
                     y, updates = form(layer(x, weights), p)
                     made.append((tf.nn.relu(y), updates, p.averages))
-            self.report = fold_batch_norms(
-                self.graph,
-                scope="folded",
-                is_training=True,
-                freeze_batch_norm_delay=delay,
-            )
-            verify(self.graph)
+            self.report = fold_scope(self.graph, delay)
             averages = made[0][2]
             y = tf.nn.batch_normalization(
                 layer(x, weights),
@@ -243,9 +242,7 @@ def test_a_second_time_nothing_changes(delay):
         before = [
             (op.name, [t.name for t in op.inputs]) for op in pair.graph.get_operations()
         ]
-        report = fold_batch_norms(
-            pair.graph, scope="folded", is_training=True, freeze_batch_norm_delay=delay
-        )
+        report = fold_scope(pair.graph, delay)
         assert report.folded == ()
         assert all("outside of scope" in entry.reason for entry in report.refused)
         after = pair.graph.get_operations()

@@ -39,11 +39,14 @@ def _nothing_is_kept(x):
     return _norm(y, *_moments(y))
 
 
-def _no_moving_mean(x):
-    y = _conv(x)
+def _in_training(y, name="norm"):
     mean, variance = _moments(y)
     update(_moving(), variance, True)
-    return _norm(y, mean, variance)
+    return _norm(y, mean, variance, name)
+
+
+def _no_moving_mean(x):
+    return _in_training(_conv(x))
 
 
 def _last_batch_alone(x):
@@ -63,10 +66,7 @@ def _two_variables(x):
 
 
 def _no_layer(x):
-    y = tf.abs(_conv(x))
-    mean, variance = _moments(y)
-    update(_moving(), variance, True)
-    return _norm(y, mean, variance)
+    return _in_training(tf.abs(_conv(x)))
 
 
 def _read_within(x):
@@ -137,33 +137,41 @@ def test_without_a_freeze_no_moving_mean_is_needed():
     assert len(fold_batch_norms(graph, is_training=True).folded) == 1
 
 
-def test_a_norm_out_of_scope():
+@pytest.mark.parametrize("scope", ["elsewhere", "nor", "norm/inner"])
+def test_a_norm_out_of_scope(scope):
     graph = _graph(_no_moving_mean)
     before = _edges(graph)
-    report = fold_batch_norms(graph, is_training=True, scope="elsewhere")
-    assert "is outside of scope 'elsewhere'" in report.refused[0].reason
+    report = fold_batch_norms(graph, is_training=True, scope=scope)
+    assert f"is outside of scope '{scope}'" in report.refused[0].reason
     assert _edges(graph) == before
+    # Nobody asked for it.
+    fold_batch_norms(graph, is_training=True, scope=scope, strict=True)
 
 
-def _in_a_row(fixed):
-    def build(x):
-        y = _conv(x)
-        for name in ("one", "two"):
-            if name == "two" and fixed:
-                ones = tf.ones([CHANNELS])
-                return _norm(y, ones, ones, name)
-            mean, variance = _moments(y)
-            update(_moving(), variance, True)
-            y = _norm(y, mean, variance, name)
-        return y
-
-    return build
+@pytest.mark.parametrize("scope", ["norm", "norm/", ""])
+def test_a_norm_in_scope(scope):
+    graph = _graph(_no_moving_mean)
+    report = fold_batch_norms(graph, is_training=True, scope=scope)
+    assert [entry.norm for entry in report.folded] == ["norm"]
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_a_norm_behind_a_norm_in_training(fixed):
+def _fused_in_training(y, name):
+    ones = tf.ones([CHANNELS])
+    z, _, variance = v1.nn.fused_batch_norm(y, ones, ones, is_training=True, name=name)
+    update(_moving(), variance, True)
+    return z
+
+
+def _fixed(y, name):
+    ones = tf.ones([CHANNELS])
+    return _norm(y, ones, ones, name)
+
+
+@pytest.mark.parametrize("second", [_in_training, _fused_in_training, _fixed])
+@pytest.mark.parametrize("first", [_in_training, _fused_in_training])
+def test_a_norm_behind_a_norm_in_training(first, second):
     """The first one depends on the batch, so nothing goes through it."""
-    graph = _graph(_in_a_row(fixed))
+    graph = _graph(lambda x: second(first(_conv(x), "one"), "two"))
     report = fold_batch_norms(graph, is_training=True)
     assert [entry.norm for entry in report.folded] == ["one"]
     assert [entry.norm for entry in report.refused] == ["two"]

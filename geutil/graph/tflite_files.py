@@ -1,0 +1,74 @@
+"""What a TFLite flatbuffer holds: its ops, and the types of what they read and make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.lite.python import schema_py_generated as schema
+
+_TYPES = {
+    value: name for name, value in vars(schema.TensorType).items() if name.isupper()
+}
+_CODES = {
+    value: name
+    for name, value in vars(schema.BuiltinOperator).items()
+    if name[0] != "_"
+}
+_CUSTOM = 32
+
+
+@dataclass(frozen=True)
+class FileOp:
+    """An op of a TFLite file.
+
+    Attributes:
+        kind: its type, such as "CONV_2D".
+        result: the name of the first tensor that it makes.
+        types: the types of the tensors that it reads and makes, in order, such as
+            "INT8"; those of constants are among them.
+    """
+
+    kind: str
+    result: str
+    types: tuple[str, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it reads or makes floats."""
+        return any(name.startswith(("FLOAT", "BFLOAT")) for name in self.types)
+
+
+def ops_of(blob: bytes) -> list[FileOp]:
+    """Return the ops of a TFLite file, of all its subgraphs.
+
+    Raises:
+        ValueError: it is no TFLite file.
+    """
+    if blob[4:8] != b"TFL3":
+        raise ValueError("these bytes are no TFLite file")
+    model = schema.Model.GetRootAs(blob, 0)
+    codes = [_kind(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+    found = []
+    for index in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(index)
+        for place in range(graph.OperatorsLength()):
+            op = graph.Operators(place)
+            found.append(_op(codes[op.OpcodeIndex()], op, graph))
+    return found
+
+
+def _kind(code: Any) -> str:
+    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    if builtin == _CUSTOM and code.CustomCode():
+        return str(code.CustomCode().decode())
+    return _CODES.get(builtin, str(builtin))
+
+
+def _op(kind: str, op: Any, graph: Any) -> FileOp:
+    read = [op.Inputs(i) for i in range(op.InputsLength())]
+    made = [op.Outputs(i) for i in range(op.OutputsLength())]
+    # Inputs that are left out have the index -1.
+    tensors = [graph.Tensors(i) for i in (*read, *made) if i >= 0]
+    result = graph.Tensors(made[0]).Name().decode() if made else ""
+    return FileOp(kind, result, tuple(_TYPES[t.Type()] for t in tensors))

@@ -1,0 +1,1 @@
+"""Ranges from data, without training."""

@@ -1,0 +1,1 @@
+"""From simulated quantization to the integers of TFLite, and back to compare."""

@@ -1,0 +1,248 @@
+"""Compares a TFLite file with the model that it was made from, in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.quantize.int8.converting import float_ops
+from geutil.quantize.samples import batches
+
+Array = np.ndarray[Any, Any]
+
+_MARGIN = 2
+"""Steps between the two largest values from which on they have to agree."""
+
+
+@dataclass(frozen=True)
+class OutputSteps:
+    """How far one output is apart, in steps: the distance of two int8 values.
+
+    Attributes:
+        output: the name of the output.
+        step: the size of a step.
+        counts: how many values are 0, 1, 2 and so on steps apart.
+        clear: how many samples have a largest value that leads by more than two steps.
+        agreeing: how many of these have the largest value in the same place.
+    """
+
+    output: str
+    step: float
+    counts: tuple[int, ...]
+    clear: int
+    agreeing: int
+
+    @property
+    def most(self) -> int:
+        """The largest difference, in steps."""
+        return max((n for n, count in enumerate(self.counts) if count), default=0)
+
+    def share(self, steps: int) -> float:
+        """Return the share of values that are at most so many steps apart."""
+        total = sum(self.counts)
+        return sum(self.counts[: steps + 1]) / total if total else 1.0
+
+    @property
+    def agreement(self) -> float:
+        """The share of clear samples whose largest value is in the same place."""
+        return self.agreeing / self.clear if self.clear else 1.0
+
+
+@dataclass(frozen=True)
+class Int8Comparison:
+    """How far a TFLite file is from its model.
+
+    Attributes:
+        outputs: one entry for each output, in order.
+        samples: how many samples were run.
+        float_ops: the ops of the file that compute in float, as type and name.
+    """
+
+    outputs: tuple[OutputSteps, ...]
+    samples: int
+    float_ops: tuple[str, ...]
+
+    @property
+    def most(self) -> int:
+        """The largest difference of all outputs, in steps."""
+        return max((output.most for output in self.outputs), default=0)
+
+    @property
+    def agreement(self) -> float:
+        """The smallest agreement of all outputs."""
+        return min((output.agreement for output in self.outputs), default=1.0)
+
+    def __str__(self) -> str:
+        apart = f"{self.most} step(s) apart at most"
+        lines = [
+            f"{self.samples} sample(s), {apart}, {len(self.float_ops)} float op(s)"
+        ]
+        width = max(len(entry.output) for entry in self.outputs)
+        lines += [
+            f"  {o.output:<{width}}  within 1 step: {o.share(1):.4%}, most: {o.most}, "
+            f"same largest: {o.agreeing} of {o.clear} (step {o.step:.4g})"
+            for o in self.outputs
+        ]
+        lines += [f"  float: {op}" for op in self.float_ops]
+        return "\n".join(lines)
+
+
+def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
+    """Run a model and the TFLite file made from it on the same data.
+
+    The file is run by TFLite's own kernels, without delegates. What the model gives is
+    rounded to the file's steps.
+
+    Args:
+        model: the `geutil.model.Model` that the file was made from.
+        tflite: what `to_int8` returned.
+        dataset: an iterable of mappings from input names to batches, a
+            `tf.data.Dataset` of the same, or one such mapping.
+
+    Returns:
+        For each output how many steps the values are apart, and in how many samples the
+        largest value along the last axis is in the same place: counted where it leads
+        by more than two steps.
+
+    Raises:
+        ArgumentTypeError: the data is of another type.
+        QuantizeError: the data is empty or does not fit; or the file is of another
+            model.
+
+    Cost: one run of each for each batch.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> from geutil.quantize import compare_int8, quantize, to_int8
+        >>> kernel = tf.random.stateless_normal([3, 5], seed=(1, 2))
+        >>> @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+        ... def f(x):
+        ...     return {"y": tf.matmul(x, kernel)}
+        >>> m = model.open(f)
+        >>> _ = quantize(m, is_training=False)
+        >>> data = [{"x": tf.random.stateless_normal([8, 3], seed=(3, 4))}]
+        >>> compare_int8(m, to_int8(m, data), data).most <= 1
+        True
+    """
+    runner = _Runner(tflite, list(model.inputs), list(model.outputs))
+    tallies = {name: _Tally(name, runner.scale(name)) for name in model.outputs}
+    samples = 0
+    for sample in batches(dataset, model.inputs):
+        wanted = model.run(**sample)
+        found = runner.run(sample)
+        for name, tally in tallies.items():
+            tally.add(wanted[name], found[name])
+        samples += len(next(iter(sample.values()))) if sample else 1
+    return Int8Comparison(
+        tuple(tally.entry() for tally in tallies.values()),
+        samples,
+        tuple(f"{op.kind} '{op.result}'" for op in float_ops(tflite)),
+    )
+
+
+class _Tally:
+    """Counts differences of an output."""
+
+    def __init__(self, name: str, quantization: tuple[float, int]) -> None:
+        self._name = name
+        self._scale, self._zero = quantization
+        self._counts = np.zeros(256, np.int64)
+        self._clear = 0
+        self._agreeing = 0
+
+    def add(self, wanted: Array, found: Array) -> None:
+        """Take in what the model and the file gave for a batch."""
+        if wanted.shape != found.shape:
+            raise QuantizeError(
+                f"output '{self._name}' has shape {list(wanted.shape)} in the model "
+                f"and {list(found.shape)} in the TFLite file, which is of another model"
+            )
+        levels = np.round(wanted / self._scale) + self._zero
+        expected = np.clip(levels, -128, 127).astype(np.int64)
+        apart = np.abs(expected - found.astype(np.int64))
+        self._counts += np.bincount(apart.reshape(-1), minlength=256)
+        if wanted.ndim < 2 or wanted.shape[-1] < 2:
+            return
+        rows = expected.reshape(-1, expected.shape[-1])
+        first, second = np.sort(rows, axis=-1)[:, -2:].T[::-1]
+        clear = first - second > _MARGIN
+        same = rows.argmax(-1) == found.reshape(rows.shape).argmax(-1)
+        self._clear += int(clear.sum())
+        self._agreeing += int((clear & same).sum())
+
+    def entry(self) -> OutputSteps:
+        """Return what was counted."""
+        most = int(np.flatnonzero(self._counts)[-1]) if self._counts.any() else 0
+        counts = tuple(int(n) for n in self._counts[: most + 1])
+        return OutputSteps(self._name, self._scale, counts, self._clear, self._agreeing)
+
+
+class _Runner:
+    """Runs a TFLite file on inputs by name."""
+
+    def __init__(
+        self, blob: bytes, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        resolver = tf.lite.experimental.OpResolverType
+        self._interpreter = tf.lite.Interpreter(
+            model_content=blob,
+            experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        )
+        self._inputs = _by_name(inputs, self._interpreter.get_input_details())
+        self._outputs = _by_name(outputs, self._interpreter.get_output_details())
+        self._shapes: list[tuple[int, ...]] = []
+
+    def scale(self, output: str) -> tuple[float, int]:
+        """Return the size of a step of an output, and its zero point."""
+        scale, zero = self._outputs[output]["quantization"]
+        if not scale:
+            raise QuantizeError(
+                f"output '{output}' of the TFLite file is not quantized; convert the "
+                "model with geutil.quantize.to_int8"
+            )
+        return float(scale), int(zero)
+
+    def run(self, sample: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the outputs by name, as integers."""
+        values = {name: np.asarray(sample[name]) for name in self._inputs}
+        self._fit([value.shape for value in values.values()])
+        for name, value in values.items():
+            detail = self._inputs[name]
+            self._interpreter.set_tensor(detail["index"], _stored(value, detail))
+        self._interpreter.invoke()
+        get = self._interpreter.get_tensor
+        return {name: get(detail["index"]) for name, detail in self._outputs.items()}
+
+    def _fit(self, shapes: list[tuple[int, ...]]) -> None:
+        if shapes == self._shapes:
+            return
+        for detail, shape in zip(self._inputs.values(), shapes, strict=True):
+            self._interpreter.resize_tensor_input(detail["index"], shape)
+        self._interpreter.allocate_tensors()
+        self._shapes = shapes
+
+
+def _by_name(names: Sequence[str], details: list[Any]) -> dict[str, Any]:
+    if len(names) != len(details):
+        raise QuantizeError(
+            f"the model has {len(names)} inputs or outputs where the TFLite file has "
+            f"{len(details)}; the file is of another model"
+        )
+    # Concrete functions of models take and return them sorted by name.
+    by_name = dict(zip(sorted(names), details, strict=True))
+    return {name: by_name[name] for name in names}
+
+
+def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return value.astype(detail["dtype"])
+    limits = np.iinfo(detail["dtype"])
+    levels = np.round(value / scale) + zero
+    return np.clip(levels, limits.min, limits.max).astype(detail["dtype"])
