@@ -1,22 +1,45 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
 from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
+from geutil.quantize.insertion import InsertReport, insert_quant_op
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
+from geutil.quantize.quantizers import (
+    fixed_quantize,
+    last_value_quantize,
+    moving_avg_quantize,
+)
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.rewriters import (
+    RewriteReport,
+    create_eval_graph,
+    create_training_graph,
+    experimental_create_eval_graph,
+    experimental_create_training_graph,
+)
 from geutil.quantize.spec import Spec
 
 __all__ = [
     "CalibrationReport",
+    "InsertReport",
     "Int8Comparison",
     "OutputSteps",
     "QuantizeReport",
     "Quantized",
+    "RewriteReport",
     "Skipped",
     "Spec",
     "calibrate",
     "compare_int8",
+    "create_eval_graph",
+    "create_training_graph",
+    "experimental_create_eval_graph",
+    "experimental_create_training_graph",
+    "fixed_quantize",
+    "insert_quant_op",
+    "last_value_quantize",
+    "moving_avg_quantize",
     "quantize",
     "to_int8",
 ]

@@ -104,13 +104,17 @@ def _read(handle: Any) -> Tensor:
 
 
 def assign(handles: Pair, ends: Pair) -> Pair:
-    """Set the two variables of a range; return the ends, which wait for that."""
+    """Set the two variables of a range; return the ends, which wait for that.
+
+    No gradients go through them: what is learnt is not by descent, and a range that is
+    taken from a tensor would hand the gradients of its clipped values to its extremes.
+    """
     writes = [
         tf.raw_ops.AssignVariableOp(resource=handle, value=end)
         for handle, end in zip(handles, ends, strict=True)
     ]
     with tf.control_dependencies(writes):
-        low, high = (tf.identity(end) for end in ends)
+        low, high = (tf.stop_gradient(end) for end in ends)
     return low, high
 
 

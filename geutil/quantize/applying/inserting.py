@@ -11,7 +11,8 @@ from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
-from geutil.graph.names import absolute_unique_names
+from geutil.graph.names import absolute_unique_names, scopes_in_use
+from geutil.graph.staleness import check_editable
 from geutil.quantize import simulation
 from geutil.quantize.applying.variables import (
     KnownValues,
@@ -60,6 +61,7 @@ def insert(
         For each tensor what it is quantized to.
 
     Raises:
+        QuantizeError: a variable that is given has another shape.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
@@ -69,6 +71,10 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    for group in groups:
+        if not group.fixed:
+            variables.check(group.name, shape_of(group))
     builder = _Builder(graph, mode, variables)
     for group in groups:
         builder.add(group)
@@ -124,6 +130,8 @@ class _Builder:
         self._values = KnownValues(graph)
         self._stencils = Stencils(graph)
         self._results: list[tuple[Point, Later]] = []
+        # Ops of an imported graph leave their scopes free in TensorFlow's books.
+        self._scopes = scopes_in_use(graph)
         self._steps: Tensor | None = None
         if mode.is_training and mode.delay:
             self._steps = step_counter(graph, mode.step).value
@@ -135,7 +143,7 @@ class _Builder:
 
     def add(self, group: RangeGroup) -> None:
         """Plan the ops of a range."""
-        names = absolute_unique_names(self._graph, [p.name for p in group.points])
+        names = [self._unused(point.name) for point in group.points]
         if group.fixed:
             for point, name in zip(group.points, names, strict=True):
                 self._quantize(point, name, None, group.initial)
@@ -147,6 +155,12 @@ class _Builder:
         last = group.points[-1]
         for point, name in zip(group.points, names, strict=True):
             self._quantize(point, name, late if point is last else early)
+
+    def _unused(self, name: str) -> str:
+        (found,) = absolute_unique_names(self._graph, [name])
+        while f"{found}/" in self._scopes:
+            (found,) = absolute_unique_names(self._graph, [name])
+        return found
 
     def _initial(self, group: RangeGroup) -> Range:
         if group.weights and not self._mode.is_training:

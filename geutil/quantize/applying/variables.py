@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.identity import MutableIdentityMap
-from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.kinds import Graph, Tensor, is_func_graph
 from geutil.graph.outside_variables import handle_in, variable_outside
 from geutil.quantize.arithmetic import Range, symmetric, with_zero
 from geutil.quantize.finding.points import RangeGroup
@@ -42,12 +42,26 @@ class RangeVariables:
         self._collection = collection
         self.by_name: dict[str, Any] = {}
 
-    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
-        """Return the handles of the two variables of a range, as the graph has them.
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise QuantizeError if a given variable cannot hold an end of a range."""
+        for end in ENDS:
+            variable = self._given.get(f"{name}/{end}")
+            if variable is None:
+                continue
+            if tuple(variable.shape) != shape:
+                raise QuantizeError(
+                    f"'{name}/{end}' is given with shape {variable.shape}, and a range "
+                    f"of shape {list(shape)} is needed"
+                )
+            owner = getattr(variable.handle, "graph", self._graph)
+            if owner is not self._graph and not is_func_graph(self._graph):
+                raise QuantizeError(
+                    f"'{name}/{end}' is given from another graph; graphs share ranges "
+                    "through a checkpoint, by name"
+                )
 
-        Raises:
-            QuantizeError: a given variable has another shape.
-        """
+    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
+        """Return the handles of the two variables of a range, as the graph has them."""
         low, high = (
             handle_in(self._graph, self._variable(f"{name}/{end}", shape, value))
             for end, value in zip(ENDS, ends, strict=True)
@@ -61,11 +75,6 @@ class RangeVariables:
             variable = variable_outside(self._graph, initial, name)
             if self._collection is not None:
                 self._add_to(self._collection, variable)
-        elif tuple(variable.shape) != shape:
-            raise QuantizeError(
-                f"'{name}' is given with shape {variable.shape}, and a range of shape "
-                f"{list(shape)} is needed"
-            )
         self.by_name[name] = variable
         return variable
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.quantize.finding.kernels import FAKE_QUANT, SHAPES
@@ -138,7 +138,8 @@ class Network:
             return False
         readers = self.live.readers(op)
         if not readers and not ends_known:
-            return any(self.is_data(t) for t in op.outputs)
+            # What assigns to a version 1 variable returns it, and is no result.
+            return any(self.is_data(t) and not is_reference(t) for t in op.outputs)
         return any(r in needed and _reads_values(r, op) for r in readers)
 
     def _before_layers(self) -> set[Operation]:

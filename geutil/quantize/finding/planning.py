@@ -264,7 +264,14 @@ class _Planner:
 
     def _reads_network(self, op: Operation) -> bool:
         data = [t for t in op.inputs if self.network.is_data(t)]
-        return bool(data) and all(t in self.carried for t in data)
+        return bool(data) and all(
+            t in self.carried or self._is_asked_for(t) for t in data
+        )
+
+    def _is_asked_for(self, tensor: Tensor) -> bool:
+        """Tell whether the network reads a tensor quantized, its input for example."""
+        source, _ = self.origin.get(tensor, (tensor, None))
+        return source in self.drafts
 
     def _skip(self, op: Operation, reason: str) -> None:
         # What is in a body may well have kernels.
@@ -279,8 +286,10 @@ class _Planner:
             return False
         if statistic:
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        behind = self.network.is_behind_layers(op)
-        if behind and op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd"):
+        kernel = KERNELS.get(op.type)
+        passes = kernel is not None and kernel.treatment is Treatment.PASSES
+        fuses = passes or op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd")
+        if fuses and self.network.is_behind_layers(op):
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
         return self._refusal(op) == ""
 
@@ -363,9 +372,12 @@ class _Planner:
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         for t in op.outputs:
-            if t.dtype.is_floating:
-                self.shared.join(source, t)
-                self._quantize(t, op, kernel.slot, spec, counts=False)
+            if not t.dtype.is_floating:
+                continue
+            self.shared.join(source, t)
+            draft = self._quantize(t, op, kernel.slot, spec, counts=False)
+            if draft is not None:
+                self.results.setdefault(op, draft)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
@@ -379,7 +391,9 @@ class _Planner:
         if together:
             for tensor in (*sources[1:], result):
                 self.shared.join(sources[0], tensor)
-        self._quantize(result, op, kernel.slot, spec, counts=not together)
+        draft = self._quantize(result, op, kernel.slot, spec, counts=not together)
+        if draft is not None:
+            self.results[op] = draft
 
     def _can_share(self, tensors: list[Tensor]) -> bool:
         roots = [self.shared.root(t) for t in tensors]
