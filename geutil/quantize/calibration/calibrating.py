@@ -22,6 +22,9 @@ from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
 
+_OF_ZEROS = Range(0.0, 1.0)
+"""The range of tensors that hold nothing but zeros, which any range stores exactly."""
+
 
 @dataclass(frozen=True)
 class CalibrationReport:
@@ -71,6 +74,8 @@ def calibrate(
     - "entropy": the range whose quantized values diverge least from the exact ones
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
+
+    Activations that are zero throughout get the range from 0 to 1.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -128,7 +133,9 @@ def calibrate(
             _check_finite(name, seen, count, activations)
             observers[name].add(seen)
         count += 1
-    found = {s.name: observers[s.name].ends(s.form.bits) for s in activations}
+    found = {
+        s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
+    }
     found.update(_ranges_of_weights(model, weights))
     for site in sites:
         site.set(found[site.name])
@@ -180,6 +187,11 @@ def _check_finite(
         f"{shown} holds NaN or infinite values for batch {batch}; no range was set. "
         "Look for them in the data first, then in the variables"
     )
+
+
+def _not_empty(ends: Range) -> Range:
+    """Return a range, or another one if TFLite would divide by its width."""
+    return _OF_ZEROS if ends.low == ends.high else ends
 
 
 def _ranges_of_weights(model: Any, sites: Sequence[Site]) -> dict[str, Range]:
