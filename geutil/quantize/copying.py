@@ -21,6 +21,8 @@ Array = np.ndarray[Any, Any]
 Replace = Callable[[Operation], "Tensor | Array | None"]
 """Tells what stands in for the first result of an op: another tensor of the graph, a
 value, or, with None, the op itself."""
+Amend = Callable[[Any, Operation], None]
+"""Changes the node that an op is copied to."""
 
 
 class PartialCopy:
@@ -30,6 +32,7 @@ class PartialCopy:
         graph: the FuncGraph.
         inputs: its inputs by name.
         replace: tells what stands in for an op.
+        amend: changes the nodes of ops that are copied, attributes for example.
 
     Attributes:
         graph: the graph that the copies are in.
@@ -38,11 +41,16 @@ class PartialCopy:
     """
 
     def __init__(
-        self, graph: Graph, inputs: Mapping[str, Tensor], replace: Replace
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        replace: Replace,
+        amend: Amend | None = None,
     ) -> None:
         self._source = graph
         self._given = dict(inputs)
         self._replace = replace
+        self._amend = amend
         self.graph = new_function_graph("copy")
         self.inputs: dict[str, Tensor] = {}
         self.externals: list[Any] = []
@@ -67,6 +75,8 @@ class PartialCopy:
             node.attr.pop("_class", None)
             if op in stand_ins:
                 _stand_in(node, op, stand_ins[op])
+            elif self._amend is not None:
+                self._amend(node, op)
         read = {name.partition(":")[0] for n in graph_def.node for name in n.input}
         given = {f"{name}:0": t for name, t in mapped.items() if name in read}
         made = import_ops(self.graph, graph_def, given)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.function_graphs import call_function
@@ -97,8 +98,9 @@ class Int8Comparison:
 def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     """Run a model and the TFLite file made from it on the same data.
 
-    The file is run by TFLite's own kernels, without delegates. What the model gives is
-    rounded to the file's steps.
+    The file is run by TFLite's own kernels, without delegates. Both are given inputs
+    rounded to the file's steps, and what the model gives is rounded to them. A model
+    that was quantized for training is run as it will be deployed, and learns nothing.
 
     Args:
         model: the `geutil.model.Model` that the file was made from.
@@ -138,8 +140,13 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     samples = 0
     for sample in batches(dataset, model.inputs):
-        wanted = call_function(function, {inputs[n]: x for n, x in sample.items()})
-        found = runner.run(sample)
+        stored = runner.stored(sample)
+        # As the file sees it: values between two steps may be rounded either way.
+        seen = runner.values(stored)
+        wanted = call_function(
+            function, {inputs[name]: tf.constant(x) for name, x in seen.items()}
+        )
+        found = runner.run(stored)
         for name, tally in tallies.items():
             tally.add(wanted[outputs[name]].numpy(), found[name])
         samples += len(next(iter(sample.values()))) if sample else 1

@@ -15,7 +15,7 @@ from geutil.quantize.calibration.sites import variable_behind
 from geutil.quantize.copying import PartialCopy
 from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.kernels import FAKE_QUANT
-from geutil.quantize.int8.mending import mended
+from geutil.quantize.int8.mending import mended, nudge
 from geutil.quantize.int8.running import file_names
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +47,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
             return found
         return None if delayed_input(op) is None else op.inputs[1]
 
-    copy = PartialCopy(graph, model.inputs, replace)
+    copy = PartialCopy(graph, model.inputs, replace, nudge if mend else None)
     made = copy.of(list(model.outputs.values()))
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     by_handle = {id(v.handle): v for v in model.variables.values()}

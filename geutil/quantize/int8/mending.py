@@ -1,8 +1,11 @@
 """Values that TFLite's converter stores wrong, and what to give it instead.
 
-With TensorFlow 2.21 the converter goes wrong with two kinds of biases of layers:
+With TensorFlow 2.21 the converter goes wrong with these:
 
-- One with the same value in all channels is stored with the scale of the first one,
+- The zero point of a range such as (-1, 1), where it is in the middle between two
+  integers. FakeQuant ops round it in float32, the converter in float64, and they may
+  end up at different ones. A range that was nudged as FakeQuant ops do has none such.
+- A bias with the same value in all channels is stored with the scale of the first one,
   and comes out wrong in all others. A last channel that is larger by a float32 rounding
   error keeps the converter from that.
 - A bias is stored as an integer of 32 bits, in steps of the input's step times the
@@ -21,7 +24,7 @@ import numpy as np
 
 from geutil.graph.function_graphs import build_function, call_function
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.quantize.arithmetic import step
+from geutil.quantize.arithmetic import Range, nudged, step
 from geutil.quantize.copying import PartialCopy
 from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.select.networks.layers import Layer, layer_of
@@ -50,16 +53,39 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
 
     Cost: linear in ops and edges; one run of what biases depend on.
     """
+    found = _nudged_ranges(graph, constants)
     biases = list(_biases(graph))
-    if not biases:
-        return {}
     values = _values([bias.tensor for bias in biases], constants)
-    found: Values = {}
     for bias, value in zip(biases, values, strict=True):
         if _is_uniform(value):
             found[bias.tensor.op] = _not_uniform(value)
         _widen(bias.layer, value, constants, found)
     return found
+
+
+def nudge(node: Any, op: Operation) -> None:
+    """Nudge the fixed range of a FakeQuant op in the node of its copy."""
+    if op.type == "FakeQuantWithMinMaxArgs":
+        low, high = (op.get_attr(name) for name in ("min", "max"))
+        ends = _nudged(op, low, high)
+        node.attr["min"].f, node.attr["max"].f = (float(end) for end in ends)
+
+
+def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    found: Values = {}
+    for op in graph.get_operations():
+        ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
+        # Symmetric ranges have their zero point at an integer.
+        if len(ends) != 2 or op.get_attr("narrow_range"):
+            continue
+        if all(end in constants for end in ends):
+            nudged_ends = _nudged(op, *(constants[end] for end in ends))
+            found.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
+    return found
+
+
+def _nudged(op: Operation, low: Any, high: Any) -> Range:
+    return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
 
 
 def _biases(graph: Graph) -> Iterator[_Bias]:
@@ -86,6 +112,8 @@ def _source(tensor: Tensor) -> Tensor:
 
 
 def _values(tensors: list[Tensor], constants: Mapping[Operation, Array]) -> list[Array]:
+    if not tensors:
+        return []
     copy = PartialCopy(tensors[0].graph, {}, constants.get)
     copies = copy.of(tensors)
     results = {str(index): t for index, t in enumerate(copies)}

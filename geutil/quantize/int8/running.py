@@ -58,19 +58,27 @@ class Runner:
             return 1.0, 0
         return float(scale), int(zero)
 
-    def run(self, sample: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the outputs by name, as they are stored.
+    def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
+        """Return inputs as the file takes them: the nearest integers.
 
         Args:
             sample: the inputs by name, as the model takes them.
         """
+        return {
+            name: _stored(np.asarray(sample[name]), detail)
+            for name, detail in self._inputs.items()
+        }
+
+    def values(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what stored inputs stand for, as the model takes them."""
+        return {
+            name: _value(stored[name], detail) for name, detail in self._inputs.items()
+        }
+
+    def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name, as they are stored, for stored inputs."""
         names = file_names(list(self._inputs))
-        found = self._run(
-            **{
-                names[name]: _stored(np.asarray(sample[name]), detail)
-                for name, detail in self._inputs.items()
-            }
-        )
+        found = self._run(**{names[name]: stored[name] for name in names})
         names = file_names(list(self._outputs))
         return {name: found[names[name]] for name in names}
 
@@ -148,3 +156,10 @@ def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
     limits = np.iinfo(detail["dtype"])
     levels = np.round(value / scale) + zero
     return np.clip(levels, limits.min, limits.max).astype(detail["dtype"])
+
+
+def _value(stored: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return stored
+    return (stored.astype(np.float32) - np.float32(zero)) * np.float32(scale)
