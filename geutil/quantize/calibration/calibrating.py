@@ -15,9 +15,10 @@ from geutil.graph.kinds import Tensor, is_func_graph, type_name
 from geutil.quantize.applying.variables import range_of
 from geutil.quantize.arithmetic import Range
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Settings
-from geutil.quantize.calibration.probing import Probe
+from geutil.quantize.calibration.probing import Probe, unquantized
 from geutil.quantize.calibration.progress import counted
 from geutil.quantize.calibration.sites import Site, find_sites
+from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
@@ -136,7 +137,7 @@ def calibrate(
     found = {
         s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
     }
-    found.update(_ranges_of_weights(model, weights))
+    found.update(_ranges_of_weights(weights))
     for site in sites:
         site.set(found[site.name])
     return CalibrationReport({s.name: found[s.name] for s in sites}, count, method)
@@ -194,19 +195,11 @@ def _not_empty(ends: Range) -> Range:
     return _OF_ZEROS if ends.low == ends.high else ends
 
 
-def _ranges_of_weights(model: Any, sites: Sequence[Site]) -> dict[str, Range]:
-    groups = {site.name: site.tensors for site in sites}
-    if not groups:
-        return {}
-
-    def values(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {str(index): t for index, t in enumerate(tensors)}
-
-    probe = Probe(model.graph, {}, groups, values)
-    found = probe.run({})
+def _ranges_of_weights(sites: Sequence[Site]) -> dict[str, Range]:
+    found = iter(values_of([t for site in sites for t in site.tensors], unquantized))
     ranges = {}
     for site in sites:
-        parts = [range_of(value, site.form) for value in found[site.name].values()]
+        parts = [range_of(next(found), site.form) for _ in site.tensors]
         ranges[site.name] = Range(
             np.minimum.reduce([part.low for part in parts]),
             np.maximum.reduce([part.high for part in parts]),

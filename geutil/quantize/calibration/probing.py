@@ -38,7 +38,7 @@ class Probe:
         groups: Mapping[str, Sequence[Tensor]],
         measure: Measure,
     ) -> None:
-        copy = PartialCopy(graph, inputs, _unquantized)
+        copy = PartialCopy(graph, inputs, unquantized)
         given = iter(copy.of([t for group in groups.values() for t in group]))
         results: dict[str, Tensor] = {}
         with neutral(copy.graph):
@@ -57,7 +57,7 @@ class Probe:
         return found
 
 
-def _unquantized(op: Operation) -> Tensor | None:
+def unquantized(op: Operation) -> Tensor | None:
     """Return what is quantized, for an op that simulates that."""
     if op.type in FAKE_QUANT:
         return op.inputs[0]

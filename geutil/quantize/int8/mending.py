@@ -22,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.function_graphs import build_function, call_function
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.arithmetic import Range, nudged, step
-from geutil.quantize.copying import PartialCopy
+from geutil.quantize.copying import values_of
 from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origins
@@ -55,7 +54,7 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
     """
     found = _nudged_ranges(graph, constants)
     biases = list(_biases(graph))
-    values = _values([bias.tensor for bias in biases], constants)
+    values = values_of([bias.tensor for bias in biases], constants.get)
     for bias, value in zip(biases, values, strict=True):
         if _is_uniform(value):
             found[bias.tensor.op] = _not_uniform(value)
@@ -109,16 +108,6 @@ def _source(tensor: Tensor) -> Tensor:
         if kernel is None or kernel.treatment is not Treatment.PASSES:
             return tensor
         tensor = tensor.op.inputs[0]
-
-
-def _values(tensors: list[Tensor], constants: Mapping[Operation, Array]) -> list[Array]:
-    if not tensors:
-        return []
-    copy = PartialCopy(tensors[0].graph, {}, constants.get)
-    copies = copy.of(tensors)
-    results = {str(index): t for index, t in enumerate(copies)}
-    found = call_function(build_function(copy.graph, {}, results, [], []), {})
-    return [np.asarray(found[name].numpy()) for name in results]
 
 
 def _is_uniform(bias: Array) -> bool:
