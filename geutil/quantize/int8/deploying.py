@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings, build_function
-from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.function_graphs import build_function
 from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.quantize.calibration.sites import variable_behind
 from geutil.quantize.copying import PartialCopy
-from geutil.quantize.finding.delays import delayed_input
-from geutil.quantize.finding.kernels import FAKE_QUANT
+from geutil.quantize.freezing import frozen, range_values, variable_values
 from geutil.quantize.int8.mending import mended, nudge
 from geutil.quantize.int8.running import file_names
 
@@ -37,17 +33,10 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     Cost: one copy of the graph; with `mend`, one run of what biases depend on.
     """
     graph = model.graph
-    stand_ins = _constants(graph)
+    values = range_values(graph) | variable_values(graph)
     if mend:
-        stand_ins |= mended(graph, stand_ins)
-
-    def replace(op: Operation) -> Tensor | Array | None:
-        found = stand_ins.get(op)
-        if found is not None:
-            return found
-        return None if delayed_input(op) is None else op.inputs[1]
-
-    copy = PartialCopy(graph, model.inputs, replace, nudge if mend else None)
+        values |= mended(graph, values)
+    copy = PartialCopy(graph, model.inputs, frozen(values), nudge if mend else None)
     made = copy.of(list(model.outputs.values()))
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     by_handle = {id(v.handle): v for v in model.variables.values()}
@@ -59,27 +48,3 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
         }
     given = {inputs[name]: t for name, t in copy.inputs.items()}
     return build_function(copy.graph, given, results, [], variables)
-
-
-def _constants(graph: Graph) -> dict[Operation, Array]:
-    """Return the values of ranges, and of all that is read from variables."""
-    outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
-    found: dict[Operation, Array] = {}
-    for op in graph.get_operations():
-        if op.type == "ReadVariableOp":
-            ends = [op.outputs[0]]
-        elif op.type in FAKE_QUANT:
-            ends = list(op.inputs)[1:]
-        else:
-            continue
-        for end in ends:
-            inside = variable_behind(end)
-            handle = None if inside is None else outside.get(inside)
-            if handle is not None and end.op not in found:
-                found[end.op] = _value(handle, end.dtype)
-    return found
-
-
-def _value(handle: Any, dtype: tf.DType) -> Array:
-    read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    return np.asarray(read.numpy())
