@@ -17,8 +17,7 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
 
     In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
     outside; a function that is traced may make it at any call, because it is none of
-    the function's own. In a v1 graph it is one of its global variables. It lives at
-    least as long as the graph.
+    the function's own. In a v1 graph it is one of its global variables.
 
     Args:
         graph: the graph.
@@ -27,18 +26,18 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
     """
     with neutral(graph), tf.init_scope():
         # The class itself: tf.Variable would ask the tracing function to make it.
-        variable = ResourceVariable(initial, trainable=False, name=name)
-    state_of(graph).variables.append(variable)
-    return variable
+        return ResourceVariable(initial, trainable=False, name=name)
 
 
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it.
 
-    A FuncGraph captures it, and remembers that it uses the variable.
+    A FuncGraph captures it, and keeps the variable alive.
     """
     handle = variable.handle
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
     graph.watch_variable(variable)
+    # The FuncGraph itself holds variables by weak references.
+    state_of(graph).variables[id(variable)] = variable
     return graph.capture(handle)

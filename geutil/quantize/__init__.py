@@ -1,6 +1,12 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
 from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
+from geutil.quantize.equalization.equalizing import equalize
+from geutil.quantize.equalization.report import (
+    Equalized,
+    EqualizeReport,
+    NotEqualized,
+)
 from geutil.quantize.insertion import InsertReport, insert_quant_op
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
@@ -10,6 +16,9 @@ from geutil.quantize.quantizers import (
     moving_avg_quantize,
 )
 from geutil.quantize.quantizing import quantize
+from geutil.quantize.reestimation.norms import Missed
+from geutil.quantize.reestimation.reestimating import reestimate_batch_norm
+from geutil.quantize.reestimation.report import Reestimated, ReestimateReport
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.rewriters import (
     RewriteReport,
@@ -23,11 +32,17 @@ from geutil.quantize.spec import Spec
 __all__ = [
     "CalibrationReport",
     "InsertReport",
+    "EqualizeReport",
+    "Equalized",
     "Int8Comparison",
+    "Missed",
+    "NotEqualized",
     "OutputSteps",
     "QuantizeReport",
     "Quantized",
     "RewriteReport",
+    "ReestimateReport",
+    "Reestimated",
     "Skipped",
     "Spec",
     "calibrate",
@@ -40,6 +55,8 @@ __all__ = [
     "insert_quant_op",
     "last_value_quantize",
     "moving_avg_quantize",
+    "equalize",
     "quantize",
+    "reestimate_batch_norm",
     "to_int8",
 ]

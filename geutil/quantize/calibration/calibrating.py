@@ -15,12 +15,16 @@ from geutil.graph.kinds import Tensor, is_func_graph, type_name
 from geutil.quantize.applying.variables import range_of
 from geutil.quantize.arithmetic import Range
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Settings
-from geutil.quantize.calibration.probing import Probe
+from geutil.quantize.calibration.probing import Probe, unquantized
 from geutil.quantize.calibration.progress import counted
 from geutil.quantize.calibration.sites import Site, find_sites
+from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
+
+_OF_ZEROS = Range(0.0, 1.0)
+"""The range of tensors that hold nothing but zeros, which any range stores exactly."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ def calibrate(
     - "entropy": the range whose quantized values diverge least from the exact ones
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
+
+    Activations that are zero throughout get the range from 0 to 1.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -128,8 +134,10 @@ def calibrate(
             _check_finite(name, seen, count, activations)
             observers[name].add(seen)
         count += 1
-    found = {s.name: observers[s.name].ends(s.form.bits) for s in activations}
-    found.update(_ranges_of_weights(model, weights))
+    found = {
+        s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
+    }
+    found.update(_ranges_of_weights(weights))
     for site in sites:
         site.set(found[site.name])
     return CalibrationReport({s.name: found[s.name] for s in sites}, count, method)
@@ -182,19 +190,16 @@ def _check_finite(
     )
 
 
-def _ranges_of_weights(model: Any, sites: Sequence[Site]) -> dict[str, Range]:
-    groups = {site.name: site.tensors for site in sites}
-    if not groups:
-        return {}
+def _not_empty(ends: Range) -> Range:
+    """Return a range, or another one if TFLite would divide by its width."""
+    return _OF_ZEROS if ends.low == ends.high else ends
 
-    def values(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {str(index): t for index, t in enumerate(tensors)}
 
-    probe = Probe(model.graph, {}, groups, values)
-    found = probe.run({})
+def _ranges_of_weights(sites: Sequence[Site]) -> dict[str, Range]:
+    found = iter(values_of([t for site in sites for t in site.tensors], unquantized))
     ranges = {}
     for site in sites:
-        parts = [range_of(value, site.form) for value in found[site.name].values()]
+        parts = [range_of(next(found), site.form) for _ in site.tensors]
         ranges[site.name] = Range(
             np.minimum.reduce([part.low for part in parts]),
             np.maximum.reduce([part.high for part in parts]),

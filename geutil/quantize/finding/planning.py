@@ -12,6 +12,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
+from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
     DECISIONS,
@@ -228,14 +229,7 @@ class _Planner:
 
     def _is_simulation(self, op: Operation) -> bool:
         """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
-        if op.type in FAKE_QUANT:
-            return True
-        if op.type not in ("SelectV2", "Select"):
-            return False
-        quantized = op.inputs[1].op
-        while quantized.type == "Reshape":
-            quantized = quantized.inputs[0].op
-        return quantized.type in FAKE_QUANT
+        return op.type in FAKE_QUANT or delayed_input(op) is not None
 
     def _refusal(self, op: Operation) -> str:
         if not self.choices.in_scope(op):
