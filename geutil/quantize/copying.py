@@ -15,6 +15,7 @@ from geutil.graph.function_graphs import (
     make_capture_placeholder,
     new_function_graph,
 )
+from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.importing import graph_def_of, import_ops, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.order import topological_sort
@@ -75,6 +76,8 @@ class PartialCopy:
         graph_def.library.CopyFrom(self._source.as_graph_def().library)
         for node, op in zip(graph_def.node, ops, strict=True):
             node.attr.pop("_class", None)
+            # Nobody differentiates a copy, and a function of Python cannot be saved.
+            node.attr.pop(ATTRIBUTE, None)
             if op in stand_ins:
                 _stand_in(node, op, stand_ins[op])
             elif self._amend is not None:
