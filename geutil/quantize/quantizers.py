@@ -219,7 +219,8 @@ class _Range:
         ranges = RangeVariables(graph, given, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
         ranges.check(name, shape)
-        self.handles = ranges.handles(name, shape, Range(*initial))
+        ranges.make([(name, shape, Range(*initial))])
+        self.handles = ranges.handles(name)
         given.update(ranges.by_name)
         # The variables have ops of this scope, too: one that ends in a slash is not
         # made unique again.

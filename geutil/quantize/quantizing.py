@@ -81,7 +81,9 @@ def quantize(
         vars_collection: a collection of a v1 graph to put the variables of the ranges
             in, besides `GLOBAL_VARIABLES`.
         variables: variables of ranges by name, from the report of another call, to
-            share them: between replicas, or traces of one function.
+            share them: between traces of one function, or replicas. Towers of one
+            graph have names of their own, under which they are to be given. Each
+            tower or replica moves them in a step.
         scope: only ops of this name scope; None is all.
         overrides: for ops, or for regular expressions that are searched for in names
             of ops, a `Spec` or "skip". The first one that fits counts.
@@ -89,7 +91,8 @@ def quantize(
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
 
     Returns:
-        Every op that computes with data: quantized and how, or not and why.
+        Every op that computes with data: quantized and how, or not and why. Its
+        `tensor` tells what to fetch, or return, in the place of a tensor.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

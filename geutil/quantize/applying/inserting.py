@@ -76,6 +76,7 @@ def insert(
         if not group.fixed:
             variables.check(group.name, shape_of(group))
     builder = _Builder(graph, mode, variables)
+    builder.make_variables(groups)
     for group in groups:
         builder.add(group)
     quantized = builder.make()
@@ -141,16 +142,20 @@ class _Builder:
         made = self._stencils.make()
         return MutableIdentityMap((p.tensor, made[later]) for p, later in self._results)
 
+    def make_variables(self, groups: list[RangeGroup]) -> None:
+        """Make the variables of ranges."""
+        self._variables.make(
+            [(g.name, shape_of(g), self._initial(g)) for g in groups if not g.fixed]
+        )
+
     def add(self, group: RangeGroup) -> None:
-        """Plan the ops of a range."""
+        """Plan the ops of a range, whose variables are there."""
         names = [self._unused(point.name) for point in group.points]
         if group.fixed:
             for point, name in zip(group.points, names, strict=True):
                 self._quantize(point, name, None, group.initial)
             return
-        handles = self._variables.handles(
-            group.name, shape_of(group), self._initial(group)
-        )
+        handles = self._variables.handles(group.name)
         early, late = self._ends(group, names[-1], handles)
         last = group.points[-1]
         for point, name in zip(group.points, names, strict=True):

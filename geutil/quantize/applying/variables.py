@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor, is_func_graph
-from geutil.graph.outside_variables import handle_in, variable_outside
+from geutil.graph.outside_variables import handle_in
+from geutil.graph.variable_series import variables_outside
 from geutil.quantize.arithmetic import Range, symmetric, with_zero
 from geutil.quantize.finding.points import RangeGroup
 from geutil.quantize.finding.weights import source_of
@@ -60,23 +61,33 @@ class RangeVariables:
                     "through a checkpoint, by name"
                 )
 
-    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
-        """Return the handles of the two variables of a range, as the graph has them."""
-        low, high = (
-            handle_in(self._graph, self._variable(f"{name}/{end}", shape, value))
-            for end, value in zip(ENDS, ends, strict=True)
-        )
-        return low, high
+    def make(self, ranges: Sequence[tuple[str, tuple[int, ...], Range]]) -> None:
+        """Make the variables of ranges that are not given, in one go.
 
-    def _variable(self, name: str, shape: tuple[int, ...], value: Any) -> Any:
-        variable = self._given.get(name)
-        if variable is None:
-            initial = np.broadcast_to(np.asarray(value, np.float32), shape)
-            variable = variable_outside(self._graph, initial, name)
+        Args:
+            ranges: the name of each range, the shape of its ends, and its ends.
+        """
+        wanted = []
+        for name, shape, ends in ranges:
+            for end, value in zip(ENDS, ends, strict=True):
+                given = self._given.get(f"{name}/{end}")
+                if given is None:
+                    initial = np.broadcast_to(np.asarray(value, np.float32), shape)
+                    wanted.append((f"{name}/{end}", initial))
+                else:
+                    self.by_name[f"{name}/{end}"] = given
+        made = variables_outside(self._graph, wanted)
+        for (name, _), variable in zip(wanted, made, strict=True):
+            self.by_name[name] = variable
             if self._collection is not None:
                 self._add_to(self._collection, variable)
-        self.by_name[name] = variable
-        return variable
+
+    def handles(self, name: str) -> Pair:
+        """Return the handles of the two variables of a range, as the graph has them."""
+        low, high = (
+            handle_in(self._graph, self.by_name[f"{name}/{end}"]) for end in ENDS
+        )
+        return low, high
 
     def _add_to(self, collection: str, variable: Any) -> None:
         held = self._graph.get_collection_ref(collection)
