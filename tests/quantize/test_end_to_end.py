@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from examples import int8
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import (
@@ -136,3 +137,8 @@ def test_int8_does_what_the_simulation_does(trained):
     assert logits.share(1) >= 0.999
     assert logits.most <= 2
     assert logits.agreement == 1.0
+
+
+def test_the_example(capsys):
+    assert int8.main() == 0
+    assert "FAILED" not in capsys.readouterr().out
