@@ -52,6 +52,10 @@ def chain(x, activation=tf.nn.relu, weights=(CONV, BIAS, DEPTHWISE, POINT, DENSE
     return {"y": tf.matmul(tf.reduce_mean(y, [1, 2]), dense, name="dense")}
 
 
+def plain(x):
+    return chain(x)
+
+
 def layers(m):
     """Return the weights of each layer by the last part of its name."""
     found = {}
@@ -243,7 +247,7 @@ def test_results_and_grouped_layers_are_refused():
     m = opened(compute, IMAGE)
     reasons = {e.layer: e.reason for e in equalize(m).refused}
     assert "3 input channels in its weights, and there are 6" in reasons["first"]
-    m = opened(chain, IMAGE)
+    m = opened(plain, IMAGE)
     m.outputs["inner"] = m.graph.get_operation_by_name("point").outputs[0]
     assert {e.layer for e in equalize(m).refused} == {"point", "dense"}
 
@@ -259,7 +263,7 @@ def test_relu6_is_replaced_when_asked():
 def test_what_cannot_be_equalized_is_refused():
     with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
         equalize(tf.Graph())
-    m = opened(chain, IMAGE)
+    m = opened(plain, IMAGE)
     quantize(m, is_training=False)
     before = m.graph.as_graph_def()
     with pytest.raises(QuantizeError, match="call equalize before"):
