@@ -24,10 +24,17 @@ PLOT = [
     "matplotlib>=3.9,<4",
 ]
 
+CLI = [
+    # Progress bars and tables.
+    "rich>=14,<16",
+]
+
 EXTRAS = {
     "plot": PLOT,
+    "cli": CLI,
     "test": [
         *PLOT,
+        *CLI,
         # Runs the tests and the doctests.
         "pytest>=8.3,<10",
         # Spreads test files over worker processes: importing TensorFlow is slow.
@@ -48,10 +55,8 @@ EXTRAS = {
         # Checks the types, in strict mode.
         "mypy>=2.0,<3",
     ],
-    "bench": [
-        # Prints the tables of results.
-        "rich>=14,<16",
-    ],
+    # The benchmarks print their results in tables.
+    "bench": CLI,
 }
 
 setup(

@@ -50,7 +50,8 @@ class GraphState:
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
         step_counter: what counts its training steps, if anything.
-        variables: variables outside that geutil made it read, to be kept alive with it.
+        variables: variables that were made for its ops, and are none of the caller's:
+            the graph itself only knows their handles.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)

@@ -61,7 +61,7 @@ class Choices:
 
     def in_scope(self, op: Operation) -> bool:
         """Tell whether an op is in the scope that is asked for."""
-        return is_in_scope(op.name, self.scope or "")
+        return is_in_scope(op.name, self.scope)
 
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
         """Return what finds the override of an op.
