@@ -130,9 +130,11 @@ def calibrate(
     observers = {site.name: METHODS[method](settings) for site in activations}
     count = 0
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
-        for name, seen in probe.run(sample).items():
-            _check_finite(name, seen, count, activations)
-            observers[name].add(seen)
+        seen = probe.run(sample)
+        # In the order of the graph: the first one is where it comes from.
+        for site in activations:
+            _check_finite(site, seen[site.name], count)
+            observers[site.name].add(seen[site.name])
         count += 1
     found = {
         s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
@@ -168,7 +170,7 @@ def _measured(bins: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     high = tf.maximum(tf.reduce_max(values), 0.0)
     measured = {"low": low, "high": high, "finite": finite}
     if bins:
-        others = tf.boolean_mask(values, values != 0.0)
+        others = tf.boolean_mask(values, (values != 0.0) & tf.math.is_finite(values))
         # A width of zero or NaN cannot be divided by.
         safe = tf.where(finite & (high > low), high, low + 1.0)
         ends = tf.where(finite, tf.stack([low, safe]), tf.constant([0.0, 1.0]))
@@ -177,13 +179,10 @@ def _measured(bins: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     return measured
 
 
-def _check_finite(
-    name: str, seen: Mapping[str, Array], batch: int, sites: Sequence[Site]
-) -> None:
+def _check_finite(site: Site, seen: Mapping[str, Array], batch: int) -> None:
     if seen["finite"]:
         return
-    tensors = next(site.tensors for site in sites if site.name == name)
-    shown = ", ".join(f"'{t.name}'" for t in tensors)
+    shown = ", ".join(f"'{t.name}'" for t in site.tensors)
     raise QuantizeError(
         f"{shown} holds NaN or infinite values for batch {batch}; no range was set. "
         "Look for them in the data first, then in the variables"

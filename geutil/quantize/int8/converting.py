@@ -25,6 +25,9 @@ _logger = logging.getLogger("geutil")
 
 _STARTS = ((-6.0, 6.0), (0.0, 6.0))
 _BITS = 8
+_COARSE = 3
+"""Bits of weights of which the values, thirds, are none of the sevenths that TFLite's
+4 bits hold. Those of 2 are; of 5 to 7 the nearest of 127ths will do."""
 _SHOWN = 5
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 _LONGEST = 1500
@@ -107,8 +110,14 @@ def _check_bits(graph: Graph) -> None:
     origins = Origins(graph)
     for op in live_simulations(graph):
         bits = int(op.get_attr("num_bits"))
-        if bits == _BITS or (bits < _BITS and origins.is_parameter(op.inputs[0])):
+        is_weights = origins.is_parameter(op.inputs[0])
+        if bits == _BITS or (is_weights and bits < _BITS and bits != _COARSE):
             continue
+        if is_weights and bits == _COARSE:
+            raise QuantizeError(
+                f"'{op.name}' has {bits} bits: the converter stores them in 4, which "
+                "do not hold the same values; quantize with weight_bits=2 or 4"
+            )
         raise QuantizeError(
             f"'{op.name}' has {bits} bits: TFLite's int8 kernels store activations in "
             "8 bits, and weights in 8 or less; quantize with activation_bits=8 and "

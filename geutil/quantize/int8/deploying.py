@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.graph.function_graphs import build_function
 from geutil.graph.importing import neutral
+from geutil.graph.kinds import Operation, Tensor
 from geutil.quantize.copying import PartialCopy
 from geutil.quantize.freezing import frozen, range_values, variable_values
 from geutil.quantize.int8.mending import mended, nudge
@@ -36,7 +37,13 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     values = range_values(graph) | variable_values(graph)
     if mend:
         values |= mended(graph, values)
-    copy = PartialCopy(graph, model.inputs, frozen(values), nudge if mend else None)
+    known = frozen(values)
+
+    def replace(op: Operation) -> Tensor | Array | None:
+        # The converter has no word for it.
+        return op.inputs[0] if op.type == "PlaceholderWithDefault" else known(op)
+
+    copy = PartialCopy(graph, model.inputs, replace, nudge if mend else None)
     made = copy.of(list(model.outputs.values()))
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     by_handle = {id(v.handle): v for v in model.variables.values()}
