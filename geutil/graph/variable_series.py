@@ -96,7 +96,7 @@ class _Series:
             return planned
         with neutral(self._graph):
             variable = ResourceVariable.from_proto(planned)
-        state_of(self._graph).variables.append(variable)
+        state_of(self._graph).variables[id(variable)] = variable
         return variable
 
 
