@@ -9,6 +9,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, is_func_graph
+from geutil.graph.state import state_of
 
 
 def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
@@ -16,7 +17,8 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
 
     In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
     outside; a function that is traced may make it at any call, because it is none of
-    the function's own. In a v1 graph it is one of its global variables.
+    the function's own. In a v1 graph it is one of its global variables. It lives at
+    least as long as the graph.
 
     Args:
         graph: the graph.
@@ -25,7 +27,9 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
     """
     with neutral(graph), tf.init_scope():
         # The class itself: tf.Variable would ask the tracing function to make it.
-        return ResourceVariable(initial, trainable=False, name=name)
+        variable = ResourceVariable(initial, trainable=False, name=name)
+    state_of(graph).variables.append(variable)
+    return variable
 
 
 def handle_in(graph: Graph, variable: Any) -> Any:

@@ -50,6 +50,8 @@ class GraphState:
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
         step_counter: what counts its training steps, if anything.
+        variables: variables that were made for its ops, and are none of the caller's:
+            the graph itself only knows their handles.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -64,6 +66,7 @@ class GraphState:
     own: bool = False
     checkpointed_calls: Any = None
     step_counter: Any = None
+    variables: list[Any] = field(default_factory=list)
 
 
 def state_of(graph: Graph) -> GraphState:
