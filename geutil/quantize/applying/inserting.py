@@ -12,6 +12,7 @@ from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
 from geutil.graph.names import absolute_unique_names, scopes_in_use
+from geutil.graph.reordering import renew_order
 from geutil.graph.staleness import check_editable
 from geutil.quantize import simulation
 from geutil.quantize.applying.variables import (
@@ -86,6 +87,8 @@ def insert(
         for point in group.points
         for edge in edges[id(point)]
     ]
+    # The new ops come last, and belong between those that are there.
+    renew_order(graph)
     apply_edits(graph, edits)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
 from geutil.quantize.finding.delays import delayed_input
+from geutil.quantize.finding.drafting import INPUTS, Drafts
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
     DECISIONS,
@@ -26,18 +26,15 @@ from geutil.quantize.finding.kernels import (
 )
 from geutil.quantize.finding.naming import named
 from geutil.quantize.finding.network import BODIES, Edge, Network
-from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.finding.points import Point, RangeGroup, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.weights import (
-    constant_format,
     format_of,
     is_quantized,
-    source_of,
 )
-from geutil.quantize.spec import Format, Spec
+from geutil.quantize.spec import Spec
 from geutil.select.networks.layers import Layer
 
-_INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
 _NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 _SUMS = frozenset(("Add", "AddV2", "AddN"))
 # What the converter makes of parameters of other ops is as good.
@@ -105,22 +102,11 @@ def plan_quantization(
     return _Planner(Network(graph, results), choices).plan()
 
 
-class _Planner:
+class _Planner(Drafts):
     def __init__(self, network: Network, choices: Choices) -> None:
-        self.network = network
-        self.choices = choices
-        self.overrides = choices.matcher(network.ops)
-        self.shared = SharedRanges()
-        self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
+        super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
-        self.results: dict[Operation, Draft] = {}
-        # Tensors that hold quantized values.
-        self.carried: IdentitySet = IdentitySet()
-        # Of other tensors: where their values come from, and the edge there.
-        self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
-        self.kernels: dict[Operation, Operation] = {}
         self.skips: dict[Operation, Skip] = {}
-        self.bits: MutableIdentityMap[int] = MutableIdentityMap()
         self.composites: dict[Operation, Composite] = {}
         self.inner: set[Operation] = set()
         # Ops that hand on what is not quantized (yet), with what they read.
@@ -172,18 +158,18 @@ class _Planner:
 
     def _finish(self) -> None:
         """Let inputs and results be quantized, whatever reads or makes them."""
-        inputs = (op.outputs[0] for op in self.network.ops if op.type in _INPUTS)
+        inputs = (op.outputs[0] for op in self.network.ops if op.type in INPUTS)
         for tensor in inputs:
             if tensor not in self.drafts and self._is_input(tensor):
-                self._input(tensor, tensor.op, None)
+                self.input(tensor, tensor.op, None)
         for tensor in self.network.results:
             if tensor in self.carried or not self.network.is_data(tensor):
                 continue
             if tensor in self.origin:
-                self._demand(*self.origin[tensor][1])
+                self.demand(*self.origin[tensor][1])
             elif not self._refusal(tensor.op):
                 spec = self.overrides.spec([tensor.op])
-                self._quantize(tensor, tensor.op, "output_quant", spec)
+                self.quantize(tensor, tensor.op, "output_quant", spec)
 
     def _is_input(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is fed with values, no indices in float."""
@@ -195,8 +181,8 @@ class _Planner:
         floats = any(t.dtype.is_floating for t in op.outputs)
         if op.type in DECISIONS and not self._refusal(op):
             for index in range(len(op.inputs)):
-                self._demand(op, index)
-        if not floats or op.type in SHAPES or op.type in _INPUTS:
+                self.demand(op, index)
+        if not floats or op.type in SHAPES or op.type in INPUTS:
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
@@ -294,8 +280,8 @@ class _Planner:
         if not is_quantized(layer.kernel):
             form = format_of(layer, spec)
             edge = Edge(op, layer.weights)
-            self.weights[op] = self._parameter(layer.kernel, edge, op, spec, form)
-        self._demand(op, layer.data)
+            self.weights[op] = self.parameter(layer.kernel, edge, op, spec, form)
+        self.demand(op, layer.data)
         slot = "act_quant"
         if not chain.activation and self._feeds_sum(chain.result):
             slot = "conv_quant"
@@ -320,9 +306,9 @@ class _Planner:
             return
         for index in kernel.data_inputs(op):
             if index in data:
-                self._demand(op, index)
+                self.demand(op, index)
             elif op.type in _WITH_PARAMETERS:
-                self._constant(op, index)
+                self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
             chain = chain_from(op, network, self._take)
@@ -335,7 +321,7 @@ class _Planner:
             self.kernels[op] = composite.end
             for index, t in enumerate(op.inputs):
                 if t is composite.source:
-                    self._demand(op, index)
+                    self.demand(op, index)
         end = composite.end
         chain = Chain((end,), end.outputs[0], composite.name)
         self._end(chain, "act_quant", self.overrides.spec(composite.ops))
@@ -362,38 +348,32 @@ class _Planner:
         source = op.inputs[index]
         if not self.network.is_data(source):
             return
-        self._demand(op, index)
+        self.demand(op, index)
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         for t in op.outputs:
             if not t.dtype.is_floating:
                 continue
             self.shared.join(source, t)
-            draft = self._quantize(t, op, kernel.slot, spec, counts=False)
+            draft = self.quantize(t, op, kernel.slot, spec, counts=False)
             if draft is not None:
                 self.results.setdefault(op, draft)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
         for index in data:
-            self._demand(op, index)
+            self.demand(op, index)
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         result = op.outputs[0]
         sources = [op.inputs[index] for index in data]
-        together = self._can_share(sources)
+        together = self.can_share(sources)
         if together:
             for tensor in (*sources[1:], result):
                 self.shared.join(sources[0], tensor)
-        draft = self._quantize(result, op, kernel.slot, spec, counts=not together)
+        draft = self.quantize(result, op, kernel.slot, spec, counts=not together)
         if draft is not None:
             self.results[op] = draft
-
-    def _can_share(self, tensors: list[Tensor]) -> bool:
-        roots = [self.shared.root(t) for t in tensors]
-        fixed = [self.shared.fixed(t) for t in tensors]
-        bits = {self.bits.get(root) for root in roots}
-        return len(set(fixed)) == 1 and len(bits) == 1
 
     def _end(
         self,
@@ -405,7 +385,7 @@ class _Planner:
         for op in chain.ops:
             self.kernels[op] = chain.ops[0]
             self.skips.pop(op, None)
-        draft = self._quantize(
+        draft = self.quantize(
             chain.result,
             chain.ops[0],
             slot,
@@ -422,105 +402,3 @@ class _Planner:
         if draft.shapes and not any(statistics):
             # Else a shape may be read to make what the result depends on.
             draft.shapes = (*draft.shapes, *chain.inside)
-
-    def _quantize(
-        self,
-        tensor: Tensor,
-        anchor: Operation,
-        slot: str,
-        spec: Spec,
-        *,
-        counts: bool = True,
-        fixed: tuple[float, float] | None = None,
-        positive: bool = False,
-        readers: list[Edge] | None = None,
-    ) -> Draft | None:
-        """Let a tensor be quantized, unless it is."""
-        if readers is None:
-            self.carried.add(tensor)
-        if tensor in self.drafts:
-            return self.drafts[tensor]
-        low, high = self.choices.initial
-        initial = (0.0, high) if positive else (low, high)
-        if spec.range is not None:
-            fixed = (float(spec.range[0]), float(spec.range[1]))
-        if fixed is not None and counts:
-            self.shared.fix(tensor, fixed)
-        bits = spec.activation_bits or 8
-        if counts:
-            self.bits[self.shared.root(tensor)] = bits
-        if self.network.quantized(tensor) is not None:
-            return None
-        draft = Draft(
-            tensor,
-            anchor,
-            slot,
-            spec,
-            Format(bits),
-            readers,
-            counts,
-            None,
-            fixed or initial,
-            fixed is not None,
-            # Of what is a result, too, the converter would lose it (TensorFlow 2.21).
-            () if tensor in self.network.results else (tensor,),
-        )
-        self.drafts[tensor] = draft
-        return draft
-
-    def _demand(self, op: Operation, index: int) -> None:
-        """See to it that an op reads quantized values."""
-        tensor = op.inputs[index]
-        if tensor in self.carried or not self.network.is_data(tensor):
-            return
-        source, edge = self.origin.get(tensor, (tensor, Edge(op, index)))
-        draft = self.drafts.get(source)
-        if draft is None:
-            outside = not self.choices.in_scope(source.op)
-            # Only what asks for it reads it quantized; but inputs are int8 for all.
-            everywhere = source.op.type in _INPUTS and not outside
-            anchor = op if outside else source.op
-            draft = self._input(source, anchor, None if everywhere else [], op)
-        edges = None if draft is None else draft.readers
-        if edges is not None and edge not in edges:
-            edges.append(edge)
-
-    def _input(
-        self,
-        tensor: Tensor,
-        anchor: Operation,
-        readers: list[Edge] | None,
-        reader: Operation | None = None,
-    ) -> Draft | None:
-        """Let a tensor be quantized that no kernel makes."""
-        spec = self.overrides.spec([reader or anchor])
-        draft = self._quantize(tensor, anchor, "input_quant", spec, readers=readers)
-        if draft is not None and tensor.op.type in _INPUTS:
-            self.kernels[tensor.op] = tensor.op
-            self.results[tensor.op] = draft
-        return draft
-
-    def _constant(self, op: Operation, index: int) -> None:
-        tensor = op.inputs[index]
-        if not self.network.is_parameter(tensor) or is_quantized(tensor):
-            return
-        spec = self.overrides.spec([op])
-        form = constant_format(spec)
-        self._parameter(tensor, Edge(op, index), op, spec, form)
-
-    def _parameter(
-        self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format
-    ) -> Draft:
-        draft = self.drafts.get(tensor)
-        if draft is None:
-            source = source_of(tensor)
-            draft = Draft(
-                tensor, op, "weights_quant", spec, form, [], True, source, (-6.0, 6.0)
-            )
-            self.drafts[tensor] = draft
-        elif draft.form != form:
-            # Layers that want channels along other axes share one range.
-            draft.form = constant_format(draft.spec)
-        if draft.readers is not None:
-            draft.readers.append(edge)
-        return draft
