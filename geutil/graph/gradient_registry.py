@@ -63,3 +63,13 @@ def gradient_of(op: Any) -> str | None:
 def set_gradient(op: Any, name: str) -> None:
     """Make an op name a gradient of the registry."""
     op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
+
+
+def gradient_function(op: Any) -> Callable[..., Any] | None:
+    """Return the gradient function of an op; None if its gradient is nothing.
+
+    Raises:
+        LookupError: none is registered.
+    """
+    function: Callable[..., Any] | None = ops.get_gradient_function(op)
+    return function

@@ -1,0 +1,15 @@
+"""Reverse mode over a recorded tape: gradients that are added up, and freed, early."""
+
+from geutil.gradients.tape.engine import imperative_grad
+from geutil.gradients.tape.entries import Tape, TapeEntry
+from geutil.gradients.tape.spaces import VSpace, numpy_vspace
+from geutil.gradients.tape.tensors import tensorflow_vspace
+
+__all__ = [
+    "Tape",
+    "TapeEntry",
+    "VSpace",
+    "imperative_grad",
+    "numpy_vspace",
+    "tensorflow_vspace",
+]
