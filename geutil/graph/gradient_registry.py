@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import backprop_util
 from tensorflow.python.framework import func_graph, ops
 
 ATTRIBUTE = "_gradient_op_type"
@@ -73,3 +74,8 @@ def gradient_function(op: Any) -> Callable[..., Any] | None:
     """
     function: Callable[..., Any] | None = ops.get_gradient_function(op)
     return function
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Tell whether TensorFlow differentiates a tensor: floats, and lists of them."""
+    return bool(backprop_util.IsTrainable(tensor))

@@ -1,5 +1,6 @@
 """Reverse mode over a recorded tape: gradients that are added up, and freed, early."""
 
+from geutil.gradients.tape.building import TapeEngine
 from geutil.gradients.tape.engine import imperative_grad
 from geutil.gradients.tape.entries import Tape, TapeEntry
 from geutil.gradients.tape.spaces import VSpace, numpy_vspace
@@ -7,6 +8,7 @@ from geutil.gradients.tape.tensors import tensorflow_vspace
 
 __all__ = [
     "Tape",
+    "TapeEngine",
     "TapeEntry",
     "VSpace",
     "imperative_grad",

@@ -89,6 +89,7 @@ class Run:
         min_aggregate_bytes: see there.
         watch: is told the id and the gradient of each tensor that a gradient arrived
             at, but for the sources, before it goes on.
+        summed: is told each sum that was made ahead of time.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Run:
         min_aggregate_count: int = MIN_AGGREGATE_COUNT,
         min_aggregate_bytes: int = MIN_AGGREGATE_BYTES,
         watch: Watch | None = None,
+        summed: Callable[[Any], None] | None = None,
     ) -> None:
         if min_aggregate_count < 2:
             raise TapeError(
@@ -108,7 +110,7 @@ class Run:
         self._space = vspace
         self._sources = [vspace.tensor_id(t) for t in sources]
         self._count, self._bytes = min_aggregate_count, min_aggregate_bytes
-        self._watch = watch
+        self._watch, self._summed = watch, summed
         self._maker, self._entries = tape.export()
         # The gradients of tensors that have arrived, by id.
         self._arrived: dict[int, list[Any]] = {}
@@ -239,7 +241,10 @@ class Run:
         arrived = self._arrived.setdefault(number, [])
         arrived.append(gradient)
         if len(arrived) >= self._count and self._held(arrived) > self._bytes:
-            self._arrived[number] = [self._space.aggregate_fn(arrived)]
+            total = self._space.aggregate_fn(arrived)
+            self._arrived[number] = [total]
+            if self._summed is not None:
+                self._summed(total)
 
     def _held(self, gradients: Iterable[Any]) -> int:
         return sum(self._space.num_elements_fn(g) * _size(g.dtype) for g in gradients)

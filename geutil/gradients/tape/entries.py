@@ -60,6 +60,10 @@ class Tape:
     def __len__(self) -> int:
         return len(self._op_to_entry)
 
+    def __contains__(self, tensor: Any) -> bool:
+        """Tell whether an operation on the tape made a tensor."""
+        return tensor_id(tensor) in self._tensor_to_op
+
     def record(
         self,
         op_type: str,
@@ -104,7 +108,12 @@ class Tape:
         return exported
 
     @classmethod
-    def from_graph(cls, ys: Sequence[Tensor], xs: Sequence[Any]) -> Tape:
+    def from_graph(
+        cls,
+        ys: Sequence[Tensor],
+        xs: Sequence[Any],
+        wrap: Callable[[Backward], Backward] | None = None,
+    ) -> Tape:
         """Return a tape of the ops of a graph between some tensors.
 
         Backward functions build ops in the graph, by the gradient functions that
@@ -114,6 +123,7 @@ class Tape:
         Args:
             ys: the tensors that will be differentiated.
             xs: tensors and variables to differentiate by.
+            wrap: is given each backward function, and returns the one to record.
 
         Raises:
             TapeError: an op between them is in a loop or conditional of version 1,
@@ -138,7 +148,11 @@ class Tape:
         """
         tape = cls()
         for fields in record_graph(ys, xs):
-            tape._add(TapeEntry(*fields))
+            entry = TapeEntry(*fields)
+            if wrap is not None:
+                wrapped = wrap(entry.backward_function)
+                entry = entry._replace(backward_function=wrapped)
+            tape._add(entry)
         return tape
 
     def _add(self, entry: TapeEntry) -> None:

@@ -9,25 +9,14 @@ import tensorflow as tf
 
 from geutil.errors import TapeError
 from geutil.gradients.tape.identifiers import tensor_id
-from geutil.graph.gradient_registry import gradient_function
-from geutil.graph.kinds import Operation, Tensor, require_tensor
+from geutil.graph.function_graphs import bindings
+from geutil.graph.gradient_registry import gradient_function, has_gradient
+from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow, variable_tensor
 from geutil.select.walks import get_backward_walk_ops
 
 _LOOPS = frozenset(("While", "StatelessWhile"))
-_TRAINABLE = frozenset(
-    (
-        tf.bfloat16,
-        tf.complex64,
-        tf.complex128,
-        tf.float16,
-        tf.float32,
-        tf.float64,
-        tf.variant,
-    )
-)
-
 Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
 
 
@@ -49,10 +38,9 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
     if not ys:
         return
     graph = ys[0].graph
-    sources = [x if isinstance(x, tf.Tensor) else variable_tensor(graph, x) for x in xs]
-    starts = {tensor_id(t) for t in sources if t is not None}
+    sources = (tensor_of(graph, x) for x in xs)
+    reached = {tensor_id(t) for t in sources if t is not None}
     behind = get_backward_walk_ops([y.op for y in ys])
-    reached: set[int] = set(starts)
     for op in topological_sort(behind):
         if not any(tensor_id(t) in reached for t in op.inputs):
             continue
@@ -64,6 +52,18 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
             )
         reached.update(map(tensor_id, op.outputs))
         yield _fields(op)
+
+
+def tensor_of(graph: Graph, x: Any) -> Tensor | None:
+    """Return the tensor of a graph that stands for a tensor or variable, or None.
+
+    A FuncGraph reads what is outside by captures.
+    """
+    if not isinstance(x, tf.Tensor):
+        return variable_tensor(graph, x)
+    if getattr(x, "graph", None) is graph:
+        return x
+    return next((inside for outside, inside in bindings(graph) if outside is x), None)
 
 
 def _fields(op: Operation) -> Fields:
@@ -79,8 +79,11 @@ def _fields(op: Operation) -> Fields:
 
 def _kind(tensor: Tensor, outputs: int) -> tuple[Any, Any] | None:
     """Return the shape and dtype to make zeros of; None where none are wanted."""
-    if tensor.dtype not in _TRAINABLE or tensor.dtype == tf.variant:
+    if not has_gradient(tensor):
         return None
+    if tensor.dtype == tf.variant:
+        # A list of tensors: zeros for all of them are made of the list.
+        return tensor, tensor.dtype
     shape = tensor.shape
     # Of a single output there is always a gradient.
     if outputs > 1 and not shape.is_fully_defined():

@@ -30,7 +30,12 @@ def tensorflow_vspace() -> VSpace:
         >>> total.indices.numpy().tolist()
         [3, 3]
     """
-    return VSpace(aggregate, num_elements, tensor_id, tf.zeros, tf.ones_like)
+    return VSpace(aggregate, num_elements, tensor_id, zeros, tf.ones_like)
+
+
+def zeros(shape: Any, dtype: Any) -> Any:
+    """Return zeros; of a list of tensors, which is its own shape, a list of zeros."""
+    return tf.zeros_like(shape) if dtype == tf.variant else tf.zeros(shape, dtype)
 
 
 def aggregate(gradients: Sequence[Gradient]) -> Gradient:
