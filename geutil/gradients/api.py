@@ -55,7 +55,9 @@ def gradients(
         checkpoints: what is held. A list of tensors; "collection", the tensors in the
             graph collection `checkpoints`; "speed", what convolutions, matrix products
             and the like yield; "memory", what gives the least predicted peak; or a
-            policy, a predicate on tensors such as `by_type("Conv2D")`.
+            policy, a predicate on tensors such as `by_type("Conv2D")`. None: all that
+            the backward pass reads, as with `tf.gradients`, for what else `engine` and
+            the report have to offer.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
@@ -72,18 +74,21 @@ def gradients(
             when.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
-            `tf.compat.v1.gradients` (`colocate_gradients_with_ops`).
+            `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
+            `gate_gradients` and `aggregation_method`.
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
         depends on it. `last_report` tells what is kept and recomputed. What the caller
         should know is logged as a warning as well, so plain gradients never come
-        without a word.
+        without a word, unless `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
         SelectionError: no such mode, a checkpoint from another graph, or an empty
             collection.
+        TapeError: with the tape, an op has no gradient, or is in a loop or conditional
+            of version 1.
         Whatever `tf.gradients` raises.
 
     Cost: at most four times that of `tf.gradients`; linear in ops and edges.

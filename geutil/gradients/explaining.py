@@ -163,9 +163,12 @@ class _Scratch:
             options.offload_device,
             options.prefetch,
             options.holds_gradients,
+            options.engine,
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:
+        if checkpoints is None:
+            return None
         if isinstance(checkpoints, tuple):
             return [self._copy[t] for t in checkpoints]
         if isinstance(checkpoints, str):

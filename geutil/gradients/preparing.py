@@ -83,7 +83,7 @@ class Prepared:
     def report(self) -> Report:
         """Return the report on the plan."""
         warnings = list(self.keeping.warnings)
-        if not (self.plan.segments or warnings):
+        if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
         sent = offloaded(self.plan, self.offload)
         if sent and is_compiled_by_xla(self.plan.step.graph):

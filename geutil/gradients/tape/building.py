@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.stand_ins import make_stand_in
-from geutil.gradients.tape.engine import (
-    MIN_AGGREGATE_BYTES,
-    MIN_AGGREGATE_COUNT,
-    Run,
-)
+from geutil.gradients.tape.captured import Captured
 from geutil.gradients.tape.entries import Tape
 from geutil.gradients.tape.identifiers import tensor_id
-from geutil.gradients.tape.recording import tensor_of
+from geutil.gradients.tape.ordering import Order, Waiting
+from geutil.gradients.tape.pending import (
+    MIN_AGGREGATE_BYTES,
+    MIN_AGGREGATE_COUNT,
+    Pending,
+    require_sum,
+)
+from geutil.gradients.tape.running import Run
 from geutil.gradients.tape.tensors import tensorflow_vspace
-from geutil.graph.importing import add_control_edges
-from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.plain_gradients import default_gradients
 
-SCOPE = "tape"
-# They say how TensorFlow's own engine works.
-_FOREIGN = {"aggregation_method": None, "gate_gradients": False}
+# How TensorFlow's own engine works, and what says that it works as usual.
+_FOREIGN = {"aggregation_method": (None, 0), "gate_gradients": (False, None, 0)}
+# A tape builds what an op needs on the op's device, whether colocated or not.
+_KNOWN = frozenset(
+    (
+        "colocate_gradients_with_ops",
+        "name",
+        "stop_gradients",
+        "unconnected_gradients",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,9 @@ class TapeEngine:
 
     min_aggregate_count: int = MIN_AGGREGATE_COUNT
     min_aggregate_bytes: int = MIN_AGGREGATE_BYTES
+
+    def __post_init__(self) -> None:
+        require_sum(self.min_aggregate_count)
 
 
 def tape_gradients(
@@ -69,49 +82,54 @@ def tape_gradients(
     Cost: linear in ops and edges, and the gradient functions.
     """
     _check(options)
-    sources = [tensor_of(graph, x) for x in xs]
-    stops = [tensor_of(graph, x) for x in _listed(options.get("stop_gradients"))]
-    order = _Order()
+    captured = Captured()
+    sources = [captured.source(x) for x in xs]
     known = [t for t in sources if t is not None]
-    tape = Tape.from_graph(ys, known, lambda function: _Waiting(function, order))
-    # One that others depend on is passed on the way.
-    passed = {tensor_id(t) for t in known if t in tape}
-    passed -= {tensor_id(t) for t in stops if t is not None}
-    found: dict[int, Any] = {}
-
-    def watch(number: int, gradient: Any) -> None:
-        if number in passed:
-            found[number] = gradient
-
-    ends = [
-        t for t in (*sources, *stops) if t is not None and tensor_id(t) not in passed
-    ]
-    run = Run(
-        tensorflow_vspace(),
-        tape,
-        ends,
-        engine.min_aggregate_count,
-        engine.min_aggregate_bytes,
-        watch,
-        order.summed,
+    order = Order()
+    tape = Tape.from_graph(ys, known, lambda function: Waiting(function, order))
+    stops = _siblings(captured.source(x) for x in _listed(options, "stop_gradients"))
+    stopped = frozenset(map(tensor_id, stops))
+    # One that others are made of is passed on the way.
+    passed = {tensor_id(t) for t in known if t in tape} - stopped
+    ends = [*stops, *(t for t in known if tensor_id(t) not in passed)]
+    space = tensorflow_vspace()
+    pending = Pending(
+        space, engine.min_aggregate_count, engine.min_aggregate_bytes, order.summed
     )
+    run = Run(space, tape, ends, pending, passed)
     with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
-        results = run.gradients(ys, grad_ys)
-        found.update(zip(map(tensor_id, ends), results, strict=True))
-        gradients = [None if t is None else found.get(tensor_id(t)) for t in sources]
+        run.go_back(ys, default_gradients(ys, grad_ys))
+        gradients = [None if t is None else run.gradient(t) for t in sources]
         return _connected(gradients, xs, options)
 
 
+def _siblings(tensors: Iterable[Any]) -> list[Any]:
+    """Return all outputs of the ops of tensors: TensorFlow stops at whole ops."""
+    return [
+        output
+        for t in tensors
+        if t is not None
+        for output in (t.op.outputs if hasattr(t, "graph") else (t,))
+    ]
+
+
 def _check(options: Mapping[str, Any]) -> None:
-    for name, default in _FOREIGN.items():
-        if options.get(name, default) not in (default, 0):
+    unknown = sorted(options.keys() - _KNOWN - _FOREIGN.keys())
+    if unknown:
+        raise ArgumentTypeError(
+            f"tf.gradients has no argument {unknown[0]!r}; it has "
+            f"{', '.join(sorted(_KNOWN | _FOREIGN.keys()))}"
+        )
+    for name, usual in _FOREIGN.items():
+        if options.get(name, usual[0]) not in usual:
             raise ArgumentTypeError(
                 f"{name} is for TensorFlow's own engine; leave it out, or pass "
                 'engine="tensorflow"'
             )
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(options: Mapping[str, Any], name: str) -> list[Any]:
+    tensors = options.get(name)
     if tensors is None:
         return []
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
@@ -128,68 +146,6 @@ def _connected(
         tf.zeros_like(x) if gradient is None else gradient
         for gradient, x in zip(gradients, xs, strict=True)
     ]
-
-
-class _Order:
-    """Lets what is built later wait for sums that free memory.
-
-    Attributes:
-        last: the last such sum.
-        count: how many there were.
-    """
-
-    def __init__(self) -> None:
-        self.last: Operation | None = None
-        self.count = 0
-        # How many sums each gradient has waited for, by the id of its tensor.
-        self._waited: dict[int, int] = {}
-
-    def summed(self, total: Any) -> None:
-        """Note that gradients were added up ahead of time."""
-        values = total.values if isinstance(total, tf.IndexedSlices) else total
-        self.last = values.op
-        self.count += 1
-
-    def delayed(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return gradients that come after the last sum."""
-        if self.last is None or self._has_waited(gradients):
-            return list(gradients)
-        return [self._late(g) if isinstance(g, tf.Tensor) else g for g in gradients]
-
-    def note(self, gradients: Sequence[Any]) -> None:
-        """Note that gradients were made of what came after the last sum."""
-        if self.last is not None:
-            for gradient in gradients:
-                if gradient is not None:
-                    self._waited[tensor_id(gradient)] = self.count
-
-    def _has_waited(self, gradients: Sequence[Any]) -> bool:
-        return any(
-            self._waited.get(tensor_id(g), 0) == self.count
-            for g in gradients
-            if g is not None
-        )
-
-    def _late(self, gradient: Tensor) -> Tensor:
-        if self.last is None or gradient.dtype == tf.variant:
-            return gradient
-        late = make_stand_in(gradient, SCOPE, "late")
-        add_control_edges(late.op, [self.last])
-        return late
-
-
-class _Waiting:
-    """A backward function whose ops wait for the last sum."""
-
-    def __init__(self, function: Any, order: _Order) -> None:
-        self.op_name = function.op_name
-        self._function = function
-        self._order = order
-
-    def __call__(self, *gradients: Any) -> list[Any]:
-        results: list[Any] = self._function(*self._order.delayed(gradients))
-        self._order.note(results)
-        return results
 
 
 def engine_of(engine: Any) -> TapeEngine | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from geutil.errors import TapeError
-from geutil.gradients.tape.identifiers import tensor_id
+from geutil.gradients.tape.captured import number_of
 from geutil.gradients.tape.recording import record_graph
 from geutil.graph.kinds import Tensor
 
@@ -62,7 +62,7 @@ class Tape:
 
     def __contains__(self, tensor: Any) -> bool:
         """Tell whether an operation on the tape made a tensor."""
-        return tensor_id(tensor) in self._tensor_to_op
+        return number_of(tensor) in self._tensor_to_op
 
     def record(
         self,
@@ -89,9 +89,9 @@ class Tape:
         self._add(
             TapeEntry(
                 op_type,
-                tuple(map(tensor_id, outputs)),
+                tuple(map(number_of, outputs)),
                 kinds,
-                tuple(map(tensor_id, inputs)),
+                tuple(map(number_of, inputs)),
                 backward_function,
             )
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import TapeError
+from geutil.gradients.tape.captured import Captured
 from geutil.gradients.tape.identifiers import tensor_id
-from geutil.graph.function_graphs import bindings
-from geutil.graph.gradient_registry import gradient_function, has_gradient
+from geutil.graph.gradient_registry import (
+    default_gradient_kind,
+    gradient_function,
+    has_gradient,
+    is_symbolic_call,
+)
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
-from geutil.graph.order import topological_sort
-from geutil.graph.plain_gradients import in_version_1_control_flow, variable_tensor
-from geutil.select.walks import get_backward_walk_ops
+from geutil.graph.plain_gradients import in_version_1_control_flow
 
 _LOOPS = frozenset(("While", "StatelessWhile"))
 Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
@@ -22,6 +25,9 @@ Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
 
 def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
     """Yield the fields of an entry for each op between some tensors, in order.
+
+    What a function's graph captured counts as what it captured: ops of the graphs
+    around it are between `ys` and `xs`, too.
 
     Args:
         ys: the tensors that will be differentiated.
@@ -35,14 +41,11 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
     """
     for y in ys:
         require_tensor(y)
-    if not ys:
-        return
-    graph = ys[0].graph
-    sources = (tensor_of(graph, x) for x in xs)
-    reached = {tensor_id(t) for t in sources if t is not None}
-    behind = get_backward_walk_ops([y.op for y in ys])
-    for op in topological_sort(behind):
-        if not any(tensor_id(t) in reached for t in op.inputs):
+    captured = Captured()
+    reached = set(_ids(t for x in xs if (t := captured.source(x)) is not None))
+    for op in _behind(map(captured.beyond, ys), captured):
+        inputs = [captured.beyond(t) for t in op.inputs]
+        if reached.isdisjoint(_ids(inputs)):
             continue
         if in_version_1_control_flow(op):
             raise TapeError(
@@ -50,64 +53,71 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
                 "whose gradient a tape cannot hold; use tf.gradients, or control flow "
                 "v2 (tf.compat.v1.enable_control_flow_v2)"
             )
-        reached.update(map(tensor_id, op.outputs))
-        yield _fields(op)
+        reached.update(_ids(t for t in op.outputs if has_gradient(t)))
+        yield _fields(op, inputs, ys[0].graph)
 
 
-def tensor_of(graph: Graph, x: Any) -> Tensor | None:
-    """Return the tensor of a graph that stands for a tensor or variable, or None.
-
-    A FuncGraph reads what is outside by captures.
-    """
-    if not isinstance(x, tf.Tensor):
-        return variable_tensor(graph, x)
-    if getattr(x, "graph", None) is graph:
-        return x
-    return next((inside for outside, inside in bindings(graph) if outside is x), None)
+def _ids(tensors: Iterable[Any]) -> Iterator[int]:
+    return map(tensor_id, tensors)
 
 
-def _fields(op: Operation) -> Fields:
-    inputs, outputs = list(op.inputs), list(op.outputs)
+def _behind(ends: Iterable[Any], captured: Captured) -> list[Operation]:
+    """Return the ops that tensors depend on, each after those that it depends on."""
+    stack = [t.op for t in ends if hasattr(t, "graph")]
+    entered: set[Operation] = set()
+    order: dict[Operation, None] = {}
+    while stack:
+        op = stack[-1]
+        if op in entered:
+            order[stack.pop()] = None
+            continue
+        entered.add(op)
+        inputs = (captured.beyond(t) for t in op.inputs)
+        stack += [t.op for t in inputs if hasattr(t, "graph") and t.op not in entered]
+    return list(order)
+
+
+def _fields(op: Operation, inputs: Sequence[Any], graph: Graph) -> Fields:
+    outputs = list(op.outputs)
+    symbolic = is_symbolic_call(op)
     return (
         op.type,
-        tuple(map(tensor_id, outputs)),
-        tuple(_kind(t, len(outputs)) for t in outputs),
-        tuple(map(tensor_id, inputs)),
-        OpGradient(op, len(inputs)),
+        tuple(_ids(outputs)),
+        tuple(
+            _kind(t) if symbolic or default_gradient_kind(t) is not None else None
+            for t in outputs
+        ),
+        tuple(_ids(inputs)),
+        OpGradient(op, len(inputs), graph),
     )
 
 
-def _kind(tensor: Tensor, outputs: int) -> tuple[Any, Any] | None:
-    """Return the shape and dtype to make zeros of; None where none are wanted."""
-    if not has_gradient(tensor):
-        return None
-    if tensor.dtype == tf.variant:
-        # A list of tensors: zeros for all of them are made of the list.
-        return tensor, tensor.dtype
-    shape = tensor.shape
-    # Of a single output there is always a gradient.
-    if outputs > 1 and not shape.is_fully_defined():
-        with tensor.graph.as_default():
-            shape = tf.shape(tensor)
-    return shape, tensor.dtype
+def _kind(tensor: Tensor) -> tuple[Any, Any]:
+    """Return the shape and dtype to make zeros of.
+
+    A tensor stands for its shape if that is not known.
+    """
+    shape, dtype = default_gradient_kind(tensor) or (tensor.shape, tensor.dtype)
+    known = shape.is_fully_defined() and dtype != tf.variant
+    return (shape if known else tensor), dtype
 
 
 class OpGradient:
-    """The backward function of an op of a graph, which builds ops beside it.
+    """The backward function of an op of a graph, which builds ops.
 
     Args:
         op: the op.
         inputs: how many inputs it had when it was recorded: differentiating a loop
             adds some.
+        graph: where the ops are built.
 
     Attributes:
         op_name: the name of the op.
     """
 
-    def __init__(self, op: Operation, inputs: int) -> None:
+    def __init__(self, op: Operation, inputs: int, graph: Graph) -> None:
         self.op_name: str = op.name
-        self._op = op
-        self._inputs = inputs
+        self._op, self._inputs, self._graph = op, inputs, graph
 
     def __call__(self, *gradients: Any) -> list[Any]:
         """Return the gradients of the inputs."""
@@ -115,10 +125,16 @@ class OpGradient:
         function = self._function()
         if function is None:
             return [None] * self._inputs
-        with op.graph.as_default(), tf.device(op.device or None):
+        with (
+            self._graph.as_default(),
+            tf.device(op.device or None),
+            tf.name_scope(f"{op.name}_grad"),
+        ):
             found = function(op, *gradients)
         listed = list(found) if isinstance(found, list | tuple) else [found]
-        return listed[: self._inputs] if op.type in _LOOPS else listed
+        listed = listed[: self._inputs] if op.type in _LOOPS else listed
+        self._tell_shapes(listed)
+        return listed
 
     def _function(self) -> Callable[..., Any] | None:
         try:
@@ -129,3 +145,16 @@ class OpGradient:
                 "stop in front of it with tf.stop_gradient, or register one with "
                 "tf.RegisterGradient"
             ) from error
+
+    def _tell_shapes(self, gradients: Sequence[Any]) -> None:
+        """Let gradients have the static shapes of what they are the gradients of."""
+        for t, gradient in zip(self._op.inputs, gradients, strict=False):
+            if not isinstance(gradient, tf.Tensor) or t.dtype == tf.resource:
+                continue
+            try:
+                gradient.set_shape(t.shape)
+            except ValueError as error:
+                raise TapeError(
+                    f"the gradient of '{self.op_name}' ({self._op.type}) by '{t.name}' "
+                    f"has shape {gradient.shape}, and that has shape {t.shape}"
+                ) from error

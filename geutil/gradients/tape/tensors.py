@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients.tape.identifiers import tensor_id
+from geutil.gradients.tape.captured import number_of
 from geutil.gradients.tape.spaces import VSpace
 
 Gradient = Any
@@ -30,12 +30,22 @@ def tensorflow_vspace() -> VSpace:
         >>> total.indices.numpy().tolist()
         [3, 3]
     """
-    return VSpace(aggregate, num_elements, tensor_id, zeros, tf.ones_like)
+    return VSpace(aggregate, num_elements, number_of, zeros, tf.ones_like)
 
 
 def zeros(shape: Any, dtype: Any) -> Any:
-    """Return zeros; of a list of tensors, which is its own shape, a list of zeros."""
-    return tf.zeros_like(shape) if dtype == tf.variant else tf.zeros(shape, dtype)
+    """Return zeros.
+
+    Args:
+        shape: their shape, or a tensor of that shape. A list of tensors can only be
+            made of such a list.
+        dtype: their dtype.
+    """
+    if not isinstance(shape, tf.Tensor):
+        return tf.zeros(shape, dtype)
+    # The shape is all that has to be held of the tensor.
+    same = dtype == tf.variant
+    return tf.zeros_like(shape) if same else tf.zeros(tf.shape(shape), dtype)
 
 
 def aggregate(gradients: Sequence[Gradient]) -> Gradient:
