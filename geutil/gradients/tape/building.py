@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.captured import Captured
 from geutil.gradients.tape.entries import Tape
 from geutil.gradients.tape.identifiers import tensor_id
-from geutil.gradients.tape.ordering import Order, Waiting
+from geutil.gradients.tape.ordering import Order, Waiting, adding_in_pairs
 from geutil.gradients.tape.pending import (
     MIN_AGGREGATE_BYTES,
     MIN_AGGREGATE_COUNT,
@@ -92,10 +92,9 @@ def tape_gradients(
     # One that others are made of is passed on the way.
     passed = {tensor_id(t) for t in known if t in tape} - stopped
     ends = [*stops, *(t for t in known if tensor_id(t) not in passed)]
-    space = tensorflow_vspace()
-    pending = Pending(
-        space, engine.min_aggregate_count, engine.min_aggregate_bytes, order.summed
-    )
+    size = engine.min_aggregate_bytes
+    space = tensorflow_vspace()._replace(aggregate_fn=adding_in_pairs(size))
+    pending = Pending(space, engine.min_aggregate_count, size, order.summed)
     run = Run(space, tape, ends, pending, passed)
     with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
         run.go_back(ys, default_gradients(ys, grad_ys))

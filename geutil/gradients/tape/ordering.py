@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from geutil.gradients.pairs import add_in_pairs
 from geutil.gradients.stand_ins import make_stand_in
 from geutil.gradients.tape.identifiers import tensor_id
+from geutil.gradients.tape.tensors import aggregate, num_elements
 from geutil.graph.importing import add_control_edges
 from geutil.graph.kinds import Operation, Tensor
 
 SCOPE = "tape"
+
+
+def adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that adds up gradients, dense ones of more bytes in pairs.
+
+    Args:
+        size: that many bytes.
+    """
+
+    def add(gradients: Sequence[Any]) -> Any:
+        held = sum(num_elements(g) * g.dtype.size for g in gradients)
+        dense = all(isinstance(g, tf.Tensor) for g in gradients)
+        if held <= size or len(gradients) < 3 or not dense:
+            return aggregate(gradients)
+        return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
+
+    return add
 
 
 class Order:
