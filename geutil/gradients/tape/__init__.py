@@ -1,5 +1,6 @@
 """Reverse mode over a recorded tape: gradients that are added up, and freed, early."""
 
+from geutil.errors import TapeError
 from geutil.gradients.tape.building import TapeEngine
 from geutil.gradients.tape.engine import imperative_grad
 from geutil.gradients.tape.entries import Tape, TapeEntry
@@ -10,6 +11,7 @@ __all__ = [
     "Tape",
     "TapeEngine",
     "TapeEntry",
+    "TapeError",
     "VSpace",
     "imperative_grad",
     "numpy_vspace",

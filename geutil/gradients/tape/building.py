@@ -43,7 +43,21 @@ class TapeEngine:
 
     Attributes:
         min_aggregate_count: how many gradients of a tensor have to wait for that.
-        min_aggregate_bytes: how many bytes they have to hold together.
+        min_aggregate_bytes: how many bytes they have to hold together: more than this.
+
+    Raises:
+        TapeError: `min_aggregate_count` is less than 2.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import gradients
+        >>> from geutil.gradients.tape import TapeEngine
+        >>> @tf.function
+        ... def slope(x):
+        ...     y = tf.add_n([tf.square(x * i) for i in (1.0, 2.0, 3.0)])
+        ...     return gradients(y, x, checkpoints=None, engine=TapeEngine(2, 0))[0]
+        >>> float(slope(tf.constant(1.0)))
+        28.0
     """
 
     min_aggregate_count: int = MIN_AGGREGATE_COUNT

@@ -50,6 +50,17 @@ class Tape:
         >>> tape.record("square", [y], [x], lambda grad: [2 * x * grad])
         >>> imperative_grad(numpy_vspace(), tape, [y], [x])
         [array([2., 4.])]
+
+        Eager tensors and variables of TensorFlow are recorded likewise:
+
+        >>> import tensorflow as tf
+        >>> from geutil.gradients.tape import tensorflow_vspace
+        >>> w, tape = tf.Variable([1.0, 2.0]), Tape()
+        >>> y = tf.sin(w)
+        >>> tape.record("sin", [y], [w], lambda grad: grad * tf.cos(w))
+        >>> (gradient,) = imperative_grad(tensorflow_vspace(), tape, [y], [w])
+        >>> gradient.numpy()
+        array([ 0.54..., -0.41...], dtype=float32)
     """
 
     def __init__(self) -> None:

@@ -21,6 +21,19 @@ class VSpace(NamedTuple):
         tensor_id: returns the number that stands for a tensor on the tape.
         zeros: returns zeros of a shape and dtype.
         ones_like: returns ones of the shape and dtype of a tensor.
+
+    Example:
+        >>> # A space that says how many gradients it adds up.
+        >>> import numpy as np
+        >>> from geutil.gradients.tape import numpy_vspace
+        >>> space = numpy_vspace()
+        >>> def aggregate(gradients):
+        ...     print(len(gradients))
+        ...     return space.aggregate_fn(gradients)
+        >>> telling = space._replace(aggregate_fn=aggregate)
+        >>> telling.aggregate_fn([np.ones(2), np.ones(2)])
+        2
+        array([2., 2.])
     """
 
     aggregate_fn: Callable[[Sequence[Any]], Any]
