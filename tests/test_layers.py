@@ -49,6 +49,9 @@ OWN_PRIVATE = {
     "reroute.views": VIEW,
     # A public method of every NamedTuple.
     "gradients.prediction": {"_replace"},
+    "gradients.tape.building": {"_replace"},
+    # And one of a tape's own, in a function that makes a tape.
+    "gradients.tape.entries": {"_add", "_replace"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }
