@@ -95,3 +95,39 @@ def _run(blob, sample, names):
         for op in interpreter._get_ops_details()
         for index in op["outputs"]
     ]
+
+
+def kernels_among_each_other(blob, sample):
+    """Return how far TFLite's own sets of int8 kernels are apart, output by output.
+
+    There are three: plain C++, optimized C++, and those of XNNPACK.
+
+    Returns:
+        By the name of the output the shares of values that are at most one step apart,
+        for each pair of them.
+    """
+    resolvers = tf.lite.experimental.OpResolverType
+    sets = (
+        resolvers.BUILTIN_REF,
+        resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        resolvers.BUILTIN,
+    )
+    found = [_outputs(blob, sample, resolver) for resolver in sets]
+    pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
+    return {
+        name: [float(np.mean(np.abs(a[name] - b[name]) <= 1)) for a, b in pairs]
+        for name in found[0]
+    }
+
+
+def _outputs(blob, sample, resolver):
+    interpreter = tf.lite.Interpreter(
+        model_content=blob, experimental_op_resolver_type=resolver, num_threads=1
+    )
+    run = interpreter.get_signature_runner()
+    given = {}
+    for name, detail in run.get_input_details().items():
+        scale, zero = detail["quantization"]
+        levels = np.round(sample[name] / np.float32(scale)) + zero
+        given[name] = np.clip(levels, -128, 127).astype(np.int8)
+    return {name: value.astype(int) for name, value in run(**given).items()}

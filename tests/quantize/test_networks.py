@@ -2,9 +2,11 @@
 
 Rounding differs in TFLite's kernels, by one step in some of a thousand values. What a
 layer makes of that is rounded again, so that after fifty layers the logits are as far
-apart as two quantized networks are: some steps, whatever the placement. So kernels are
-compared one by one, each with what it was given; and of the whole network what it is
-asked for, the shares of the classes.
+apart as two quantized networks are: some steps, whatever the placement. TFLite's own
+sets of kernels are as far from each other. So kernels are compared one by one, each
+with what it was given; of the whole network what it is asked for, the shares of the
+classes; and of its logits whether the graph is as near to the file as other kernels
+are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from tests.quantize.kernelwise import kernels_apart
+from tests.quantize.kernelwise import kernels_among_each_other, kernels_apart
 from tests.quantize.networks import classifier, encoder, images, sequences
 from tests.settings import needs_eager, slow
 
@@ -127,3 +129,9 @@ def test_the_answers_are_those_of_the_float_network(case):
     found = case.model.run(**case.sample)["shares"]
     assert (case.float.argmax(-1) == case.kinds).mean() >= 0.95
     assert (found.argmax(-1) == case.float.argmax(-1)).mean() >= 0.95
+
+
+def test_the_graph_is_as_near_as_kernels_are_to_each_other(case):
+    among = kernels_among_each_other(case.blob, case.sample)
+    for output in case.comparison.outputs:
+        assert output.share(1) >= min(among[output.output])

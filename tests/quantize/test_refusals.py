@@ -82,7 +82,9 @@ def test_other_types(message, options):
 
 
 @pytest.mark.parametrize(
-    "value", [None, "model.h5", 3, tf.Graph, [tf.Graph()]], ids=str
+    "value",
+    [None, "model.h5", 3, tf.Graph, [tf.Graph()]],
+    ids=["None", "a path", "a number", "a class", "a list"],
 )
 def test_no_graph_and_no_model(value):
     with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
