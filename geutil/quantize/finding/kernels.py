@@ -66,7 +66,10 @@ def _activation(name: str) -> Kernel:
 
 
 def _fixed(name: str, low: float, high: float) -> Kernel:
-    return Kernel(Treatment.FIXED, range=(low, high), activation=name)
+    # A slot of its own: no variable is named after it, and the layer before it may well
+    # be in the same scope.
+    slot = f"{name}_quant"
+    return Kernel(Treatment.FIXED, range=(low, high), slot=slot, activation=name)
 
 
 _REDUCING = Kernel(Treatment.MAKES, (0,), slot="reduce_quant")

@@ -12,7 +12,7 @@ from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
 from geutil.quantize.finding.delays import delayed_input
-from geutil.quantize.finding.drafting import INPUTS, Drafts
+from geutil.quantize.finding.drafting import INPUTS
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
     DECISIONS,
@@ -28,6 +28,7 @@ from geutil.quantize.finding.naming import named
 from geutil.quantize.finding.network import BODIES, Edge, Network
 from geutil.quantize.finding.points import Point, RangeGroup, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
+from geutil.quantize.finding.refusals import BEHIND, SUMS, Refusals
 from geutil.quantize.finding.weights import (
     format_of,
     is_quantized,
@@ -35,8 +36,6 @@ from geutil.quantize.finding.weights import (
 from geutil.quantize.spec import Spec
 from geutil.select.networks.layers import Layer
 
-_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
-_SUMS = frozenset(("Add", "AddV2", "AddN"))
 # What the converter makes of parameters of other ops is as good.
 _WITH_PARAMETERS = frozenset(
     (
@@ -53,11 +52,8 @@ _WITH_PARAMETERS = frozenset(
         "Sub",
     )
 )
-_BEHIND = "is behind the last layer, and may be part of a loss"
 # TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
-_FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
-_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
 
 @dataclass(eq=False)
@@ -102,19 +98,17 @@ def plan_quantization(
     return _Planner(Network(graph, results), choices).plan()
 
 
-class _Planner(Drafts):
+class _Planner(Refusals):
     def __init__(self, network: Network, choices: Choices) -> None:
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
         self.skips: dict[Operation, Skip] = {}
-        self.composites: dict[Operation, Composite] = {}
-        self.inner: set[Operation] = set()
         # Ops that hand on what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
-            if all(self._refusal(op) == "" for op in composite.ops):
+            if all(self.refusal(op) == "" for op in composite.ops):
                 self.composites[composite.end] = composite
                 self.inner.update(composite.ops[1:])
 
@@ -147,14 +141,14 @@ class _Planner(Drafts):
             op
             for op in self.skips
             if op.type == "Neg" and op.inputs[0].dtype == tf.float32
-            if not self._refusal(op)
+            if not self.refusal(op)
         ]
 
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
             return []
         found = find_prelus(self.network)
-        return [p for p in found if not any(map(self._refusal, p.ops))]
+        return [p for p in found if not any(map(self.refusal, p.ops))]
 
     def _finish(self) -> None:
         """Let inputs and results be quantized, whatever reads or makes them."""
@@ -167,7 +161,7 @@ class _Planner(Drafts):
                 continue
             if tensor in self.origin:
                 self.demand(*self.origin[tensor][1])
-            elif not self._refusal(tensor.op):
+            elif not self.refusal(tensor.op):
                 spec = self.overrides.spec([tensor.op])
                 self.quantize(tensor, tensor.op, "output_quant", spec)
 
@@ -175,11 +169,11 @@ class _Planner(Drafts):
         """Tell whether a tensor is fed with values, no indices in float."""
         readers = self.network.readers(tensor)
         values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
-        return tensor.dtype == tf.float32 and values and not self._refusal(tensor.op)
+        return tensor.dtype == tf.float32 and values and not self.refusal(tensor.op)
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
-        if op.type in DECISIONS and not self._refusal(op):
+        if op.type in DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
         if not floats or op.type in SHAPES or op.type in INPUTS:
@@ -187,7 +181,7 @@ class _Planner(Drafts):
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
             return
-        reason = self._refusal(op)
+        reason = self.refusal(op)
         if reason:
             self._skip(op, reason)
             return
@@ -217,65 +211,15 @@ class _Planner(Drafts):
         """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
         return op.type in FAKE_QUANT or delayed_input(op) is not None
 
-    def _refusal(self, op: Operation) -> str:
-        if not self.choices.in_scope(op):
-            return f"is outside the scope '{self.choices.scope}'"
-        if self.overrides.skipped(op):
-            return "is skipped by an override"
-        obstacle = self.network.obstacle(op)
-        if obstacle:
-            return obstacle
-        if op.type in _NORMS:
-            return f"is a batch norm; {_FOLD}"
-        if any(self.network.is_statistic(t) for t in op.inputs):
-            return f"belongs to a batch norm in training; {_FOLD}"
-        kernel = KERNELS.get(op.type)
-        if kernel and kernel.activation not in ("", *self.choices.activations):
-            return f"is no activation that is asked for ({kernel.activation})"
-        if self.network.is_behind_layers(op) and not self._may_end(op, kernel):
-            return _BEHIND
-        return ""
-
-    def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
-        """Tell whether an op behind the last layer is still part of the network."""
-        if kernel is None or kernel.treatment in _MORE_AT_THE_END:
-            return kernel is not None and self._reads_network(op)
-        return op.type in (*_SUMS, *FUSED_ACTIVATIONS) and self._reads_network(op)
-
-    def _reads_network(self, op: Operation) -> bool:
-        data = [t for t in op.inputs if self.network.is_data(t)]
-        return bool(data) and all(
-            t in self.carried or self._is_asked_for(t) for t in data
-        )
-
-    def _is_asked_for(self, tensor: Tensor) -> bool:
-        """Tell whether the network reads a tensor quantized, its input for example."""
-        source, _ = self.origin.get(tensor, (tensor, None))
-        return source in self.drafts
-
     def _skip(self, op: Operation, reason: str) -> None:
         # What is in a body may well have kernels.
         known = op.type in KERNELS or op.type in BODIES or op in self.network.layers
-        has_kernel = known and reason not in (_BEHIND, _DIVIDES)
+        has_kernel = known and reason not in (BEHIND, _DIVIDES)
         self.skips[op] = Skip(op, reason, has_kernel)
-
-    def _take(self, op: Operation) -> bool:
-        """Tell whether an op may become part of the kernel before it."""
-        statistic = any(self.network.is_statistic(t) for t in op.inputs)
-        if op in self.inner or op in self.composites:
-            return False
-        if statistic:
-            return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        kernel = KERNELS.get(op.type)
-        passes = kernel is not None and kernel.treatment is Treatment.PASSES
-        fuses = passes or op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd")
-        if fuses and self.network.is_behind_layers(op):
-            return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        return self._refusal(op) == ""
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
-        chain = chain_from(op, self.network, self._take)
+        chain = chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         if not is_quantized(layer.kernel):
             form = format_of(layer, spec)
@@ -296,7 +240,7 @@ class _Planner(Drafts):
         return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
 
     def _feeds_sum(self, tensor: Tensor) -> bool:
-        return any(edge.op.type in _SUMS for edge in self.network.readers(tensor))
+        return any(edge.op.type in SUMS for edge in self.network.readers(tensor))
 
     def _make(self, op: Operation, kernel: Kernel) -> None:
         network = self.network
@@ -311,9 +255,10 @@ class _Planner(Drafts):
                 self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
-            chain = chain_from(op, network, self._take)
+            chain = chain_from(op, network, self.may_take)
         spec = self.overrides.spec(chain.ops)
-        slot = "act_quant" if chain.activation else kernel.slot
+        learnt = chain.activation and not kernel.range
+        slot = "act_quant" if learnt else kernel.slot
         self._end(chain, slot, spec, kernel.range)
 
     def _composite(self, composite: Composite) -> None:
