@@ -90,6 +90,36 @@ def train(function: Any, variables: Any, data: Any, epochs: int, rate: float) ->
             step(tf.constant(x), tf.constant(y))
 
 
+def train_in_graphs(
+    net: Any, prepared: Any, data: Any, epochs: int, rate: float
+) -> None:
+    """Train a network as `train` does, by gradients that are built in the graph.
+
+    Args:
+        net: the network.
+        prepared: is given the logits while the step is traced, and returns those to
+            train by.
+        data: images and labels.
+        epochs: how often to go through them.
+        rate: the learning rate.
+    """
+    variables = net.trainable_variables
+    optimizer = tf.keras.optimizers.Adam(rate)
+    optimizer.build(variables)
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function(autograph=False)
+    def step(image, label):
+        # The argument is called as the network's input is, and so is its range.
+        loss = loss_of(label, prepared(net(image, training=True)))
+        gradients = tf.gradients(loss, [v.value for v in variables])
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for epoch in range(epochs):
+        for x, y in batches(data, epoch):
+            step(tf.constant(x), tf.constant(y))
+
+
 def accuracy(logits, labels):
     """Return how many percent of the labels are found."""
     return 100.0 * float((np.asarray(logits).argmax(-1) == labels).mean())

@@ -15,6 +15,7 @@ from geutil.quantize import (
     calibrate,
     compare_int8,
     equalize,
+    experimental_create_training_graph,
     quantize,
     reestimate_batch_norm,
     to_int8,
@@ -27,6 +28,7 @@ from tests.quantize.digits import (
     int8_accuracy,
     network,
     train,
+    train_in_graphs,
 )
 from tests.settings import needs_eager, slow
 
@@ -106,6 +108,33 @@ def test_eight_bits_trained_with_a_delay(trained):
 def test_four_bit_weights_trained(trained):
     m = trained.fine_tuned(weight_bits=4)
     assert trained.lost(m) <= 2.0
+
+
+@pytest.mark.parametrize(("bits", "points"), [(8, 0.5), (4, 2.0)])
+def test_trained_with_folded_norms_a_delay_and_a_freeze(trained, bits, points):
+    trained.network.set_weights(trained.weights)
+    made = []
+
+    def prepared(logits):
+        made.append(
+            experimental_create_training_graph(
+                logits.graph, weight_bits=bits, quant_delay=20, freeze_bn_delay=60
+            )
+        )
+        return made[-1].tensor(logits)
+
+    train_in_graphs(trained.network, prepared, trained.digits.train, 3, 5e-4)
+    (report,) = made
+    assert len(report.folds.folded) == 4
+    assert int(report.step) == 3 * len(list(batches(trained.digits.train, 0)))
+    m = model.open(trained.network)
+    fold_batch_norms(m)
+    evaluated = quantize(
+        m, is_training=False, weight_bits=bits, variables=report.variables
+    )
+    # All ranges of the model are those that were learnt.
+    assert evaluated.variables.keys() == report.variables.keys()
+    assert trained.lost(m) <= points
 
 
 def test_reestimated_after_training(trained):
