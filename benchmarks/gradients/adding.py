@@ -26,11 +26,14 @@ Take = Callable[[tf.Tensor, list[tf.Tensor]], list[Any]]
 LATE = TapeEngine(min_aggregate_bytes=2**62)
 PLAIN, AT_THE_END, TAPE = "tf.gradients", "tape, sums at the end", "tape"
 MEMORY, BOTH = "memory", "tape and memory"
+# What the tape does for "memory" without sums ahead of time.
+LATE_BOTH = "tape and memory, sums at the end"
 WAYS: dict[str, Take] = {
     PLAIN: tf.gradients,
     AT_THE_END: partial(gradients, checkpoints=None, engine=LATE),
     TAPE: partial(gradients, checkpoints=None, engine="tape"),
     MEMORY: partial(gradients, checkpoints="memory"),
+    LATE_BOTH: partial(gradients, checkpoints="memory", engine=LATE),
     BOTH: partial(gradients, checkpoints="memory", engine="tape"),
 }
 
