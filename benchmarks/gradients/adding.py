@@ -66,7 +66,7 @@ def _normal(rng: np.random.Generator, *shape: int) -> tf.Tensor:
 
 NETS = {FAN: fan, BLOCK: dense_block}
 # What is measured, against what, and the largest ratio. In the block sums ahead of time
-# save little by themselves: what the layers read is as much as their gradients are.
+# save little by themselves, and much with "memory"; LATE_BOTH shows that it is they.
 COMPARED = {FAN: (TAPE, AT_THE_END, 0.25), BLOCK: (BOTH, MEMORY, 0.5)}
 
 
