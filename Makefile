@@ -68,8 +68,9 @@ env: $(READY) ## Set up .venv (the other targets do this when needed)
 
 env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
 
-demo: $(READY) ## Run the demonstration
+demo: $(READY) ## Run the demonstrations
 	@$(VENV)/bin/python -m examples.mobilenet
+	@$(VENV)/bin/python -m examples.int8
 
 test: $(READY) ## Run the tests and doctests (ARGS="..." goes to pytest)
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)

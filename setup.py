@@ -47,6 +47,8 @@ EXTRAS = {
         "hypothesis>=6.100,<7",
         # Independent graph algorithms to check our walks against.
         "networkx>=3.4,<4",
+        # Handwritten digits to train and quantize on, which ship with it.
+        "scikit-learn>=1.6,<2",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release

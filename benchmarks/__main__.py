@@ -18,6 +18,7 @@ from benchmarks import (
     folding,
     inspecting,
     memory,
+    quantization,
     rerouting,
     rewriting,
     round_trip,
@@ -49,6 +50,7 @@ ON_THE_LARGEST: dict[str, Callable[[Case], Iterator[Row]]] = {
 ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
     "fold": folding.rows,
     "inspect": inspecting.rows,
+    "quantize": quantization.rows,
     "round_trip": round_trip.rows,
 }
 FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN, gradients.FAMILY)

@@ -1,1 +1,1 @@
-"""Runnable examples; `make demo` runs `examples.mobilenet`."""
+"""Runnable examples; `make demo` runs `examples.mobilenet`, then `examples.int8`."""

@@ -3,9 +3,10 @@
 `import geutil as ge` serves code that was written for
 `import tensorflow.contrib.graph_editor as ge`, and adds `transaction`, `verify` and
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
-applies rewrite rules; `geutil.batchnorm` folds batch norms. `geutil.gradients` saves
-memory in training, and `geutil.memory` predicts and measures it. The names below are
-grouped by layer; see CONTRIBUTING.md.
+applies rewrite rules; `geutil.batchnorm` folds batch norms, and `geutil.quantize`
+simulates int8 and converts to it. `geutil.gradients` saves memory in training, and
+`geutil.memory` predicts and measures it. The names below are grouped by layer; see
+CONTRIBUTING.md.
 """
 
 from geutil import (
@@ -15,6 +16,7 @@ from geutil import (
     match,
     memory,
     model,
+    quantize,
     reroute,
     select,
     subgraph,
@@ -194,6 +196,7 @@ __all__ = [
     "gradients",
     "memory",
     "model",
+    "quantize",
     "reroute",
     "select",
     "subgraph",

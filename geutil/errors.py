@@ -70,6 +70,10 @@ class QuantizeError(GeutilError, ValueError):
     """Quantization cannot be simulated as asked."""
 
 
+class TapeError(GeutilError, ValueError):
+    """A tape cannot be recorded, or gone back along."""
+
+
 class MeasurementError(GeutilError, RuntimeError):
     """A step cannot be measured, or the process that measured it did not finish."""
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+from benchmarks.gradients.adding import NETWORKS as ADDED
+from benchmarks.gradients.adding import adding_rows
 from benchmarks.gradients.building import NETWORK as BUILT
 from benchmarks.gradients.building import build_row
 from benchmarks.gradients.cases import CASES, DEFAULT, Case
@@ -17,7 +19,7 @@ from benchmarks.gradients.ways import MEMORY, PLAIN
 from benchmarks.rows import Row
 
 FAMILY = "gradients"
-NETWORKS = (*dict.fromkeys(case.network for case in CASES), BUILT)
+NETWORKS = (*dict.fromkeys(case.network for case in CASES), BUILT, *ADDED)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ def rows(quick: bool, networks: Sequence[str] = ()) -> Iterator[Row | StepRow]:
     if BUILT in wanted:
         _say(f"the building of {BUILT}")
         yield build_row()
+    for network in ADDED:
+        if network in wanted and not quick:
+            _say(f"sums ahead of time on {network}")
+            yield from adding_rows(network)
 
 
 def measure_case(case: Case, predicting: bool = True) -> StepRow:

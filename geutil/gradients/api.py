@@ -11,6 +11,7 @@ from geutil.gradients.last import publish
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.tape.building import TapeEngine
 
 
 @tf.autograph.experimental.do_not_convert
@@ -25,6 +26,7 @@ def gradients(
     offload_device: str = HOST,
     prefetch: int = 1,
     holds_gradients: bool = False,
+    engine: str | TapeEngine = "tensorflow",
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -32,8 +34,9 @@ def gradients(
     Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
     held for the backward pass. What lies between them is computed a second time,
     segment by segment, when the backward pass gets there. The results are those of
-    `tf.gradients`: the backward graph is TensorFlow's own, and only reads other copies
-    of the same tensors. Works in a version 1 graph and inside `tf.function`.
+    `tf.gradients`: the backward graph is TensorFlow's own, unless another engine is
+    asked for, and only reads other copies of the same tensors. Works in a version 1
+    graph and inside `tf.function`.
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
@@ -52,7 +55,9 @@ def gradients(
         checkpoints: what is held. A list of tensors; "collection", the tensors in the
             graph collection `checkpoints`; "speed", what convolutions, matrix products
             and the like yield; "memory", what gives the least predicted peak; or a
-            policy, a predicate on tensors such as `by_type("Conv2D")`.
+            policy, a predicate on tensors such as `by_type("Conv2D")`. None: all that
+            the backward pass reads, as with `tf.gradients`, for what else `engine` and
+            the report have to offer.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
@@ -63,20 +68,27 @@ def gradients(
             they are returned, or clipped by their common norm; otherwise each is used
             up as it comes, as by an optimizer. "memory" chooses accordingly, and
             predicted peaks count accordingly.
+        engine: what builds the backward graph: "tensorflow", `tf.gradients` itself; or
+            "tape", which adds up the gradients of a tensor that many ops read before
+            all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
+            when.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
-            `tf.compat.v1.gradients` (`colocate_gradients_with_ops`).
+            `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
+            `gate_gradients` and `aggregation_method`.
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
         depends on it. `last_report` tells what is kept and recomputed. What the caller
         should know is logged as a warning as well, so plain gradients never come
-        without a word.
+        without a word, unless `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
         SelectionError: no such mode, a checkpoint from another graph, or an empty
             collection.
+        TapeError: with the tape, an op has no gradient, or is in a loop or conditional
+            of version 1.
         Whatever `tf.gradients` raises.
 
     Cost: at most four times that of `tf.gradients`; linear in ops and edges.
@@ -102,6 +114,7 @@ def gradients(
         offload_device,
         prefetch,
         holds_gradients,
+        engine,
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()

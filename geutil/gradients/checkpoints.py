@@ -16,8 +16,10 @@ COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
 
 
-def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...]:
+def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...] | None:
     """Return what the caller says of checkpoints as a mode, a policy or tensors.
+
+    None stays None: nothing is to be recomputed.
 
     Builds nothing, so that it can be refused before anything is built.
 
@@ -32,6 +34,8 @@ def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...]
 
     Cost: linear in the checkpoints.
     """
+    if checkpoints is None:
+        return None
     if isinstance(checkpoints, str):
         if checkpoints not in MODES:
             raise SelectionError(

@@ -17,6 +17,7 @@ from geutil.gradients.preparing import (
 )
 from geutil.gradients.report import Report
 from geutil.gradients.step import as_list, require_targets, source_of, tensors_of
+from geutil.gradients.tape.building import TapeEngine
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import new_graph
 from geutil.graph.kinds import Graph, Tensor, is_tensor
@@ -38,6 +39,7 @@ def explain(
     offload_device: str = HOST,
     prefetch: int = 1,
     holds_gradients: bool = False,
+    engine: str | TapeEngine = "tensorflow",
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -55,6 +57,7 @@ def explain(
         offload_device: see there.
         prefetch: see there.
         holds_gradients: see there.
+        engine: see there.
         **kwargs: see there.
 
     Returns:
@@ -86,6 +89,7 @@ def explain(
         offload_device,
         prefetch,
         holds_gradients,
+        engine,
     )
     given = [None] if grad_ys is None else as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
@@ -159,9 +163,12 @@ class _Scratch:
             options.offload_device,
             options.prefetch,
             options.holds_gradients,
+            options.engine,
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:
+        if checkpoints is None:
+            return None
         if isinstance(checkpoints, tuple):
             return [self._copy[t] for t in checkpoints]
         if isinstance(checkpoints, str):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from geutil.gradients.edges import backward_edges
+from geutil.gradients.pairs import additions
 from geutil.gradients.segments import Recomputation, Segment
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
-from geutil.gradients.sums import additions, long_sums, order_of_addition
+from geutil.gradients.sums import long_sums, order_of_addition
 from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, Tensor

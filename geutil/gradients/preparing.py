@@ -15,6 +15,7 @@ from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, resolve
 from geutil.gradients.sizes import tensor_elements
 from geutil.gradients.step import build_step, require_targets
+from geutil.gradients.tape.building import engine_of
 from geutil.graph.kinds import Tensor, type_name
 from geutil.graph.xla import is_compiled_by_xla
 
@@ -40,6 +41,7 @@ class Options:
     offload_device: str = HOST
     prefetch: int = 1
     holds_gradients: bool = False
+    engine: Any = "tensorflow"
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
@@ -81,7 +83,7 @@ class Prepared:
     def report(self) -> Report:
         """Return the report on the plan."""
         warnings = list(self.keeping.warnings)
-        if not (self.plan.segments or warnings):
+        if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
         sent = offloaded(self.plan, self.offload)
         if sent and is_compiled_by_xla(self.plan.step.graph):
@@ -111,7 +113,10 @@ def prepare(
     targets = require_targets(ys)
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
-    step = build_step(targets, xs, grad_ys, arguments, holds_gradients=holds)
+    engine = engine_of(options.engine)
+    step = build_step(
+        targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
+    )
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     return Prepared(plan, keeping, options.offloading())

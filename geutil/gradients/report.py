@@ -154,6 +154,8 @@ def make_report(
 def _reason(tensor: Tensor, keeping: Keeping) -> str:
     if tensor in keeping.chosen:
         return f"chosen: {keeping.mode}"
+    if not keeping.recomputes:
+        return "nothing is recomputed"
     return keeping.why_always(tensor) or "the backward pass starts with it"
 
 

@@ -63,12 +63,14 @@ class Keeping:
         chosen: the tensors that were chosen.
         always: tells what is kept whoever chooses.
         warnings: what the caller should know.
+        recomputes: whether anything is to be recomputed at all.
     """
 
     mode: str
     chosen: IdentitySet
     always: AlwaysKept
     warnings: list[str] = field(default_factory=list)
+    recomputes: bool = True
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -94,6 +96,8 @@ def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
     """
     always = AlwaysKept(step)
     choice = checked(step.graph, checkpoints)
+    if choice is None:
+        return Keeping("none", IdentitySet(), always, recomputes=False)
     if isinstance(choice, str):
         return _resolve_mode(step, choice, min_checkpoint_size, always)
     if isinstance(choice, tuple):

@@ -1,7 +1,7 @@
 """A training step as TensorFlow would build it: forward ops and backward ops.
 
-The backward graph is always TensorFlow's own, built by one call of its gradients. What
-saves memory later only changes which tensors that graph reads.
+The backward graph is TensorFlow's own, built by one call of its gradients, or that of a
+tape. What saves memory later only changes which tensors that graph reads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import unique
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
@@ -61,6 +62,7 @@ def build_step(
     options: Mapping[str, Any] | None = None,
     *,
     holds_gradients: bool = False,
+    engine: TapeEngine | None = None,
 ) -> Step:
     """Build plain gradients, and tell the new ops apart.
 
@@ -75,6 +77,7 @@ def build_step(
         grad_ys: the gradient of each y, or None; None in a list means ones.
         options: further arguments of `tf.gradients`.
         holds_gradients: whether all gradients are held until the step ends.
+        engine: how a tape builds the gradients; None lets TensorFlow do so.
 
     Raises:
         ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
@@ -93,7 +96,11 @@ def build_step(
     sources = [source_of(x) for x in as_list(xs)]
     seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
     before = count_ops(graph)
-    gradients = plain_gradients(graph, targets, sources, seeds, options or {})
+    arguments = (graph, targets, sources, seeds, options or {})
+    if engine is None:
+        gradients = plain_gradients(*arguments)
+    else:
+        gradients = tape_gradients(*arguments, engine)
     made = ops_since(graph, before)
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)

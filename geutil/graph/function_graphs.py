@@ -86,8 +86,11 @@ def write_stand_in(node: Any, external: Any) -> None:
 
 
 def bindings(graph: Graph) -> list[tuple[Any, Tensor]]:
-    """Return (outside tensor, placeholder) for each capture of a FuncGraph."""
-    return list(graph.captures)
+    """Return (outside tensor, placeholder) for each capture of a FuncGraph.
+
+    Other graphs have none.
+    """
+    return list(getattr(graph, "captures", ()))
 
 
 def unbind(graph: Graph, external: Any) -> None:

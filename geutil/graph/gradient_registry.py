@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import backprop_util
 from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.ops import default_gradient, gradients_util
 
 ATTRIBUTE = "_gradient_op_type"
 _CLOSURES = ("CustomGradient-", "GeutilCustomGradient-")
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _numbers = itertools.count()
 
 
@@ -63,3 +66,52 @@ def gradient_of(op: Any) -> str | None:
 def set_gradient(op: Any, name: str) -> None:
     """Make an op name a gradient of the registry."""
     op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
+
+
+def gradient_function(op: Any) -> Callable[..., Any] | None:
+    """Return the gradient function of an op; None if its gradient is nothing.
+
+    Raises:
+        LookupError: none is registered.
+    """
+    if is_symbolic_call(op):
+        return _symbolic_gradient
+    function: Callable[..., Any] | None = ops.get_gradient_function(op)
+    return function
+
+
+def is_symbolic_call(op: Any) -> bool:
+    """Tell whether an op calls a function that no gradient is registered for.
+
+    So it is once a graph was imported. TensorFlow differentiates the function when it
+    runs.
+    """
+    called = op.type in _CALLS or op.graph._is_function(op.type)
+    if not called:
+        return False
+    try:
+        ops.get_gradient_function(op)
+    except LookupError:
+        return True
+    return False
+
+
+def _symbolic_gradient(op: Any, *gradients: Any) -> list[Any]:
+    found: list[Any] = gradients_util._SymGrad(op, list(gradients))
+    return found
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Tell whether TensorFlow differentiates a tensor: floats, and lists of them."""
+    return bool(backprop_util.IsTrainable(tensor))
+
+
+def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
+    """Return the shape and dtype of the gradient of a tensor; None if it has none.
+
+    Of a variable's handle they are those of the variable, if they are known.
+    """
+    if not has_gradient(tensor) or not default_gradient.supports_default_grad(tensor):
+        return None
+    kind: tuple[Any, Any] = default_gradient.shape_and_dtype(tensor)
+    return kind

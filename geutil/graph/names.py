@@ -48,3 +48,25 @@ def absolute_unique_name(graph: Graph, name: str) -> str:
     The current name scope is left out of account, unlike `tf.Graph.unique_name`.
     """
     return absolute_unique_names(graph, [name])[0]
+
+
+def scopes_in_use(graph: Graph) -> frozenset[str]:
+    """Return every name scope that an op is in, with a slash at its end.
+
+    Cost: linear in the ops.
+    """
+    scopes: set[str] = set()
+    for scope in {scope_dirname(op.name) for op in graph.get_operations()}:
+        while scope and scope not in scopes:
+            scopes.add(scope)
+            scope = scope_dirname(scope[:-1])
+    return frozenset(scopes)
+
+
+def unused_name(graph: Graph, name: str) -> str:
+    """Return `name`, or `name_1` and so on where it is taken, without reserving it."""
+    scope, graph._name_stack = graph._name_stack, ""
+    try:
+        return str(graph.unique_name(name, mark_as_used=False))
+    finally:
+        graph._name_stack = scope

@@ -9,6 +9,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, is_func_graph
+from geutil.graph.state import state_of
 
 
 def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
@@ -31,10 +32,12 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it.
 
-    A FuncGraph captures it, and remembers that it uses the variable.
+    A FuncGraph captures it, and keeps the variable alive.
     """
     handle = variable.handle
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
     graph.watch_variable(variable)
+    # The FuncGraph itself holds variables by weak references.
+    state_of(graph).variables[id(variable)] = variable
     return graph.capture(handle)

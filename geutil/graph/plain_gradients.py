@@ -39,6 +39,17 @@ def plain_gradients(
 _FLOW = ("WhileContext", "CondContext")
 
 
+def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
+    """Return the gradients of `ys` to start with: ones where None is given.
+
+    Raises:
+        TypeError: one is of a wrong type, or there is no default one, as for complex
+            numbers.
+    """
+    seeds: list[Any] = gradients_util._DefaultGradYs(list(grad_ys), list(ys), True)
+    return seeds
+
+
 def in_version_1_control_flow(op: Operation) -> bool:
     """Tell whether `op` runs in a loop or a conditional of version 1.
 
@@ -70,13 +81,17 @@ def variable_tensor(graph: Graph, variable: Any) -> Any:
     That is its handle, what a FuncGraph captured the handle as, or, for a version 1
     variable without a handle, the reference to it.
     """
-    handle = getattr(variable, "handle", None)
-    if handle is None:
-        return variable._ref()
+    handle = variable_handle(variable)
     if getattr(handle, "graph", None) is graph:
         return handle
     captures = getattr(graph, "captures", ())
     return next((inside for outside, inside in captures if outside is handle), None)
+
+
+def variable_handle(variable: Any) -> Any:
+    """Return the handle of a variable, or the reference to one without a handle."""
+    handle = getattr(variable, "handle", None)
+    return variable._ref() if handle is None else handle
 
 
 def enclosing_graphs(graph: Graph) -> list[Graph]:

@@ -50,6 +50,7 @@ class GraphState:
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
         step_counter: what counts its training steps, if anything.
+        variables: variables outside that geutil made it read, by `id`, kept alive so.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -64,6 +65,7 @@ class GraphState:
     own: bool = False
     checkpointed_calls: Any = None
     step_counter: Any = None
+    variables: dict[int, Any] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:

@@ -1,22 +1,62 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
 from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
+from geutil.quantize.equalization.equalizing import equalize
+from geutil.quantize.equalization.report import (
+    Equalized,
+    EqualizeReport,
+    NotEqualized,
+)
+from geutil.quantize.insertion import InsertReport, insert_quant_op
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
+from geutil.quantize.quantizers import (
+    fixed_quantize,
+    last_value_quantize,
+    moving_avg_quantize,
+)
 from geutil.quantize.quantizing import quantize
+from geutil.quantize.reestimation.norms import Missed
+from geutil.quantize.reestimation.reestimating import reestimate_batch_norm
+from geutil.quantize.reestimation.report import Reestimated, ReestimateReport
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.rewriters import (
+    RewriteReport,
+    create_eval_graph,
+    create_training_graph,
+    experimental_create_eval_graph,
+    experimental_create_training_graph,
+)
 from geutil.quantize.spec import Spec
 
 __all__ = [
     "CalibrationReport",
+    "InsertReport",
+    "EqualizeReport",
+    "Equalized",
     "Int8Comparison",
+    "Missed",
+    "NotEqualized",
     "OutputSteps",
     "QuantizeReport",
     "Quantized",
+    "RewriteReport",
+    "ReestimateReport",
+    "Reestimated",
     "Skipped",
     "Spec",
     "calibrate",
     "compare_int8",
+    "create_eval_graph",
+    "create_training_graph",
+    "experimental_create_eval_graph",
+    "experimental_create_training_graph",
+    "fixed_quantize",
+    "insert_quant_op",
+    "last_value_quantize",
+    "moving_avg_quantize",
+    "equalize",
     "quantize",
+    "reestimate_batch_norm",
     "to_int8",
 ]

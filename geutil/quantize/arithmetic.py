@@ -67,10 +67,10 @@ def symmetric(low: Any, high: Any, bits: int, narrow_range: bool) -> Range:
 
     Example:
         >>> from geutil.quantize.arithmetic import symmetric
-        >>> symmetric(-0.5, 1.0, 8, narrow_range=True)
-        Range(low=-1.0, high=1.0)
-        >>> symmetric(-1.0, 0.5, 8, narrow_range=False)
-        Range(low=-1.0, high=0.9921875)
+        >>> [float(end) for end in symmetric(-0.5, 1.0, 8, narrow_range=True)]
+        [-1.0, 1.0]
+        >>> [float(end) for end in symmetric(-1.0, 0.5, 8, narrow_range=False)]
+        [-1.0, 0.9921875]
     """
     ratio = symmetric_ratio(bits, narrow_range)
     low, high = with_zero(low, high)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.edits import transaction
 from geutil.graph.function_results import results_of
 from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
 from geutil.graph.state import state_of
-from geutil.graph.surroundings import count_ops, ops_since
+from geutil.quantize.applying.guarding import (
+    checked_delay,
+    refuse_training_ops,
+    undone_on_error,
+)
 from geutil.quantize.applying.inserting import Mode, insert
+from geutil.quantize.applying.lowering import lower_negations, lower_prelus
 from geutil.quantize.applying.variables import RangeVariables
 from geutil.quantize.finding.choices import Choices, Override
 from geutil.quantize.finding.kernels import ACTIVATIONS
 from geutil.quantize.finding.planning import Plan, plan_quantization
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.select.networks.training import training_ops
-from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.step_counter import check_step_variable
 
 _logger = logging.getLogger("geutil")
 
@@ -79,7 +81,9 @@ def quantize(
         vars_collection: a collection of a v1 graph to put the variables of the ranges
             in, besides `GLOBAL_VARIABLES`.
         variables: variables of ranges by name, from the report of another call, to
-            share them: between replicas, or traces of one function.
+            share them: between traces of one function, or replicas. Towers of one
+            graph have names of their own, under which they are to be given. Each
+            tower or replica moves them in a step.
         scope: only ops of this name scope; None is all.
         overrides: for ops, or for regular expressions that are searched for in names
             of ops, a `Spec` or "skip". The first one that fits counts.
@@ -87,7 +91,8 @@ def quantize(
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
 
     Returns:
-        Every op that computes with data: quantized and how, or not and why.
+        Every op that computes with data: quantized and how, or not and why. Its
+        `tensor` tells what to fetch, or return, in the place of a tensor.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
@@ -108,8 +113,9 @@ def quantize(
         ...     z = tf.nn.relu(y, name="relu")
         >>> report = quantize(graph, is_training=False)
         >>> print(report)
-        2 op(s) quantized, 0 skipped, coverage 1.000
+        3 op(s) quantized, 0 skipped, coverage 1.000
         quantized:
+          x (Placeholder): result 8 bits (x/input_quant)
           conv (Conv2D): weights 8 bits, symmetric, per channel (conv/weights_quant); \
 result 8 bits (conv/act_quant)
           relu (Relu): part of 'conv'
@@ -134,43 +140,32 @@ result 8 bits (conv/act_quant)
         _check_whole(
             _merged(
                 [
-                    _report(plan, name, choices, {}, None)
+                    _report(plan, name, choices)
                     for (name, _, _), plan in zip(places, plans, strict=True)
                 ]
             )
         )
     known = dict(variables or {})
-    for (name, graph, _), plan in zip(places, plans, strict=True):
-        with _abandoned_on_error(graph), transaction(graph):
+    with ExitStack() as stack:
+        for _, graph, _ in places:
+            stack.enter_context(undone_on_error(graph))
+        for (name, graph, _), plan in zip(places, plans, strict=True):
+            rewritten = (
+                *lower_prelus(graph, plan.prelus),
+                *lower_negations(graph, plan.negations),
+            )
+            if rewritten:
+                # A result may be another tensor now.
+                results = {n: found for n, _, found in _places(graph_or_model)}
+                plan = plan_quantization(graph, results[name], choices)
             ranges = RangeVariables(graph, known, vars_collection)
-            insert(graph, plan.groups, mode, ranges)
-        known.update(ranges.by_name)
-        counter = state_of(graph).step_counter
-        variable = None if counter is None else counter.variable
-        reports.append(_report(plan, name, choices, ranges.by_name, variable))
+            made = insert(graph, plan.groups, mode, ranges)
+            known.update(ranges.by_name)
+            counter = state_of(graph).step_counter
+            steps = None if counter is None else counter.variable
+            report = _report(plan, name, choices, made, ranges.by_name, steps)
+            reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
-
-
-def checked_delay(delay: Any, is_training: bool, step: Any) -> int:
-    """Return the delay as a number.
-
-    Raises:
-        ArgumentTypeError: it is no number, or steps cannot be counted in `step`.
-        QuantizeError: it is negative, or makes no sense.
-    """
-    if step is not None:
-        check_step_variable(step)
-    if delay is None:
-        return 0
-    if isinstance(delay, bool) or not isinstance(delay, int):
-        raise ArgumentTypeError(
-            f"quant_delay is a number of steps or None, not {type_name(delay)}"
-        )
-    if delay < 0:
-        raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
-    if delay and not is_training:
-        raise QuantizeError("quant_delay is for training; pass is_training=True")
-    return delay
 
 
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
@@ -193,24 +188,8 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
 
 def _planned(graph: Graph, results: list[Tensor], choices: Choices, mode: Mode) -> Plan:
     if mode.is_training or not results:
-        found = training_ops(graph)
-        if found:
-            raise QuantizeError(
-                f"'{found[0].name}' ({found[0].type}) belongs to gradients or an "
-                "optimizer; insert quantization before gradients, into a graph that "
-                "has none"
-            )
+        refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
-
-
-@contextmanager
-def _abandoned_on_error(graph: Graph) -> Iterator[None]:
-    count = count_ops(graph)
-    try:
-        yield
-    except BaseException:
-        Liveness(graph).abandon(ops_since(graph, count))
-        raise
 
 
 def _check_whole(report: QuantizeReport) -> None:
@@ -224,10 +203,16 @@ def _check_whole(report: QuantizeReport) -> None:
 
 
 def _report(
-    plan: Plan, signature: str, choices: Choices, variables: Any, step: Any
+    plan: Plan,
+    signature: str,
+    choices: Choices,
+    made: Mapping[Tensor, Tensor] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    step: Any = None,
 ) -> QuantizeReport:
     quantized = [
-        _entry(op, kernel, plan, signature) for op, kernel in plan.kernels.items()
+        _entry(op, kernel, plan, signature, made or {})
+        for op, kernel in plan.kernels.items()
     ]
     skipped = [
         Skipped(s.op.name, s.op.type, s.reason, s.has_kernel, signature)
@@ -238,11 +223,17 @@ def _report(
         warnings.append(f"no op in the scope '{choices.scope}' can be quantized")
         _logger.warning("quantize: %s", warnings[0])
     return QuantizeReport(
-        tuple(quantized), tuple(skipped), tuple(warnings), variables, step
+        tuple(quantized), tuple(skipped), tuple(warnings), variables or {}, step
     )
 
 
-def _entry(op: Operation, kernel: Operation, plan: Plan, signature: str) -> Quantized:
+def _entry(
+    op: Operation,
+    kernel: Operation,
+    plan: Plan,
+    signature: str,
+    made: Mapping[Tensor, Tensor],
+) -> Quantized:
     weights, result = plan.weights.get(op), plan.results.get(op)
     return Quantized(
         op.name,
@@ -253,6 +244,7 @@ def _entry(op: Operation, kernel: Operation, plan: Plan, signature: str) -> Quan
         result.form if result else None,
         result.group.name if result and not result.group.fixed else "",
         signature,
+        made[result.tensor].name if result and made else "",
     )
 
 
@@ -263,4 +255,5 @@ def _merged(reports: list[QuantizeReport]) -> QuantizeReport:
         tuple(warning for report in reports for warning in report.warnings),
         {name: v for report in reports for name, v in report.variables.items()},
         next((r.step for r in reports if r.step is not None), None),
+        tuple(line for report in reports for line in report.rewritten),
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from geutil.graph.kinds import Tensor, require_tensor
+from geutil.quantize.finding.simulated import quantized_value
 from geutil.quantize.spec import Format
 
 
@@ -22,6 +24,8 @@ class Quantized:
         weights_range: the name of their range, as in `<name>/min`.
         result: how its result is stored; None if that is the business of another op.
         result_range: the name of its range; "" if it is fixed or handed on.
+        into: the tensor that holds its result quantized, by name: what to fetch. ""
+            where that is the result of another op.
         signature: of a model, the signature whose graph it is in; "" for graphs.
     """
 
@@ -33,6 +37,7 @@ class Quantized:
     result: Format | None = None
     result_range: str = ""
     signature: str = ""
+    into: str = ""
 
     def __str__(self) -> str:
         if self.kernel != self.op:
@@ -76,6 +81,7 @@ class QuantizeReport:
         warnings: what is odd about the call, such as a scope that holds no ops.
         variables: the variables of the ranges by name, `<range>/min` and `/max`.
         step: the variable that counts the training steps, where one does.
+        rewritten: what was written in another form, which has int8 kernels.
     """
 
     quantized: tuple[Quantized, ...]
@@ -85,6 +91,7 @@ class QuantizeReport:
         default_factory=dict, compare=False, repr=False
     )
     step: Any = field(default=None, compare=False, repr=False)
+    rewritten: tuple[str, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -96,6 +103,30 @@ class QuantizeReport:
         total = len(self.quantized) + missed
         return len(self.quantized) / total if total else 1.0
 
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor of the graph is quantized to; else itself.
+
+        Names and Python variables go on standing for what they did. So this is what to
+        fetch in the place of a result that nothing reads, or to return from a function
+        that is being traced.
+
+        Raises:
+            ArgumentTypeError: `tensor` is of no graph.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil.quantize import quantize
+            >>> with tf.Graph().as_default() as graph:
+            ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+            ...     logits = tf.matmul(x, tf.ones([8, 2]), name="logits")
+            >>> report = quantize(graph, is_training=False)
+            >>> report.tensor(logits).name
+            'logits/act_quant/FakeQuantWithMinMaxVars:0'
+        """
+        require_tensor(tensor)
+        quantized = quantized_value(tensor)
+        return tensor if quantized is None else quantized
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -105,6 +136,7 @@ class QuantizeReport:
             f"coverage {self.coverage:.3f}"
         )
         yield from (f"warning: {warning}" for warning in self.warnings)
+        yield from (f"rewritten: {line}" for line in self.rewritten)
         listed: dict[str, Sequence[Quantized | Skipped]] = {
             "quantized": self.quantized,
             "skipped": self.skipped,

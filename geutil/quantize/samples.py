@@ -59,10 +59,12 @@ def _fitting(name: str, t: Tensor, value: Any, index: int) -> Any:
     try:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype != t.dtype:
+            if tensor.dtype.is_floating and not t.dtype.is_floating:
+                raise TypeError(f"{tensor.dtype.name} would be cut to {t.dtype.name}")
             tensor = tf.cast(tensor, t.dtype)
     except (TypeError, ValueError, tf.errors.OpError) as error:
         raise QuantizeError(
-            f"input '{name}' of batch {index} is no tensor: {error}"
+            f"input '{name}' of batch {index} is no {t.dtype.name} tensor: {error}"
         ) from error
     if not t.shape.is_compatible_with(tensor.shape):
         raise QuantizeError(

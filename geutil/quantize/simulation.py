@@ -68,22 +68,28 @@ def ends_of(xs: Sequence[Tensor], form: Format) -> Pair:
 
     Channels of tensors are counted by the last axes.
     """
-    axes = None
-    if form.axes:
-        (x,) = xs
-        rank = x.shape.rank
-        axes = [axis for axis in range(rank) if axis not in form.axes]
-    lows = [tf.reduce_min(x, axes) for x in xs]
-    highs = [tf.reduce_max(x, axes) for x in xs]
-    if len(form.axes) > 1:
-        lows = [tf.reshape(low, [-1]) for low in lows]
-        highs = [tf.reshape(high, [-1]) for high in highs]
-    low, high = _joined(lows, tf.minimum), _joined(highs, tf.maximum)
-    low, high = tf.minimum(low, 0.0), tf.maximum(high, 0.0)
+    if form.symmetric and form.narrow_range:
+        sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
+        size = _joined(sizes, tf.maximum)
+        return -size, size
+    low = _joined([_reduced(tf.reduce_min, x, form) for x in xs], tf.minimum)
+    high = _joined([_reduced(tf.reduce_max, x, form) for x in xs], tf.maximum)
+    # One constant for both: there are many ranges.
+    zero = tf.constant(0.0)
+    low, high = tf.minimum(low, zero), tf.maximum(high, zero)
     if not form.symmetric:
         return low, high
     ratio = symmetric_ratio(form.bits, form.narrow_range)
     return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
+
+
+def _reduced(reduce: Any, x: Tensor, form: Format) -> Tensor:
+    """Reduce a tensor to one value, or to one for each channel, in a vector."""
+    if not form.axes:
+        return reduce(x)
+    axes = [axis for axis in range(x.shape.rank) if axis not in form.axes]
+    reduced = reduce(x, axes)
+    return tf.reshape(reduced, [-1]) if len(form.axes) > 1 else reduced
 
 
 def _joined(tensors: Sequence[Tensor], join: Any) -> Tensor:
@@ -104,13 +110,17 @@ def _read(handle: Any) -> Tensor:
 
 
 def assign(handles: Pair, ends: Pair) -> Pair:
-    """Set the two variables of a range; return the ends, which wait for that."""
+    """Set the two variables of a range; return the ends, which wait for that.
+
+    No gradients go through them: what is learnt is not by descent, and a range that is
+    taken from a tensor would hand the gradients of its clipped values to its extremes.
+    """
     writes = [
         tf.raw_ops.AssignVariableOp(resource=handle, value=end)
         for handle, end in zip(handles, ends, strict=True)
     ]
     with tf.control_dependencies(writes):
-        low, high = (tf.identity(end) for end in ends)
+        low, high = (tf.stop_gradient(end) for end in ends)
     return low, high
 
 
@@ -125,10 +135,8 @@ def moving_average(
     """Move a range towards that of tensors; return it as it was, and as it is now."""
     before = read(handles)
     batch = ends_of(xs, form)
-    moved = [
-        old - (old - new) * (1.0 - decay)
-        for old, new in zip(before, batch, strict=True)
-    ]
+    rate = tf.constant(1.0 - decay)
+    moved = [old - (old - new) * rate for old, new in zip(before, batch, strict=True)]
     return before, assign(handles, (moved[0], moved[1]))
 
 

@@ -54,6 +54,20 @@ def check_decay(decay: float) -> None:
         raise QuantizeError(f"ema_decay={decay} is out of range: pass 0 <= decay < 1")
 
 
+def checked_ends(low: float, high: float) -> tuple[float, float]:
+    """Return the range to start with.
+
+    Raises:
+        QuantizeError: it does not hold zero, or is empty.
+    """
+    if not _is_range((low, high)):
+        raise QuantizeError(
+            f"init_min={low} and init_max={high} are no range: pass "
+            "init_min <= 0 <= init_max, and not both 0"
+        )
+    return float(low), float(high)
+
+
 def _is_range(given: Sequence[float]) -> bool:
     return len(given) == 2 and given[0] <= 0.0 <= given[1] and given[0] < given[1]
 

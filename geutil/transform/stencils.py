@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.errors import TransformError
 from geutil.graph.importing import import_ops, new_graph, new_graph_def
 from geutil.graph.kinds import Graph, Tensor
 
@@ -106,10 +107,25 @@ class Stencils:
         return results
 
     def make(self) -> dict[Later, Tensor]:
-        """Make all groups; return the tensor behind each result."""
+        """Make all groups; return the tensor behind each result.
+
+        Raises:
+            TransformError: an op of the name of a new one is in the graph.
+        """
+        self._check_names()
         import_ops(self._graph, self._graph_def, self._given)
         found = self._graph.get_tensor_by_name
         return {later: found(later.name) for later in self._results}
+
+    def _check_names(self) -> None:
+        # TensorFlow would number the new op, and the old one be taken for it.
+        taken = {op.name for op in self._graph.get_operations()}
+        for node in self._graph_def.node:
+            if node.name in taken:
+                raise TransformError(
+                    f"'{node.name}' is in the graph already; make the group under "
+                    "another name"
+                )
 
     def _name_of(self, tensor: Tensor | Later) -> str:
         if isinstance(tensor, Later):

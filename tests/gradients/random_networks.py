@@ -29,6 +29,11 @@ def _normalized(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(y, [SIDE, SIDE])
 
 
+def _entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    wanted = tf.nn.softmax(labels)
+    return logits * tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
+
+
 def _looped(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(
         lambda i, h: i < 2, lambda i, h: (i + 1, tf.tanh(h + x)), (0, x)
@@ -66,6 +71,7 @@ LAYERS: dict[str, tuple[int, Layer]] = {
     "top_k": (1, lambda ts: [tf.math.top_k(ts[0], k=SIDE)[0]]),
     "identities": (2, lambda ts: list(tf.identity_n([ts[0], ts[1]]))),
     "normalized": (1, lambda ts: [_normalized(ts[0])]),
+    "entropy": (2, lambda ts: [_entropy(*ts)]),
     "custom": (1, lambda ts: [_steep(ts[0])]),
     "while": (1, lambda ts: [_looped(ts[0])]),
     "cond": (1, lambda ts: [_branched(ts[0])]),
@@ -81,14 +87,22 @@ class Network:
 
     layers: tuple[tuple[str, tuple[int, ...]], ...]
 
-    def build(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Make the ops in the default graph; return the sources and all tensors."""
+    def build(
+        self, watch: Callable[[tf.Tensor], None] | None = None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Make the ops in the default graph; return the sources and all tensors.
+
+        Args:
+            watch: is told each source before it is read.
+        """
         sources = [
             tf.reshape(tf.cos(tf.range(i, i + SIDE * SIDE, dtype=tf.float32)), [4, 4])
             for i in range(COUNT)
         ]
         tensors = [tf.identity(x, name="source") for x in sources]
         sources = list(tensors)
+        for source in sources if watch else ():
+            watch(source)
         for number, (kind, reads) in enumerate(self.layers):
             arity, layer = LAYERS[kind]
             with tf.name_scope(f"layer{number}"):

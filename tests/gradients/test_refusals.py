@@ -70,11 +70,6 @@ REFUSALS = {
         (ge.ArgumentTypeError, TypeError),
         "builtins.int",
     ),
-    "None": (
-        lambda s: {"checkpoints": None},
-        (ge.ArgumentTypeError, TypeError),
-        "NoneType",
-    ),
     "an array": (
         lambda s: {"checkpoints": np.zeros(2)},
         (ge.ArgumentTypeError, TypeError),

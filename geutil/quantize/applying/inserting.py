@@ -11,7 +11,9 @@ from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_results import results_of, set_results
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Tensor
-from geutil.graph.names import absolute_unique_names
+from geutil.graph.names import absolute_unique_names, scopes_in_use
+from geutil.graph.reordering import renew_order
+from geutil.graph.staleness import check_editable
 from geutil.quantize import simulation
 from geutil.quantize.applying.variables import (
     KnownValues,
@@ -20,7 +22,7 @@ from geutil.quantize.applying.variables import (
     shape_of,
 )
 from geutil.quantize.arithmetic import Range
-from geutil.quantize.finding.kernels import NO_DATA
+from geutil.quantize.finding.kernels import SHAPES
 from geutil.quantize.finding.network import Edge
 from geutil.quantize.finding.points import Point, RangeGroup
 from geutil.transform.rewrite.liveness import Liveness
@@ -60,6 +62,7 @@ def insert(
         For each tensor what it is quantized to.
 
     Raises:
+        QuantizeError: a variable that is given has another shape.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
@@ -69,7 +72,12 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    for group in groups:
+        if not group.fixed:
+            variables.check(group.name, shape_of(group))
     builder = _Builder(graph, mode, variables)
+    builder.make_variables(groups)
     for group in groups:
         builder.add(group)
     quantized = builder.make()
@@ -79,6 +87,8 @@ def insert(
         for point in group.points
         for edge in edges[id(point)]
     ]
+    # The new ops come last, and belong between those that are there.
+    renew_order(graph)
     apply_edits(graph, edits)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])
@@ -94,12 +104,23 @@ def _edges(point: Point, live: Liveness) -> list[Edge]:
     """Return what will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
+    values = [e for e in _reading(point.tensor, live) if e.op.type not in SHAPES]
+    shapes = [
+        edge
+        for tensor in point.shapes
+        for edge in _reading(tensor, live)
+        if edge.op.type in SHAPES
+    ]
+    return [*values, *shapes]
+
+
+def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
     return [
         Edge(op, index)
-        for op in dict.fromkeys(point.tensor.consumers())
-        if op.type not in NO_DATA and not live.is_retired(op)
+        for op in dict.fromkeys(tensor.consumers())
+        if not live.is_retired(op)
         for index, t in enumerate(op.inputs)
-        if t is point.tensor
+        if t is tensor
     ]
 
 
@@ -113,6 +134,8 @@ class _Builder:
         self._values = KnownValues(graph)
         self._stencils = Stencils(graph)
         self._results: list[tuple[Point, Later]] = []
+        # Ops of an imported graph leave their scopes free in TensorFlow's books.
+        self._scopes = scopes_in_use(graph)
         self._steps: Tensor | None = None
         if mode.is_training and mode.delay:
             self._steps = step_counter(graph, mode.step).value
@@ -122,20 +145,30 @@ class _Builder:
         made = self._stencils.make()
         return MutableIdentityMap((p.tensor, made[later]) for p, later in self._results)
 
+    def make_variables(self, groups: list[RangeGroup]) -> None:
+        """Make the variables of ranges."""
+        self._variables.make(
+            [(g.name, shape_of(g), self._initial(g)) for g in groups if not g.fixed]
+        )
+
     def add(self, group: RangeGroup) -> None:
-        """Plan the ops of a range."""
-        names = absolute_unique_names(self._graph, [p.name for p in group.points])
+        """Plan the ops of a range, whose variables are there."""
+        names = [self._unused(point.name) for point in group.points]
         if group.fixed:
             for point, name in zip(group.points, names, strict=True):
                 self._quantize(point, name, None, group.initial)
             return
-        handles = self._variables.handles(
-            group.name, shape_of(group), self._initial(group)
-        )
+        handles = self._variables.handles(group.name)
         early, late = self._ends(group, names[-1], handles)
         last = group.points[-1]
         for point, name in zip(group.points, names, strict=True):
             self._quantize(point, name, late if point is last else early)
+
+    def _unused(self, name: str) -> str:
+        (found,) = absolute_unique_names(self._graph, [name])
+        while f"{found}/" in self._scopes:
+            (found,) = absolute_unique_names(self._graph, [name])
+        return found
 
     def _initial(self, group: RangeGroup) -> Range:
         if group.weights and not self._mode.is_training:

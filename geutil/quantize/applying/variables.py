@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.identity import MutableIdentityMap
-from geutil.graph.kinds import Graph, Tensor
-from geutil.graph.outside_variables import handle_in, variable_outside
+from geutil.graph.kinds import Graph, Tensor, is_func_graph
+from geutil.graph.outside_variables import handle_in
+from geutil.graph.variable_series import variables_outside
 from geutil.quantize.arithmetic import Range, symmetric, with_zero
 from geutil.quantize.finding.points import RangeGroup
 from geutil.quantize.finding.weights import source_of
@@ -42,32 +43,51 @@ class RangeVariables:
         self._collection = collection
         self.by_name: dict[str, Any] = {}
 
-    def handles(self, name: str, shape: tuple[int, ...], ends: Range) -> Pair:
-        """Return the handles of the two variables of a range, as the graph has them.
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise QuantizeError if a given variable cannot hold an end of a range."""
+        for end in ENDS:
+            variable = self._given.get(f"{name}/{end}")
+            if variable is None:
+                continue
+            if tuple(variable.shape) != shape:
+                raise QuantizeError(
+                    f"'{name}/{end}' is given with shape {variable.shape}, and a range "
+                    f"of shape {list(shape)} is needed"
+                )
+            owner = getattr(variable.handle, "graph", self._graph)
+            if owner is not self._graph and not is_func_graph(self._graph):
+                raise QuantizeError(
+                    f"'{name}/{end}' is given from another graph; graphs share ranges "
+                    "through a checkpoint, by name"
+                )
 
-        Raises:
-            QuantizeError: a given variable has another shape.
+    def make(self, ranges: Sequence[tuple[str, tuple[int, ...], Range]]) -> None:
+        """Make the variables of ranges that are not given, in one go.
+
+        Args:
+            ranges: the name of each range, the shape of its ends, and its ends.
         """
-        low, high = (
-            handle_in(self._graph, self._variable(f"{name}/{end}", shape, value))
-            for end, value in zip(ENDS, ends, strict=True)
-        )
-        return low, high
-
-    def _variable(self, name: str, shape: tuple[int, ...], value: Any) -> Any:
-        variable = self._given.get(name)
-        if variable is None:
-            initial = np.broadcast_to(np.asarray(value, np.float32), shape)
-            variable = variable_outside(self._graph, initial, name)
+        wanted = []
+        for name, shape, ends in ranges:
+            for end, value in zip(ENDS, ends, strict=True):
+                given = self._given.get(f"{name}/{end}")
+                if given is None:
+                    initial = np.broadcast_to(np.asarray(value, np.float32), shape)
+                    wanted.append((f"{name}/{end}", initial))
+                else:
+                    self.by_name[f"{name}/{end}"] = given
+        made = variables_outside(self._graph, wanted)
+        for (name, _), variable in zip(wanted, made, strict=True):
+            self.by_name[name] = variable
             if self._collection is not None:
                 self._add_to(self._collection, variable)
-        elif tuple(variable.shape) != shape:
-            raise QuantizeError(
-                f"'{name}' is given with shape {variable.shape}, and a range of shape "
-                f"{list(shape)} is needed"
-            )
-        self.by_name[name] = variable
-        return variable
+
+    def handles(self, name: str) -> Pair:
+        """Return the handles of the two variables of a range, as the graph has them."""
+        low, high = (
+            handle_in(self._graph, self.by_name[f"{name}/{end}"]) for end in ENDS
+        )
+        return low, high
 
     def _add_to(self, collection: str, variable: Any) -> None:
         held = self._graph.get_collection_ref(collection)

@@ -15,12 +15,16 @@ from geutil.graph.kinds import Tensor, is_func_graph, type_name
 from geutil.quantize.applying.variables import range_of
 from geutil.quantize.arithmetic import Range
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Settings
-from geutil.quantize.calibration.probing import Probe
+from geutil.quantize.calibration.probing import Probe, unquantized
 from geutil.quantize.calibration.progress import counted
 from geutil.quantize.calibration.sites import Site, find_sites
+from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
+
+_OF_ZEROS = Range(0.0, 1.0)
+"""The range of tensors that hold nothing but zeros, which any range stores exactly."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ def calibrate(
     - "entropy": the range whose quantized values diverge least from the exact ones
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
+
+    Activations that are zero throughout get the range from 0 to 1.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -124,12 +130,16 @@ def calibrate(
     observers = {site.name: METHODS[method](settings) for site in activations}
     count = 0
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
-        for name, seen in probe.run(sample).items():
-            _check_finite(name, seen, count, activations)
-            observers[name].add(seen)
+        seen = probe.run(sample)
+        # In the order of the graph: the first one is where it comes from.
+        for site in activations:
+            _check_finite(site, seen[site.name], count)
+            observers[site.name].add(seen[site.name])
         count += 1
-    found = {s.name: observers[s.name].ends(s.form.bits) for s in activations}
-    found.update(_ranges_of_weights(model, weights))
+    found = {
+        s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
+    }
+    found.update(_ranges_of_weights(weights))
     for site in sites:
         site.set(found[site.name])
     return CalibrationReport({s.name: found[s.name] for s in sites}, count, method)
@@ -160,7 +170,7 @@ def _measured(bins: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     high = tf.maximum(tf.reduce_max(values), 0.0)
     measured = {"low": low, "high": high, "finite": finite}
     if bins:
-        others = tf.boolean_mask(values, values != 0.0)
+        others = tf.boolean_mask(values, (values != 0.0) & tf.math.is_finite(values))
         # A width of zero or NaN cannot be divided by.
         safe = tf.where(finite & (high > low), high, low + 1.0)
         ends = tf.where(finite, tf.stack([low, safe]), tf.constant([0.0, 1.0]))
@@ -169,32 +179,26 @@ def _measured(bins: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     return measured
 
 
-def _check_finite(
-    name: str, seen: Mapping[str, Array], batch: int, sites: Sequence[Site]
-) -> None:
+def _check_finite(site: Site, seen: Mapping[str, Array], batch: int) -> None:
     if seen["finite"]:
         return
-    tensors = next(site.tensors for site in sites if site.name == name)
-    shown = ", ".join(f"'{t.name}'" for t in tensors)
+    shown = ", ".join(f"'{t.name}'" for t in site.tensors)
     raise QuantizeError(
         f"{shown} holds NaN or infinite values for batch {batch}; no range was set. "
         "Look for them in the data first, then in the variables"
     )
 
 
-def _ranges_of_weights(model: Any, sites: Sequence[Site]) -> dict[str, Range]:
-    groups = {site.name: site.tensors for site in sites}
-    if not groups:
-        return {}
+def _not_empty(ends: Range) -> Range:
+    """Return a range, or another one if TFLite would divide by its width."""
+    return _OF_ZEROS if ends.low == ends.high else ends
 
-    def values(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {str(index): t for index, t in enumerate(tensors)}
 
-    probe = Probe(model.graph, {}, groups, values)
-    found = probe.run({})
+def _ranges_of_weights(sites: Sequence[Site]) -> dict[str, Range]:
+    found = iter(values_of([t for site in sites for t in site.tensors], unquantized))
     ranges = {}
     for site in sites:
-        parts = [range_of(value, site.form) for value in found[site.name].values()]
+        parts = [range_of(next(found), site.form) for _ in site.tensors]
         ranges[site.name] = Range(
             np.minimum.reduce([part.low for part in parts]),
             np.maximum.reduce([part.high for part in parts]),

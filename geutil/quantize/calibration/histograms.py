@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ Array = np.ndarray[Any, Any]
 
 _SHARES = np.linspace(0.02, 1.0, 99)
 """How much of the whole range is tried."""
+_GRID = _SHARES[::5]
 
 
 class Histogram:
@@ -86,18 +87,18 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
     counts = np.append(histogram.counts, histogram.zeros)
     values = np.append(histogram.centers, 0.0)
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(counts[order]) / counts.sum()
-    share = percentile / 100
-    high = values[order][np.searchsorted(reached, share)]
-    low = values[order][np.searchsorted(reached, 1 - share, side="right")]
+    values, counts = values[order], counts[order]
+    # Shares such as 99.9 % are no floats; counts are whole.
+    needed = counts.sum() * percentile / 100 - 1e-6
+    high = values[np.searchsorted(np.cumsum(counts), needed)]
+    low = values[::-1][np.searchsorted(np.cumsum(counts[::-1]), needed)]
     return Range(min(float(low), 0.0), max(float(high), 0.0))
 
 
 def squared_error_range(histogram: Histogram, bits: int) -> Range:
     """Return the range with the least squared error, of rounding and of clipping.
 
-    Each end is moved on its own, in turn (Banner et al. 2019, arXiv 1810.05723, do so
-    for known distributions).
+    Banner et al. (2019, arXiv 1810.05723) do so for known distributions.
     """
 
     def error(low: float, high: float) -> float:
@@ -144,22 +145,22 @@ def _divergence(exact: Array, told: Array) -> float:
 
 
 def _best(histogram: Histogram, cost: Callable[[float, float], float]) -> Range:
-    """Return the range of least cost: both ends move together first, then each."""
+    """Return the range of least cost.
+
+    The ends are tried together, then on a grid, then each again with the other fixed.
+    """
     low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
     if low == high:
         return Range(low, high)
-    best = min(((low * s, high * s) for s in _SHARES), key=lambda r: cost(*r))
-    for candidates in (_lows(low, best[1]), _highs(best[0], high)):
-        best = min((best, *candidates), key=lambda r: cost(*r))
+    tried = [(low * s, high * s) for s in _SHARES]
+    if low and high:
+        tried += [(low * s, high * t) for s in _GRID for t in _GRID]
+    best = min(tried, key=lambda r: cost(*r))
+    if low:
+        best = min(((low * s, best[1]) for s in _SHARES), key=lambda r: cost(*r))
+    if high:
+        best = min(((best[0], high * s) for s in _SHARES), key=lambda r: cost(*r))
     return Range(*best)
-
-
-def _lows(low: float, high: float) -> Iterator[tuple[float, float]]:
-    return ((low * s, high) for s in _SHARES) if low else iter(())
-
-
-def _highs(low: float, high: float) -> Iterator[tuple[float, float]]:
-    return ((low, high * s) for s in _SHARES) if high else iter(())
 
 
 def _rounded(values: Array, low: float, high: float, bits: int) -> Array:

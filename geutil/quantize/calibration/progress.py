@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from geutil.errors import MissingExtraError
@@ -36,6 +36,16 @@ def counted(items: Iterable[T], dataset: Any, progress: bool | None) -> Iterator
             ) from error
         yield from items
         return
-    total = len(dataset) if hasattr(dataset, "__len__") else None
     console = Console(stderr=True)
-    yield from track(items, "calibrating", total, console=console)
+    yield from track(items, "calibrating", _count(dataset), console=console)
+
+
+def _count(dataset: Any) -> int | None:
+    """Return how many batches there are, if that is known."""
+    if isinstance(dataset, Mapping):
+        return 1
+    try:
+        return len(dataset)
+    # A tf.data.Dataset raises if it does not know, or has no end.
+    except TypeError:
+        return None

@@ -73,13 +73,12 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
     """
     outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
     names = {id(v.handle): name for name, v in variables.items()}
-    live = Liveness(graph)
     origins = Origins(graph)
     found: dict[int, Site] = {}
-    for op in graph.get_operations():
-        if op.type not in FAKE_QUANT or len(op.inputs) != 3 or live.is_retired(op):
+    for op in live_simulations(graph):
+        if len(op.inputs) != 3:
             continue
-        low, high = (outside.get(_handle(t)) for t in op.inputs[1:])
+        low, high = (outside.get(variable_behind(t)) for t in op.inputs[1:])
         if low is None or high is None:
             continue
         site = found.get(id(low))
@@ -91,6 +90,13 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
     return list(found.values())
 
 
+def live_simulations(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
+    live = Liveness(graph)
+    ops = graph.get_operations()
+    return [op for op in ops if op.type in FAKE_QUANT and not live.is_retired(op)]
+
+
 def _format(op: Operation) -> Format:
     narrow = bool(op.get_attr("narrow_range"))
     # The op knows the last axis alone; what it reads was reshaped to have it there.
@@ -98,7 +104,7 @@ def _format(op: Operation) -> Format:
     return Format(int(op.get_attr("num_bits")), narrow, narrow, axes)
 
 
-def _handle(end: Tensor) -> Tensor | None:
+def variable_behind(end: Tensor) -> Tensor | None:
     """Return the handle of the variable that an end of a range is in."""
     op = end.op
     if op.type == "ReadVariableOp":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from geutil.graph.kinds import Operation, Tensor
 from geutil.quantize.finding.kernels import (
     FUSED_ACTIVATIONS,
@@ -30,6 +32,21 @@ class Chain:
     result: Tensor
     activation: str
 
+    @property
+    def inside(self) -> tuple[Tensor, ...]:
+        """What the ops make on the way that has the shape of the result."""
+        found: list[Tensor] = []
+        for op in reversed(self.ops[:-1]):
+            (tensor,) = op.outputs
+            if tensor.shape.rank is None or self.result.shape.rank is None:
+                break
+            if tensor.shape.as_list() != self.result.shape.as_list():
+                break
+            found.append(tensor)
+            if _passes(op):
+                break
+        return tuple(found)
+
 
 def chain_from(
     op: Operation, network: Network, may_take: Callable[[Operation], bool]
@@ -50,22 +67,23 @@ def chain_from(
         if len(edges) != 1 or not may_take(edges[0].op):
             break
         reader, index = edges[0]
-        kernel = KERNELS.get(reader.type)
         if reader.type in FUSED_ACTIVATIONS:
             taken += [*passed, reader]
             return Chain(
                 tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
             )
         if takes_bias and _is_bias(reader, index, network):
+            if not all(_leaves_channels(p, reader, index) for p in passed):
+                break
             taken += [*passed, reader]
             passed = []
             takes_bias = False
         elif takes_bias and _is_correction(reader, index, network):
             taken += [*passed, reader]
             passed = []
-        elif op in network.layers and kernel and kernel.treatment is Treatment.PASSES:
-            # The converter moves a bias over a Reshape, and an atrous convolution is
-            # a SpaceToBatch, a convolution and a BatchToSpace.
+        elif op in network.layers and _passes(reader):
+            # The converter moves a bias over some of these, and an atrous convolution
+            # is a SpaceToBatch, a convolution and a BatchToSpace.
             passed.append(reader)
             cursor = reader.outputs[0]
             continue
@@ -73,6 +91,27 @@ def chain_from(
             break
         tensor = cursor = reader.outputs[0]
     return Chain(tuple(taken), tensor, "")
+
+
+def _passes(op: Operation) -> bool:
+    kernel = KERNELS.get(op.type)
+    return kernel is not None and kernel.treatment is Treatment.PASSES
+
+
+def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
+    """Tell whether the converter moves a bias over an op that stands before it.
+
+    Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
+    """
+    if op.type != "Reshape":
+        return True
+    if tf.get_static_value(op.inputs[1]) is None:
+        return False
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    value = bias.inputs[1 - index].shape
+    if None in (before.rank, after.rank) or value.rank != 1:
+        return False
+    return bool(before[-1] == after[-1] == value[-1])
 
 
 def _is_bias(op: Operation, index: int, network: Network) -> bool:

@@ -24,6 +24,7 @@ class Draft:
         weights: the source of the weights that it holds; None for activations.
         initial: the range to start with.
         fixed: whether that stays.
+        shapes: see `Point`.
     """
 
     tensor: Tensor
@@ -36,3 +37,4 @@ class Draft:
     weights: Tensor | None = None
     initial: tuple[float, float] = (-6.0, 6.0)
     fixed: bool = False
+    shapes: tuple[Tensor, ...] = ()

@@ -66,7 +66,10 @@ def _activation(name: str) -> Kernel:
 
 
 def _fixed(name: str, low: float, high: float) -> Kernel:
-    return Kernel(Treatment.FIXED, range=(low, high), activation=name)
+    # A slot of its own: no variable is named after it, and the layer before it may well
+    # be in the same scope.
+    slot = f"{name}_quant"
+    return Kernel(Treatment.FIXED, range=(low, high), slot=slot, activation=name)
 
 
 _REDUCING = Kernel(Treatment.MAKES, (0,), slot="reduce_quant")
@@ -84,12 +87,12 @@ KERNELS: dict[str, Kernel] = {
             "DepthToSpace",
             "EnsureShape",
             "ExpandDims",
+            "Gather",
             "GatherNd",
             "GatherV2",
             "Identity",
             "Max",
             "MaxPool",
-            "MaxPoolV2",
             "Min",
             "MirrorPad",
             "Pad",
@@ -97,6 +100,7 @@ KERNELS: dict[str, Kernel] = {
             "PreventGradient",
             "Reshape",
             "ResizeNearestNeighbor",
+            "Roll",
             "Slice",
             "Snapshot",
             "SpaceToBatchND",
@@ -164,26 +168,27 @@ PRODUCTS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 )
 
-NO_DATA = frozenset(
+LOOKUPS = frozenset(
+    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd")
+)
+"""Types of ops that, where their first input is a parameter, look rows up in it."""
+
+SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
+"""Types of ops that read the shape of a tensor, and not its values."""
+
+DECISIONS = frozenset(
     (
         "ArgMax",
         "ArgMin",
-        "Assert",
         "Equal",
         "Greater",
         "GreaterEqual",
         "Less",
         "LessEqual",
         "NotEqual",
-        "Rank",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "ZerosLike",
-        "OnesLike",
     )
 )
-"""Types of ops whose results need no range, whatever they read."""
+"""Types of ops that read values, and whose results are no values."""
 
 FAKE_QUANT = frozenset(
     (

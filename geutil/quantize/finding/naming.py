@@ -45,7 +45,9 @@ def named(
         elif draft.weights is not None and draft.form != group.form:
             # Layers that want channels along other axes share one range.
             group.form = replace(group.form, axes=())
-        point = Point(draft.tensor, name, group, draft.readers, draft.counts)
+        point = Point(
+            draft.tensor, name, group, draft.readers, draft.counts, draft.shapes
+        )
         group.points.append(point)
         points[draft.tensor] = point
         if draft.counts:

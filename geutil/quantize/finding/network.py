@@ -8,13 +8,20 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
-from geutil.quantize.finding.kernels import FAKE_QUANT, NO_DATA
+from geutil.quantize.finding.kernels import FAKE_QUANT, SHAPES
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
+
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_FLOW = frozenset(
+    ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
+)
+BODIES = _CALLS | _FLOW
+"""Types of ops that compute in the body of a function."""
 
 
 class Edge(NamedTuple):
@@ -75,7 +82,7 @@ class Network:
             Edge(op, index)
             for op in sorted(readers, key=self.place.__getitem__)
             for index, t in enumerate(op.inputs)
-            if t is tensor and op.type not in NO_DATA
+            if t is tensor and op.type not in SHAPES
         ]
 
     def quantized(self, tensor: Tensor) -> Tensor | None:
@@ -97,7 +104,17 @@ class Network:
     def obstacle(self, op: Operation) -> str:
         """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
         if in_version_1_control_flow(op):
-            return "is in a loop or conditional of version 1"
+            return "is in a loop or conditional of version 1, where ranges are not kept"
+        if op.type in _CALLS:
+            return (
+                "calls a function, whose body is not looked into; geutil.model.open "
+                "inlines it"
+            )
+        if op.type in _FLOW:
+            return (
+                "runs bodies that are not looked into; unroll it, or choose a branch, "
+                "before the model is opened with geutil.model.open"
+            )
         kinds = {t.dtype for t in op.outputs if t.dtype.is_floating}
         if kinds - {tf.float32}:
             names = sorted(kind.name for kind in kinds)
@@ -121,7 +138,8 @@ class Network:
             return False
         readers = self.live.readers(op)
         if not readers and not ends_known:
-            return any(self.is_data(t) for t in op.outputs)
+            # What assigns to a version 1 variable returns it, and is no result.
+            return any(self.is_data(t) and not is_reference(t) for t in op.outputs)
         return any(r in needed and _reads_values(r, op) for r in readers)
 
     def _before_layers(self) -> set[Operation]:

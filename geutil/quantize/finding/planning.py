@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from geutil.graph.identity import IdentitySet, MutableIdentityMap
+import tensorflow as tf
+
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
+from geutil.quantize.finding.delays import delayed_input
+from geutil.quantize.finding.drafting import INPUTS
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
+    DECISIONS,
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
-    NO_DATA,
+    LOOKUPS,
+    SHAPES,
     Kernel,
     Treatment,
 )
 from geutil.quantize.finding.naming import named
-from geutil.quantize.finding.network import Edge, Network
-from geutil.quantize.finding.points import Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.finding.network import BODIES, Edge, Network
+from geutil.quantize.finding.points import Point, RangeGroup, Skip
+from geutil.quantize.finding.prelus import Prelu, find_prelus
+from geutil.quantize.finding.refusals import BEHIND, SUMS, Refusals
 from geutil.quantize.finding.weights import (
-    constant_format,
     format_of,
     is_quantized,
-    source_of,
 )
-from geutil.quantize.spec import Format, Spec
+from geutil.quantize.spec import Spec
 from geutil.select.networks.layers import Layer
 
-_INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
-_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
-_SUMS = frozenset(("Add", "AddV2", "AddN"))
 # What the converter makes of parameters of other ops is as good.
 _WITH_PARAMETERS = frozenset(
     (
@@ -50,9 +52,8 @@ _WITH_PARAMETERS = frozenset(
         "Sub",
     )
 )
-_BEHIND = "is behind the last layer, and may be part of a loss"
-_FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
-_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
+# TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
+_DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 
 
 @dataclass(eq=False)
@@ -65,7 +66,9 @@ class Plan:
             it, and with the point of what that makes, if it has one.
         skips: the ops that will not be.
         weights: for each layer the point of its weights.
-        points: for each tensor its point.
+        results: for each kernel the point of what it makes.
+        prelus: activations to be written in another form before all this.
+        negations: Neg ops to be written in another form before all this.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -73,6 +76,8 @@ class Plan:
     skips: dict[Operation, Skip] = field(default_factory=dict)
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
+    prelus: list[Prelu] = field(default_factory=list)
+    negations: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -93,30 +98,17 @@ def plan_quantization(
     return _Planner(Network(graph, results), choices).plan()
 
 
-class _Planner:
+class _Planner(Refusals):
     def __init__(self, network: Network, choices: Choices) -> None:
-        self.network = network
-        self.choices = choices
-        self.overrides = choices.matcher(network.ops)
-        self.shared = SharedRanges()
-        self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
+        super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
-        self.results: dict[Operation, Draft] = {}
-        # Tensors that hold quantized values.
-        self.carried: IdentitySet = IdentitySet()
-        # Of other tensors: where their values come from, and the edge there.
-        self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
-        self.kernels: dict[Operation, Operation] = {}
         self.skips: dict[Operation, Skip] = {}
-        self.bits: MutableIdentityMap[int] = MutableIdentityMap()
-        self.composites: dict[Operation, Composite] = {}
-        self.inner: set[Operation] = set()
         # Ops that hand on what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
-            if all(self._refusal(op) == "" for op in composite.ops):
+            if all(self.refusal(op) == "" for op in composite.ops):
                 self.composites[composite.end] = composite
                 self.inner.update(composite.ops[1:])
 
@@ -125,10 +117,14 @@ class _Planner:
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
+        self._finish()
         asked = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
-            if edge in asked:
+            draft = self.drafts.get(edge.op.inputs[edge.slot])
+            if edge in asked or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
+        prelus = self._prelus()
+        inside = {op for prelu in prelus for op in prelu.ops}
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
         return Plan(
             groups,
@@ -136,16 +132,56 @@ class _Planner:
             self.skips,
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
+            prelus,
+            [op for op in self._negations() if op not in inside],
         )
+
+    def _negations(self) -> list[Operation]:
+        return [
+            op
+            for op in self.skips
+            if op.type == "Neg" and op.inputs[0].dtype == tf.float32
+            if not self.refusal(op)
+        ]
+
+    def _prelus(self) -> list[Prelu]:
+        if "prelu" not in self.choices.activations:
+            return []
+        found = find_prelus(self.network)
+        return [p for p in found if not any(map(self.refusal, p.ops))]
+
+    def _finish(self) -> None:
+        """Let inputs and results be quantized, whatever reads or makes them."""
+        inputs = (op.outputs[0] for op in self.network.ops if op.type in INPUTS)
+        for tensor in inputs:
+            if tensor not in self.drafts and self._is_input(tensor):
+                self.input(tensor, tensor.op, None)
+        for tensor in self.network.results:
+            if tensor in self.carried or not self.network.is_data(tensor):
+                continue
+            if tensor in self.origin:
+                self.demand(*self.origin[tensor][1])
+            elif not self.refusal(tensor.op):
+                spec = self.overrides.spec([tensor.op])
+                self.quantize(tensor, tensor.op, "output_quant", spec)
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is fed with values, no indices in float."""
+        readers = self.network.readers(tensor)
+        values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
+        return tensor.dtype == tf.float32 and values and not self.refusal(tensor.op)
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
-        if not floats or op.type in NO_DATA or op.type in _INPUTS:
+        if op.type in DECISIONS and not self.refusal(op):
+            for index in range(len(op.inputs)):
+                self.demand(op, index)
+        if not floats or op.type in SHAPES or op.type in INPUTS:
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
             return
-        reason = self._refusal(op)
+        reason = self.refusal(op)
         if reason:
             self._skip(op, reason)
             return
@@ -156,6 +192,10 @@ class _Planner:
             self._composite(composite)
         elif layer is not None:
             self._layer(layer)
+        elif op.type in LOOKUPS and not self.network.is_data(op.inputs[0]):
+            # The converter stores the table in the range of what is looked up.
+            spec = self.overrides.spec([op])
+            self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
         elif kernel is None:
             self._skip(op, f"TFLite has no int8 kernel for {op.type}")
         elif kernel.treatment is Treatment.PASSES:
@@ -169,94 +209,56 @@ class _Planner:
 
     def _is_simulation(self, op: Operation) -> bool:
         """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
-        if op.type in FAKE_QUANT:
-            return True
-        if op.type not in ("SelectV2", "Select"):
-            return False
-        quantized = op.inputs[1].op
-        while quantized.type == "Reshape":
-            quantized = quantized.inputs[0].op
-        return quantized.type in FAKE_QUANT
-
-    def _refusal(self, op: Operation) -> str:
-        if not self.choices.in_scope(op):
-            return f"is outside the scope '{self.choices.scope}'"
-        if self.overrides.skipped(op):
-            return "is skipped by an override"
-        obstacle = self.network.obstacle(op)
-        if obstacle:
-            return obstacle
-        if op.type in _NORMS:
-            return f"is a batch norm; {_FOLD}"
-        if any(self.network.is_statistic(t) for t in op.inputs):
-            return f"belongs to a batch norm in training; {_FOLD}"
-        kernel = KERNELS.get(op.type)
-        if kernel and kernel.activation not in ("", *self.choices.activations):
-            return f"is no activation that is asked for ({kernel.activation})"
-        if self.network.is_behind_layers(op) and not self._may_end(op, kernel):
-            return _BEHIND
-        return ""
-
-    def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
-        """Tell whether an op behind the last layer is still part of the network."""
-        if kernel is None or kernel.treatment in _MORE_AT_THE_END:
-            return kernel is not None and self._reads_network(op)
-        return op.type in (*_SUMS, *FUSED_ACTIVATIONS) and self._reads_network(op)
-
-    def _reads_network(self, op: Operation) -> bool:
-        data = [t for t in op.inputs if self.network.is_data(t)]
-        return bool(data) and all(t in self.carried for t in data)
+        return op.type in FAKE_QUANT or delayed_input(op) is not None
 
     def _skip(self, op: Operation, reason: str) -> None:
-        known = op.type in KERNELS or op in self.network.layers
-        has_kernel = known and reason != _BEHIND
+        # What is in a body may well have kernels.
+        known = op.type in KERNELS or op.type in BODIES or op in self.network.layers
+        has_kernel = known and reason not in (BEHIND, _DIVIDES)
         self.skips[op] = Skip(op, reason, has_kernel)
-
-    def _take(self, op: Operation) -> bool:
-        """Tell whether an op may become part of the kernel before it."""
-        statistic = any(self.network.is_statistic(t) for t in op.inputs)
-        if op in self.inner or op in self.composites:
-            return False
-        if statistic:
-            return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        behind = self.network.is_behind_layers(op)
-        if behind and op.type in (*FUSED_ACTIVATIONS, *_SUMS, "BiasAdd"):
-            return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        return self._refusal(op) == ""
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
-        chain = chain_from(op, self.network, self._take)
+        chain = chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         if not is_quantized(layer.kernel):
             form = format_of(layer, spec)
             edge = Edge(op, layer.weights)
-            self.weights[op] = self._parameter(layer.kernel, edge, op, spec, form)
-        self._demand(op, layer.data)
+            self.weights[op] = self.parameter(layer.kernel, edge, op, spec, form)
+        self.demand(op, layer.data)
         slot = "act_quant"
         if not chain.activation and self._feeds_sum(chain.result):
             slot = "conv_quant"
         self._end(chain, slot, spec)
 
+    def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
+        """Tell whether the converter forgets the range of what an op hands on.
+
+        It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
+        """
+        readers = self.network.readers(tensor)
+        return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
+
     def _feeds_sum(self, tensor: Tensor) -> bool:
-        return any(edge.op.type in _SUMS for edge in self.network.readers(tensor))
+        return any(edge.op.type in SUMS for edge in self.network.readers(tensor))
 
     def _make(self, op: Operation, kernel: Kernel) -> None:
         network = self.network
         data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
         if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
-            self._skip(op, "divides by data, for which TFLite has no int8 kernel")
+            self._skip(op, _DIVIDES)
             return
         for index in kernel.data_inputs(op):
             if index in data:
-                self._demand(op, index)
+                self.demand(op, index)
             elif op.type in _WITH_PARAMETERS:
-                self._constant(op, index)
+                self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
-            chain = chain_from(op, network, self._take)
+            chain = chain_from(op, network, self.may_take)
         spec = self.overrides.spec(chain.ops)
-        slot = "act_quant" if chain.activation else kernel.slot
+        learnt = chain.activation and not kernel.range
+        slot = "act_quant" if learnt else kernel.slot
         self._end(chain, slot, spec, kernel.range)
 
     def _composite(self, composite: Composite) -> None:
@@ -264,12 +266,15 @@ class _Planner:
             self.kernels[op] = composite.end
             for index, t in enumerate(op.inputs):
                 if t is composite.source:
-                    self._demand(op, index)
+                    self.demand(op, index)
         end = composite.end
         chain = Chain((end,), end.outputs[0], composite.name)
         self._end(chain, "act_quant", self.overrides.spec(composite.ops))
 
     def _pass(self, op: Operation, kernel: Kernel) -> None:
+        if any(self._feeds_pool_and_more(t) for t in op.outputs):
+            self._keep(op, replace(kernel, slot="keep_quant"))
+            return
         for index in kernel.data_inputs(op):
             # Of several inputs each is handed on as the output of its place.
             source, t = op.inputs[index], op.outputs[index]
@@ -288,32 +293,32 @@ class _Planner:
         source = op.inputs[index]
         if not self.network.is_data(source):
             return
-        self._demand(op, index)
+        self.demand(op, index)
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         for t in op.outputs:
+            if not t.dtype.is_floating:
+                continue
             self.shared.join(source, t)
-            self._quantize(t, op, kernel.slot, spec, counts=False)
+            draft = self.quantize(t, op, kernel.slot, spec, counts=False)
+            if draft is not None:
+                self.results.setdefault(op, draft)
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
         for index in data:
-            self._demand(op, index)
+            self.demand(op, index)
         self.kernels[op] = op
         spec = self.overrides.spec([op])
         result = op.outputs[0]
         sources = [op.inputs[index] for index in data]
-        together = self._can_share(sources)
+        together = self.can_share(sources)
         if together:
             for tensor in (*sources[1:], result):
                 self.shared.join(sources[0], tensor)
-        self._quantize(result, op, kernel.slot, spec, counts=not together)
-
-    def _can_share(self, tensors: list[Tensor]) -> bool:
-        roots = [self.shared.root(t) for t in tensors]
-        fixed = [self.shared.fixed(t) for t in tensors]
-        bits = {self.bits.get(root) for root in roots}
-        return len(set(fixed)) == 1 and len(bits) == 1
+        draft = self.quantize(result, op, kernel.slot, spec, counts=not together)
+        if draft is not None:
+            self.results[op] = draft
 
     def _end(
         self,
@@ -325,7 +330,7 @@ class _Planner:
         for op in chain.ops:
             self.kernels[op] = chain.ops[0]
             self.skips.pop(op, None)
-        draft = self._quantize(
+        draft = self.quantize(
             chain.result,
             chain.ops[0],
             slot,
@@ -333,98 +338,12 @@ class _Planner:
             fixed=range_,
             positive=chain.activation in FUSED_ACTIVATIONS.values(),
         )
-        if draft is not None:
-            self.results[chain.ops[0]] = draft
-
-    def _quantize(
-        self,
-        tensor: Tensor,
-        anchor: Operation,
-        slot: str,
-        spec: Spec,
-        *,
-        counts: bool = True,
-        fixed: tuple[float, float] | None = None,
-        positive: bool = False,
-        readers: list[Edge] | None = None,
-    ) -> Draft | None:
-        """Let a tensor be quantized, unless it is."""
-        if readers is None:
-            self.carried.add(tensor)
-        if tensor in self.drafts:
-            return self.drafts[tensor]
-        low, high = self.choices.initial
-        initial = (0.0, high) if positive else (low, high)
-        if spec.range is not None:
-            fixed = (float(spec.range[0]), float(spec.range[1]))
-        if fixed is not None and counts:
-            self.shared.fix(tensor, fixed)
-        bits = spec.activation_bits or 8
-        if counts:
-            self.bits[self.shared.root(tensor)] = bits
-        if self.network.quantized(tensor) is not None:
-            return None
-        draft = Draft(
-            tensor,
-            anchor,
-            slot,
-            spec,
-            Format(bits),
-            readers,
-            counts,
-            None,
-            fixed or initial,
-            fixed is not None,
+        if draft is None:
+            return
+        self.results[chain.ops[0]] = draft
+        statistics = (
+            self.network.is_statistic(t) for op in chain.ops for t in op.inputs
         )
-        self.drafts[tensor] = draft
-        return draft
-
-    def _demand(self, op: Operation, index: int) -> None:
-        """See to it that an op reads quantized values."""
-        tensor = op.inputs[index]
-        if tensor in self.carried or not self.network.is_data(tensor):
-            return
-        source, edge = self.origin.get(tensor, (tensor, Edge(op, index)))
-        draft = self.drafts.get(source)
-        if draft is None:
-            outside = not self.choices.in_scope(source.op)
-            anchor = op if outside else source.op
-            # Only what asks for it reads it quantized.
-            draft = self._quantize(
-                source,
-                anchor,
-                "input_quant",
-                self.overrides.spec([op]),
-                readers=[],
-            )
-            if draft is not None and source.op.type in _INPUTS:
-                self.kernels[source.op] = source.op
-                self.results[source.op] = draft
-        edges = None if draft is None else draft.readers
-        if edges is not None and edge not in edges:
-            edges.append(edge)
-
-    def _constant(self, op: Operation, index: int) -> None:
-        tensor = op.inputs[index]
-        if not self.network.is_parameter(tensor) or is_quantized(tensor):
-            return
-        spec = self.overrides.spec([op])
-        form = constant_format(spec)
-        self._parameter(tensor, Edge(op, index), op, spec, form)
-
-    def _parameter(
-        self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format
-    ) -> Draft:
-        draft = self.drafts.get(tensor)
-        if draft is None:
-            source = source_of(tensor)
-            draft = Draft(
-                tensor, op, "weights_quant", spec, form, [], True, source, (-6.0, 6.0)
-            )
-            self.drafts[tensor] = draft
-        elif draft.form != form:
-            # Layers that want channels along other axes share one range.
-            draft.form = constant_format(draft.spec)
-        if draft.readers is not None:
-            draft.readers.append(edge)
-        return draft
+        if draft.shapes and not any(statistics):
+            # Else a shape may be read to make what the result depends on.
+            draft.shapes = (*draft.shapes, *chain.inside)

@@ -49,6 +49,9 @@ class Point:
         readers: what shall read it quantized; None is all.
         counts: whether its values count for the range; those of a concat do not, which
             have been counted one by one.
+        shapes: tensors of its shape. What reads only the shape of one of them shall
+            read that of the quantized one: the converter leaves a kernel in float if
+            anything reads what it makes before that is quantized.
     """
 
     tensor: Tensor
@@ -56,6 +59,7 @@ class Point:
     group: RangeGroup
     readers: list[Edge] | None = None
     counts: bool = True
+    shapes: tuple[Tensor, ...] = ()
 
     @property
     def form(self) -> Format:

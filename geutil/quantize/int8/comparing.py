@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
+from geutil.graph.function_graphs import call_function
 from geutil.quantize.int8.converting import float_ops
+from geutil.quantize.int8.deploying import deployed
+from geutil.quantize.int8.running import Runner, file_names
 from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
@@ -25,8 +27,9 @@ class OutputSteps:
 
     Attributes:
         output: the name of the output.
-        step: the size of a step.
-        counts: how many values are 0, 1, 2 and so on steps apart.
+        step: the size of a step. Integers that were not quantized have steps of 1; of
+            floats it is 1/255 of what the first batch spans.
+        counts: how many values are 0, 1, 2 and so on steps apart, 255 and more in one.
         clear: how many samples have a largest value that leads by more than two steps.
         agreeing: how many of these have the largest value in the same place.
     """
@@ -95,8 +98,9 @@ class Int8Comparison:
 def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     """Run a model and the TFLite file made from it on the same data.
 
-    The file is run by TFLite's own kernels, without delegates. What the model gives is
-    rounded to the file's steps.
+    The file is run by TFLite's own kernels, without delegates. Both are given inputs
+    rounded to the file's steps, and what the model gives is rounded to them. A model
+    that was quantized for training is run as it will be deployed, and learns nothing.
 
     Args:
         model: the `geutil.model.Model` that the file was made from.
@@ -130,14 +134,21 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
         >>> compare_int8(m, to_int8(m, data), data).most <= 1
         True
     """
-    runner = _Runner(tflite, list(model.inputs), list(model.outputs))
-    tallies = {name: _Tally(name, runner.scale(name)) for name in model.outputs}
+    runner = Runner(tflite, list(model.inputs), list(model.outputs))
+    function = deployed(model)
+    tallies = {name: _Tally(name, runner.quantization(name)) for name in model.outputs}
+    inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     samples = 0
     for sample in batches(dataset, model.inputs):
-        wanted = model.run(**sample)
-        found = runner.run(sample)
+        stored = runner.stored(sample)
+        # As the file sees it: values between two steps may be rounded either way.
+        seen = runner.values(stored)
+        wanted = call_function(
+            function, {inputs[name]: tf.constant(x) for name, x in seen.items()}
+        )
+        found = runner.run(stored)
         for name, tally in tallies.items():
-            tally.add(wanted[name], found[name])
+            tally.add(wanted[outputs[name]].numpy(), found[name])
         samples += len(next(iter(sample.values()))) if sample else 1
     return Int8Comparison(
         tuple(tally.entry() for tally in tallies.values()),
@@ -151,7 +162,8 @@ class _Tally:
 
     def __init__(self, name: str, quantization: tuple[float, int]) -> None:
         self._name = name
-        self._scale, self._zero = quantization
+        self._step, self._zero = quantization
+        self._is_float = not self._step
         self._counts = np.zeros(256, np.int64)
         self._clear = 0
         self._agreeing = 0
@@ -163,10 +175,16 @@ class _Tally:
                 f"output '{self._name}' has shape {list(wanted.shape)} in the model "
                 f"and {list(found.shape)} in the TFLite file, which is of another model"
             )
-        levels = np.round(wanted / self._scale) + self._zero
-        expected = np.clip(levels, -128, 127).astype(np.int64)
-        apart = np.abs(expected - found.astype(np.int64))
-        self._counts += np.bincount(apart.reshape(-1), minlength=256)
+        if not self._step:
+            self._step = float(np.ptp(wanted)) / 255 or 1.0
+        expected = np.round(wanted / self._step) + self._zero
+        if self._is_float:
+            found = np.round(found / self._step)
+        elif np.issubdtype(wanted.dtype, np.floating):
+            limits = np.iinfo(found.dtype)
+            expected = np.clip(expected, limits.min, limits.max)
+        apart = np.abs(expected - found.astype(float)).reshape(-1)
+        self._counts += np.bincount(np.minimum(apart, 255).astype(int), minlength=256)
         if wanted.ndim < 2 or wanted.shape[-1] < 2:
             return
         rows = expected.reshape(-1, expected.shape[-1])
@@ -180,69 +198,4 @@ class _Tally:
         """Return what was counted."""
         most = int(np.flatnonzero(self._counts)[-1]) if self._counts.any() else 0
         counts = tuple(int(n) for n in self._counts[: most + 1])
-        return OutputSteps(self._name, self._scale, counts, self._clear, self._agreeing)
-
-
-class _Runner:
-    """Runs a TFLite file on inputs by name."""
-
-    def __init__(
-        self, blob: bytes, inputs: Sequence[str], outputs: Sequence[str]
-    ) -> None:
-        resolver = tf.lite.experimental.OpResolverType
-        self._interpreter = tf.lite.Interpreter(
-            model_content=blob,
-            experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        )
-        self._inputs = _by_name(inputs, self._interpreter.get_input_details())
-        self._outputs = _by_name(outputs, self._interpreter.get_output_details())
-        self._shapes: list[tuple[int, ...]] = []
-
-    def scale(self, output: str) -> tuple[float, int]:
-        """Return the size of a step of an output, and its zero point."""
-        scale, zero = self._outputs[output]["quantization"]
-        if not scale:
-            raise QuantizeError(
-                f"output '{output}' of the TFLite file is not quantized; convert the "
-                "model with geutil.quantize.to_int8"
-            )
-        return float(scale), int(zero)
-
-    def run(self, sample: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the outputs by name, as integers."""
-        values = {name: np.asarray(sample[name]) for name in self._inputs}
-        self._fit([value.shape for value in values.values()])
-        for name, value in values.items():
-            detail = self._inputs[name]
-            self._interpreter.set_tensor(detail["index"], _stored(value, detail))
-        self._interpreter.invoke()
-        get = self._interpreter.get_tensor
-        return {name: get(detail["index"]) for name, detail in self._outputs.items()}
-
-    def _fit(self, shapes: list[tuple[int, ...]]) -> None:
-        if shapes == self._shapes:
-            return
-        for detail, shape in zip(self._inputs.values(), shapes, strict=True):
-            self._interpreter.resize_tensor_input(detail["index"], shape)
-        self._interpreter.allocate_tensors()
-        self._shapes = shapes
-
-
-def _by_name(names: Sequence[str], details: list[Any]) -> dict[str, Any]:
-    if len(names) != len(details):
-        raise QuantizeError(
-            f"the model has {len(names)} inputs or outputs where the TFLite file has "
-            f"{len(details)}; the file is of another model"
-        )
-    # Concrete functions of models take and return them sorted by name.
-    by_name = dict(zip(sorted(names), details, strict=True))
-    return {name: by_name[name] for name in names}
-
-
-def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
-    scale, zero = detail["quantization"]
-    if not scale:
-        return value.astype(detail["dtype"])
-    limits = np.iinfo(detail["dtype"])
-    levels = np.round(value / scale) + zero
-    return np.clip(levels, limits.min, limits.max).astype(detail["dtype"])
+        return OutputSteps(self._name, self._step, counts, self._clear, self._agreeing)

@@ -1,0 +1,1 @@
+"""Cross-layer equalization: channels of neighbouring layers get like ranges."""

@@ -1,0 +1,57 @@
+"""A quantized model as it is deployed: nothing is learnt, and all is constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.function_graphs import build_function
+from geutil.graph.importing import neutral
+from geutil.graph.kinds import Operation, Tensor
+from geutil.quantize.copying import PartialCopy
+from geutil.quantize.freezing import frozen, range_values, variable_values
+from geutil.quantize.int8.mending import mended, nudge
+from geutil.quantize.int8.running import file_names
+
+Array = np.ndarray[Any, Any]
+
+
+def deployed(model: Any, *, mend: bool = False) -> Any:
+    """Return a function of a quantized model as it will be deployed.
+
+    Ranges and other variables are constants, with the values that they have now. Of a
+    model for training, what learns ranges and what delays quantization is left out.
+
+    Its inputs and outputs have the names that they have in a file; see `file_names`.
+
+    Args:
+        model: a `geutil.model.Model`.
+        mend: change values that TFLite's converter would store wrong, by less than
+            it rounds them.
+
+    Cost: one copy of the graph; with `mend`, one run of what biases depend on.
+    """
+    graph = model.graph
+    values = range_values(graph) | variable_values(graph)
+    if mend:
+        values |= mended(graph, values)
+    known = frozen(values)
+
+    def replace(op: Operation) -> Tensor | Array | None:
+        # The converter has no word for it.
+        return op.inputs[0] if op.type == "PlaceholderWithDefault" else known(op)
+
+    copy = PartialCopy(graph, model.inputs, replace, nudge if mend else None)
+    made = copy.of(list(model.outputs.values()))
+    inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
+    by_handle = {id(v.handle): v for v in model.variables.values()}
+    # Those that tables are looked up in, which only the converter can freeze.
+    variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
+    with neutral(copy.graph):
+        results = {
+            name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
+        }
+    given = {inputs[name]: t for name, t in copy.inputs.items()}
+    return build_function(copy.graph, given, results, [], variables)

@@ -1,0 +1,162 @@
+"""Values that TFLite's converter stores wrong, and what to give it instead.
+
+With TensorFlow 2.21 the converter goes wrong with these:
+
+- The zero point of a range such as (-1, 1), where it is in the middle between two
+  integers. FakeQuant ops round it in float32, the converter in float64, and they may
+  end up at different ones. A range that was nudged as FakeQuant ops do has none such.
+- A bias with the same value in all channels is stored with the scale of the first one,
+  and comes out wrong in all others. A last channel that is larger by a float32 rounding
+  error keeps the converter from that.
+- A bias is stored as an integer of 32 bits, in steps of the input's step times the
+  weights' step. For weights that are all zero, or nearly, the steps are so small that
+  it overflows. Larger steps of the weights store them as well, since the bias outweighs
+  them by far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.quantize.arithmetic import Range, nudged, step
+from geutil.quantize.copying import values_of
+from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.origins import Origins
+
+Array = np.ndarray[Any, Any]
+Values = dict[Operation, Array]
+
+_SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
+_MOST_STEPS = 2.0**30
+"""Of 32 bits, half of what is above zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Bias:
+    tensor: Tensor
+    layer: Layer
+
+
+def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    """Return other values for ops whose own values the converter stores wrong.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        constants: the values of ranges and variables, by the ops that read them.
+
+    Cost: linear in ops and edges; one run of what biases depend on.
+    """
+    found = _nudged_ranges(graph, constants)
+    biases = list(_biases(graph))
+    values = values_of([bias.tensor for bias in biases], constants.get)
+    for bias, value in zip(biases, values, strict=True):
+        if _is_uniform(value):
+            found[bias.tensor.op] = _not_uniform(value)
+        _widen(bias.layer, value, constants, found)
+    return found
+
+
+def nudge(node: Any, op: Operation) -> None:
+    """Nudge the fixed range of a FakeQuant op in the node of its copy."""
+    if op.type == "FakeQuantWithMinMaxArgs":
+        low, high = (op.get_attr(name) for name in ("min", "max"))
+        ends = _nudged(op, low, high)
+        node.attr["min"].f, node.attr["max"].f = (float(end) for end in ends)
+
+
+def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    found: Values = {}
+    for op in graph.get_operations():
+        ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
+        # Symmetric ranges have their zero point at an integer.
+        if len(ends) != 2 or op.get_attr("narrow_range"):
+            continue
+        if all(end in constants for end in ends):
+            nudged_ends = _nudged(op, *(constants[end] for end in ends))
+            found.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
+    return found
+
+
+def _nudged(op: Operation, low: Any, high: Any) -> Range:
+    return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
+
+
+def _biases(graph: Graph) -> Iterator[_Bias]:
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        if op.type not in _SUMS or len(op.inputs) != 2:
+            continue
+        first, second = op.inputs
+        for bias, data in ((second, first), (first, second)):
+            if not origins.is_parameter(bias) or len(bias.op.outputs) != 1:
+                continue
+            layer = layer_of(_source(data).op, origins)
+            if layer is not None:
+                yield _Bias(bias, layer)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return where values come from that other ops only hand on."""
+    while True:
+        kernel = KERNELS.get(tensor.op.type)
+        if kernel is None or kernel.treatment is not Treatment.PASSES:
+            return tensor
+        tensor = tensor.op.inputs[0]
+
+
+def _is_uniform(bias: Array) -> bool:
+    return bias.size > 1 and bias.flat[0] != 0 and bool(np.all(bias == bias.flat[0]))
+
+
+def _not_uniform(bias: Array) -> Array:
+    changed = bias.copy()
+    changed.flat[-1] = np.nextafter(bias.flat[-1], np.inf, dtype=bias.dtype)
+    return changed
+
+
+def _widen(
+    layer: Layer, bias: Array, constants: Mapping[Operation, Array], found: Values
+) -> None:
+    """Widen the range of weights for a bias that would overflow."""
+    simulation = _source(layer.kernel).op
+    data = _step(_source(layer.op.inputs[layer.data]).op, constants)
+    if data is None or simulation.type not in FAKE_QUANT:
+        return
+    ends = [t.op for t in simulation.inputs][1:]
+    if not ends or any(end not in constants for end in ends):
+        return
+    low, high = (found.get(end, constants[end]) for end in ends)
+    magnitude = np.abs(bias.reshape(-1)) if bias.size == low.size else np.abs(bias)
+    least = (magnitude if low.ndim else magnitude.max()) / (data * _MOST_STEPS)
+    least = np.broadcast_to(least, low.shape) if low.ndim else least
+    half = least * (2 ** (simulation.get_attr("num_bits") - 1) - 1)
+    too_small = _width(simulation, low, high) < least
+    if np.any(too_small):
+        found[ends[0]] = np.where(too_small, -half, low).astype(np.float32)
+        found[ends[1]] = np.where(too_small, half, high).astype(np.float32)
+
+
+def _step(simulation: Operation, constants: Mapping[Operation, Array]) -> Any:
+    """Return the step of what a FakeQuant op makes; None if it is not known."""
+    if simulation.type == "FakeQuantWithMinMaxArgs":
+        low, high = simulation.get_attr("min"), simulation.get_attr("max")
+    elif simulation.type == "FakeQuantWithMinMaxVars":
+        ends = [t.op for t in simulation.inputs][1:]
+        if any(end not in constants for end in ends):
+            return None
+        low, high = (constants[end] for end in ends)
+    else:
+        return None
+    width = _width(simulation, low, high)
+    return width if width > 0 else None
+
+
+def _width(simulation: Operation, low: Any, high: Any) -> Array:
+    bits, narrow = (simulation.get_attr(name) for name in ("num_bits", "narrow_range"))
+    return step(low, high, int(bits), bool(narrow))

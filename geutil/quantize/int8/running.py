@@ -1,0 +1,165 @@
+"""Runs TFLite files on inputs by name."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.kinds import type_name
+
+Array = np.ndarray[Any, Any]
+
+_OTHER = "it is of another model, or was not made by geutil.quantize.to_int8"
+
+
+class Runner:
+    """A TFLite file, run by TFLite's own kernels without delegates.
+
+    Args:
+        blob: the file's bytes.
+        inputs: the names of the inputs that it should have.
+        outputs: those of the outputs.
+
+    Raises:
+        ArgumentTypeError: it is no bytes.
+        QuantizeError: it is no TFLite file, cannot be run, or has other inputs or
+            outputs.
+    """
+
+    def __init__(
+        self, blob: bytes, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        interpreter = interpreter_of(blob)
+        signatures = list(interpreter.get_signature_list())
+        if len(signatures) != 1:
+            raise QuantizeError(
+                f"the TFLite file has {len(signatures)} signatures, and not one; "
+                f"{_OTHER}"
+            )
+        self._run = interpreter.get_signature_runner(signatures[0])
+        self._inputs = _ends("inputs", inputs, self._run.get_input_details())
+        self._outputs = _ends("outputs", outputs, self._run.get_output_details())
+
+    def quantization(self, output: str) -> tuple[float, int]:
+        """Return the size of a step of an output, and its zero point.
+
+        Integers that stand for themselves have steps of 1; the step of floats is 0.
+        """
+        detail = self._outputs[output]
+        scale, zero = detail["quantization"]
+        if not scale and not np.issubdtype(detail["dtype"], np.floating):
+            return 1.0, 0
+        return float(scale), int(zero)
+
+    def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
+        """Return inputs as the file takes them: the nearest integers.
+
+        Args:
+            sample: the inputs by name, as the model takes them.
+        """
+        return {
+            name: _stored(np.asarray(sample[name]), detail)
+            for name, detail in self._inputs.items()
+        }
+
+    def values(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what stored inputs stand for, as the model takes them."""
+        return {
+            name: _value(stored[name], detail) for name, detail in self._inputs.items()
+        }
+
+    def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name, as they are stored, for stored inputs."""
+        names = file_names(list(self._inputs))
+        found = self._run(**{names[name]: stored[name] for name in names})
+        names = file_names(list(self._outputs))
+        return {name: found[names[name]] for name in names}
+
+
+def file_names(names: Sequence[str]) -> dict[str, str]:
+    """Return what inputs or outputs are called in a file: names Python can call.
+
+    Example:
+        >>> from geutil.quantize.int8.running import file_names
+        >>> file_names(["image", "in", "a/b", "a_b"])
+        {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
+    """
+    found: dict[str, str] = {}
+    taken = {name for name in names if _is_callable(name)}
+    for name in names:
+        file_name = name
+        if not _is_callable(name):
+            base = re.sub(r"\W|^(?=\d)", "_", name)
+            base = f"{base}_" if keyword.iskeyword(base) else base
+            endings = ("", *(f"_{number}" for number in range(1, len(taken) + 2)))
+            file_name = next(base + e for e in endings if base + e not in taken)
+            taken.add(file_name)
+        found[name] = file_name
+    return found
+
+
+def _is_callable(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
+def interpreter_of(blob: bytes) -> Any:
+    """Return an interpreter of a TFLite file, with its tensors allocated.
+
+    Raises:
+        ArgumentTypeError: it is no bytes.
+        QuantizeError: it is no TFLite file, or cannot be run.
+    """
+    if not isinstance(blob, bytes | bytearray):
+        raise ArgumentTypeError(
+            f"a TFLite file is given as bytes, not as {type_name(blob)}; read the file "
+            "with pathlib.Path(...).read_bytes()"
+        )
+    resolver = tf.lite.experimental.OpResolverType
+    try:
+        with warnings.catch_warnings():
+            # That it will move to another package is no business of the caller's.
+            warnings.simplefilter("ignore")
+            interpreter = tf.lite.Interpreter(
+                model_content=bytes(blob),
+                experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            )
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise QuantizeError(f"TFLite cannot run the file: {error}") from error
+    return interpreter
+
+
+def _ends(
+    what: str, names: Sequence[str], details: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a file says of its inputs or outputs, by the names of the model."""
+    told = file_names(names)
+    if set(told.values()) != set(details):
+        raise QuantizeError(
+            f"the model has the {what} {sorted(names)}, and the TFLite file "
+            f"{sorted(details)}; {_OTHER}"
+        )
+    return {name: details[told[name]] for name in names}
+
+
+def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return value.astype(detail["dtype"])
+    limits = np.iinfo(detail["dtype"])
+    levels = np.round(value / scale) + zero
+    return np.clip(levels, limits.min, limits.max).astype(detail["dtype"])
+
+
+def _value(stored: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return stored
+    return (stored.astype(np.float32) - np.float32(zero)) * np.float32(scale)

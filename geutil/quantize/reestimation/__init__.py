@@ -1,0 +1,1 @@
+"""Statistics of batch norms from data, without training."""

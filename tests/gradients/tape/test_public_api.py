@@ -1,0 +1,87 @@
+"""The surface of `geutil.gradients.tape`, frozen; see tests/test_public_api.py."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import geutil as ge
+from geutil.gradients import tape
+from tests.documented import missing_parts, signature
+
+NAMES = """
+    Tape TapeEngine TapeEntry TapeError VSpace imperative_grad numpy_vspace
+    tensorflow_vspace
+"""
+SIGNATURES = """
+Tape() -> None
+Tape.record(self, op_type: str, outputs: Sequence[Any], inputs: Sequence[Any],
+    backward_function: Backward) -> None
+Tape.export(self) -> tuple[dict[int, int], dict[int, TapeEntry]]
+Tape.from_graph(ys: Sequence[Tensor], xs: Sequence[Any], wrap: Callable[[Backward],
+    Backward] | None = None) -> Tape
+TapeEngine(min_aggregate_count: int = 4, min_aggregate_bytes: int = 134217728) -> None
+imperative_grad(vspace: VSpace, tape: Tape, target: Sequence[Any], sources:
+    Sequence[Any], output_gradients: Sequence[Any] | None = None, *,
+    min_aggregate_count: int = 4, min_aggregate_bytes: int = 134217728) -> list[Any]
+numpy_vspace() -> VSpace
+tensorflow_vspace() -> VSpace
+"""
+
+
+def frozen() -> dict[str, str]:
+    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}
+
+
+def member(name):
+    found = tape
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_the_public_names():
+    assert sorted(tape.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_signatures(name):
+    assert f"{name}{signature(member(name))}" == frozen()[name]
+
+
+FIELDS = {
+    "TapeEntry": "op_type output_ids output_shape_and_dtype input_ids "
+    "backward_function",
+    "VSpace": "aggregate_fn num_elements_fn tensor_id zeros ones_like",
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields(name):
+    assert member(name)._fields == tuple(FIELDS[name].split())
+
+
+def test_everything_callable_is_frozen():
+    listed = {name.partition(".")[0] for name in frozen()}
+    assert listed == set(NAMES.split()) - {"TapeError", *FIELDS}
+
+
+@pytest.mark.parametrize("name", ["imperative_grad", "Tape.from_graph"])
+def test_docstrings(name):
+    assert missing_parts(member(name), raises=True, cost=True) == []
+
+
+@pytest.mark.parametrize("name", ["Tape", "TapeEngine", "VSpace", "numpy_vspace"])
+def test_examples(name):
+    assert missing_parts(member(name), raises=False, cost=False) == []
+
+
+@pytest.mark.parametrize("name", sorted(tape.__all__))
+def test_everything_has_a_docstring(name):
+    assert inspect.getdoc(member(name))
+
+
+def test_the_error():
+    assert tape.TapeError is ge.errors.TapeError

@@ -1,0 +1,105 @@
+"""Variables made in bulk are those that TensorFlow makes one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.outside_variables import variable_outside
+from geutil.graph.variable_series import variables_outside
+from geutil.graph.verify import verify
+
+v1 = tf.compat.v1
+WANTED = [
+    (name, np.full(shape, index + 1, np.float32))
+    for index, (name, shape) in enumerate(
+        [("a/min", ()), ("a/max", ()), ("b/min", (3,)), ("b/max", (3,)), ("a/min", ())]
+    )
+]
+NAMES = ["a/min", "a/max", "b/min", "b/max", "a/min_1"]
+
+
+def _nodes(graph):
+    return {node.name: node for node in graph.as_graph_def().node}
+
+
+def test_they_are_those_that_are_made_one_by_one():
+    bulk, single = tf.Graph(), tf.Graph()
+    made = variables_outside(bulk, WANTED)
+    expected = [variable_outside(single, value, name) for name, value in WANTED]
+    assert [v.op.name for v in made] == NAMES
+    nodes, others = _nodes(bulk), _nodes(single)
+    assert nodes.keys() == others.keys()
+    for name, node in nodes.items():
+        assert node == others[name], name
+    for one, other in zip(made, expected, strict=True):
+        assert (one.name, one.shape, one.dtype) == (
+            other.name,
+            other.shape,
+            other.dtype,
+        )
+        assert (one.trainable, one.device) == (other.trainable, other.device)
+        with bulk.as_default():
+            definition = one.to_proto()
+        with single.as_default():
+            assert definition == other.to_proto()
+    verify(bulk)
+
+
+def test_collections_are_in_order():
+    graph = tf.Graph()
+    with graph.as_default():
+        first = v1.get_variable("first", ())
+        made = variables_outside(graph, WANTED)
+        v1.get_variable("last", ())
+    held = graph.get_collection("variables")
+    assert held[0] is first
+    assert [v.op.name for v in held] == ["first", *NAMES, "last"]
+    assert all(a is b for a, b in zip(held[1:-1], made, strict=True))
+    assert [v.op.name for v in graph.get_collection("trainable_variables")] == [
+        "first",
+        "last",
+    ]
+
+
+def test_they_are_initialized_assigned_saved_and_restored(tmp_path):
+    graph = tf.Graph()
+    with graph.as_default():
+        made = variables_outside(graph, WANTED)
+        saver = v1.train.Saver()
+        changed = [v.assign_add(v) for v in made]
+        start = v1.global_variables_initializer()
+        missing = v1.report_uninitialized_variables()
+    with v1.Session(graph=graph) as session:
+        assert len(session.run(missing)) == len(WANTED)
+        session.run(start)
+        assert len(session.run(missing)) == 0
+        for value, (_, expected) in zip(session.run(made), WANTED, strict=True):
+            np.testing.assert_array_equal(value, expected)
+        path = saver.save(session, str(tmp_path / "c"))
+        session.run(changed)
+        np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1] * 2)
+        saver.restore(session, path)
+        np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1])
+
+
+def test_surroundings_leave_no_mark():
+    graph = tf.Graph()
+    with (
+        graph.as_default(),
+        tf.name_scope("around"),
+        tf.device("/device:CPU:1"),
+        tf.control_dependencies([tf.constant(0.0)]),
+    ):
+        variables_outside(graph, WANTED)
+    for op in graph.get_operations():
+        if op.name != "around/Const":
+            assert not op.name.startswith("around")
+            assert op.device == ""
+            assert not op.control_inputs
+
+
+def test_none():
+    graph = tf.Graph()
+    assert variables_outside(graph, []) == []
+    assert not graph.get_operations()

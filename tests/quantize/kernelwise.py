@@ -1,0 +1,133 @@
+"""The kernels of a TFLite file one by one, each compared on what it was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclass
+class Kernel:
+    """An op of the file.
+
+    Attributes:
+        kind: its type.
+        name: what it makes, in the quantized graph.
+        most: how many steps its values are apart from the FakeQuant op's at most.
+        differ: the share of values that differ.
+    """
+
+    kind: str
+    name: str
+    most: int
+    differ: float
+
+
+def kernels_apart(model, blob, sample):
+    """Compare all kernels whose results the quantized graph has under the same name.
+
+    The graph is run with the values of the file in place of all FakeQuant results, so
+    that no difference is carried on.
+    """
+    frozen = model.freeze()
+    made = _run(blob, sample, list(frozen.inputs))
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(frozen.graph.as_graph_def(), name="")
+        points = {
+            op.inputs[0].op.name: op
+            for op in graph.get_operations()
+            if op.type.startswith("FakeQuant") and "weights_quant" not in op.name
+        }
+        feed = {
+            graph.get_tensor_by_name(t.name): sample[name]
+            for name, t in frozen.inputs.items()
+        }
+        rows = []
+        for kind, detail, value in made:
+            names = (name.partition(":")[0] for name in detail["name"].split(";"))
+            op = next((points[name] for name in names if name in points), None)
+            scale, zero = detail["quantization"]
+            # Of an Einsum the file may hold another order of axes.
+            if op is None or not scale or not _fits(op, value):
+                continue
+            rows.append((kind, op, value, scale, zero))
+            feed[op.outputs[0]] = np.float32(scale) * (value.astype(np.float32) - zero)
+        with tf.compat.v1.Session(graph=graph) as session:
+            wanted = session.run([op.inputs[0] for _, op, *_ in rows], feed)
+    return [
+        _compared(kind, op.name, value, want, scale, zero)
+        for (kind, op, value, scale, zero), want in zip(rows, wanted, strict=True)
+    ]
+
+
+def _fits(op, value):
+    return op.outputs[0].shape.is_compatible_with(value.shape)
+
+
+def _compared(kind, name, value, want, scale, zero):
+    levels = np.clip(np.round(want / np.float32(scale)) + zero, -128, 127)
+    apart = np.abs(levels - value)
+    return Kernel(kind, name, int(apart.max()), float(np.mean(apart > 0)))
+
+
+def _run(blob, sample, names):
+    """Return type, tensor and value of each result of the file, in order."""
+    interpreter = tf.lite.Interpreter(
+        model_content=blob,
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=(
+            tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        ),
+    )
+    (detail,) = interpreter.get_input_details()
+    (value,) = (np.asarray(sample[name]) for name in names)
+    interpreter.resize_tensor_input(detail["index"], value.shape)
+    interpreter.allocate_tensors()
+    scale, zero = detail["quantization"]
+    levels = np.clip(np.round(value / np.float32(scale)) + zero, -128, 127)
+    interpreter.set_tensor(detail["index"], levels.astype(np.int8))
+    interpreter.invoke()
+    details = {detail["index"]: detail for detail in interpreter.get_tensor_details()}
+    return [
+        (op["op_name"], details[index], interpreter.get_tensor(index))
+        for op in interpreter._get_ops_details()
+        for index in op["outputs"]
+    ]
+
+
+def kernels_among_each_other(blob, sample):
+    """Return how far TFLite's own sets of int8 kernels are apart, output by output.
+
+    There are three: plain C++, optimized C++, and those of XNNPACK.
+
+    Returns:
+        By the name of the output the shares of values that are at most one step apart,
+        for each pair of them.
+    """
+    resolvers = tf.lite.experimental.OpResolverType
+    sets = (
+        resolvers.BUILTIN_REF,
+        resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        resolvers.BUILTIN,
+    )
+    found = [_outputs(blob, sample, resolver) for resolver in sets]
+    pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
+    return {
+        name: [float(np.mean(np.abs(a[name] - b[name]) <= 1)) for a, b in pairs]
+        for name in found[0]
+    }
+
+
+def _outputs(blob, sample, resolver):
+    interpreter = tf.lite.Interpreter(
+        model_content=blob, experimental_op_resolver_type=resolver, num_threads=1
+    )
+    run = interpreter.get_signature_runner()
+    given = {}
+    for name, detail in run.get_input_details().items():
+        scale, zero = detail["quantization"]
+        levels = np.round(sample[name] / np.float32(scale)) + zero
+        given[name] = np.clip(levels, -128, 127).astype(np.int8)
+    return {name: value.astype(int) for name, value in run(**given).items()}

@@ -1,0 +1,59 @@
+"""Small networks of every kind, whose values between ops can be asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from geutil import model
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def spec(shape, name, dtype=tf.float32):
+    return tf.TensorSpec(shape, dtype, name=name)
+
+
+def opened(function, *specs):
+    return model.open(tf.function(function, input_signature=specs))
+
+
+def convolved(x, weights, bias, name):
+    made = tf.nn.conv2d(x, weights, 1, "SAME", name=name)
+    return tf.nn.bias_add(made, bias)
+
+
+def two_branches(x, weights, traced=None):
+    """Two convolutions, one depthwise, joined by a concat; then a dense layer.
+
+    `traced` takes what each range is learnt from.
+    """
+    traced = {} if traced is None else traced
+    with tf.name_scope("left"):
+        left = tf.nn.relu(convolved(x, weights["left"], weights["bias"], "conv"))
+    with tf.name_scope("right"):
+        right = tf.nn.depthwise_conv2d(
+            x, weights["right"], [1, 1, 1, 1], "SAME", name="depthwise"
+        )
+    with tf.name_scope("join"):
+        joined = tf.concat([left, right], -1)
+        pooled = tf.reduce_mean(joined, [1, 2])
+    with tf.name_scope("dense"):
+        y = tf.matmul(pooled, weights["dense"], name="product")
+    traced |= {"x": x, "left": left, "right": right, "pooled": pooled, "y": y}
+    return {"y": y}
+
+
+def branch_weights():
+    return {
+        "left": normal(3, 3, 3, 4, seed=1),
+        "bias": normal(4, seed=2),
+        "right": normal(3, 3, 3, 2, seed=3),
+        "dense": normal(10, 5, seed=4),
+    }
+
+
+def branch_inputs(count=3, batch=4):
+    return [normal(batch, 8, 8, 3, seed=10 + i) * (1 + i) for i in range(count)]

@@ -1,0 +1,406 @@
+"""Calibration, against what the network computes before it is quantized."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil
+from geutil import model
+from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
+from geutil.quantize import calibrate, quantize
+from tests.quantize.small_networks import (
+    branch_inputs,
+    branch_weights,
+    normal,
+    opened,
+    spec,
+    two_branches,
+)
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+METHODS = ["moving_average", "min_max", "percentile", "entropy", "mse"]
+IMAGE = spec([None, 8, 8, 3], "x")
+# The values that a range is for; those of a concat share one.
+GROUPS = {
+    "x/input_quant": ["x"],
+    "left/act_quant": ["left", "right"],
+    "join/reduce_quant": ["pooled"],
+    "dense/act_quant": ["y"],
+}
+
+
+def branches(weights=None, **options):
+    weights = weights or branch_weights()
+    m = opened(lambda x: two_branches(x, weights), IMAGE)
+    report = quantize(m, **{"is_training": False, **options})
+    assert report.coverage == 1.0
+    return m
+
+
+def activations(inputs):
+    """Return the values of each group for each batch, computed eagerly."""
+    found = []
+    for x in inputs:
+        traced = {}
+        two_branches(tf.constant(x), branch_weights(), traced)
+        found.append(
+            {
+                name: np.concatenate([traced[t].numpy().ravel() for t in tensors])
+                for name, tensors in GROUPS.items()
+            }
+        )
+    return found
+
+
+def batches(inputs):
+    return [{"x": x} for x in inputs]
+
+
+def range_values(m):
+    return {n: v.numpy() for n, v in m.variables.items() if n.endswith(("min", "max"))}
+
+
+def unchanged(m, before):
+    after = range_values(m)
+    return all(np.array_equal(after[name], value) for name, value in before.items())
+
+
+def test_the_ranges_are_named_in_the_order_of_the_graph():
+    report = calibrate(branches(), batches(branch_inputs()))
+    weights = ["left/weights_quant", "right/weights_quant", "dense/weights_quant"]
+    assert set(report.ranges) == {*GROUPS, *weights}
+    assert (report.batches, report.method) == (3, "moving_average")
+
+
+@pytest.mark.parametrize("quant_delay", [None, 3])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_min_max(is_training, quant_delay):
+    options = {"quant_delay": quant_delay} if is_training else {}
+    m = branches(is_training=is_training, **options)
+    report = calibrate(m, batches(branch_inputs()), "min_max")
+    seen = activations(branch_inputs())
+    for name in GROUPS:
+        values = np.concatenate([batch[name] for batch in seen])
+        wanted = min(values.min(), 0.0), max(values.max(), 0.0)
+        np.testing.assert_allclose(report.ranges[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_moving_average():
+    report = calibrate(branches(), batches(branch_inputs()), decay=0.75)
+    seen = activations(branch_inputs())
+    for name in GROUPS:
+        ends = [(min(b[name].min(), 0.0), max(b[name].max(), 0.0)) for b in seen]
+        average = np.array(ends[0])
+        for end in ends[1:]:
+            average = 0.75 * average + 0.25 * np.array(end)
+        np.testing.assert_allclose(report.ranges[name], average, rtol=1e-5, atol=1e-6)
+
+
+def test_percentiles():
+    # One batch, so that bins stay where they are; and no zeros but those of Relu.
+    inputs = branch_inputs(1, batch=16)
+    report = calibrate(branches(), batches(inputs), "percentile", percentile=98.0)
+    (seen,) = activations(inputs)
+    for name in ("x/input_quant", "dense/act_quant"):
+        values = seen[name]
+        width = np.ptp(values) / 2048
+        low = -np.percentile(-values, 98.0, method="inverted_cdf")
+        high = np.percentile(values, 98.0, method="inverted_cdf")
+        np.testing.assert_allclose(report.ranges[name], (low, high), atol=width)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_have_the_range_of_their_values(method):
+    weights = branch_weights()
+    report = calibrate(branches(), batches(branch_inputs(1)), method)
+    left = np.abs(weights["left"]).max((0, 1, 2))
+    right = np.abs(weights["right"]).max((0, 1)).ravel()
+    dense = np.abs(weights["dense"]).max()
+    for name, high in (("left", left), ("right", right), ("dense", dense)):
+        low, top = report.ranges[f"{name}/weights_quant"]
+        np.testing.assert_array_equal(top, high)
+        np.testing.assert_array_equal(low, -high)
+
+
+def test_asymmetric_weights():
+    m = branches(symmetric_weights=False, per_channel=False)
+    report = calibrate(m, batches(branch_inputs(1)))
+    values = branch_weights()["left"]
+    assert report.ranges["left/weights_quant"] == (values.min(), values.max())
+
+
+def test_variables_that_changed():
+    weights = {n: tf.Variable(w) for n, w in branch_weights().items()}
+    m = branches(weights)
+    calibrate(m, batches(branch_inputs(1)))
+    weights["left"].assign(weights["left"] * 3)
+    report = calibrate(m, batches(branch_inputs(1)))
+    high = np.abs(weights["left"].numpy()).max((0, 1, 2))
+    np.testing.assert_array_equal(report.ranges["left/weights_quant"].high, high)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_variables_are_set_and_the_second_time_the_same(method):
+    m = branches()
+    first = calibrate(m, batches(branch_inputs()), method).ranges
+    for name, ends in first.items():
+        for end, value in zip(("min", "max"), ends, strict=True):
+            set_to = m.variables[f"{name}/{end}"].numpy()
+            np.testing.assert_array_equal(set_to, np.float32(value))
+    second = calibrate(m, batches(branch_inputs()), method).ranges
+    for name, ends in first.items():
+        np.testing.assert_array_equal(second[name], ends)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_model_computes_is_near_what_it_did(method):
+    weights = branch_weights()
+    m = branches()
+    inputs = branch_inputs(2, batch=16)
+    calibrate(m, batches(inputs), method)
+    exact = two_branches(tf.constant(inputs[0]), weights)["y"].numpy()
+    found = m.run(x=inputs[0])["y"]
+    noise = ((found - exact) ** 2).mean() / (exact**2).mean()
+    assert noise < 0.01
+
+
+def test_datasets_of_every_kind():
+    inputs = branch_inputs()
+    wanted = calibrate(branches(), batches(inputs)).ranges
+    went = []
+
+    def generator():
+        for batch in batches(inputs):
+            went.append(batch)
+            yield batch
+
+    whole = tf.data.Dataset.from_tensor_slices({"x": np.concatenate(inputs)}).batch(4)
+    for dataset in (generator(), whole, tuple(batches(inputs))):
+        found = calibrate(branches(), dataset).ranges
+        for name, ends in wanted.items():
+            np.testing.assert_array_equal(found[name], ends)
+    assert len(went) == 3
+    assert calibrate(branches(), {"x": inputs[0]}).batches == 1
+
+
+def test_numbers_are_cast_to_the_type_of_the_input():
+    m = branches()
+    whole = np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3)
+    report = calibrate(m, {"x": whole}, "min_max")
+    assert report.ranges["x/input_quant"] == (0.0, 191.0)
+    report = calibrate(m, {"x": whole.astype(np.float64)}, "min_max")
+    assert report.ranges["x/input_quant"] == (0.0, 191.0)
+
+
+def test_integer_inputs():
+    table = normal(20, 8)
+
+    def lookup(ids, scale):
+        rows = tf.gather(table, ids) * scale
+        return {"y": tf.matmul(rows, normal(8, 5), name="dense")}
+
+    m = opened(lookup, spec([None], "ids", tf.int32), spec([None, 1], "scale"))
+    quantize(m, is_training=False)
+    sample = {"ids": [1, 2, 3], "scale": [[1.0], [2.0], [3.0]]}
+    report = calibrate(m, sample, "min_max")
+    y = (table[[1, 2, 3]] * np.array([[1.0], [2.0], [3.0]])) @ normal(8, 5)
+    low, high = report.ranges["dense/act_quant"]
+    np.testing.assert_allclose([low, high], [y.min(), y.max()], rtol=1e-5)
+    before = range_values(m)
+    with pytest.raises(QuantizeError, match="float32 would be cut to int32"):
+        calibrate(m, {**sample, "ids": [1.5, 2.0, 3.0]})
+    assert unchanged(m, before)
+
+
+def test_several_signatures_have_ranges_of_their_own(tmp_path):
+    module = tf.Module()
+    module.w = tf.Variable(normal(3, 4))
+
+    @tf.function(input_signature=[spec([None, 3], "x")])
+    def double(x):
+        return {"y": tf.matmul(2 * x, module.w, name="double")}
+
+    @tf.function(input_signature=[spec([None, 3], "z")])
+    def half(z):
+        return {"y": tf.matmul(z / 2, module.w, name="half")}
+
+    tf.saved_model.save(module, tmp_path, signatures={"double": double, "half": half})
+    m = model.open(tmp_path, signature="double")
+    quantize(m, is_training=False)
+    x = normal(5, 3)
+    first = calibrate(m, {"x": x}, "min_max").ranges
+    second = calibrate(m.signatures["half"], {"z": x}, "min_max").ranges
+    (a,) = [r for n, r in first.items() if "double" in n and "act" in n]
+    (b,) = [r for n, r in second.items() if "half" in n and "act" in n]
+    np.testing.assert_allclose(a, np.multiply(b, 4), rtol=1e-5)
+
+
+def test_a_model_that_was_saved_is_calibrated_by_name(tmp_path):
+    m = branches()
+    wanted = calibrate(m, batches(branch_inputs())).ranges
+    folder = m.save(tmp_path / "saved")
+    reopened = model.open(folder)
+    before = range_values(reopened)
+    assert set(before) == set(range_values(m))
+    found = calibrate(reopened, batches(branch_inputs())).ranges
+    for name, ends in wanted.items():
+        np.testing.assert_array_equal(found[name], ends)
+
+
+def test_the_report_of_quantize_need_not_be_kept():
+    # Its variables would be lost, if the graph did not keep them.
+    m = opened(lambda x: two_branches(x, branch_weights()), IMAGE)
+    quantize(m, is_training=False)
+    assert len(range_values(m)) == 14
+    calibrate(m, batches(branch_inputs(1)))
+    assert np.isfinite(m.run(x=branch_inputs(1)[0])["y"]).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_of_zeros_get_a_range(method):
+    weights = branch_weights()
+    m = branches({**weights, "bias": weights["bias"] - 1e6})
+    m2 = branches({**weights, "dense": weights["dense"] * 0})
+    for other in (m, m2):
+        calibrate(other, batches(branch_inputs(1)), method)
+        assert np.isfinite(other.run(x=branch_inputs(1)[0])["y"]).all()
+    report = calibrate(m2, batches(branch_inputs(1)), method)
+    assert report.ranges["dense/act_quant"] == (0.0, 1.0)
+    assert report.ranges["dense/weights_quant"] == (0.0, 0.0)
+
+
+def test_a_choice_of_the_network_is_no_delay():
+    def choose(x):
+        first, second = tf.nn.relu(x * 2.0), tf.nn.relu(x * 5.0)
+        chosen = tf.where(tf.range(4) > 1, first, second)
+        return {"y": tf.matmul(chosen, normal(4, 3), name="dense")}
+
+    m = opened(choose, spec([None, 4], "x"))
+    quantize(m, is_training=False)
+    x = normal(6, 4)
+    report = calibrate(m, {"x": x}, "min_max")
+    y = np.where(np.arange(4) > 1, np.maximum(2 * x, 0), np.maximum(5 * x, 0))
+    y = y @ normal(4, 3)
+    wanted = min(y.min(), 0.0), max(y.max(), 0.0)
+    np.testing.assert_allclose(report.ranges["dense/act_quant"], wanted, rtol=1e-5)
+
+
+BAD = {
+    "NaN": (lambda x: [{"x": x}, {"x": np.where(x > 2, np.nan, x)}], "'x.*NaN.*1;"),
+    "infinite": (lambda x: {"x": x / 0.0}, "NaN or infinite"),
+    "empty": (lambda x: [], "the dataset is empty"),
+    "unknown": (lambda x: {"x": x, "z": x}, r"\['x', 'z'\].*has \['x'\]"),
+    "missing": (lambda x: [{}], r"inputs \[\].*has \['x'\]"),
+    "shape": (lambda x: {"x": x[:, :4]}, r"'x' of batch 0 has shape \(4, 4, 8, 3\)"),
+    "rank": (lambda x: {"x": x[0]}, r"the model takes \(None, 8, 8, 3\)"),
+    "text": (lambda x: {"x": "text"}, "'x' of batch 0 is no float32 tensor"),
+}
+
+
+@pytest.mark.parametrize("method", ["min_max", "percentile"])
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_bad_data_is_refused_and_no_range_set(case, method):
+    make, message = BAD[case]
+    m = branches()
+    before = range_values(m)
+    with pytest.raises(QuantizeError, match=message):
+        calibrate(m, make(branch_inputs(1)[0]), method)
+    assert unchanged(m, before)
+
+
+@pytest.mark.parametrize("data", [3, "text", [1.0], [[1.0]], None], ids=repr)
+def test_data_of_another_type_is_refused(data):
+    with pytest.raises(ArgumentTypeError):
+        calibrate(branches(), data)
+
+
+def test_an_error_of_the_dataset_leaves_the_ranges():
+    m = branches()
+    before = range_values(m)
+
+    def breaking():
+        yield from batches(branch_inputs(1))
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        calibrate(m, breaking())
+    assert unchanged(m, before)
+
+
+def test_unknown_methods_and_numbers_are_refused():
+    m = branches()
+    before = range_values(m)
+    with pytest.raises(QuantizeError, match="no method 'median'; the methods are mov"):
+        calibrate(m, batches(branch_inputs(1)), "median")
+    for number in ({"decay": 1.0}, {"percentile": 10.0}, {"bins": 2}):
+        with pytest.raises(QuantizeError, match=next(iter(number))):
+            calibrate(m, batches(branch_inputs(1)), **number)
+    assert unchanged(m, before)
+
+
+def test_what_has_no_ranges_is_refused():
+    m = opened(lambda x: two_branches(x, branch_weights()), IMAGE)
+    with pytest.raises(QuantizeError, match=r"quantize it first, with geutil"):
+        calibrate(m, batches(branch_inputs(1)))
+    graph = tf.Graph()
+    for other in (graph, None, 3):
+        with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
+            calibrate(other, batches(branch_inputs(1)))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(monkeypatch, stream, dataset, progress):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", out)
+    calibrate(branches(), dataset, progress=progress)
+    assert out.getvalue() == ""
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_the_progress_bar_goes_to_stderr(monkeypatch, progress):
+    # A dataset that does not know its length has a bar as well.
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(batches(branch_inputs())), output_signature={"x": IMAGE}
+    )
+    for data in (batches(branch_inputs()), dataset, {"x": branch_inputs()[0]}):
+        assert "calibrating" in shown(monkeypatch, Terminal(), data, progress)
+
+
+def test_there_is_no_bar_in_a_pipe_or_when_not_wanted(monkeypatch):
+    data = batches(branch_inputs())
+    assert "calibrating" not in shown(monkeypatch, io.StringIO(), data, None)
+    assert "calibrating" not in shown(monkeypatch, Terminal(), data, False)
+
+
+def test_without_rich_there_is_no_bar(monkeypatch):
+    for name in ("rich", "rich.console", "rich.progress"):
+        monkeypatch.setitem(sys.modules, name, None)
+    m = branches()
+    before = range_values(m)
+    with pytest.raises(MissingExtraError, match=r"rich.*pip install geutil"):
+        calibrate(m, batches(branch_inputs()), progress=True)
+    assert unchanged(m, before)
+    data = batches(branch_inputs(1))
+    assert "calibrating" not in shown(monkeypatch, Terminal(), data, None)
+
+
+def test_the_graph_stays_as_it_is():
+    m = branches()
+    before = m.graph.as_graph_def()
+    calibrate(m, batches(branch_inputs(1)))
+    assert m.graph.as_graph_def() == before
+    geutil.verify(m.graph)

@@ -1,0 +1,286 @@
+"""All combinations of the issue, point by point against numpy.
+
+| dimension | values | where |
+|---|---|---|
+| layer | conv, dense, depthwise, separable, atrous | tests |
+| norm | fused, unfused, none | tests |
+| variables | resource, ref, constant | tests |
+| activation | relu, relu6, none | nets of a graph |
+| bypass | with, without | nets of a graph |
+| delay | None, 0, 3 | calls with a scope each |
+| per channel | with, without | calls with a scope each |
+| scope | with, without | graphs |
+
+Of delay and per channel each test takes two combinations in turn, and without a scope
+one, so that each layer and norm meets all. With `GEUTIL_TEST_ALL=1` every test takes
+every combination, which takes ten minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.batchnorm import fold_batch_norms
+from geutil.graph.verify import verify
+from geutil.quantize import quantize
+from tests.quantize.combined_nets import ACTIVATIONS, LAYERS, SIZE, Net
+from tests.quantize.tiny import (
+    check_fake_quant,
+    close,
+    ends,
+    fake_quants,
+    moved,
+    session,
+    symmetric_ends,
+    types,
+)
+
+v1 = tf.compat.v1
+FORMS = list(itertools.product([None, 0, 3], [True, False]))
+CASES = list(
+    itertools.product(
+        LAYERS, ["fused", "unfused", "none"], ["resource", "ref", "constant"]
+    )
+)
+
+
+def _forms(case, count):
+    """Return combinations of delay and per channel; neighbouring cases have others."""
+    if os.environ.get("GEUTIL_TEST_ALL") == "1":
+        return FORMS
+    start = count * CASES.index(case) + CASES.index(case) // len(FORMS)
+    return [FORMS[(start + i) % len(FORMS)] for i in range(count)]
+
+
+def _nets(layer, norm, variables, seed):
+    random = np.random.default_rng(seed)
+    nets = {}
+    for activation, bypass in itertools.product(ACTIVATIONS, [True, False]):
+        name = f"{activation}_{'bypass' if bypass else 'plain'}"
+        with tf.name_scope(name):
+            net = Net(layer, norm, variables, activation, bypass, random)
+            nets[name] = net.build()
+    return nets
+
+
+@dataclass(eq=False)
+class Point:
+    """A FakeQuant op with its surroundings."""
+
+    op: Any
+    source: Any
+    result: Any
+
+    @property
+    def fetches(self):
+        return self.source, self.result, self.op.inputs[1], self.op.inputs[2]
+
+
+def _points(graph, scope, report):
+    """Return the points below a scope, by the last part of the name of their range."""
+    points = {}
+    for op in fake_quants(graph):
+        if op.name.startswith(f"{scope}/"):
+            source = op.inputs[0]
+            if source.op.type == "Reshape" and op.type.endswith("PerChannel"):
+                source = source.op.inputs[0]
+            slot = op.name.removeprefix(f"{scope}/").rpartition("/")[0]
+            points[slot] = Point(op, source, report.tensor(source))
+    return points
+
+
+def _before_the_sum(net):
+    # A fused norm of a dense layer is followed by a Reshape, and not by the sum.
+    reshaped = net.layer == "dense" and net.norm == "fused"
+    return "layer/act_quant" if reshaped else "layer/conv_quant"
+
+
+def _expected_slots(net):
+    slots = {"input_quant", "layer/weights_quant"}
+    slots.add("end/act_quant" if net.activation != "none" else "end/add_quant")
+    if net.bypass:
+        slots.add(_before_the_sum(net))
+    else:
+        slots = {"input_quant", "layer/weights_quant", "layer/act_quant"}
+    if net.layer == "separable":
+        # Both halves are in one scope, so that whole names tell them apart.
+        slots -= {"layer/weights_quant", "layer/act_quant"}
+        slots |= {
+            "layer/first/weights_quant",
+            "layer/op/weights_quant",
+            "layer/first/act_quant" if not net.bypass else "layer/act_quant",
+        }
+        if not net.bypass:
+            slots.add("layer/op/act_quant")
+    return slots
+
+
+class Trial:
+    """Nets that were quantized in one way, in a graph."""
+
+    def __init__(self, graph, prefix, nets, delay, per_channel, report):
+        self.delay, self.per_channel, self.report = delay, per_channel, report
+        self.nets = {prefix + name: net for name, net in nets.items()}
+        self.points = {n: _points(graph, n, report) for n in self.nets}
+        self.graph = graph
+        for name, net in self.nets.items():
+            assert set(self.points[name]) == _expected_slots(net), name
+
+    def fetches(self):
+        """Return what to fetch in a step: points, and what the old layers read."""
+        values = {}
+        for name, net in self.nets.items():
+            old = self.graph.get_operation_by_name(f"{name}/layer/op")
+            new = old
+            if net.norm != "none":
+                new = self.graph.get_operation_by_name(f"{name}/layer/op_fold")
+            values[name] = (
+                {s: p.fetches for s, p in self.points[name].items()},
+                _data_of(old),
+                _data_of(new),
+                new.inputs[1],
+            )
+        return values
+
+    def check(self, step, values):
+        for name, net in self.nets.items():
+            fetched, old_x, x, w = values[name]
+            rounds = not self.delay or step >= self.delay
+            for slot, (source, result, low, high) in fetched.items():
+                weights = slot.endswith("weights_quant")
+                if low.size == SIZE and source.shape[-1] == 1:
+                    # The channels of a depthwise convolution are two axes.
+                    low, high = low.reshape(SIZE, 1), high.reshape(SIZE, 1)
+                if rounds:
+                    check_fake_quant(result, source, low, high, 8, weights)
+                else:
+                    np.testing.assert_array_equal(result, source)
+            self._check_weights(name, net, fetched)
+            self._check_values(net, fetched, old_x, x, w)
+
+    def _check_weights(self, name, net, fetched):
+        (slot,) = (
+            s for s in ("layer/op/weights_quant", "layer/weights_quant") if s in fetched
+        )
+        source, _, low, high = fetched[slot]
+        close(source, net.weights(), 2e-6)
+        channels = self.per_channel and net.layer != "dense"
+        op = self.points[name][slot].op
+        assert op.type.endswith("PerChannel") == channels
+        assert op.get_attr("narrow_range")
+        axes = None
+        if channels:
+            axes = (0, 1, 3) if net.layer == "depthwise" else (0, 1, 2)
+        close([low, high], symmetric_ends(source, axes))
+
+    def _check_values(self, net, fetched, old_x, x, w):
+        """Check what stands before the FakeQuant ops against numpy."""
+        made = net.result(x, w, old_x)
+        last = "end/act_quant" if net.activation != "none" else "end/add_quant"
+        if net.bypass:
+            source, result, _, _ = fetched[_before_the_sum(net)]
+            close(source, made.reshape(source.shape), 1e-5)
+            total = result.reshape(-1, *net.data.shape[1:]) + fetched["input_quant"][1]
+            close(fetched[last][0], net.activated(total))
+        else:
+            slot = (
+                "layer/op/act_quant" if net.layer == "separable" else "layer/act_quant"
+            )
+            source = fetched[slot][0]
+            close(source, net.activated(made).reshape(source.shape), 1e-5)
+
+
+def _data_of(op):
+    """Return what a layer reads; before it is spread for an atrous convolution."""
+    x = op.inputs[0]
+    return x.op.inputs[0] if x.op.type == "SpaceToBatchND" else x
+
+
+def _run(graph, trials, untouched=()):
+    """Run steps and check each; ranges are those of the formula from the start."""
+    steps = 4 if any(trial.delay for trial in trials) else 1
+    feeds = {net.x: net.data for t in trials for net in t.nets.values()}
+    feeds |= {net.x: net.data for net in untouched}
+    fetches = [trial.fetches() for trial in trials]
+    tracked = [
+        {n: v for n, v in t.report.variables.items() if "weights" not in n}
+        for t in trials
+    ]
+    with session(graph) as opened:
+        before = opened.run(tracked)
+        for step in range(steps):
+            values = opened.run(fetches, feeds)
+            after = opened.run(tracked)
+            for trial, one, old, new in zip(trials, values, before, after, strict=True):
+                trial.check(step, one)
+                _check_ranges(one, old, new)
+            before = after
+
+
+def _check_ranges(values, before, after):
+    for name, (fetched, *_) in values.items():
+        for slot, (source, _, low, high) in fetched.items():
+            if "weights" in slot:
+                continue
+            names = [f"{name}/{slot}/{end}" for end in ("min", "max")]
+            expected = moved([before[n] for n in names], ends(source))
+            close([after[n] for n in names], expected)
+            np.testing.assert_array_equal([after[n] for n in names], [low, high])
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_with_scopes(case):
+    graph, trials, made, forms = tf.Graph(), [], {}, _forms(case, 2)
+    with graph.as_default():
+        for index, (delay, per_channel) in enumerate(forms):
+            prefix = f"delay_{delay}_{per_channel}"
+            with tf.name_scope(prefix):
+                made[prefix] = _nets(*case, seed=index)
+        with tf.name_scope("outside"):
+            outside = _nets(*case, seed=7)
+    folds = fold_batch_norms(graph, is_training=True)
+    count = 6 * (len(forms) + 1)
+    assert len(folds.folded) == (0 if case[1] == "none" else count)
+    for (prefix, nets), (delay, per_channel) in zip(made.items(), forms, strict=True):
+        report = quantize(
+            graph, scope=prefix, quant_delay=delay, per_channel=per_channel
+        )
+        assert all(e.op.startswith(prefix) for e in report.quantized)
+        missed = [e for e in report.skipped if e.op.startswith(prefix)]
+        assert missed == []
+        trials.append(Trial(graph, f"{prefix}/", nets, delay, per_channel, report))
+    verify(graph)
+    choosing = [op for op in graph.get_operations() if op.type == "SelectV2"]
+    assert bool(choosing) == any(delay for delay, _ in forms)
+    assert all(op.name.startswith("delay_3") for op in choosing)
+    assert types(graph).count("AssignAddVariableOp") == bool(choosing)
+    assert not any(op.name.startswith("outside") for op in fake_quants(graph))
+    _run(graph, trials, outside.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_without_a_scope(case):
+    for delay, per_channel in _forms(case, 1):
+        graph = tf.Graph()
+        with graph.as_default():
+            nets = _nets(*case, seed=11)
+        fold_batch_norms(graph, is_training=True)
+        report = quantize(graph, quant_delay=delay, per_channel=per_channel)
+        verify(graph)
+        assert report.coverage == 1.0
+        assert report.skipped == ()
+        assert ("SelectV2" in types(graph)) == bool(delay)
+        _run(graph, [Trial(graph, "", nets, delay, per_channel, report)])
+
+
+def test_each_layer_and_norm_meets_all_forms():
+    for layer, norm in {case[:2] for case in CASES}:
+        cases = [case for case in CASES if case[:2] == (layer, norm)]
+        assert {form for case in cases for form in _forms(case, 2)} == set(FORMS)

@@ -1,0 +1,174 @@
+"""Comparison with a TFLite file: ends by name, counts, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.quantize import OutputSteps, calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.int8.comparing import _Tally
+from geutil.quantize.int8.running import file_names
+from tests.quantize.small_networks import convolved, normal, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+X, D = normal(4, 8, 8, 3), normal(4, 8, seed=1)
+WEIGHTS, BIAS, DENSE = normal(3, 3, 3, 8), normal(8, seed=2), normal(8, 5, seed=3)
+TABLE = normal(20, 8, seed=4)
+IDS = np.random.default_rng(0).integers(0, 20, (4, 6)).astype(np.int32)
+IMAGE, VECTOR, WORDS = (
+    spec([None, 8, 8, 3], "zz"),
+    spec([None, 8], "a"),
+    spec([None, 6], "ids", tf.int32),
+)
+
+
+def image(x):
+    return tf.nn.relu(convolved(x, WEIGHTS, BIAS, "conv"))
+
+
+def words(ids, table=TABLE):
+    return tf.reduce_mean(tf.gather(table, ids), 1)
+
+
+def built(compute, specs, sample):
+    m = opened(compute, *specs)
+    quantize(m, is_training=False)
+    calibrate(m, sample)
+    return m, compare_int8(m, to_int8(m), sample)
+
+
+VARIABLE = tf.Variable(TABLE) if tf.executing_eagerly() else None
+# What is computed, of which inputs; the names are in no order on purpose.
+ENDS = {
+    "several": (
+        lambda zz, a: {"y": image(zz), "b": tf.matmul(a, DENSE) + 1.0, "c": a * 2.0},
+        {"zz": X, "a": D},
+        [IMAGE, VECTOR],
+    ),
+    "alike": (
+        lambda zz, a: {"y": zz * 3.0, "b": a * 0.5},
+        {"zz": D, "a": D[::-1].copy()},
+        [spec([None, 8], "zz"), VECTOR],
+    ),
+    "passed through": (
+        lambda zz, a: {"y": image(zz), "same": zz, "raw": a},
+        {"zz": X, "a": D},
+        [IMAGE, VECTOR],
+    ),
+    "integers out": (
+        lambda zz: {"y": image(zz), "k": tf.argmax(tf.reduce_max(image(zz), 1), -1)},
+        {"zz": X},
+        [IMAGE],
+    ),
+    "integers in": (
+        lambda ids: {"y": tf.matmul(words(ids), DENSE)},
+        {"ids": IDS},
+        [WORDS],
+    ),
+    "integers in, a variable": (
+        lambda ids: {"y": tf.matmul(words(ids, VARIABLE), DENSE)},
+        {"ids": IDS},
+        [WORDS],
+    ),
+    "both in": (
+        lambda ids, a: {"y": tf.matmul(words(ids) + a, DENSE)},
+        {"ids": IDS, "a": D},
+        [WORDS, VECTOR],
+    ),
+    "names of no variables": (
+        lambda x: {"l/z": x + 1.0, "class": tf.matmul(x, DENSE)},
+        {"in": D},
+        [spec([None, 8], "in")],
+    ),
+    "a float end": (
+        lambda a: {"y": tf.nn.elu(tf.matmul(a, DENSE))},
+        {"a": D},
+        [VECTOR],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_ends_are_found_by_name(case):
+    compute, sample, specs = ENDS[case]
+    m, comparison = built(compute, specs, sample)
+    assert [o.output for o in comparison.outputs] == list(m.outputs)
+    assert comparison.most <= 1
+    assert comparison.agreement == 1.0
+    assert comparison.samples == 4
+    for output in comparison.outputs:
+        size = np.size(m.run(**sample)[output.output])
+        assert sum(output.counts) == size
+
+
+@pytest.fixture(scope="module")
+def several():
+    compute, sample, specs = ENDS["several"]
+    m, _ = built(compute, specs, sample)
+    return m, to_int8(m), sample
+
+
+def test_it_sees_what_is_wrong(several):
+    m, blob, sample = several
+    name = next(n for n in m.variables if n.endswith("weights_quant/max"))
+    kept = m.variables[name].numpy()
+    m.variables[name].assign(kept * 0.7)
+    try:
+        assert compare_int8(m, blob, sample).most > 2
+    finally:
+        m.variables[name].assign(kept)
+    assert compare_int8(m, blob, sample).most <= 1
+
+
+def test_several_batches_add_up(several):
+    m, blob, sample = several
+    parts = [{n: v[i : i + 2] for n, v in sample.items()} for i in (0, 2)]
+    whole, split = compare_int8(m, blob, sample), compare_int8(m, blob, parts)
+    assert whole == split
+
+
+def test_values_are_counted_as_numpy_counts_them():
+    tally = _Tally("y", (0.5, 3))
+    wanted = np.array([[0.0, 1.0, -1.0], [5.0, 0.2, 70.0]], np.float32)
+    # In steps, about the zero point: [3, 5, 1] and [13, 3, 127].
+    found = np.array([[3, 6, 1], [13, 5, 127]], np.int8)
+    tally.add(wanted, found)
+    assert tally.entry() == OutputSteps("y", 0.5, (4, 1, 1), 1, 1)
+    assert tally.entry().share(0) == pytest.approx(4 / 6)
+    tally.add(np.array([[0.0, 9.0, 0.0]], np.float32), np.array([[9, 3, 3]], np.int8))
+    entry = tally.entry()
+    assert (entry.clear, entry.agreeing, entry.agreement) == (2, 1, 0.5)
+
+
+def test_names_in_files():
+    names = ["a", "in", "x/y", "x_y", "x:y", "1st", "ä"]
+    found = file_names(names)
+    assert len(set(found.values())) == len(names)
+    assert found["a"] == "a"
+    assert found["x_y"] == "x_y"
+    assert all(name.isidentifier() for name in found.values())
+
+
+def test_files_of_other_models_are_refused(several):
+    m, blob, sample = several
+    other, _ = built(lambda a: {"y": a * 2.0}, [VECTOR], {"a": D})
+    with pytest.raises(QuantizeError, match="of another model"):
+        compare_int8(other, blob, {"a": D})
+    with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
+        compare_int8(m, b"nothing", sample)
+    with pytest.raises(ArgumentTypeError, match="read_bytes"):
+        compare_int8(m, "model.tflite", sample)
+
+
+def test_bad_data_is_refused(several):
+    m, blob, sample = several
+    with pytest.raises(QuantizeError, match="empty"):
+        compare_int8(m, blob, [])
+    with pytest.raises(QuantizeError, match=r"the model has \['a', 'zz'\]"):
+        compare_int8(m, blob, {"a": D})
+    with pytest.raises(ArgumentTypeError, match="iterable of mappings"):
+        compare_int8(m, blob, 3)

@@ -1,0 +1,336 @@
+"""One FakeQuant op between an op and those that shall read it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError, StaleGraphError
+from geutil.graph.verify import verify
+from geutil.quantize import fixed_quantize, insert_quant_op, quantize
+from tests.quantize.tiny import (
+    close,
+    ends,
+    fake_quant,
+    fake_quants,
+    moved,
+    session,
+    types,
+)
+from tests.settings import default_graph, edges, evaluate
+
+v1 = tf.compat.v1
+X = np.float32(np.random.default_rng(0).normal(size=(6, 4)) * 3)
+
+
+def _graph():
+    """Return a graph with one producer and three consumers."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder_with_default(X, [None, 4], name="data")
+        x = tf.identity(x, name="block/x")
+        tf.square(x, name="block/square")
+        tf.add(x, x, name="block/twice")
+        tf.exp(x, name="other/exp")
+    return graph
+
+
+def _op(graph, name):
+    return graph.get_operation_by_name(name)
+
+
+def _insert(graph, consumers, **options):
+    options = {"is_training": True, **options}
+    ops = [_op(graph, name) for name in consumers]
+    return insert_quant_op("block", "x_quant", _op(graph, "block/x"), ops, **options)
+
+
+NAMES = ["block/square", "block/twice", "other/exp"]
+
+
+def _values(graph):
+    return evaluate(graph, [_op(graph, name).outputs[0] for name in NAMES])
+
+
+def test_only_the_consumers_given_read_it():
+    graph = _graph()
+    report = _insert(graph, NAMES[:2], moving_avg=False)
+    verify(graph)
+    x = fake_quant(X, *ends(X))
+    for actual, expected in zip(_values(graph), [x**2, x + x, np.exp(X)], strict=True):
+        close(actual, expected)
+    assert report.consumers == tuple(NAMES[:2])
+    assert report.tensor.op.inputs[0].op.name == "block/x"
+    assert report.skipped == ()
+    # Both inputs of a consumer that reads it twice.
+    assert all(t is report.tensor for t in _op(graph, "block/twice").inputs)
+    assert len(fake_quants(graph)) == 1
+
+
+@pytest.mark.parametrize("bits, narrow", [(2, True), (8, False), (16, False)])
+@pytest.mark.parametrize("moving", [False, True], ids=["last", "average"])
+def test_ranges_are_learnt(setting, moving, bits, narrow):
+    def body():
+        x = tf.identity(tf.constant(X))
+        y = tf.identity(x, name="y")
+        report = insert_quant_op(
+            "",
+            "q",
+            x.op,
+            [y.op],
+            is_training=True,
+            moving_avg=moving,
+            init_min=-1.0,
+            init_max=2.0,
+            bits=bits,
+            ema_decay=0.9,
+            narrow_range=narrow,
+        )
+        assert list(report.variables) == ["q/min", "q/max"]
+        verify(default_graph())
+        return [y]
+
+    low, high = moved((-1.0, 2.0), ends(X), 0.9) if moving else ends(X)
+    close(setting.run(body)[0], fake_quant(X, low, high, bits, narrow), 2e-6)
+
+
+def test_in_training_a_range_moves_once_a_step():
+    graph = _graph()
+    report = _insert(graph, NAMES, ema_decay=0.5, init_min=-1.0, init_max=1.0)
+    expected = (-1.0, 1.0)
+    fetched = [_op(graph, name).outputs[0] for name in NAMES]
+    with session(graph) as opened:
+        for _ in range(3):
+            opened.run(fetched)
+            expected = moved(expected, ends(X), 0.5)
+            close(opened.run(list(report.variables.values())), expected)
+
+
+def test_otherwise_nothing_is_assigned():
+    graph = _graph()
+    before = len(graph.get_operations())
+    report = _insert(graph, NAMES, is_training=False, init_min=-2.0, init_max=2.0)
+    made = graph.get_operations()[before:]
+    assigns = [op for op in made if op.type.startswith("Assign")]
+    # The initializers of the two variables.
+    assert len(assigns) == 2
+    assert all(op.name.startswith("block/x_quant/m") for op in assigns)
+    close(_values(graph)[0], fake_quant(X, -2.0, 2.0) ** 2)
+    assert report.step is None
+
+
+def test_a_delay():
+    graph = _graph()
+    report = _insert(graph, NAMES, moving_avg=False, quant_delay=2)
+    assert report.tensor.op.type == "SelectV2"
+    square = _op(graph, "block/square").outputs[0]
+    with session(graph) as opened:
+        for step in range(4):
+            value = opened.run(square)
+            x = X if step < 2 else fake_quant(X, *ends(X))
+            close(value, x**2)
+            close(opened.run(list(report.variables.values())), ends(X))
+        assert opened.run(report.step) == 4
+
+
+@pytest.mark.parametrize("delay", [None, 0])
+def test_no_delay_chooses_nothing(delay):
+    graph = _graph()
+    report = _insert(graph, NAMES, quant_delay=delay)
+    assert report.step is None
+    assert not {"SelectV2", "Select", "If", "Switch", "StatelessIf"} & set(types(graph))
+
+
+def test_names_and_collections():
+    graph = _graph()
+    report = _insert(graph, NAMES[:1], vars_collection="mine")
+    names = ["block/x_quant/min", "block/x_quant/max"]
+    assert report.range == "block/x_quant"
+    assert list(report.variables) == names
+    assert [v.op.name for v in graph.get_collection("mine")] == names
+    assert [v.op.name for v in graph.get_collection("variables")] == names
+    assert report.tensor.name == "block/x_quant/FakeQuantWithMinMaxVars:0"
+
+
+def test_a_name_that_is_taken_is_numbered():
+    with tf.Graph().as_default():
+        x, y = (tf.identity(tf.constant(X)) for _ in range(2))
+        reports = [
+            insert_quant_op("a", "q", t.op, [tf.exp(t).op], is_training=True)
+            for t in (x, y)
+        ]
+        assert [r.range for r in reports] == ["a/q", "a/q_1"]
+        names = [v.op.name for v in v1.global_variables()]
+        assert names == ["a/q/min", "a/q/max", "a/q_1/min", "a/q_1/max"]
+        assert [list(r.variables) for r in reports] == [names[:2], names[2:]]
+
+
+def test_what_stands_around_the_caller_counts_for_nothing():
+    graph = _graph()
+    with (
+        graph.as_default(),
+        tf.name_scope("around"),
+        tf.device("/device:CPU:1"),
+        tf.control_dependencies([_op(graph, "other/exp")]),
+    ):
+        report = _insert(graph, NAMES[:1])
+    op = report.tensor.op
+    assert op.name == "block/x_quant/FakeQuantWithMinMaxVars"
+    assert (op.device, list(op.control_inputs)) == ("", [])
+
+
+# -- what is skipped -------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, "geutil")
+    return caplog
+
+
+def _unchanged(graph, call):
+    before = edges(graph)
+    result = call()
+    assert edges(graph) == before
+    return result
+
+
+def test_a_producer_outside_the_scope(log):
+    graph = _graph()
+    report = _unchanged(graph, lambda: _insert(graph, NAMES, producer_scope="bloc"))
+    assert report.tensor is None
+    (entry,) = report.skipped
+    assert (entry.op, entry.op_type) == ("block/x", "Identity")
+    assert entry.reason == "is outside the scope 'bloc'"
+    assert "'block/x' (Identity) is outside the scope 'bloc'" in log.text
+    assert str(report).splitlines()[0] == "nothing was inserted"
+
+
+def test_consumers_outside_the_scope(log):
+    graph = _graph()
+    report = _insert(graph, NAMES, consumer_scope="block", producer_scope="block/")
+    assert report.consumers == tuple(NAMES[:2])
+    assert [entry.op for entry in report.skipped] == ["other/exp"]
+    assert "'other/exp' (Exp) reads 'block/x' from outside" in log.text
+    assert _op(graph, "other/exp").inputs[0].op.name == "block/x"
+    assert "other/exp (Exp): reads" in str(report)
+
+
+def test_no_consumer_in_the_scope():
+    graph = _graph()
+    report = _unchanged(graph, lambda: _insert(graph, NAMES, consumer_scope="none"))
+    assert report.tensor is None
+    assert [entry.op for entry in report.skipped] == NAMES
+
+
+@pytest.mark.parametrize("delay", [None, 3])
+def test_a_producer_that_is_quantized_already(log, delay):
+    graph = _graph()
+    first = _insert(graph, NAMES[:1], quant_delay=delay)
+    second = _unchanged(graph, lambda: _insert(graph, NAMES[1:], quant_delay=delay))
+    assert second.tensor is first.tensor
+    assert f"is quantized already, to '{first.tensor.name}'" in second.skipped[0].reason
+    assert "quantized already" in log.text
+
+
+def test_a_producer_that_quantizes():
+    with tf.Graph().as_default() as graph:
+        x = fixed_quantize(tf.constant(X))
+        y = tf.exp(x)
+    report = _unchanged(
+        graph, lambda: insert_quant_op("", "q", x.op, [y.op], is_training=True)
+    )
+    assert report.skipped[0].reason == "quantizes itself"
+
+
+def test_quantize_takes_the_tensor_for_quantized():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], "x")
+        y = tf.nn.relu(tf.matmul(x, tf.ones([4, 3]), name="dense"))
+        z = tf.matmul(y, tf.ones([3, 2]), name="last")
+    insert_quant_op("mine", "q", y.op, [z.op], is_training=False, bits=4)
+    report = quantize(graph, is_training=False)
+    assert len([op for op in fake_quants(graph) if op.inputs[0] is y]) == 1
+    assert report.coverage == 1.0
+    assert report.tensor(y).name == "mine/q/FakeQuantWithMinMaxVars:0"
+
+
+# -- what is refused -------------------------------------------------------------------
+
+
+def _refused(graph, error, match, *args, **options):
+    before = edges(graph)
+    with pytest.raises(error, match=match):
+        insert_quant_op(*args, **{"is_training": True, **options})
+    assert edges(graph) == before
+
+
+def test_consumers_that_do_not_read_the_producer():
+    graph = _graph()
+    x, exp, data = (_op(graph, n) for n in ("block/x", "other/exp", "data"))
+    _refused(
+        graph,
+        QuantizeError,
+        r"'other/exp' \(Exp\) does not read 'data:0'; its consumers are block/x",
+        "",
+        "q",
+        data,
+        [x, exp],
+    )
+    _refused(graph, QuantizeError, "its consumers are none", "", "q", exp, [x])
+    _refused(graph, QuantizeError, "no consumer", "", "q", x, [])
+
+
+def test_other_types():
+    graph = _graph()
+    x, exp = _op(graph, "block/x"), _op(graph, "other/exp")
+    for producer, consumers in [
+        (x.outputs[0], [exp]),
+        ("block/x", [exp]),
+        (x, ["other/exp"]),
+        (x, exp.outputs),
+    ]:
+        _refused(graph, ArgumentTypeError, "tf.Operation", "", "q", producer, consumers)
+    with graph.as_default():
+        shape = tf.shape(x.outputs[0])
+        size = tf.identity(shape)
+        nothing = tf.no_op()
+    _refused(graph, QuantizeError, "no float32", "", "q", shape.op, [size.op])
+    _refused(graph, QuantizeError, "no float32", "", "q", nothing, [exp])
+    _refused(
+        graph, ArgumentTypeError, "number of steps", "", "q", x, [exp], quant_delay=2.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 1}, "bits=1"),
+        ({"bits": 17}, "bits=17"),
+        ({"quant_delay": -1}, "quant_delay is -1"),
+        ({"quant_delay": 2, "is_training": False}, "is for training"),
+        ({"ema_decay": 1.5}, "ema_decay=1.5"),
+        ({"init_min": 1.0}, "init_min=1.0"),
+        ({"init_min": 0.0, "init_max": 0.0}, "no range"),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range(options, message):
+    graph = _graph()
+    ops = _op(graph, "block/x"), [_op(graph, "other/exp")]
+    _refused(graph, QuantizeError, message, "", "q", *ops, **options)
+
+
+def test_gradients_and_runs():
+    graph = _graph()
+    x, exp = _op(graph, "block/x"), _op(graph, "other/exp")
+    with v1.Session(graph=graph) as opened:
+        opened.run(exp.outputs[0])
+        _refused(graph, StaleGraphError, "live Session", "", "q", x, [exp])
+    with graph.as_default():
+        weights = v1.get_variable("weights", [4, 2])
+        loss = tf.nn.relu(tf.matmul(x.outputs[0], weights))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    _refused(graph, QuantizeError, "before gradients", "", "q", x, [exp])

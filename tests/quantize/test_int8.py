@@ -1,0 +1,256 @@
+"""Conversion to int8: what is made, what is mended for the converter, and refusals."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.tflite_files import ops_of
+from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.int8 import converting
+from geutil.quantize.int8.deploying import deployed
+from geutil.quantize.int8.running import Runner, interpreter_of
+from tests.quantize.small_networks import convolved, normal, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+IMAGE = spec([None, 8, 8, 3], "x")
+X = normal(4, 8, 8, 3, seed=9)
+WEIGHTS = normal(3, 3, 3, 8)
+BIAS = normal(8, seed=1)
+NEXT = normal(1, 1, 8, 5, seed=2)
+
+
+def network(weights=WEIGHTS, bias=BIAS, second=None, **options):
+    """Return a convolution with a bias and a Relu, and perhaps another one."""
+
+    def compute(x):
+        y = tf.nn.relu(convolved(x, weights, bias, "first"))
+        if second is not None:
+            y = tf.nn.conv2d(y, second, 1, "SAME", name="second")
+        return {"y": y}
+
+    m = opened(compute, IMAGE)
+    quantize(m, **{"is_training": False, **options})
+    return m
+
+
+def calibrated(*arguments, data=X, **options):
+    m = network(*arguments, **options)
+    calibrate(m, {"x": data})
+    return m
+
+
+def steps(m, blob, data=X):
+    return compare_int8(m, blob, {"x": data}).most
+
+
+def test_the_file_is_int8_from_end_to_end():
+    blob = to_int8(calibrated(second=NEXT))
+    assert [op.kind for op in ops_of(blob)] == ["CONV_2D", "CONV_2D"]
+    for op in ops_of(blob):
+        assert set(op.types) == {"INT8", "INT32"}
+
+
+def test_batches_of_any_size():
+    m = calibrated()
+    blob = to_int8(m)
+    for count in (1, 3):
+        comparison = compare_int8(m, blob, {"x": X[:count]})
+        assert (comparison.samples, comparison.float_ops) == (count, ())
+        assert comparison.most <= 1
+
+
+def test_data_may_be_given_at_once():
+    m, other = network(), calibrated()
+    assert to_int8(m, [{"x": X}]) == to_int8(other)
+
+
+@pytest.mark.parametrize("delay", [None, 0, 5])
+def test_models_for_training_are_converted_as_they_are_deployed(delay):
+    m = calibrated(second=NEXT, is_training=True, quant_delay=delay)
+    before = {name: v.numpy() for name, v in m.variables.items()}
+    blob = to_int8(m)
+    assert steps(m, blob) <= 1
+    for name, value in before.items():
+        np.testing.assert_array_equal(m.variables[name].numpy(), value)
+    # As the same model for inference is; the files themselves have other names inside.
+    results = [
+        runner.run(runner.stored({"x": X}))["y"]
+        for runner in (
+            Runner(file, ["x"], ["y"])
+            for file in (blob, to_int8(calibrated(second=NEXT)))
+        )
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+def test_variables_and_the_model_stay_as_they_are():
+    weights, bias = tf.Variable(WEIGHTS), tf.Variable(BIAS * 0 + 0.5)
+    m = calibrated(weights, bias)
+    before = m.graph.as_graph_def()
+    assert steps(m, to_int8(m)) <= 1
+    assert m.graph.as_graph_def() == before
+    np.testing.assert_array_equal(bias.numpy(), BIAS * 0 + 0.5)
+    weights.assign(weights * 2)
+    calibrate(m, {"x": X})
+    assert steps(m, to_int8(m)) <= 1
+
+
+@pytest.mark.parametrize("bits", [2, 4, 5, 8])
+def test_weights_of_few_bits(bits):
+    m = calibrated(weight_bits=bits)
+    assert steps(m, to_int8(m)) <= 1
+
+
+def converted_as_it_is(m):
+    return converting._converted(deployed(m, mend=False))
+
+
+# One step is the rounding of two halves; the unmended file is this far off at least.
+MENDED = {
+    "equal biases": (WEIGHTS, BIAS * 0 + 3.0, X, 2),
+    "equal negative biases": (WEIGHTS, BIAS * 0 - 1.5, X, 2),
+    "no weights": (WEIGHTS * 0, np.abs(BIAS) + 1, X, 10),
+    "hardly any weights": (WEIGHTS * 1e-12, np.abs(BIAS) + 1, X, 10),
+    "a dead channel": (WEIGHTS * (np.arange(8) != 3), np.abs(BIAS) + 1, X, 10),
+}
+
+
+@pytest.mark.parametrize("case", MENDED)
+def test_what_the_converter_stores_wrong_is_mended(case):
+    weights, bias, data, least = MENDED[case]
+    m = calibrated(weights.astype(np.float32), bias.astype(np.float32), data=data)
+    assert steps(m, converted_as_it_is(m), data) >= least, "there was nothing to mend"
+    assert steps(m, to_int8(m), data) <= 1
+
+
+def input_range(blob):
+    """Return the range that a file stores its input in."""
+    (detail,) = interpreter_of(blob).get_input_details()
+    scale, zero = detail["quantization"]
+    return (-128 - zero) * scale, (127 - zero) * scale
+
+
+def test_a_zero_point_between_two_integers_is_the_one_of_fake_quant():
+    ends = tf.quantization.fake_quant_with_min_max_args([-9.0, 9.0], -1.0, 1.0).numpy()
+    m = calibrated(data=np.sign(X))
+    assert abs(input_range(converted_as_it_is(m))[0] - ends[0]) > 0.005
+    np.testing.assert_allclose(input_range(to_int8(m)), ends, rtol=1e-5)
+
+
+def test_fixed_ranges_are_nudged_too():
+    from geutil.quantize import Spec
+
+    def compute(x):
+        return {"y": tf.nn.relu(convolved(x, WEIGHTS, BIAS, "first"))}
+
+    m = opened(compute, IMAGE)
+    fixed = {"first": Spec(range=(-20.0, 20.0))}
+    quantize(m, is_training=False, overrides=fixed)
+    calibrate(m, {"x": X})
+    assert steps(m, to_int8(m)) <= 1
+
+
+def test_tensors_of_zeros():
+    m = calibrated(WEIGHTS, BIAS * 0 - 1e4, NEXT)
+    assert steps(m, to_int8(m)) == 0
+    m = calibrated(WEIGHTS * 0, BIAS * 0)
+    assert steps(m, to_int8(m)) == 0
+
+
+@pytest.mark.parametrize("bits", [4, 7, 16])
+def test_activations_have_eight_bits(bits):
+    m = calibrated(activation_bits=bits)
+    with pytest.raises(QuantizeError, match=rf"{bits} bits: TFLite.*activation_bits=8"):
+        to_int8(m)
+
+
+def test_weights_have_eight_bits_at_most():
+    m = calibrated(weight_bits=9)
+    with pytest.raises(QuantizeError, match=r"weights_quant.*has 9 bits"):
+        to_int8(m)
+
+
+def test_weights_of_three_bits_are_refused():
+    m = calibrated(weight_bits=3)
+    with pytest.raises(QuantizeError, match="weight_bits=2 or 4"):
+        to_int8(m)
+
+
+def test_ranges_that_were_never_set_are_named():
+    m = network(second=NEXT)
+    with pytest.raises(QuantizeError, match=r"3 range\(s\).*'x/input_quant'.*calibr"):
+        to_int8(m)
+
+
+def test_what_is_no_quantized_model_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
+        to_int8(tf.Graph())
+    m = opened(lambda x: {"y": tf.nn.relu(x)}, IMAGE)
+    with pytest.raises(QuantizeError, match="quantize it first"):
+        to_int8(m)
+
+
+def test_what_the_converter_says_is_told():
+    def compute(x):
+        return {"y": tf.linalg.inv(tf.matmul(x, normal(4, 4), name="dense"))}
+
+    m = opened(compute, spec([4, 4], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, {"x": normal(4, 4)})
+    with pytest.raises(QuantizeError, match=r"MatrixInverse.*model\.cut") as caught:
+        to_int8(m)
+    assert len(str(caught.value)) < 2000
+    assert "site-packages" not in str(caught.value)
+
+
+def test_what_a_comparison_reads_is_quantized():
+    # Else the converter of TensorFlow 2.21 leaves the comparison without its input.
+    def compute(x, z):
+        return {"y": tf.where(x > 0, tf.nn.relu(z), tf.nn.relu(x * 3.0))}
+
+    m = opened(compute, spec([None, 4], "x"), spec([None, 4], "z"))
+    quantize(m, is_training=False)
+    data = {"x": normal(3, 4), "z": normal(3, 4, seed=1) + 1}
+    comparison = compare_int8(m, to_int8(m, data), data)
+    assert comparison.most <= 1
+    assert comparison.float_ops == ()
+
+
+def test_float_ops_are_logged(caplog):
+    def compute(x):
+        return {"y": tf.matmul(tf.nn.elu(x), normal(4, 3), name="dense")}
+
+    m = opened(compute, spec([None, 4], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, {"x": normal(5, 4)})
+    with caplog.at_level(logging.WARNING, "geutil"):
+        blob = to_int8(m)
+    assert "ELU" in caplog.text
+    comparison = compare_int8(m, blob, {"x": normal(5, 4)})
+    assert any("ELU" in op for op in comparison.float_ops)
+    assert comparison.most <= 1
+
+
+def test_no_warnings_reach_the_caller(capfd):
+    m = calibrated()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare_int8(m, to_int8(m), {"x": X})
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "warn" not in err.lower()
+
+
+def test_a_saved_model_is_converted(tmp_path):
+    m = calibrated(second=NEXT)
+    reopened = model.open(m.save(tmp_path / "saved"))
+    assert steps(reopened, to_int8(reopened)) <= 1

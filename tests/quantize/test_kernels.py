@@ -1,0 +1,177 @@
+"""The table of int8 kernels, measured through TFLite's converter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.quantize import quantize
+from geutil.quantize.finding.kernels import KERNELS
+from tests.quantize.converted import converted, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+raw = tf.raw_ops
+IMAGE = spec(2, 8, 8, 4)
+ROW = np.linspace(0.5, 2.0, 4).astype(np.float32)
+MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+EDGES = tf.constant([[0, 0], [1, 1], [1, 1], [0, 0]])
+BLOCK, CROPS = [2, 2], [[0, 0], [0, 0]]
+ONE = ((IMAGE,), {})
+TWO = ((IMAGE, IMAGE), {})
+POSITIVE = ((IMAGE,), {"low": 0.5})
+
+
+def one(function):
+    return function, *ONE
+
+
+def two(function):
+    return function, *TWO
+
+
+def positive(function):
+    return function, *POSITIVE
+
+
+KERNEL_CASES = {
+    "Abs": one(tf.abs),
+    "Add": two(lambda a, b: raw.Add(x=a, y=b)),
+    "AddV2": two(lambda a, b: a + b),
+    "AvgPool": one(lambda a: tf.nn.avg_pool2d(a, 2, 2, "SAME")),
+    "BatchMatMul": two(lambda a, b: raw.BatchMatMul(x=a, y=b, adj_y=True)),
+    "BatchMatMulV2": two(lambda a, b: raw.BatchMatMulV2(x=a, y=b, adj_y=True)),
+    "BatchMatMulV3": two(
+        lambda a, b: raw.BatchMatMulV3(x=a, y=b, Tout=tf.float32, adj_y=True)
+    ),
+    "BatchToSpaceND": one(
+        lambda a: tf.batch_to_space(tf.space_to_batch(a, BLOCK, CROPS), BLOCK, CROPS)
+    ),
+    "BiasAdd": one(lambda a: tf.nn.bias_add(a, ROW)),
+    "BroadcastTo": one(lambda a: tf.broadcast_to(a[:, :1], [2, 8, 8, 4])),
+    "ConcatV2": two(lambda a, b: tf.concat([a, b], 3)),
+    "DepthToSpace": one(lambda a: tf.nn.depth_to_space(a, 2)),
+    "Einsum": two(lambda a, b: tf.einsum("abcd,abed->abce", a, b)),
+    "EnsureShape": one(lambda a: tf.ensure_shape(a, [2, 8, 8, 4])),
+    "Exp": one(tf.exp),
+    "ExpandDims": one(lambda a: tf.expand_dims(a, 1)),
+    "Gather": one(lambda a: raw.Gather(params=a, indices=[1, 0])),
+    "GatherNd": one(lambda a: tf.gather_nd(a, [[0, 1], [1, 2]])),
+    "GatherV2": one(lambda a: tf.gather(a, [0, 2], axis=3)),
+    "Identity": one(lambda a: tf.exp(tf.identity(a))),
+    "IdentityN": two(lambda a, b: tf.identity_n([a, b])),
+    "LeakyRelu": one(lambda a: tf.nn.leaky_relu(a, 0.1)),
+    "Log": positive(tf.math.log),
+    "LogSoftmax": one(tf.nn.log_softmax),
+    "MatMul": (tf.matmul, (spec(5, 4), spec(4, 3)), {}),
+    "Max": one(lambda a: tf.reduce_max(a, [1, 2])),
+    "MaxPool": one(lambda a: tf.nn.max_pool2d(a, 2, 2, "SAME")),
+    "Maximum": two(tf.maximum),
+    "Mean": one(lambda a: tf.reduce_mean(a, [1, 2])),
+    "Min": one(lambda a: tf.reduce_min(a, [1, 2])),
+    "Minimum": two(tf.minimum),
+    "MirrorPad": one(lambda a: tf.pad(a, EDGES, "REFLECT")),
+    "Mul": two(lambda a, b: a * b),
+    "Pack": two(lambda a, b: tf.stack([a, b], 3)),
+    "Pad": one(lambda a: tf.pad(a, EDGES)),
+    "PadV2": one(lambda a: tf.pad(a, EDGES, constant_values=-1.0)),
+    "PlaceholderWithDefault": one(
+        lambda a: raw.PlaceholderWithDefault(input=a, shape=a.shape)
+    ),
+    "PreventGradient": one(lambda a: raw.PreventGradient(input=a)),
+    "Prod": one(lambda a: tf.reduce_prod(a, 3)),
+    "RealDiv": one(lambda a: a / ROW),
+    "Relu": one(tf.nn.relu),
+    "Relu6": one(tf.nn.relu6),
+    "Reshape": one(lambda a: tf.reshape(a, [2, -1])),
+    "ResizeBilinear": one(lambda a: tf.image.resize(a, [16, 16])),
+    "ResizeNearestNeighbor": one(lambda a: tf.image.resize(a, [16, 16], "nearest")),
+    "ReverseV2": one(lambda a: tf.reverse(a, [1])),
+    "Roll": one(lambda a: tf.roll(a, 1, 1)),
+    "Rsqrt": positive(tf.math.rsqrt),
+    "Select": two(lambda a, b: raw.Select(condition=a > b, x=a, y=b)),
+    "SelectV2": two(lambda a, b: tf.where(a > b, a, b)),
+    "Sigmoid": one(tf.sigmoid),
+    "Slice": one(lambda a: tf.slice(a, [0, 1, 1, 0], [2, 3, 3, 4])),
+    "Snapshot": one(lambda a: raw.Snapshot(input=a)),
+    "Softmax": one(tf.nn.softmax),
+    "SpaceToBatchND": one(lambda a: tf.space_to_batch(a, BLOCK, CROPS)),
+    "SpaceToDepth": one(lambda a: tf.nn.space_to_depth(a, 2)),
+    "Split": one(lambda a: tf.split(a, 2, 3)),
+    "SplitV": one(lambda a: tf.split(a, [1, 3], 3)),
+    "Sqrt": positive(tf.sqrt),
+    "SquaredDifference": two(tf.math.squared_difference),
+    "Squeeze": one(lambda a: tf.squeeze(a[:, :1], 1)),
+    "StopGradient": one(tf.stop_gradient),
+    "StridedSlice": one(lambda a: a[:, 1:5]),
+    "Sub": two(lambda a, b: a - b),
+    "Sum": one(lambda a: tf.reduce_sum(a, [1, 2])),
+    "Tanh": one(tf.tanh),
+    "Tile": one(lambda a: tf.tile(a, [1, 2, 1, 1])),
+    "TopKV2": one(lambda a: tf.math.top_k(a, 2)[0]),
+    "Transpose": one(lambda a: tf.transpose(a, [0, 3, 1, 2])),
+    "Unpack": one(lambda a: tf.unstack(a, axis=3)),
+}
+
+FLOAT_CASES = {
+    "AddN": two(lambda a, b: tf.add_n([a, b])),
+    "Ceil": one(tf.math.ceil),
+    "Cos": one(tf.cos),
+    "Cumsum": one(lambda a: tf.cumsum(a, 1)),
+    "Elu": one(tf.nn.elu),
+    "Floor": one(tf.floor),
+    "LRN": one(tf.nn.lrn),
+    "Pow": positive(lambda a: tf.pow(a, 1.5)),
+    "Round": one(tf.round),
+    "Sign": one(tf.sign),
+    "Sin": one(tf.sin),
+    "Softplus": one(tf.nn.softplus),
+    "Softsign": one(tf.nn.softsign),
+    "Square": one(tf.square),
+}
+
+
+def test_every_kernel_of_the_table_is_measured():
+    assert set(KERNEL_CASES) == set(KERNELS)
+
+
+@pytest.mark.parametrize("kind", KERNEL_CASES)
+def test_a_kernel_computes_in_int8(kind):
+    function, specs, ends = KERNEL_CASES[kind]
+    result = converted(function, *specs, **ends)
+    assert kind in result.types()
+    assert result.report.coverage == 1.0
+    assert not result.report.skipped
+    assert not result.floats
+    assert result.most <= 1
+
+
+@pytest.mark.parametrize("kind", FLOAT_CASES)
+def test_what_has_no_kernel_is_float_and_reported(kind):
+    function, specs, ends = FLOAT_CASES[kind]
+    result = converted(function, *specs, **ends)
+    assert result.floats
+    (skipped,) = result.report.skipped
+    assert skipped.op_type == kind
+    assert "TFLite has no int8 kernel" in skipped.reason
+    assert result.report.coverage == 1.0
+    # Its ends are int8 all the same.
+    assert result.most <= 1
+
+
+def test_a_division_by_data_is_reported():
+    m = opened(lambda a, b: a / b, IMAGE, IMAGE)
+    (skipped,) = quantize(m, is_training=False).skipped
+    assert skipped.op_type == "RealDiv"
+    assert "no int8 kernel that works" in skipped.reason
+    assert not skipped.has_kernel
+
+
+def test_a_negation_becomes_a_product():
+    result = converted(lambda a: -tf.exp(a), IMAGE)
+    assert result.kinds == ["EXP", "MUL"]
+    assert result.most <= 1
+    assert result.report.rewritten == ("'Neg' (Neg) computes x * -1",)
+    assert "rewritten: 'Neg' (Neg) computes x * -1" in str(result.report)

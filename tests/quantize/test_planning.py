@@ -1,0 +1,330 @@
+"""Where FakeQuant ops go, and what TFLite makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+from geutil.errors import QuantizeError
+from geutil.quantize import Spec, quantize
+from tests.quantize.converted import converted, is_simulated, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+random = np.random.default_rng(0)
+IMAGE = spec(1, 8, 8, 4)
+
+
+def weights(*shape):
+    return random.normal(size=shape).astype(np.float32) * 0.5
+
+
+KERNEL, POINT, DEPTH = weights(3, 3, 4, 4), weights(1, 1, 4, 4), weights(3, 3, 4, 1)
+MATRIX, BIAS = weights(4, 4), weights(4)
+
+
+def conv(x, kernel=KERNEL, name=None, **more):
+    return tf.nn.conv2d(x, kernel, 1, "SAME", name=name, **more)
+
+
+def biased(x, kernel=KERNEL, **more):
+    return tf.nn.bias_add(conv(x, kernel, **more), BIAS)
+
+
+def sources(m):
+    """Return the types of the ops whose results are quantized, weights left out."""
+    return [
+        op.inputs[0].op.type
+        for op in m.graph.get_operations()
+        if is_simulated(op) and "weights_quant" not in op.name
+    ]
+
+
+def names(m):
+    """Return the scopes of the FakeQuant ops."""
+    ops = m.graph.get_operations()
+    return [op.name.rpartition("/")[0] for op in ops if is_simulated(op)]
+
+
+def test_nothing_stands_between_an_op_and_what_it_fuses_with():
+    result = converted(lambda a: tf.nn.relu(biased(a)), IMAGE)
+    assert sources(result.model) == ["Placeholder", "Relu"]
+    assert result.kinds == ["CONV_2D"]
+    assert result.most <= 1
+    parts = {e.op_type: e.kernel for e in result.report.quantized}
+    assert parts["Relu"] == parts["BiasAdd"] == parts["Conv2D"]
+
+
+def test_a_convolution_before_a_bypass_is_quantized_as_such():
+    result = converted(lambda a: tf.nn.relu(biased(a, name="conv") + a), IMAGE)
+    assert sorted(sources(result.model)) == ["BiasAdd", "Placeholder", "Relu"]
+    assert "conv/conv_quant" in names(result.model)
+    assert result.kinds == ["CONV_2D", "ADD"]
+    assert not result.floats
+    assert result.most <= 1
+
+
+def test_a_bypass_without_an_activation_is_quantized_itself():
+    result = converted(lambda a: biased(biased(a) + a, POINT), IMAGE)
+    assert sources(result.model).count("AddV2") == 1
+    assert result.kinds == ["CONV_2D", "ADD", "CONV_2D"]
+    assert result.most <= 2
+
+
+def test_a_bypass_behind_an_activation():
+    def function(a):
+        y = tf.nn.relu(biased(a))
+        return tf.nn.relu6(biased(y, POINT)) + y
+
+    result = converted(function, IMAGE)
+    types = ["AddV2", "Placeholder", "Relu", "Relu6"]
+    assert sorted(sources(result.model)) == types
+    assert result.kinds == ["CONV_2D", "CONV_2D", "ADD"]
+    assert result.most <= 1
+
+
+def test_a_product_is_quantized():
+    result = converted(lambda a: biased(a) * tf.sigmoid(a), IMAGE)
+    types = ["BiasAdd", "Mul", "Placeholder", "Sigmoid"]
+    assert sorted(sources(result.model)) == types
+    assert sorted(result.kinds) == ["CONV_2D", "LOGISTIC", "MUL"]
+    assert result.most <= 1
+
+
+@pytest.mark.parametrize("before", ["relu", "max_pool", "pad"])
+def test_a_pool_shares_the_range_of_what_it_reads(before):
+    def function(a):
+        y = tf.nn.relu(biased(a))
+        if before == "max_pool":
+            y = tf.nn.max_pool2d(y, 3, 1, "SAME")
+        if before == "pad":
+            y = tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        pooled = tf.nn.avg_pool2d(y, 3, 1, "SAME")
+        return {"pooled": pooled, "other": biased(y, POINT)}
+
+    result = converted(function, IMAGE)
+    (pool,) = [
+        op
+        for op in result.model.graph.get_operations()
+        if is_simulated(op) and op.inputs[0].op.type == "AvgPool"
+    ]
+    (relu,) = [
+        op
+        for op in result.model.graph.get_operations()
+        if is_simulated(op) and op.inputs[0].op.type == "Relu"
+    ]
+    assert all(a is b for a, b in zip(pool.inputs[1:], relu.inputs[1:], strict=True))
+    assert not result.floats
+    assert result.most <= 1
+
+
+def test_a_separable_convolution_is_quantized_between_its_halves():
+    def function(a):
+        half = tf.nn.depthwise_conv2d(a, DEPTH, [1] * 4, "SAME")
+        return tf.nn.relu(biased(half, POINT))
+
+    result = converted(function, IMAGE)
+    types = ["DepthwiseConv2dNative", "Placeholder", "Relu"]
+    assert sorted(sources(result.model)) == types
+    assert result.kinds == ["DEPTHWISE_CONV_2D", "CONV_2D"]
+    assert result.most <= 1
+
+
+def by_batch(a):
+    blocks = tf.space_to_batch(a, [2, 2], [[2, 2], [2, 2]])
+    y = tf.nn.conv2d(blocks, KERNEL, 1, "VALID")
+    y = tf.batch_to_space(y, [2, 2], [[0, 0], [0, 0]])
+    return tf.nn.relu(tf.nn.bias_add(y, BIAS))
+
+
+LAYERS = {
+    "dilated": (lambda a: tf.nn.relu(biased(a, dilations=2)), IMAGE),
+    "atrous": (by_batch, IMAGE),
+    "grouped": (lambda a: biased(a, KERNEL[:, :, :2]), IMAGE),
+    "conv1d": (
+        lambda a: tf.nn.relu(tf.nn.conv1d(a, KERNEL[0], 1, "SAME") + BIAS),
+        spec(1, 8, 4),
+    ),
+    "transposed": (
+        lambda a: tf.nn.relu(
+            tf.nn.conv2d_transpose(a, KERNEL, [1, 16, 16, 4], 2) + BIAS
+        ),
+        IMAGE,
+    ),
+    "dense": (lambda a: tf.nn.relu(a @ MATRIX + BIAS), spec(5, 4)),
+    "dense of rank 3": (lambda a: tf.nn.relu(a @ MATRIX + BIAS), spec(2, 5, 4)),
+    "tensordot": (lambda a: tf.tensordot(a, MATRIX, 1) + BIAS, spec(2, 5, 4)),
+    "tensordot of any batch": (
+        lambda a: tf.tensordot(a, MATRIX, 1) + BIAS,
+        spec(None, 5, 4),
+    ),
+    "einsum": (lambda a: tf.einsum("abc,cd->abd", a, MATRIX) + BIAS, spec(2, 5, 4)),
+    "heads": (
+        lambda a: (
+            tf.reshape(tf.reshape(a, [-1, 4]) @ weights(4, 6), [-1, 5, 2, 3])
+            + weights(2, 3)
+        ),
+        spec(None, 5, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_are_int8(layer):
+    function, given = LAYERS[layer]
+    result = converted(function, given)
+    assert result.report.coverage == 1.0
+    assert not result.report.skipped
+    assert not result.floats
+    assert result.most <= 1
+
+
+def test_a_shape_that_is_read_on_the_way_does_not_part_a_kernel():
+    def function(a):
+        y = conv(a)
+        size = tf.shape(y)[0]
+        return tf.reshape(tf.nn.relu(tf.nn.bias_add(y, BIAS)), [size, -1])
+
+    result = converted(function, spec(None, 8, 8, 4))
+    assert not result.floats
+    assert result.most <= 1
+    assert sources(result.model) == ["Placeholder", "Relu"]
+
+
+def test_what_decides_by_values_reads_them_quantized():
+    def function(a):
+        y = biased(a)
+        return tf.where(y > tf.nn.relu(y), y, 0.1 * y)
+
+    result = converted(function, IMAGE)
+    (greater,) = [
+        op for op in result.model.graph.get_operations() if op.type == "Greater"
+    ]
+    assert all(is_simulated(t.op) for t in greater.inputs)
+    assert not result.floats
+
+
+def test_no_tensor_is_quantized_twice():
+    def function(a):
+        y = tf.nn.relu(biased(a))
+        return {"both": y, "left": biased(y), "right": y + a, "moved": y[:, 1:]}
+
+    result = converted(function, IMAGE)
+    read = [op.inputs[0].name for op in result.fake_quants()]
+    assert len(read) == len(set(read))
+    assert result.model.outputs["both"].op.type.startswith("FakeQuant")
+    assert not result.floats
+    assert result.most <= 1
+    before = result.model.graph.as_graph_def()
+    again = quantize(result.model, is_training=False)
+    assert not again.variables
+    assert result.model.graph.as_graph_def() == before
+
+
+def test_inputs_and_outputs_are_quantized_around_what_has_no_kernel():
+    result = converted(lambda a, b: {"y": tf.sin(a), "z": tf.cos(b) + a}, IMAGE, IMAGE)
+    assert sources(result.model).count("Placeholder") == 2
+    assert all(is_simulated(t.op) for t in result.model.outputs.values())
+    assert {entry.op_type for entry in result.report.skipped} == {"Sin", "Cos"}
+    assert result.most <= 1
+
+
+def test_a_number_that_is_an_index_is_no_input():
+    table = tf.constant(weights(10, 4))
+    m = opened(lambda a: tf.gather(table, tf.cast(a, tf.int32)) @ MATRIX, spec(5))
+    report = quantize(m, is_training=False)
+    assert "Placeholder" not in {entry.op_type for entry in report.quantized}
+
+
+@pytest.mark.parametrize("kind", ["constant", "variable"])
+def test_a_lookup_is_int8(kind):
+    value = weights(10, 4)
+    table = tf.constant(value) if kind == "constant" else tf.Variable(value)
+    given = spec(7, dtype=tf.int32)
+    result = converted(lambda a: tf.nn.embedding_lookup(table, a) @ MATRIX, given)
+    assert result.kinds == ["GATHER", "FULLY_CONNECTED"]
+    assert not result.report.skipped
+    assert result.most <= 1
+
+
+def test_overrides():
+    def function(a):
+        y = tf.nn.relu(biased(a, name="first"), name="relu")
+        return biased(biased(y, name="second"), POINT, name="third")
+
+    m = opened(function, IMAGE)
+    report = quantize(
+        m,
+        is_training=False,
+        overrides={"second": "skip", "third": Spec(weight_bits=4, range=(-8.0, 8.0))},
+    )
+    entries = {entry.op: entry for entry in report.quantized}
+    assert entries["third"].weights.bits == 4
+    assert entries["third"].result_range == ""
+    assert entries["first"].weights.bits == 8
+    skipped = {entry.op: entry.reason for entry in report.skipped}
+    assert skipped["second"] == "is skipped by an override"
+    assert report.coverage < 1.0
+    with pytest.raises(QuantizeError, match="second"):
+        quantize(
+            opened(function, IMAGE),
+            is_training=False,
+            overrides={"second": "skip"},
+            strict=True,
+        )
+
+
+def test_a_scope_is_quantized_up_to_its_ends():
+    def function(a):
+        with tf.name_scope("body"):
+            y = tf.nn.relu(biased(a))
+        with tf.name_scope("head"):
+            return biased(y, POINT)
+
+    m = opened(function, IMAGE)
+    report = quantize(m, is_training=False, scope="body")
+    ge.verify(m.graph)
+    assert all(e.op.startswith("body/") for e in report.quantized if e.kernel != "a")
+    assert {e.reason for e in report.skipped} == {"is outside the scope 'body'"}
+    assert all(name.startswith("body/") for name in names(m))
+
+
+def loops(a):
+    return tf.while_loop(
+        lambda i, x: i < 2,
+        lambda i, x: (i + 1, tf.nn.relu(conv(x))),
+        (0, a),
+        parallel_iterations=1,
+    )[1]
+
+
+@tf.function(autograph=False)
+def called(x):
+    return tf.nn.relu(conv(x))
+
+
+BODIES = {
+    "While": loops,
+    "If": lambda a: tf.cond(tf.reduce_sum(a) > 0, lambda: conv(a), lambda: a),
+    "Call": called,
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_bodies_are_reported_with_the_remedy(body):
+    traced = tf.function(
+        BODIES[body],
+        input_signature=[tf.TensorSpec(IMAGE.shape, name="a")],
+        autograph=False,
+    )
+    m = model.open(traced, inline=False)
+    report = quantize(m, is_training=False)
+    ge.verify(m.graph)
+    (entry,) = [e for e in report.skipped if body in e.op_type]
+    assert "not looked into" in entry.reason
+    assert "geutil.model.open" in entry.reason
+    assert report.coverage < 1.0

@@ -1,0 +1,88 @@
+"""The public surface of `geutil.quantize`, frozen; see tests/test_public_api.py."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from geutil import quantize
+from tests.documented import missing_parts, signature
+
+NAMES = """
+    CalibrationReport EqualizeReport Equalized InsertReport Int8Comparison
+    Missed NotEqualized OutputSteps QuantizeReport Quantized ReestimateReport
+    Reestimated RewriteReport Skipped Spec calibrate compare_int8
+    create_eval_graph create_training_graph equalize
+    experimental_create_eval_graph experimental_create_training_graph
+    fixed_quantize insert_quant_op last_value_quantize moving_avg_quantize
+    quantize reestimate_batch_norm to_int8
+"""
+SIGNATURES = """
+calibrate(model: Any, dataset: Any, method: str = moving_average, *, decay: float =
+    0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
+    -> CalibrationReport
+compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison
+create_eval_graph(input_graph: Graph | None = None) -> RewriteReport
+create_training_graph(input_graph: Graph | None = None, quant_delay: int = 0) ->
+    RewriteReport
+equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport
+experimental_create_eval_graph(input_graph: Graph | None = None, weight_bits: int =
+    8, activation_bits: int = 8, symmetric: bool = True, quant_delay: int | None =
+    None, scope: str | None = None) -> RewriteReport
+experimental_create_training_graph(input_graph: Graph | None = None, weight_bits:
+    int = 8, activation_bits: int = 8, symmetric: bool = True, quant_delay: int = 0,
+    freeze_bn_delay: int | None = None, scope: str | None = None) -> RewriteReport
+fixed_quantize(inputs: Tensor, init_min: float = -6.0, init_max: float = 6.0, scope:
+    str | None = None, num_bits: int = 8, narrow_range: bool = False) -> Tensor
+insert_quant_op(context: str | None, name: str, producer: Operation, consumers:
+    Iterable[Operation], *, is_training: bool, moving_avg: bool = True, init_min:
+    float = -6.0, init_max: float = 6.0, bits: int = 8, ema_decay: float = 0.999,
+    quant_delay: int | None = None, vars_collection: str | None = None,
+    narrow_range: bool = False, producer_scope: str | None = None, consumer_scope:
+    str | None = None) -> InsertReport
+last_value_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
+    -6.0, init_max: float = 6.0, name_prefix: str = LastValueQuant, vars_collection:
+    str | None = None, is_training: bool = True, num_bits: int = 8, narrow_range:
+    bool = False, symmetric: bool = False, variables: Variables = None) -> Tensor
+moving_avg_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
+    -6.0, init_max: float = 6.0, ema_decay: float = 0.999, name_prefix: str =
+    MovingAvgQuantize, vars_collection: str | None = None, is_training: bool = True,
+    num_bits: int = 8, narrow_range: bool = False, symmetric: bool = False,
+    variables: Variables = None) -> Tensor
+quantize(graph_or_model: Any, *, is_training: bool = True, weight_bits: int = 8,
+    activation_bits: int = 8, symmetric_weights: bool = True, per_channel: bool =
+    True, ema_decay: float = 0.999, quant_delay: int | None = None, step: Any =
+    None, vars_collection: str | None = None, variables: Mapping[str, Any] | None =
+    None, scope: str | None = None, overrides: Mapping[Any, Override] | None = None,
+    activations: Iterable[str] = (gelu, hard_swish, leaky_relu, log_softmax, prelu,
+    relu, relu6, sigmoid, silu, softmax, tanh), strict: bool = False) ->
+    QuantizeReport
+reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport
+to_int8(model: Any, representative: Any = None) -> bytes
+"""
+
+
+def frozen() -> dict[str, str]:
+    lines = SIGNATURES.replace("\n    ", " ").strip().splitlines()
+    return {line.partition("(")[0]: line for line in lines}
+
+
+def test_the_public_names():
+    assert sorted(quantize.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_signatures(name):
+    assert f"{name}{signature(getattr(quantize, name))}" == frozen()[name]
+
+
+def test_every_function_is_frozen():
+    functions = [n for n in NAMES.split() if inspect.isfunction(getattr(quantize, n))]
+    assert sorted(functions) == sorted(frozen())
+
+
+@pytest.mark.parametrize("name", frozen())
+def test_docstrings_are_whole(name):
+    member = getattr(quantize, name)
+    assert missing_parts(member, raises=True, cost=True) == []

@@ -1,0 +1,326 @@
+"""The quantizers compute what numpy does, in graphs and in functions."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.verify import verify
+from geutil.quantize import (
+    fixed_quantize,
+    last_value_quantize,
+    moving_avg_quantize,
+)
+from tests.quantize.tiny import (
+    check_fake_quant,
+    close,
+    ends,
+    fake_quant,
+    fake_quants,
+    moved,
+    passes,
+    session,
+    types,
+)
+from tests.settings import default_graph, needs_eager
+
+v1 = tf.compat.v1
+BITS = (2, 4, 8, 16)
+FLAGS = list(itertools.product((False, True), repeat=3))
+LEARNING = {"last": last_value_quantize, "average": moving_avg_quantize}
+
+
+def _data(seed=0, shape=(40, 5)):
+    random = np.random.default_rng(seed)
+    return np.float32(random.normal(size=shape) * random.uniform(0.5, 3.0, shape[-1]))
+
+
+def _ends(x, per_channel, symmetric, narrow, bits):
+    """Return the range of a batch, by the issue's words for symmetric ranges."""
+    axes = tuple(range(x.ndim - 1)) if per_channel else None
+    low, high = ends(x, axes)
+    if not symmetric:
+        return low, high
+    ratio = 1.0 if narrow else (2 ** (bits - 1) - 1) / 2 ** (bits - 1)
+    size = np.maximum(-low, high / ratio)
+    return -size, size * ratio
+
+
+@pytest.mark.parametrize("per_channel, symmetric, narrow", FLAGS)
+@pytest.mark.parametrize("kind", LEARNING)
+def test_in_training(setting, kind, per_channel, symmetric, narrow):
+    x = _data()
+    ranges = [{} for _ in BITS]
+
+    def body():
+        return [
+            LEARNING[kind](
+                tf.constant(x),
+                per_channel=per_channel,
+                num_bits=bits,
+                narrow_range=narrow,
+                symmetric=symmetric,
+                variables=variables,
+            )
+            for bits, variables in zip(BITS, ranges, strict=True)
+        ]
+
+    for bits, value in zip(BITS, setting.run(body), strict=True):
+        low, high = _ends(x, per_channel, symmetric, narrow, bits)
+        if kind == "average":
+            low, high = moved((-6.0, 6.0), (low, high))
+        check_fake_quant(value, x, low, high, bits, narrow)
+        assert len(np.unique(value[:, 0])) <= 2**bits - narrow
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_channels_are_the_last_axis_of_any_rank(setting, kind):
+    for shape in [(7,), (3, 4), (2, 3, 4), (2, 3, 3, 4), (2, 2, 2, 2, 3)]:
+        x = _data(1, shape)
+        body = lambda: [LEARNING[kind](tf.constant(x), per_channel=True)]  # noqa: B023, E731
+        low, high = ends(x, tuple(range(x.ndim - 1)))
+        if kind == "average":
+            low, high = moved((-6.0, 6.0), (low, high))
+        # A channel of one element is as good as its range.
+        np.testing.assert_array_less(low - 1e-9, high)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = np.where(low < high, fake_quant(x, low, high), 0)
+        close(setting.run(body)[0], expected, 2e-6)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", LEARNING)
+def test_not_in_training_the_range_is_read_and_nothing_is_assigned(
+    setting, kind, per_channel
+):
+    x = _data()
+
+    def body():
+        y = LEARNING[kind](
+            tf.constant(x),
+            per_channel=per_channel,
+            init_min=-2.0,
+            init_max=1.0,
+            is_training=False,
+        )
+        graph = default_graph()
+        reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp"]
+        assert len(reads) >= 2
+        if setting.name == "func_graph":
+            assert "AssignVariableOp" not in types(graph)
+        return [y]
+
+    close(setting.run(body)[0], fake_quant(x, -2.0, 1.0))
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+def test_fixed(setting, bits, narrow):
+    x = _data()
+
+    def body():
+        y = fixed_quantize(tf.constant(x), -1.0, 3.0, None, bits, narrow)
+        assert y.op.name == "FixedQuantize/FakeQuantWithMinMaxArgs"
+        assert "VarHandleOp" not in types(y.graph)
+        return [y]
+
+    close(setting.run(body)[0], fake_quant(x, -1.0, 3.0, bits, narrow))
+
+
+def test_a_moving_average_over_steps():
+    data = [_data(seed) for seed in range(6)]
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5])
+        ranges = {}
+        y = moving_avg_quantize(
+            x, init_min=-1.0, init_max=2.0, ema_decay=0.7, variables=ranges
+        )
+    expected = (-1.0, 2.0)
+    with session(graph) as opened:
+        for batch in data:
+            value = opened.run(y, {x: batch})
+            expected = moved(expected, ends(batch), 0.7)
+            low, high = opened.run(list(ranges.values()))
+            close([low, high], expected)
+            close(value, fake_quant(batch, low, high))
+    # In closed form: what is left of the start, and the weight of each batch.
+    lows = [0.3 * 0.7 ** (5 - i) * ends(batch)[0] for i, batch in enumerate(data)]
+    close(low, 0.7**6 * -1.0 + sum(lows))
+
+
+def test_the_last_value_is_kept_and_read_by_others():
+    ranges = {}
+    options = {"symmetric": True, "narrow_range": True, "variables": ranges}
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5])
+        y = last_value_quantize(x, **options)
+        ranges["eval/min"], ranges["eval/max"] = ranges.values()
+        z = last_value_quantize(x, is_training=False, name_prefix="eval", **options)
+    assert len(ranges) == 4
+    with session(graph) as opened:
+        for seed in range(3):
+            opened.run(y, {x: _data(seed)})
+            size = np.abs(_data(seed)).max()
+            close(opened.run(list(ranges.values())), [-size, size] * 2)
+            value = opened.run(z, {x: _data(7) * 2})
+            close(value, fake_quant(_data(7) * 2, -size, size, narrow_range=True))
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_gradients_go_straight_through_where_values_are_in_range(kind):
+    x = _data()
+    with tf.Graph().as_default() as graph:
+        given = tf.constant(x)
+        y = LEARNING[kind](
+            given, init_min=-1.0, init_max=1.5, is_training=False, num_bits=4
+        )
+        upstream = tf.constant(_data(1))
+        (gradient,) = tf.gradients(y, given, upstream)
+    with session(graph) as opened:
+        expected = _data(1) * passes(x, -1.0, 1.5, 4)
+        np.testing.assert_array_equal(opened.run(gradient), expected)
+    assert 0.05 < np.mean(expected == 0) < 0.95
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", LEARNING)
+def test_no_gradients_go_into_ranges(kind, per_channel):
+    """Else the extreme values would get those of all that are clipped."""
+    x = _data()
+    with tf.Graph().as_default() as graph:
+        given = tf.constant(x)
+        y = LEARNING[kind](
+            given, per_channel, -0.5, 0.5, num_bits=4, variables=(ranges := {})
+        )
+        (gradient,) = tf.gradients(y, given, tf.constant(_data(1)))
+    with session(graph) as opened:
+        actual = opened.run(gradient)
+        low, high = opened.run(list(ranges.values()))
+    expected = _data(1) * passes(x, low, high, 4)
+    np.testing.assert_array_equal(actual, expected)
+    assert np.any(expected == 0)
+
+
+@needs_eager
+def test_traces_of_a_function_share_given_variables():
+    ranges = {}
+
+    @tf.function
+    def step(x):
+        return moving_avg_quantize(x, ema_decay=0.5, variables=ranges)
+
+    step(tf.constant([-2.0, 8.0]))
+    kept = list(ranges.values())
+    step(tf.constant([[-2.0, 9.0]]))
+    assert len(step._list_all_concrete_functions()) == 2
+    assert [a is b for a, b in zip(kept, ranges.values(), strict=True)] == [True, True]
+    expected = moved(moved((-6.0, 6.0), (-2.0, 8.0), 0.5), (-2.0, 9.0), 0.5)
+    assert [float(v) for v in ranges.values()] == list(expected)
+    assert not any(v.trainable for v in ranges.values())
+
+
+@needs_eager
+def test_compiled_by_xla():
+    ranges = {}
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        return moving_avg_quantize(x, ema_decay=0.5, variables=ranges)
+
+    x = _data()
+    value = step(tf.constant(x)).numpy()
+    low, high = moved((-6.0, 6.0), ends(x), 0.5)
+    close([float(v) for v in ranges.values()], [low, high])
+    close(value, fake_quant(x, low, high))
+
+
+def test_names_and_collections():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(_data())
+        with tf.name_scope("a"):
+            moving_avg_quantize(x, vars_collection="mine")
+            moving_avg_quantize(x, name_prefix="act_quant")
+        last_value_quantize(x, vars_collection=v1.GraphKeys.GLOBAL_VARIABLES)
+        names = [
+            f"{scope}/{end}"
+            for scope in ("a/MovingAvgQuantize", "a/act_quant", "LastValueQuant")
+            for end in ("min", "max")
+        ]
+        assert [v.op.name for v in v1.global_variables()] == names
+        assert [v.op.name for v in graph.get_collection("mine")] == names[:2]
+        assert v1.trainable_variables() == []
+        scopes = [op.name.rpartition("/")[0] for op in fake_quants(graph)]
+        assert scopes == ["a/MovingAvgQuantize", "a/act_quant", "LastValueQuant"]
+        verify(graph)
+
+
+def test_surroundings_count_as_for_any_op():
+    with tf.Graph().as_default():
+        x = tf.constant([1.0])
+        with tf.device("/device:CPU:0"), tf.control_dependencies([tf.constant(0)]):
+            y = fixed_quantize(x)
+            z = moving_avg_quantize(x)
+        assert y.op.device == z.op.device == "/device:CPU:0"
+        assert y.op.control_inputs
+
+
+FLOAT = np.float32([1.0, 2.0])
+REFUSED = {
+    "bits 1": (lambda x: last_value_quantize(x, num_bits=1), "num_bits=1"),
+    "bits 17": (lambda x: moving_avg_quantize(x, num_bits=17), "num_bits=17"),
+    "bits 17 fixed": (lambda x: fixed_quantize(x, num_bits=17), "num_bits=17"),
+    "bits 8.0": (lambda x: fixed_quantize(x, num_bits=8.0), "whole number"),
+    "decay": (lambda x: moving_avg_quantize(x, ema_decay=1.0), "ema_decay=1.0"),
+    "no zero": (lambda x: last_value_quantize(x, init_min=1.0), "init_min=1.0"),
+    "empty": (lambda x: fixed_quantize(x, 0.0, 0.0), "no range"),
+    "swapped": (lambda x: fixed_quantize(x, 3.0, -3.0), "no range"),
+    "shape": (
+        lambda x: last_value_quantize(
+            x, per_channel=True, variables={"LastValueQuant/min": tf.Variable([1.0])}
+        ),
+        r"'LastValueQuant/min' is given with shape \(1,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_numbers(name):
+    call, message = REFUSED[name]
+    with tf.Graph().as_default(), pytest.raises(QuantizeError, match=message):
+        call(tf.constant(FLOAT))
+
+
+@pytest.mark.parametrize("shape", [(), (None,), None], ids=str)
+def test_unknown_channels_are_refused(shape):
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, shape, "x")
+        with pytest.raises(QuantizeError, match=r"'x:0'.*per_channel=False"):
+            last_value_quantize(x, per_channel=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_other_types_are_refused(dtype):
+    with tf.Graph().as_default():
+        x = tf.constant([1], dtype, name="x")
+        for call in (fixed_quantize, last_value_quantize, moving_avg_quantize):
+            with pytest.raises(ArgumentTypeError, match=f"'x:0'.*{dtype}.*cast"):
+                call(x)
+
+
+@needs_eager
+@pytest.mark.parametrize("value", [FLOAT, "eager", 1.0], ids=["array", "eager", "1.0"])
+def test_no_tensor_of_a_graph_is_refused(value):
+    value = tf.constant(FLOAT) if isinstance(value, str) else value
+    with pytest.raises(ArgumentTypeError, match=r"tf\.Tensor of a graph"):
+        moving_avg_quantize(value)
+
+
+def test_a_tensor_of_another_graph_is_refused():
+    with tf.Graph().as_default():
+        x = tf.constant(FLOAT, name="x")
+    with tf.Graph().as_default(), pytest.raises(ArgumentTypeError, match="as_default"):
+        fixed_quantize(x)

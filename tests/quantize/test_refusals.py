@@ -1,0 +1,340 @@
+"""What `quantize` refuses: by name, with the reason, and a graph as it was."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import (
+    ArgumentTypeError,
+    FinalizedGraphError,
+    QuantizeError,
+    StaleGraphError,
+    TransformError,
+)
+from geutil.graph.verify import verify
+from geutil.quantize import Spec, quantize
+from tests.quantize.tiny import check_fake_quant, fake_quants, session
+from tests.settings import edges, needs_eager
+
+v1 = tf.compat.v1
+DATA = np.float32(np.random.default_rng(0).normal(size=(4, 5)))
+
+
+def _graph(dtype=tf.float32, x="x", one="one", two="two"):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(dtype, [None, 5], x)
+        weights = [tf.ones([5, 5], dtype, name=f"{name}/ones") for name in (one, two)]
+        y = tf.matmul(x, weights[0], name=f"{one}/product")
+        y = tf.nn.relu(y, name=f"{one}/relu")
+        tf.matmul(y, weights[1], name=f"{two}/product")
+    return graph
+
+
+def _state(graph):
+    return edges(graph), [v.name for v in graph.get_collection("variables")]
+
+
+def _refused(graph, error, match, **options):
+    before = _state(graph)
+    with pytest.raises(error, match=match):
+        quantize(graph, **options)
+    assert _state(graph) == before
+
+
+NUMBERS = [
+    ("weight_bits=1 ", {"weight_bits": 1}),
+    ("weight_bits=17", {"weight_bits": 17}),
+    ("activation_bits=1 ", {"activation_bits": 1}),
+    ("activation_bits=17", {"activation_bits": 17}),
+    ("weight_bits is a whole number, not 8.0", {"weight_bits": 8.0}),
+    ("activation_bits is a whole number, not '8'", {"activation_bits": "8"}),
+    ("ema_decay=1.0", {"ema_decay": 1.0}),
+    ("ema_decay=-0.1", {"ema_decay": -0.1}),
+    ("quant_delay is -3; pass 0 or more", {"quant_delay": -3}),
+    ("is for training", {"quant_delay": 3, "is_training": False}),
+    ("'rleu' is no activation that is known", {"activations": ["relu", "rleu"]}),
+]
+
+
+@pytest.mark.parametrize(("message", "options"), NUMBERS, ids=[n for n, _ in NUMBERS])
+def test_numbers_and_names_out_of_range(message, options):
+    _refused(_graph(), QuantizeError, re.escape(message), **options)
+
+
+TYPES = [
+    ("quant_delay is a number of steps", {"quant_delay": 2.0}),
+    ("quant_delay is a number of steps", {"quant_delay": True}),
+    ("quant_delay is a number of steps", {"quant_delay": "3"}),
+    ("steps are counted in a resource variable", {"step": 3}),
+    ("overrides are for ops, or regular", {"overrides": {3: "skip"}}),
+    ("an override is a geutil.quantize.Spec or 'skip'", {"overrides": {"one": "no"}}),
+    ("an override is a geutil.quantize.Spec or 'skip'", {"overrides": {"one": 8}}),
+]
+
+
+@pytest.mark.parametrize(("message", "options"), TYPES, ids=[str(o) for _, o in TYPES])
+def test_other_types(message, options):
+    _refused(_graph(), ArgumentTypeError, message, **options)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "model.h5", 3, tf.Graph, [tf.Graph()]],
+    ids=["None", "a path", "a number", "a class", "a list"],
+)
+def test_no_graph_and_no_model(value):
+    with pytest.raises(ArgumentTypeError, match=r"geutil\.model\.open"):
+        quantize(value)
+
+
+@needs_eager
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
+def test_a_step_of_another_type(dtype):
+    step = tf.Variable(0, dtype=dtype, name="mine")
+    _refused(_graph(), ArgumentTypeError, "int64, and 'mine:0'", step=step)
+
+
+def test_another_step_than_the_graph_counts_in():
+    graph = _graph()
+    quantize(graph, scope="one", quant_delay=3)
+    with graph.as_default():
+        other = v1.get_variable(
+            "other", initializer=np.int64(0), use_resource=True, trainable=False
+        )
+    _refused(graph, TransformError, "counts its steps in", quant_delay=3, step=other)
+
+
+@pytest.mark.parametrize("key", ["three", re.compile("three"), "^product"], ids=str)
+def test_overrides_for_no_op(key):
+    name = getattr(key, "pattern", key)
+    message = re.escape(f"the override '{name}' is for no op that computes with data")
+    _refused(_graph(), QuantizeError, message, overrides={key: "skip"})
+
+
+def test_overrides_for_an_op_of_another_graph():
+    other = _graph().get_operation_by_name("one/relu")
+    _refused(
+        _graph(), QuantizeError, "the override 'one/relu'", overrides={other: "skip"}
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_bits": 1},
+        {"activation_bits": 17},
+        {"range": (1.0, 2.0)},
+        {"range": (0.0, 0.0)},
+        {"range": (0.0, 1.0, 2.0)},
+        {"ema_decay": 1.0},
+    ],
+    ids=str,
+)
+def test_specs_that_cannot_be(options):
+    with pytest.raises(QuantizeError):
+        Spec(**options)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_gradients_and_optimizers(is_training):
+    graph = _graph()
+    with graph.as_default():
+        w = v1.get_variable("w", [5, 2], use_resource=True)
+        y = graph.get_tensor_by_name("two/product:0")
+        loss = tf.reduce_sum(tf.matmul(y, w) ** 2)
+        v1.train.AdamOptimizer(0.1).minimize(loss)
+    _refused(
+        graph,
+        QuantizeError,
+        r"ResourceApplyAdam\) belongs to gradients or an optimizer; insert "
+        "quantization before gradients",
+        is_training=is_training,
+    )
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_graph_that_ran(is_training):
+    graph = _graph()
+    with session(graph) as opened:
+        opened.run("two/product:0", {"x:0": DATA})
+        _refused(graph, StaleGraphError, "live Session", is_training=is_training)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_finalized_graph(is_training):
+    graph = _graph()
+    graph.finalize()
+    _refused(graph, FinalizedGraphError, "finalized", is_training=is_training)
+
+
+@needs_eager
+def test_a_function_that_is_built():
+    function = tf.function(lambda x: tf.nn.relu(tf.matmul(x, tf.ones([5, 5]))))
+    graph = function.get_concrete_function(tf.TensorSpec([None, 5])).graph
+    before = edges(graph)
+    with pytest.raises(StaleGraphError, match="is built already"):
+        quantize(graph)
+    assert edges(graph) == before
+
+
+def test_variables_of_another_shape():
+    graph = _graph()
+    with graph.as_default():
+        wrong = v1.get_variable("wrong", [3], use_resource=True)
+    _refused(
+        graph,
+        QuantizeError,
+        r"'two/weights_quant/max' is given with shape \(3,\)",
+        variables={"two/weights_quant/max": wrong},
+    )
+
+
+def test_variables_of_another_graph():
+    other = quantize(_graph()).variables
+    _refused(
+        _graph(),
+        QuantizeError,
+        "'one/weights_quant/min' is given from another graph",
+        variables=other,
+    )
+
+
+def test_strict_names_what_is_missing():
+    graph = _graph()
+    _refused(
+        graph,
+        QuantizeError,
+        r"2 op\(s\) with int8 kernels would not be quantized; nothing was changed:"
+        r"\s+one/product \(MatMul\): is skipped by an override"
+        r"\s+one/relu \(Relu\): is skipped by an override",
+        strict=True,
+        overrides={"one": "skip"},
+    )
+    assert quantize(graph, strict=True).coverage == 1.0
+
+
+# -- what is no error, and is told -----------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["nowhere", "on", "one/relu/more"])
+def test_a_scope_that_matches_nothing(scope, caplog):
+    graph = _graph()
+    before = _state(graph)
+    report = quantize(graph, scope=scope)
+    assert _state(graph) == before
+    warning = f"no op in the scope '{scope}' can be quantized"
+    assert report.warnings == (warning,)
+    assert f"warning: {warning}" in str(report)
+    assert warning in caplog.text
+    assert {e.reason for e in report.skipped} == {f"is outside the scope '{scope}'"}
+
+
+def test_an_empty_graph():
+    report = quantize(tf.Graph())
+    assert (report.quantized, report.skipped, report.coverage) == ((), (), 1.0)
+
+
+def test_other_floats_are_skipped_with_the_reason():
+    graph = _graph(tf.float64)
+    before = _state(graph)
+    report = quantize(graph)
+    assert _state(graph) == before
+    assert all("computes in float64" in e.reason for e in report.skipped)
+    assert report.coverage == 0.0
+
+
+# -- what to fetch instead -------------------------------------------------------------
+
+
+def _logits(graph):
+    return graph.get_tensor_by_name("two/product:0")
+
+
+@pytest.mark.parametrize("delay", [None, 3])
+def test_a_result_that_nothing_reads(delay):
+    graph = _graph()
+    logits = _logits(graph)
+    report = quantize(graph, quant_delay=delay)
+    verify(graph)
+    out = report.tensor(logits)
+    assert out is not logits
+    (entry,) = [e for e in report.quantized if e.op == "two/product"]
+    assert entry.into == out.name
+    with session(graph) as opened:
+        names = ["two/act_quant/min", "two/act_quant/max"]
+        for step in range(5):
+            value, plain = opened.run([out, logits], {"x:0": DATA})
+            if step < (delay or 0):
+                np.testing.assert_array_equal(value, plain)
+            else:
+                low, high = opened.run([report.variables[n] for n in names])
+                check_fake_quant(value, plain, low, high)
+    # A report of a second call tells it as well, and so does any other.
+    assert quantize(graph).tensor(logits) is out
+
+
+def test_tensors_that_are_not_quantized_are_themselves():
+    graph = _graph()
+    report = quantize(graph)
+    product = graph.get_tensor_by_name("one/product:0")
+    assert report.tensor(product) is product
+    for op in fake_quants(graph):
+        assert report.tensor(op.outputs[0]) is op.outputs[0]
+
+
+def test_weights_and_inputs():
+    graph = _graph()
+    report = quantize(graph)
+    x = graph.get_tensor_by_name("x:0")
+    first = graph.get_operation_by_name("one/product")
+    assert report.tensor(x) is first.inputs[0]
+    assert report.tensor(first.inputs[1].op.inputs[0]) is first.inputs[1]
+
+
+@needs_eager
+@pytest.mark.parametrize(
+    "value", [3, "x:0", DATA, tf.constant(1.0)], ids=lambda v: type(v).__name__
+)
+def test_no_tensor_of_a_graph(value):
+    with pytest.raises(ArgumentTypeError, match=r"tf\.Tensor of a graph"):
+        quantize(_graph()).tensor(value)
+
+
+class _Model:
+    """Stands in for a model with two signatures."""
+
+    def __init__(self, graphs, name="first"):
+        self.graph = graphs[name]
+        self.signature = name
+        self.outputs = {"y": self.graph.get_operations()[-1].outputs[0]}
+        self.signatures = {}
+        if name == "first":
+            others = {n: _Model(graphs, n) for n in graphs if n != name}
+            self.signatures = {name: self, **others}
+
+
+def test_a_refusal_in_one_signature_leaves_the_others_as_they_were():
+    graphs = {"first": _graph(), "second": _graph(x="z", one="three", two="four")}
+    model = _Model(graphs)
+    with session(graphs["second"]) as opened:
+        opened.run("four/product:0", {"z:0": DATA})
+        before = edges(graphs["first"])
+        with pytest.raises(StaleGraphError):
+            quantize(model)
+    reads = {
+        name: ends for name, ends in edges(graphs["first"]).items() if name in before
+    }
+    assert reads == before
+    # What was made in vain is not taken for quantized the next time.
+    report = quantize(model)
+    assert {e.signature for e in report.quantized} == {"first", "second"}
+    assert report.coverage == 1.0
+    for graph in graphs.values():
+        verify(graph)
+        products = [op for op in graph.get_operations() if op.type == "MatMul"]
+        read = {t.op.type for op in products for t in op.inputs}
+        assert read == {"FakeQuantWithMinMaxVars"}

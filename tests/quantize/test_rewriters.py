@@ -1,0 +1,336 @@
+"""Training and eval graphs: folded, quantized, and the same the second time."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import (
+    ArgumentTypeError,
+    FinalizedGraphError,
+    FoldError,
+    QuantizeError,
+    StaleGraphError,
+)
+from geutil.graph.verify import verify
+from geutil.quantize import (
+    create_eval_graph,
+    create_training_graph,
+    experimental_create_eval_graph,
+    experimental_create_training_graph,
+)
+from tests.quantize.tiny import check_fake_quant, close, fake_quants, session, types
+from tests.quantize.trained_net import build, norm
+from tests.settings import edges, needs_eager
+
+v1 = tf.compat.v1
+TRAINING = {
+    "plain": create_training_graph,
+    "delay": lambda graph=None: create_training_graph(graph, 3),
+    "experimental": experimental_create_training_graph,
+    "freeze": lambda graph=None: experimental_create_training_graph(
+        graph, quant_delay=3, freeze_bn_delay=2
+    ),
+}
+EVAL = {"eval": create_eval_graph, "experimental eval": experimental_create_eval_graph}
+REWRITERS = TRAINING | EVAL
+NORMS = ["fused", "unfused", "none"]
+DATA = np.float32(np.random.default_rng(0).normal(size=(4, 6, 6, 3)) * 2)
+
+
+def _net(name, norms="fused"):
+    graph = tf.Graph()
+    with graph.as_default():
+        x, logits, updates = build(norms, name in TRAINING)
+    return graph, x, logits
+
+
+def _bytes(graph):
+    return graph.as_graph_def(add_shapes=True).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("norms", NORMS)
+@pytest.mark.parametrize("name", REWRITERS)
+def test_a_second_call_changes_nothing(name, norms):
+    graph, _, logits = _net(name, norms)
+    first = REWRITERS[name](graph)
+    verify(graph)
+    before = _bytes(graph)
+    variables = len(graph.get_collection("variables"))
+    second = REWRITERS[name](graph)
+    assert _bytes(graph) == before
+    assert len(graph.get_collection("variables")) == variables
+    assert second.tensor(logits) is first.tensor(logits)
+    assert first.tensor(logits) is not logits
+    assert second.variables == {}
+    assert second.folds.folded == ()
+
+
+@pytest.mark.parametrize("name", REWRITERS)
+def test_the_default_graph(name):
+    graph, _, logits = _net(name)
+    with graph.as_default():
+        report = REWRITERS[name]()
+    assert report.tensor(logits).op.type in ("FakeQuantWithMinMaxVars", "SelectV2")
+    assert report.quantization.coverage == 1.0
+
+
+@pytest.mark.parametrize("name", REWRITERS)
+def test_what_is_folded_and_quantized(name):
+    graph, _, _ = _net(name)
+    report = REWRITERS[name](graph)
+    assert [f.layer for f in report.folds.folded] == [
+        "first/Conv2D",
+        "second/depthwise",
+        "third/Conv2D",
+        "fourth/Conv2D",
+    ]
+    layers = [e.op for e in report.quantization.quantized if e.weights]
+    assert layers == [
+        "first/Conv2D_fold",
+        "second/depthwise_fold",
+        "third/Conv2D_fold",
+        "fourth/Conv2D_fold",
+        "last/logits",
+    ]
+    assert not report.quantization.skipped
+    assert report.variables is report.quantization.variables
+    text = str(report)
+    assert text.startswith("4 of 4 batch norm(s) folded, 0 refused")
+    assert "coverage 1.000" in text
+    # What normalized by the batch's own statistics is still there for the averages.
+    assert len(fake_quants(graph)) == len(
+        {e.weights_range for e in report.quantization.quantized if e.weights}
+        | {e.into for e in report.quantization.quantized if e.result}
+    )
+
+
+def test_delays_and_freezes_share_a_counter():
+    graph, x, logits = _net("freeze")
+    report = TRAINING["freeze"](graph)
+    assert types(graph).count("AssignAddVariableOp") == 1
+    with session(graph) as opened:
+        for step in range(3):
+            assert opened.run(report.step) == step
+            opened.run(report.tensor(logits), {x: DATA})
+
+
+@pytest.mark.parametrize("name", ["plain", "experimental", *EVAL])
+def test_without_a_delay_nothing_counts(name):
+    graph, _, _ = _net(name)
+    report = REWRITERS[name](graph)
+    assert report.step is None
+    assert not {"AssignAddVariableOp", "SelectV2", "If", "Switch"} & set(types(graph))
+
+
+def test_before_the_delay_a_training_graph_is_the_network():
+    graph, x, logits = _net("freeze", "unfused")
+    report = experimental_create_training_graph(graph, quant_delay=3)
+    plain, plain_x, plain_logits = _net("freeze", "unfused")
+    with session(graph) as opened, session(plain) as other:
+        for step in range(4):
+            value = opened.run(report.tensor(logits), {x: DATA})
+            expected = other.run(plain_logits, {plain_x: DATA})
+            if step < 3:
+                close(value, expected, 1e-5)
+        assert np.abs(value - expected).max() > 1e-3
+
+
+def test_bits():
+    graph, _, _ = _net("experimental")
+    report = experimental_create_training_graph(graph, 4, 6)
+    forms = report.quantization.quantized
+    assert {e.weights.bits for e in forms if e.weights} == {4}
+    assert {e.result.bits for e in forms if e.result} == {6}
+    ops = fake_quants(graph)
+    per_channel = {op.get_attr("num_bits") for op in ops if "PerChannel" in op.type}
+    assert per_channel == {4}
+
+
+@pytest.mark.parametrize("name", ["experimental", "experimental eval"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_symmetric(name, symmetric):
+    graph, _, _ = _net(name)
+    report = REWRITERS[name](graph, symmetric=symmetric)
+    for entry in report.quantization.quantized:
+        if entry.weights:
+            assert entry.weights.symmetric is symmetric
+            assert entry.weights.narrow_range is symmetric
+        if entry.result:
+            assert not entry.result.symmetric
+
+
+def test_the_defaults_are_those_that_convert():
+    for rewriter in (
+        experimental_create_training_graph,
+        experimental_create_eval_graph,
+    ):
+        parameters = inspect.signature(rewriter).parameters
+        assert parameters["symmetric"].default is True
+        assert parameters["weight_bits"].default == 8
+        assert parameters["activation_bits"].default == 8
+        assert parameters["scope"].default is None
+
+
+@pytest.mark.parametrize("name", ["experimental", "experimental eval"])
+def test_a_scope(name):
+    graph, _, _ = _net(name)
+    report = REWRITERS[name](graph, scope="third")
+    assert [f.layer for f in report.folds.folded] == ["third/Conv2D"]
+    refused = {r.norm.partition("/")[0] for r in report.folds.refused}
+    assert refused == {"first", "second", "fourth"}
+    assert {e.op.partition("/")[0] for e in report.quantization.quantized} == {"third"}
+    assert all(name.startswith("third/") for name in report.variables)
+    outside = {e.op for e in report.quantization.skipped}
+    assert {"first/Relu6", "bypass/sum", "last/logits"} <= outside
+
+
+@pytest.mark.parametrize("name", ["experimental", "experimental eval"])
+def test_a_scope_that_matches_nothing(name, caplog):
+    graph, _, _ = _net(name)
+    before = _bytes(graph)
+    report = REWRITERS[name](graph, scope="nowhere")
+    assert _bytes(graph) == before
+    warning = "no op in the scope 'nowhere' can be quantized"
+    assert report.quantization.warnings == (warning,)
+    assert warning in caplog.text
+    assert f"warning: {warning}" in str(report)
+
+
+CASES = [("fused", False), ("unfused", False), ("unfused", True)]
+
+
+@pytest.mark.parametrize("kind, is_training", CASES)
+def test_a_norm_that_is_the_result(kind, is_training):
+    """Its tensor goes on standing for what it did; the report names another.
+
+    A fused norm in training whose statistics alone are read is taken for one that was
+    folded before.
+    """
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 6, 6, 3], "x")
+        w = v1.get_variable("w", [3, 3, 3, 4], use_resource=True)
+        y = tf.nn.conv2d(x, w, 1, "SAME", name="layer")
+        with v1.variable_scope("bn", use_resource=True):
+            z = norm(y, kind == "fused", is_training, [])
+    report = create_training_graph(graph) if is_training else create_eval_graph(graph)
+    assert len(report.folds.folded) == 1
+    out = report.tensor(z)
+    assert out.op.type == "FakeQuantWithMinMaxVars"
+    with session(graph) as opened:
+        before, value, plain = opened.run([out.op.inputs[0], out, z], {x: DATA})
+        names = ["layer/act_quant/min", "layer/act_quant/max"]
+        ends = opened.run([report.variables[name] for name in names])
+    check_fake_quant(value, before, *ends)
+    if kind == "fused":
+        assert out.op.inputs[0].op.name == report.folds.folded[0].into
+    else:
+        np.testing.assert_array_equal(before, plain)
+
+
+@needs_eager
+def test_in_a_function_that_is_traced():
+    @tf.function
+    def step(x):
+        y = tf.nn.relu(tf.matmul(x, tf.ones([3, 2]), name="dense"))
+        first, second = create_eval_graph(), create_eval_graph()
+        assert second.tensor(y) is first.tensor(y)
+        return y, first.tensor(y)
+
+    x = tf.constant(DATA[0, 0])
+    y, quantized = step(x)
+    check_fake_quant(quantized, y, 0.0, 6.0)
+
+
+# -- what is refused -------------------------------------------------------------------
+
+
+def _refused(call, error, match, graph):
+    before = edges(graph)
+    count = len(graph.get_collection("variables"))
+    with pytest.raises(error, match=match):
+        call()
+    assert edges(graph) == before
+    assert len(graph.get_collection("variables")) == count
+
+
+@pytest.mark.parametrize("name", REWRITERS)
+def test_optimizers_and_gradients_are_refused(name):
+    for optimizes in (True, False):
+        graph, _, logits = _net(name)
+        with graph.as_default():
+            loss = tf.reduce_sum(logits**2)
+            if optimizes:
+                v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+            else:
+                tf.gradients(loss, v1.trainable_variables())
+        _refused(
+            lambda: REWRITERS[name](graph),  # noqa: B023
+            QuantizeError,
+            "gradients or an optimizer; insert quantization before gradients",
+            graph,
+        )
+
+
+@pytest.mark.parametrize("name", REWRITERS)
+def test_graphs_that_ran_or_are_finalized_are_refused(name):
+    graph, x, logits = _net(name)
+    with session(graph) as opened:
+        opened.run(logits, {x: DATA})
+        _refused(lambda: REWRITERS[name](graph), StaleGraphError, "live Session", graph)
+    graph, _, _ = _net(name)
+    graph.finalize()
+    _refused(lambda: REWRITERS[name](graph), FinalizedGraphError, "finalized", graph)
+
+
+@pytest.mark.parametrize("name", REWRITERS)
+@pytest.mark.parametrize("value", ["graph", 3, [], tf.Graph], ids=str)
+def test_no_graph_is_refused(name, value):
+    with pytest.raises(ArgumentTypeError, match=r"expected a tf\.Graph"):
+        REWRITERS[name](value)
+
+
+BAD = {
+    "weight_bits=1": ({"weight_bits": 1}, QuantizeError),
+    "weight_bits=17": ({"weight_bits": 17}, QuantizeError),
+    "activation_bits=1": ({"activation_bits": 1}, QuantizeError),
+    "activation_bits=17": ({"activation_bits": 17}, QuantizeError),
+    "quant_delay is -1": ({"quant_delay": -1}, QuantizeError),
+    "quant_delay is a number": ({"quant_delay": 1.5}, ArgumentTypeError),
+    "quant_delay is a number of": ({"quant_delay": True}, ArgumentTypeError),
+    "freeze_batch_norm_delay is -1": ({"freeze_bn_delay": -1}, FoldError),
+    "freeze_batch_norm_delay is a": ({"freeze_bn_delay": "x"}, ArgumentTypeError),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments(message):
+    options, error = BAD[message]
+    graph, _, _ = _net("experimental")
+    _refused(
+        lambda: experimental_create_training_graph(graph, **options),
+        error,
+        message,
+        graph,
+    )
+    if "freeze_bn_delay" not in options:
+        graph, _, _ = _net("experimental eval")
+        _refused(
+            lambda: experimental_create_eval_graph(graph, **options),
+            error,
+            message,
+            graph,
+        )
+
+
+def test_an_eval_graph_has_no_delay():
+    graph, _, _ = _net("eval")
+    _refused(
+        lambda: experimental_create_eval_graph(graph, quant_delay=5),
+        QuantizeError,
+        "quant_delay is for training",
+        graph,
+    )

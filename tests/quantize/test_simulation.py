@@ -1,0 +1,141 @@
+"""The TensorFlow ops that learn and apply ranges, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.quantize import simulation
+from geutil.quantize.spec import Format
+from tests.quantize.tiny import check_fake_quant, close, ends, fake_quant, moved
+from tests.settings import evaluate
+
+v1 = tf.compat.v1
+X = np.float32(np.random.default_rng(0).normal(size=(3, 4, 5, 2)) * 3)
+
+
+def _handles(low=-1.0, high=1.0, shape=()):
+    made = [
+        v1.get_variable(
+            name,
+            initializer=np.full(shape, value, np.float32),
+            use_resource=True,
+            trainable=False,
+        )
+        for name, value in (("min", low), ("max", high))
+    ]
+    return tuple(v.handle for v in made)
+
+
+def _values(body):
+    with tf.Graph().as_default() as graph:
+        tensors = body()
+    return evaluate(graph, tensors)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("bits", [2, 8, 16])
+def test_fake_quant_of_whole_tensors(bits, narrow):
+    form = Format(bits, narrow_range=narrow)
+    (value,) = _values(lambda: [simulation.fake_quant(X, (-2.0, 3.0), form)])
+    check_fake_quant(value, X, -2.0, 3.0, bits, narrow)
+
+
+@pytest.mark.parametrize("axes", [(3,), (2, 3)], ids=["last", "two"])
+def test_fake_quant_of_channels(axes):
+    sizes = tuple(X.shape[a] for a in axes)
+    random = np.random.default_rng(1)
+    low = -random.uniform(0.5, 3.0, sizes).astype(np.float32)
+    high = random.uniform(0.5, 3.0, sizes).astype(np.float32)
+    form = Format(8, axes=axes)
+    pair = low.reshape(-1), high.reshape(-1)
+    (value,) = _values(lambda: [simulation.fake_quant(tf.constant(X), pair, form)])
+    assert value.shape == X.shape
+    check_fake_quant(value, X, low, high)
+
+
+@pytest.mark.parametrize("axes", [(), (3,), (2, 3)], ids=str)
+def test_ends(axes):
+    form = Format(8, axes=axes)
+    values = _values(lambda: simulation.ends_of([tf.constant(X)], form))
+    others = tuple(a for a in range(4) if a not in axes)
+    close(values, [e.reshape(-1) if axes else e for e in ends(X, others)])
+
+
+def test_ends_of_several_tensors():
+    values = _values(lambda: simulation.ends_of([tf.constant(x) for x in X], Format()))
+    close(values, ends(X))
+
+
+@pytest.mark.parametrize("shift", [-100.0, 100.0])
+def test_ends_hold_zero(shift):
+    values = _values(lambda: simulation.ends_of([tf.constant(X + shift)], Format()))
+    close(values, [min((X + shift).min(), 0), max((X + shift).max(), 0)])
+    assert 0.0 in values
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("bits", [2, 8])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_symmetric_ends(bits, narrow, sign):
+    x = np.float32([-0.5, 2.0]) * np.float32(sign)
+    form = Format(bits, symmetric=True, narrow_range=narrow)
+    low, high = _values(lambda: simulation.ends_of([tf.constant(x)], form))
+    half = 2.0 ** (bits - 1)
+    ratio = 1.0 if narrow else (half - 1) / half
+    close(high, -low * ratio)
+    # The smallest such range that holds the values.
+    assert low <= x.min() * 0.999999
+    assert high >= x.max() * 0.999999
+    assert np.isclose(low, x.min()) or np.isclose(high, x.max())
+
+
+def test_a_moving_average_returns_both():
+    def body():
+        pair = simulation.moving_average([tf.constant(X)], _handles(), Format(), 0.75)
+        return [*pair[0], *pair[1]]
+
+    values = _values(body)
+    close(values[:2], [-1.0, 1.0])
+    close(values[2:], moved((-1.0, 1.0), ends(X), 0.75))
+
+
+def test_what_is_returned_waits_for_the_assignment():
+    """So a step that reads the range has moved it."""
+    with tf.Graph().as_default() as graph:
+        handles = _handles()
+        low, high = simulation.last_value([tf.constant(X)], handles, Format())
+        quantized = simulation.fake_quant(tf.constant(X), (low, high), Format())
+        variables = v1.global_variables()
+    with v1.Session(graph=graph) as opened:
+        opened.run([v.initializer for v in variables])
+        close(opened.run(quantized), fake_quant(X, *ends(X)))
+        close(opened.run(list(variables)), ends(X))
+
+
+@pytest.mark.parametrize("step", [0, 2, 3, 4])
+def test_delayed(step):
+    def body():
+        x, y = tf.constant([1.0]), tf.constant([2.0])
+        return [simulation.delayed(y, x, tf.constant(step, tf.int64), 3)]
+
+    assert _values(body)[0] == [1.0 if step < 3 else 2.0]
+
+
+def test_delayed_gradients():
+    """Of what is not rounded they are those of the tensor, also out of range."""
+    x = np.float32([-9.0, 0.3, 9.0])
+
+    def body():
+        given = tf.constant(x)
+        quantized = simulation.fake_quant(given, (-1.0, 1.0), Format())
+        chosen = [
+            simulation.delayed(quantized, given, tf.constant(step, tf.int64), 3)
+            for step in (2, 3)
+        ]
+        return [tf.gradients(t, given)[0] for t in chosen]
+
+    early, late = _values(body)
+    assert early.tolist() == [1.0, 1.0, 1.0]
+    assert late.tolist() == [0.0, 1.0, 0.0]

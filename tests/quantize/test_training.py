@@ -1,0 +1,337 @@
+"""Training with simulated quantization in version 1 graphs, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.graph.verify import verify
+from geutil.quantize import quantize
+from tests.quantize.tiny import (
+    check_fake_quant,
+    close,
+    ends,
+    fake_quant,
+    fake_quants,
+    moved,
+    passes,
+    session,
+    symmetric_ends,
+    types,
+)
+
+v1 = tf.compat.v1
+RANDOM = np.random.default_rng(0)
+W1 = np.float32(RANDOM.normal(size=(5, 6)))
+B1 = np.float32(RANDOM.normal(size=6))
+W2 = np.float32(RANDOM.normal(size=(6, 3)))
+STEPS = [np.float32(RANDOM.normal(size=(8, 5)) * 2) for _ in range(5)]
+RATE = 0.05
+# Decisions that only a delay makes.
+CHOOSING = {"SelectV2", "Select", "If", "StatelessIf", "Switch", "Merge", "Where"}
+
+
+def _variable(name, value, resource=True):
+    return v1.get_variable(name, initializer=value, use_resource=resource)
+
+
+class Net:
+    """Two dense layers, the first with a bias and a Relu, in a new graph."""
+
+    def __init__(self, resource=True, constant=False):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.x = v1.placeholder(tf.float32, [None, 5], "x")
+            make = _constant if constant else _variable
+            options = {} if constant else {"resource": resource}
+            self.w1 = make("one/weights", W1, **options)
+            self.b1 = make("one/bias", B1, **options)
+            self.w2 = make("two/weights", W2, **options)
+            y = tf.matmul(self.x, self.w1, name="one/product")
+            self.hidden = tf.nn.relu(tf.nn.bias_add(y, self.b1), name="one/relu")
+            self.logits = tf.matmul(self.hidden, self.w2, name="two/product")
+
+    def quantize(self, **options):
+        self.report = quantize(self.graph, **options)
+        verify(self.graph)
+        self.out = self.report.tensor(self.logits)
+        return self
+
+    def train(self):
+        with self.graph.as_default():
+            self.loss = tf.reduce_sum(self.out**2) / 8
+            optimizer = v1.train.GradientDescentOptimizer(RATE)
+            self.step = optimizer.minimize(self.loss)
+        return self
+
+
+def _constant(name, value):
+    return tf.constant(value, name=name)
+
+
+def _names(*names):
+    return [f"{name}/{end}" for name in names for end in ("min", "max")]
+
+
+RANGES = ["x/input_quant", "one/act_quant", "two/act_quant"]
+WEIGHTS = ["one/weights_quant", "two/weights_quant"]
+
+
+def test_the_ranges_of_a_net():
+    net = Net().quantize()
+    assert sorted(net.report.variables) == sorted(_names(*RANGES, *WEIGHTS))
+    initial = {
+        "x/input_quant": (-6, 6),
+        "one/act_quant": (0, 6),
+        "two/act_quant": (-6, 6),
+    }
+    with session(net.graph) as opened:
+        for name, expected in initial.items():
+            values = opened.run([net.report.variables[n] for n in _names(name)])
+            assert tuple(values) == expected
+
+
+class Reference:
+    """The same net in numpy, with its gradients and its descent."""
+
+    def __init__(self, decay=0.999):
+        self.w1, self.b1, self.w2 = W1.copy(), B1.copy(), W2.copy()
+        self.decay = decay
+        self.ranges = {
+            "x/input_quant": (-6.0, 6.0),
+            "one/act_quant": (0.0, 6.0),
+            "two/act_quant": (-6.0, 6.0),
+        }
+
+    def step(self, x, rounds=True):
+        """Do a training step; return the logits."""
+        pairs = zip(WEIGHTS, (self.w1, self.w2), strict=True)
+        self.ranges |= {name: symmetric_ends(w) for name, w in pairs}
+        xq, _ = self._activation("x/input_quant", x, rounds)
+        w1q, w1_passes = self._weights("one/weights_quant", self.w1, rounds)
+        w2q, w2_passes = self._weights("two/weights_quant", self.w2, rounds)
+        before = xq @ w1q + self.b1
+        relu = np.maximum(before, 0)
+        hidden, hidden_passes = self._activation("one/act_quant", relu, rounds)
+        logits = hidden @ w2q
+        out, out_passes = self._activation("two/act_quant", logits, rounds)
+        d_logits = 2 * out / 8 * out_passes
+        d_before = (d_logits @ w2q.T) * hidden_passes * (before > 0)
+        self.w2 = self.w2 - RATE * (hidden.T @ d_logits) * w2_passes
+        self.w1 = self.w1 - RATE * (xq.T @ d_before) * w1_passes
+        self.b1 = self.b1 - RATE * d_before.sum(0)
+        return out
+
+    def _activation(self, name, values, rounds):
+        self.ranges[name] = moved(self.ranges[name], ends(values), self.decay)
+        return self._rounded(values, *self.ranges[name], False, rounds)
+
+    def _weights(self, name, values, rounds):
+        return self._rounded(values, *self.ranges[name], True, rounds)
+
+    def _rounded(self, values, low, high, narrow, rounds):
+        if not rounds:
+            return values, 1
+        quantized = fake_quant(values, low, high, 8, narrow)
+        return quantized, passes(values, low, high, 8, narrow)
+
+
+def _compare(opened, net, reference):
+    for name, expected in reference.ranges.items():
+        values = opened.run([net.report.variables[n] for n in _names(name)])
+        close(values, expected, 2e-6)
+    variables = [net.w1, net.b1, net.w2]
+    expected = [reference.w1, reference.b1, reference.w2]
+    for value, wanted in zip(opened.run(variables), expected, strict=True):
+        close(value, wanted, 2e-6)
+
+
+@pytest.mark.parametrize("decay", [0.999, 0.5])
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_steps_are_those_of_numpy(resource, decay):
+    net = Net(resource).quantize(per_channel=False, ema_decay=decay).train()
+    reference = Reference(decay)
+    with session(net.graph) as opened:
+        for x in STEPS:
+            value, _ = opened.run([net.out, net.step], {net.x: x})
+            close(value, reference.step(x), 2e-6)
+            _compare(opened, net, reference)
+
+
+@pytest.mark.parametrize("delay", [None, 0])
+def test_without_a_delay_nothing_chooses_or_counts(delay):
+    net = Net().quantize(quant_delay=delay)
+    assert not CHOOSING & set(types(net.graph))
+    assert "AssignAddVariableOp" not in types(net.graph)
+    assert net.report.step is None
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_a_delay_of_three(resource):
+    net = Net(resource).quantize(quant_delay=3, ema_decay=0.9).train()
+    plain = Net(resource)
+    plain.out = plain.logits
+    plain.train()
+    reference = Reference(0.9)
+    with session(net.graph) as opened, session(plain.graph) as other:
+        for index, x in enumerate(STEPS):
+            value, _ = opened.run([net.out, net.step], {net.x: x})
+            expected = reference.step(x, rounds=index >= 3)
+            if index < 3:
+                # To the last bit what it would be without.
+                float_value, _ = other.run([plain.out, plain.step], {plain.x: x})
+                np.testing.assert_array_equal(value, float_value)
+                np.testing.assert_array_equal(opened.run(net.w1), other.run(plain.w1))
+            close(value, expected, 2e-6)
+            # Learnt from the first step on.
+            _compare(opened, net, reference)
+            assert opened.run(net.report.step) == index + 1
+
+
+def test_one_counter_and_one_update_for_each_end():
+    net = Net().quantize(quant_delay=3)
+    kinds = [op.type for op in net.graph.get_operations()]
+    assert kinds.count("AssignAddVariableOp") == 1
+    made = [op for op in net.graph.get_operations() if op.type == "AssignVariableOp"]
+    updates = [op for op in made if not op.name.endswith("/Assign")]
+    assert len(updates) == 2 * len([*RANGES, *WEIGHTS])
+    targets = [op.inputs[0].name for op in updates]
+    assert len(set(targets)) == len(targets)
+
+
+def test_constants():
+    net = Net(constant=True).quantize(ema_decay=0.5)
+    x = STEPS[0]
+    with session(net.graph) as opened:
+        opened.run(net.out, {net.x: x})
+        values = opened.run([net.report.variables[n] for n in _names(*WEIGHTS)])
+        close(values, [*symmetric_ends(W1), *symmetric_ends(W2)])
+
+
+# -- ranges that are shared ------------------------------------------------------------
+
+
+def test_what_a_concat_reads_and_makes_has_one_range_that_is_updated_once():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5])
+        a = tf.nn.relu(tf.matmul(x, W1), name="a/relu")
+        b = tf.tanh(tf.matmul(x, W1 * 3)) * 2.0
+        b = tf.matmul(b, tf.constant(W1.T @ W1), name="b/product")
+        y = tf.concat([a, b], 1, name="concat")
+        out = tf.matmul(y, tf.constant(np.vstack([W1.T, W1.T])), name="last")
+    report = quantize(graph, ema_decay=0.5)
+    result = report.tensor(out)
+    joined = report.tensor(y)
+    for t in (a, b):
+        # A step reads them before their range has moved, since one may need another.
+        assert report.tensor(t).op.inputs[1].op.type == "ReadVariableOp"
+    (entry,) = [e for e in report.quantized if e.op == "concat"]
+    assert entry.into == joined.name
+    names = _names(entry.result_range)
+    with session(graph) as opened:
+        pair = [report.variables[name] for name in names]
+        expected = opened.run(pair)
+        for data in STEPS:
+            before = expected
+            _, av, bv, yv, quantized = opened.run([result, a, b, y, joined], {x: data})
+            lows, highs = zip(ends(av), ends(bv), strict=True)
+            expected = moved(before, (min(lows), max(highs)), 0.5)
+            close(opened.run(pair), expected)
+            check_fake_quant(quantized, yv, *expected)
+
+
+def test_a_weight_that_two_layers_share_has_one_range():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4, 4, 3])
+        w = v1.get_variable("w", [1, 1, 3, 3], use_resource=True)
+        y = tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME", name="a/conv"))
+        z = tf.nn.relu(tf.nn.conv2d(y, w, 1, "SAME", name="b/conv"))
+    report = quantize(graph)
+    weights = {e.weights_range for e in report.quantized if e.weights}
+    assert weights == {"a/weights_quant"}
+    updates = [op for op in graph.get_operations() if op.type == "AssignVariableOp"]
+    updates = [op for op in updates if "weights_quant/range" in op.name]
+    assert [op.inputs[0].op.name for op in updates] == _names("a/weights_quant")
+    with session(graph) as opened:
+        opened.run(report.tensor(z), {x: np.ones((1, 4, 4, 3))})
+        value = opened.run(w)
+        pair = opened.run([report.variables[n] for n in _names("a/weights_quant")])
+        size = np.abs(value).max((0, 1, 2))
+        close(pair, [-size, size])
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_partitioned_variables_have_one_range(resource):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 8])
+        with v1.variable_scope("layer", use_resource=resource):
+            w = v1.get_variable(
+                "w", [8, 3], partitioner=v1.fixed_size_partitioner(4, axis=0)
+            )
+            y = tf.nn.relu(tf.matmul(x, w, name="product"))
+    report = quantize(graph)
+    weights = [e for e in report.quantized if e.weights]
+    assert [e.weights_range for e in weights] == ["layer/weights_quant"]
+    assert report.coverage == 1.0
+    with session(graph) as opened:
+        opened.run(report.tensor(y), {x: np.ones((2, 8))})
+        value = np.concatenate(opened.run(list(w)))
+        pair = opened.run([report.variables[n] for n in _names("layer/weights_quant")])
+        close(pair, symmetric_ends(value))
+
+
+def test_ranges_for_each_channel_are_last_values():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 6, 6, 4])
+        kernel = v1.get_variable("kernel", [3, 3, 4, 2], use_resource=True)
+        y = tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME", name="depthwise")
+    report = quantize(graph)
+    (entry,) = [e for e in report.quantized if e.weights]
+    pair = [report.variables[n] for n in _names(entry.weights_range)]
+    assert [tuple(v.shape) for v in pair] == [(8,), (8,)]
+    (taken,) = [op for op in fake_quants(graph) if op.type.endswith("PerChannel")]
+    with session(graph) as opened:
+        values = opened.run(
+            [report.tensor(y), kernel, taken.outputs[0]], {x: np.ones((1, 6, 6, 4))}
+        )
+        flat = values[1].reshape(3, 3, 8)
+        size = np.abs(flat).max((0, 1))
+        close(opened.run(pair), [-size, size])
+        check_fake_quant(values[2], flat, -size, size, narrow_range=True)
+
+
+# -- towers ----------------------------------------------------------------------------
+
+
+def test_towers_share_ranges_that_are_given():
+    graph, outs = tf.Graph(), []
+    with graph.as_default():
+        w = _variable("w", W1)
+        xs = [v1.placeholder(tf.float32, [None, 5]) for _ in range(2)]
+        for index, x in enumerate(xs):
+            with tf.name_scope(f"tower_{index}"):
+                outs.append(tf.nn.relu(tf.matmul(x, w, name="product"), name="relu"))
+    first = quantize(graph, scope="tower_0", ema_decay=0.5)
+    given = {n.replace("tower_0", "tower_1"): v for n, v in first.variables.items()}
+    second = quantize(graph, scope="tower_1", ema_decay=0.5, variables=given)
+    assert set(second.variables) <= set(given)
+    assert all(second.variables[name] is given[name] for name in second.variables)
+    names = [v.op.name for v in graph.get_collection("variables")]
+    assert names == ["w", *first.variables]
+    with session(graph) as opened:
+        for data in STEPS:
+            for out, x in zip(outs, xs, strict=True):
+                before = opened.run(list(first.variables.values()))
+                opened.run(first.tensor(out), {x: data})
+                after = opened.run(list(first.variables.values()))
+                assert not np.allclose(before, after)
+
+
+def test_fetching_what_is_not_quantized_learns_nothing():
+    net = Net().quantize()
+    with session(net.graph) as opened:
+        variables = list(net.report.variables.values())
+        before = opened.run(variables)
+        opened.run([net.x, net.w1, net.b1], {net.x: STEPS[0]})
+        assert opened.run(variables) == before

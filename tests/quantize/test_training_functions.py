@@ -1,0 +1,381 @@
+"""Training with simulated quantization in functions, tapes, replicas and XLA."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil.model
+from geutil.quantize import create_training_graph, quantize
+from tests.processes import ROOT
+from tests.quantize.tiny import (
+    check_fake_quant,
+    close,
+    ends,
+    fake_quant,
+    moved,
+    passes,
+    symmetric_ends,
+)
+from tests.settings import V1
+
+pytestmark = pytest.mark.skipif(V1, reason="needs eager execution")
+
+RANDOM = np.random.default_rng(0)
+W = np.float32(RANDOM.normal(size=(5, 3)))
+STEPS = [np.float32(RANDOM.normal(size=(8, 5)) * 2) for _ in range(5)]
+RATE = 0.1
+
+
+class Reference:
+    """One dense layer with a Relu, its gradients and its descent in numpy."""
+
+    def __init__(self, decay=0.999, w=W):
+        self.w, self.decay = w.copy(), decay
+        self.input, self.result = (-6.0, 6.0), (0.0, 6.0)
+
+    def step(self, x, rate=RATE):
+        self.weights = symmetric_ends(self.w)
+        self.input = moved(self.input, ends(x), self.decay)
+        xq = fake_quant(x, *self.input)
+        wq = fake_quant(self.w, *self.weights, narrow_range=True)
+        relu = np.maximum(xq @ wq, 0)
+        self.result = moved(self.result, ends(relu), self.decay)
+        out = fake_quant(relu, *self.result)
+        d_out = 2 * out * passes(relu, *self.result) * (relu > 0)
+        gradient = xq.T @ d_out * passes(self.w, *self.weights, narrow_range=True)
+        self.w = self.w - rate * gradient
+        return out
+
+    @property
+    def ranges(self):
+        return [*self.weights, *self.input, *self.result]
+
+
+def _ends(report):
+    """Return the values of all ends: weights, input, result."""
+    slots = ["weights_quant", "input_quant", "act_quant"]
+    found = {name: float(v) for name, v in report.variables.items()}
+    assert len(found) == 6
+    return [
+        value
+        for slot in slots
+        for end in ("min", "max")
+        for name, value in found.items()
+        if name.endswith(f"{slot}/{end}")
+    ]
+
+
+def _net(x, w):
+    return tf.nn.relu(tf.matmul(x, w, name="dense"), name="relu")
+
+
+# -- quantize while a function is traced -----------------------------------------------
+
+
+def _traced(w, reports, jit=False, **options):
+    @tf.function(jit_compile=jit, reduce_retracing=False)
+    def step(x):
+        y = _net(x, w)
+        report = quantize(tf.compat.v1.get_default_graph(), **options)
+        reports.append(report)
+        out = report.tensor(y)
+        (gradient,) = tf.gradients(tf.reduce_sum(out**2), w.handle)
+        w.assign_sub(RATE * gradient)
+        return out
+
+    return step
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "xla"])
+def test_inside_a_traced_function(jit):
+    w, reports = tf.Variable(W, name="w"), []
+    step = _traced(w, reports, jit, ema_decay=0.9)
+    reference = Reference(0.9)
+    for x in STEPS:
+        close(step(tf.constant(x)), reference.step(x), 2e-6)
+        close(_ends(reports[0]), reference.ranges, 2e-6)
+        close(w, reference.w, 2e-6)
+    assert len(reports) == 1
+
+
+def test_updates_run_in_loops_once_a_turn():
+    """A step of a loop is a step of training, wherever the loop stands."""
+    w, reports = tf.Variable(W), []
+    step = _traced(w, reports, ema_decay=0.9)
+    data = tf.constant(np.stack(STEPS))
+
+    @tf.function
+    def epoch():
+        for index in tf.range(len(STEPS)):
+            step(data[index])
+
+    epoch()
+    reference = Reference(0.9)
+    for x in STEPS:
+        reference.step(x)
+    close(_ends(reports[0]), reference.ranges, 5e-6)
+    close(w, reference.w, 5e-6)
+
+
+def test_a_delay_inside_a_traced_function():
+    w, reports = tf.Variable(W), []
+    counter = tf.Variable(0, dtype=tf.int64, trainable=False)
+    step = _traced(w, reports, quant_delay=3, step=counter)
+    expected = W.copy()
+    for index, x in enumerate(STEPS):
+        kept = w.numpy()
+        value = step(tf.constant(x)).numpy()
+        plain = np.maximum(x @ kept, 0)
+        if index < 3:
+            close(value, plain)
+            expected = expected - RATE * x.T @ (2 * plain)
+            close(w, expected, 2e-6)
+        else:
+            assert np.abs(value - plain).max() > 1e-4
+            assert len(np.unique(value)) < 256
+    assert counter.numpy() == len(STEPS)
+    assert reports[0].step is counter
+
+
+def test_traces_share_variables_that_are_given():
+    w, known = tf.Variable(W), {}
+
+    @tf.function(reduce_retracing=False)
+    def step(x):
+        y = _net(x, w)
+        report = quantize(
+            tf.compat.v1.get_default_graph(), ema_decay=0.5, variables=known
+        )
+        known.update(report.variables)
+        return report.tensor(y)
+
+    reference = Reference(0.5)
+    for rows in (8, 4, 8):
+        x = STEPS[1][:rows]
+        close(step(tf.constant(x)), reference.step(x, rate=0), 2e-6)
+        assert len(known) == 6
+    close([float(v) for v in known.values()][:2], reference.weights)
+
+
+def test_what_a_function_returns_is_what_the_report_says():
+    w = tf.Variable(W)
+
+    @tf.function
+    def plain_and_quantized(x):
+        y = tf.matmul(x, w, name="logits")
+        report = quantize(tf.compat.v1.get_default_graph(), is_training=False)
+        return y, report.tensor(y)
+
+    y, quantized = plain_and_quantized(tf.constant(STEPS[0]))
+    check_fake_quant(quantized, y, -6.0, 6.0)
+    assert len(np.unique(y)) == y.shape.num_elements()
+
+
+def test_create_training_graph_inside_a_traced_function():
+    w, reports = tf.Variable(W), []
+
+    @tf.function
+    def step(x):
+        y = _net(x, w)
+        reports.append(create_training_graph())
+        return reports[0].tensor(y)
+
+    reference = Reference()
+    for x in STEPS:
+        close(step(tf.constant(x)), reference.step(x, rate=0), 2e-6)
+    close(_ends(reports[0]), reference.ranges)
+
+
+# -- models ----------------------------------------------------------------------------
+
+
+def _keras_model(w=W):
+    dense = keras.layers.Dense(3, activation="relu", use_bias=False)
+    model = keras.Sequential([keras.Input((5,), name="x"), dense])
+    dense.set_weights([w])
+    return model
+
+
+def _opened(**options):
+    model = geutil.model.open(_keras_model())
+    return model, quantize(model, **options)
+
+
+@pytest.mark.parametrize("outer", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("decay", [0.999, 0.5])
+def test_a_model_in_a_training_loop(outer, decay):
+    model, report = _opened(ema_decay=decay)
+    function = model.to_function()
+    (w,) = [v for v in model.variables.values() if tuple(v.shape) == (5, 3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            (out,) = tf.nest.flatten(function(x))
+            loss = tf.reduce_sum(out**2)
+        w.assign_sub(RATE * tape.gradient(loss, w))
+        return out
+
+    train = tf.function(step) if outer else step
+    reference = Reference(decay)
+    for x in STEPS:
+        close(train(tf.constant(x)), reference.step(x), 2e-6)
+        close(_ends(report), reference.ranges, 2e-6)
+        close(w, reference.w, 2e-6)
+
+
+def test_a_model_in_a_loop_over_steps_in_a_function():
+    model, report = _opened(ema_decay=0.5)
+    function = model.to_function()
+    (w,) = [v for v in model.variables.values() if tuple(v.shape) == (5, 3)]
+    data = tf.constant(np.stack(STEPS))
+
+    @tf.function
+    def epoch():
+        for index in tf.range(len(STEPS)):
+            with tf.GradientTape() as tape:
+                (out,) = tf.nest.flatten(function(data[index]))
+                loss = tf.reduce_sum(out**2)
+            w.assign_sub(RATE * tape.gradient(loss, w))
+
+    epoch()
+    reference = Reference(0.5)
+    for x in STEPS:
+        reference.step(x)
+    close(_ends(report), reference.ranges, 5e-6)
+    close(w, reference.w, 5e-6)
+
+
+def test_a_call_without_gradients_is_a_step_too():
+    model, report = _opened(ema_decay=0.5)
+    function, reference = model.to_function(), Reference(0.5)
+    for x in STEPS:
+        function(tf.constant(x))
+        reference.step(x, rate=0)
+    close(_ends(report), reference.ranges, 2e-6)
+
+
+def test_range_variables_are_not_trained():
+    model, report = _opened()
+    assert not any(v.trainable for v in report.variables.values())
+    with tf.GradientTape() as tape:
+        tf.reduce_sum(tf.nest.flatten(model.to_function()(STEPS[0]))[0])
+    watched = tape.watched_variables()
+    assert not any(v is w for v in report.variables.values() for w in watched)
+
+
+# -- checkpoints and replicas ----------------------------------------------------------
+
+
+def test_a_checkpoint_of_the_variables(tmp_path):
+    w, reports = tf.Variable(W), []
+    step = _traced(w, reports, ema_decay=0.5)
+    for x in STEPS:
+        step(tf.constant(x))
+    kept = _ends(reports[0])
+    path = tf.train.Checkpoint(w=w, ranges=dict(reports[0].variables)).save(
+        str(tmp_path / "c")
+    )
+    other, others = tf.Variable(W), []
+
+    @tf.function
+    def evaluate(x):
+        y = _net(x, other)
+        report = quantize(tf.compat.v1.get_default_graph(), is_training=False)
+        others.append(report)
+        return report.tensor(y)
+
+    evaluate(tf.constant(STEPS[0]))
+    status = tf.train.Checkpoint(w=other, ranges=dict(others[0].variables)).restore(
+        path
+    )
+    status.assert_existing_objects_matched()
+    assert _ends(others[0]) == kept
+    x = STEPS[1]
+    xq = fake_quant(x, *kept[2:4])
+    wq = fake_quant(other.numpy(), *kept[:2], narrow_range=True)
+    check_fake_quant(evaluate(tf.constant(x)), np.maximum(xq @ wq, 0), *kept[4:])
+
+
+def test_replicas_share_variables():
+    """Each replica moves the one range, as each tower of a graph does."""
+    w, known = tf.Variable(W), {}
+
+    @tf.function(reduce_retracing=False)
+    def replica(x):
+        y = _net(x, w)
+        report = quantize(
+            tf.compat.v1.get_default_graph(), ema_decay=0.5, variables=known
+        )
+        known.update(report.variables)
+        return report.tensor(y)
+
+    @tf.function
+    def both(x, y):
+        return replica(x), replica(y)
+
+    one, other = both(tf.constant(STEPS[0]), tf.constant(STEPS[1][:4]))
+    reference = Reference(0.5)
+    close(one, reference.step(STEPS[0], rate=0), 2e-6)
+    close(other, reference.step(STEPS[1][:4], rate=0), 2e-6)
+    assert len(known) == 6
+
+
+MIRRORED = """
+import json, numpy as np, tensorflow as tf
+from geutil.quantize import quantize
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(cpu, two)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    w = tf.Variable(np.ones((5, 3), np.float32))
+known = {}
+
+@tf.function
+def replica(x):
+    y = tf.nn.relu(tf.matmul(x, w, name="dense"), name="relu")
+    graph = tf.compat.v1.get_default_graph()
+    report = quantize(graph, ema_decay=0.5, variables=known)
+    known.update(report.variables)
+    return report.tensor(y)
+
+@tf.function
+def step(x):
+    # A function by itself would be taken apart, and all replicas be in one graph.
+    return strategy.run(lambda x: replica(x), args=(x,))
+
+data = [np.full((2, 5), v, np.float32) for v in (1.0, 3.0)]
+values = strategy.experimental_distribute_values_from_function(
+    lambda context: tf.constant(data[context.replica_id_in_sync_group])
+)
+assert len(step(values).values) == 2
+found = {name: float(v) for name, v in known.items()}
+open(PATH, "w").write(json.dumps(found))
+"""
+
+
+def test_replicas_of_a_mirrored_strategy(tmp_path):
+    """In a process of its own, since the number of devices is fixed at the start."""
+    path = tmp_path / "ranges.json"
+    script = f"PATH = {str(path)!r}\n{MIRRORED}"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+    found = json.loads(path.read_text())
+    assert sorted(found) == [
+        f"{name}/{end}"
+        for name in ("dense/act_quant", "dense/weights_quant", "x/input_quant")
+        for end in ("max", "min")
+    ]
+    assert found["dense/weights_quant/max"] == 1.0
+    # What a replica reads the other may have moved before, or not.
+    high = found["x/input_quant/max"]
+    either = [0.5 * 6 + 0.5 * batch for batch in (1.0, 3.0)]
+    both = [0.5 * either[0] + 0.5 * 3.0, 0.5 * either[1] + 0.5 * 1.0]
+    assert high in (*either, *both)

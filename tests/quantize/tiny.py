@@ -1,0 +1,95 @@
+"""Tiny graphs to quantize, and what FakeQuant ops do, written in numpy."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def fake_quant(x, low, high, bits=8, narrow_range=False):
+    """Return what a FakeQuant op makes of an array; ends may be one for each channel.
+
+    Written after the description of the op: a grid of 2^bits - 1 steps, moved so that
+    zero is on it. In float32, as the kernels compute.
+    """
+    one = np.float32(1)
+    least, most = np.float32(narrow_range), np.float32(2**bits - 1)
+    low, high = np.float32(low), np.float32(high)
+    scale = (high - low) / (most - least)
+    zero = np.clip(np.floor(least - low / scale + one / 2), least, most)
+    bottom, top = (least - zero) * scale, (most - zero) * scale
+    inverse = one / scale
+    steps = np.floor((np.clip(x, bottom, top) - bottom) * inverse + one / 2)
+    return np.float32(steps * scale + bottom)
+
+
+def check_fake_quant(actual, x, low, high, bits=8, narrow_range=False):
+    """Check that values are those of a grid, and the nearest ones.
+
+    Unlike `fake_quant` this takes either neighbour where a value is half way between
+    two to within float32.
+    """
+    least, most = float(narrow_range), 2.0**bits - 1
+    low, high = np.float64(low), np.float64(high)
+    scale = (high - low) / (most - least)
+    zero = np.clip(np.round(least - low / scale), least, most)
+    bottom, top = (least - zero) * scale, (most - zero) * scale
+    steps = np.float64(actual) / scale
+    rounding = 4 * 2.0**-24 * 2.0**bits
+    np.testing.assert_allclose(steps, np.round(steps), rtol=0, atol=rounding)
+    apart = np.abs(actual - np.clip(np.float64(x), bottom, top)) / scale
+    np.testing.assert_array_less(apart, 0.5 + rounding)
+
+
+def passes(x, low, high, bits=8, narrow_range=False):
+    """Return where a FakeQuant op lets gradients pass: 1 in the range, else 0."""
+    top = fake_quant(np.float32(3e38), low, high, bits, narrow_range)
+    bottom = fake_quant(np.float32(-3e38), low, high, bits, narrow_range)
+    return np.float32((x >= bottom) & (x <= top))
+
+
+def ends(x, axes=None):
+    """Return the range of an array with zero in it; of some axes."""
+    return np.minimum(x.min(axes), 0), np.maximum(x.max(axes), 0)
+
+
+def symmetric_ends(x, axes=None):
+    """Return the narrow symmetric range of an array."""
+    size = np.abs(x).max(axes)
+    return -size, size
+
+
+def moved(old, new, decay=0.999):
+    """Return both ends of a moving average after one more step."""
+    return tuple(decay * a + (1 - decay) * b for a, b in zip(old, new, strict=True))
+
+
+@contextmanager
+def session(graph):
+    """Open a Session of a graph, variables initialized."""
+    with graph.as_default():
+        start = v1.global_variables_initializer()
+    with v1.Session(graph=graph) as opened:
+        opened.run(start)
+        yield opened
+
+
+def types(graph):
+    """Return the types of the ops of a graph."""
+    return [op.type for op in graph.get_operations()]
+
+
+def fake_quants(graph):
+    """Return the FakeQuant ops of a graph."""
+    return [op for op in graph.get_operations() if op.type.startswith("FakeQuant")]
+
+
+def close(actual, expected, tolerance=1e-6):
+    """Check values to within rounding of float32, of their size or of 1."""
+    expected = np.asarray(expected)
+    size = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * size)

@@ -1,0 +1,108 @@
+"""Groups of ops made in bulk are those that a function would make one by one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import TransformError
+from geutil.graph.verify import verify
+from geutil.transform.stencils import Stencils
+from tests.settings import default_graph
+
+
+def _product(x, y):
+    with tf.control_dependencies([tf.negative(x, name="first")]):
+        return [tf.multiply(x, y, name="product"), x - y]
+
+
+def test_groups_compute_what_the_function_does(setting):
+    def body():
+        graph = default_graph()
+        x, y = tf.constant([2.0, 3.0]), tf.constant([5.0, 7.0])
+        stencils = Stencils(graph)
+        first = stencils.add("product", _product, "a", [x, y])
+        second = stencils.add("product", _product, "b", [y, x])
+        third = stencils.add("product", _product, "c/d", [first[0], second[1]])
+        made = stencils.make()
+        verify(graph)
+        results = [made[later] for later in (*first, *second, *third)]
+        assert [t.name.partition("/")[0] for t in results] == [*"aabbcc"]
+        (control,) = results[4].op.control_inputs
+        assert control.name == "c/d/first"
+        return results
+
+    values = setting.run(body)
+    expected = [[10, 21], [-3, -4], [10, 21], [3, 4], [30, 84], [7, 17]]
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_a_kind_is_traced_once_for_a_dtype_and_rank():
+    traced = []
+
+    def double(x):
+        traced.append((x.dtype.name, x.shape.rank))
+        return [x + x]
+
+    with tf.Graph().as_default() as graph:
+        stencils = Stencils(graph)
+        for index, value in enumerate((1.0, 2.0, [1.0], [2.0], 1, 2)):
+            stencils.add("double", double, f"n{index}", [tf.constant(value)])
+        stencils.make()
+    assert traced == [("float32", 0), ("float32", 1), ("int32", 0)]
+
+
+def test_ops_get_the_device_and_nothing_of_the_surroundings():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0)
+        stencils = Stencils(graph)
+        (placed,) = stencils.add("t", lambda t: [tf.tanh(t)], "a", [x], "/device:CPU:0")
+        (free,) = stencils.add("t", lambda t: [tf.tanh(t)], "b", [x])
+        with (
+            tf.name_scope("scope"),
+            tf.device("/device:CPU:1"),
+            tf.control_dependencies([tf.constant(0.0)]),
+        ):
+            made = stencils.make()
+        assert made[placed].op.device == "/device:CPU:0"
+        assert made[free].op.device == ""
+        assert made[free].op.name == "b/Tanh"
+        assert not made[free].op.control_inputs
+        verify(graph)
+
+
+def test_arguments_can_be_results_themselves():
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+        stencils = Stencils(x.graph)
+        (same,) = stencils.add("same", lambda t: [tf.identity(t)], "a", [x])
+        assert stencils.make()[same].op.inputs[0] is x
+
+
+def test_resource_handles_are_arguments():
+    with tf.Graph().as_default() as graph:
+        variable = tf.compat.v1.get_variable("v", (), tf.float32, use_resource=True)
+        read = lambda h: [tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.float32)]  # noqa: E731
+        stencils = Stencils(graph)
+        (later,) = stencils.add("read", read, "a", [variable.handle])
+        value = stencils.make()[later]
+    assert value.shape.rank == 0
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(variable.initializer, {variable.initial_value: 3.0})
+        assert session.run(value) == 3.0
+
+
+def test_nothing_planned_makes_nothing():
+    with tf.Graph().as_default() as graph:
+        assert Stencils(graph).make() == {}
+    assert not graph.get_operations()
+
+
+def test_a_name_in_use_is_refused():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(1.0, name="a/Identity")
+        stencils = Stencils(graph)
+        stencils.add("same", lambda t: [tf.identity(t)], "a", [x])
+        with pytest.raises(
+            TransformError, match="'a/Identity' is in the graph already"
+        ):
+            stencils.make()
