@@ -58,15 +58,6 @@ Inputs = Annotated[
         show_default=False,
     ),
 ]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--outputs-at",
-        "--to",
-        help="A tensor or op; name=tensor also names it. Can be given several times.",
-        show_default=False,
-    ),
-]
 Data = Annotated[
     Path,
     typer.Option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def memory(
     """
     import tensorflow as tf
 
-    from geutil.gradients import explain
+    from geutil.gradients import Report, explain
 
     model = read_model(path, signature)
     weights = [v for v in model.variables.values() if v.trainable]
@@ -44,25 +44,24 @@ def memory(
         )
     shapes = _shapes(size)
     function = model.to_function()
-    with working("predicting"), tf.Graph().as_default() as outer:
-        del outer
+    reports: list[Report] = []
 
-        @tf.function(autograph=False)
-        def step() -> None:
-            given = {
-                name: tf.zeros(_known(name, t.shape, batch, shapes), t.dtype)
-                for name, t in model.inputs.items()
-            }
-            results = function(**given)
-            loss = tf.add_n([tf.reduce_mean(tf.square(r)) for r in results.values()])
-            reports.append(explain(loss, weights))
+    @tf.function(autograph=False)
+    def step() -> None:
+        given = {
+            name: tf.zeros(_known(name, t.shape.as_list(), batch, shapes), t.dtype)
+            for name, t in model.inputs.items()
+        }
+        results = function(**given).values()
+        loss = tf.add_n([tf.reduce_mean(tf.square(r)) for r in results])
+        reports.append(explain(loss, weights))
 
-        reports: list[object] = []
+    with working("predicting"):
         step.get_concrete_function()
-    report = reports[0]
+    (report,) = reports
     rows = [
-        ("plain", f"{report.plain_peak / _MEGA:.1f}"),  # type: ignore[attr-defined]
-        ("checkpoints", f"{report.peak / _MEGA:.1f}"),  # type: ignore[attr-defined]
+        ("plain", f"{report.plain_peak / _MEGA:.1f}"),
+        ("checkpoints", f"{report.peak / _MEGA:.1f}"),
     ]
     show_rows(["gradients", "peak MB"], rows, as_json=as_json)
 
@@ -78,9 +77,8 @@ def _shapes(given: list[str] | None) -> dict[str, list[int]]:
 
 
 def _known(
-    name: str, shape: object, batch: int, given: dict[str, list[int]]
-) -> list[int]:
-    sizes = shape.as_list()  # type: ignore[attr-defined]
+    name: str, sizes: list[int | None], batch: int, given: dict[str, list[int]]
+) -> list[Any]:
     filled = [batch, *given[name]] if name in given else [sizes[0] or batch, *sizes[1:]]
     if None in filled:
         raise CommandError(

@@ -1,0 +1,60 @@
+"""A small model on disk, and the command run on it in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.cli.app import app
+from geutil.cli.main import run
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Return a directory with a model and data for it."""
+    place = tmp_path_factory.mktemp("cli")
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    network = tf.keras.Sequential(
+        [
+            tf.keras.Input([8, 8, 3], name="image"),
+            layers.Conv2D(4, 3, use_bias=False, name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(name="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(5, name="last"),
+        ]
+    )
+    random = np.random.default_rng(0)
+    norm = network.get_layer("norm")
+    norm.set_weights([random.uniform(0.5, 1.5, 4) for _ in range(4)])
+    model.open(network).save(place / "net")
+    samples = random.normal(size=(6, 8, 8, 3)).astype(np.float32)
+    np.savez(place / "data.npz", image=samples)
+    return place
+
+
+@dataclass
+class Said:
+    """What the command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def geutil(capsys):
+    """Return what runs the command."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = run(app, [str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call
