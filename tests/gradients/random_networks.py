@@ -111,10 +111,13 @@ class Network:
 
 
 @st.composite
-def networks(draw: st.DrawFn, max_layers: int = 14) -> Network:
+def networks(
+    draw: st.DrawFn, max_layers: int = 14, without: tuple[str, ...] = ()
+) -> Network:
+    kinds = sorted(LAYERS.keys() - set(without))
     layers = []
     for number in range(draw(st.integers(2, max_layers))):
-        kind = draw(st.sampled_from(sorted(LAYERS)))
+        kind = draw(st.sampled_from(kinds))
         # Most layers read what was made lately, as in networks.
         recent = st.integers(max(0, number + COUNT - 3), number + COUNT - 1)
         place = st.one_of(recent, st.integers(0, number + COUNT - 1))

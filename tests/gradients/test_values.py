@@ -59,7 +59,7 @@ def test_a_simple_chain():
 
 
 @quick
-@given(networks(), st.data())
+@given(networks(without=("entropy",)), st.data())
 def test_kept_tensors(network, data):
     ys = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
     kept = data.draw(st.sets(st.integers(0, 40), max_size=6))
@@ -80,7 +80,7 @@ def test_kept_tensors(network, data):
 
 
 @quick
-@given(networks(), st.sampled_from(sorted(POLICIES)))
+@given(networks(without=("entropy",)), st.sampled_from(sorted(POLICIES)))
 def test_policies(network, policy):
     def take(function, sources, tensors, **options):
         return function(tensors[-1], sources, **options)
