@@ -84,3 +84,7 @@ class MissingExtraError(GeutilError, ImportError):
 
 class PlotError(GeutilError, ValueError):
     """A picture cannot be drawn or written as asked."""
+
+
+class ReportError(GeutilError, ValueError):
+    """A page cannot be made or written."""

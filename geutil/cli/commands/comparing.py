@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from geutil.cli.differences import GraphDifference, difference
+from geutil.report.differences import GraphDifference, difference
 from geutil.cli.files import read_batches, read_model
 from geutil.cli.options import BatchSize, Json, Signature, Source
 from geutil.cli.output import plain, show, working

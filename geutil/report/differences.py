@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from geutil.graph.kinds import Graph, Operation
 
 _SHOWN = 20
+
+SAME, ADDED, REMOVED, REWIRED = range(4)
+"""What became of an op, as the viewer numbers it."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,7 @@ def difference(graph: Graph, other: Graph) -> GraphDifference:
     changed = [
         Rewired(name, theirs[name].type, _reads(ours[name]), _reads(theirs[name]))
         for name in both
-        if _reads(ours[name]) != _reads(theirs[name])
-        or ours[name].type != theirs[name].type
+        if _differ(ours[name], theirs[name])
     ]
     return GraphDifference(
         tuple((n, op.type) for n, op in theirs.items() if n not in ours),
@@ -89,6 +91,36 @@ def difference(graph: Graph, other: Graph) -> GraphDifference:
         tuple(changed),
         len(both) - len(changed),
     )
+
+
+def statuses(
+    ops: Sequence[Operation], others: Sequence[Operation]
+) -> tuple[list[int], list[int]]:
+    """Return for each op of either side what became of it.
+
+    Returns:
+        For each op of the first, and for each of the second: `SAME`, `ADDED`,
+        `REMOVED` or `REWIRED`.
+
+    Cost: linear in ops and edges.
+    """
+    ours = {op.name: op for op in ops}
+    theirs = {op.name: op for op in others}
+
+    def status(op: Operation, elsewhere: dict[str, Operation], alone: int) -> int:
+        other = elsewhere.get(op.name)
+        if other is None:
+            return alone
+        return REWIRED if _differ(op, other) else SAME
+
+    return (
+        [status(op, theirs, REMOVED) for op in ops],
+        [status(op, ours, ADDED) for op in others],
+    )
+
+
+def _differ(op: Operation, other: Operation) -> bool:
+    return op.type != other.type or _reads(op) != _reads(other)
 
 
 def _reads(op: Operation) -> tuple[str, ...]:

@@ -1,0 +1,15 @@
+"""Pages for people to look at: graphs, differences, reports and memory, in one file."""
+
+from geutil.report.differences import GraphDifference, Rewired, difference
+from geutil.report.page import Page
+from geutil.report.pages import diff, memory, view
+
+__all__ = [
+    "view",
+    "diff",
+    "memory",
+    "Page",
+    "difference",
+    "GraphDifference",
+    "Rewired",
+]

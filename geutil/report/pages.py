@@ -1,0 +1,185 @@
+"""The pages that people look at: a graph, two graphs side by side, the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.kinds import type_name
+from geutil.memory import Measurement, Timeline, TimelineComparison, compare
+from geutil.report.differences import statuses
+from geutil.report.page import Page
+from geutil.report.rows import rows_of
+from geutil.report.subjects import Subject, subject_of
+from geutil.report.timelines import PHASES, timeline_data
+from geutil.version import __version__
+
+
+def view(subject: Any, *, title: str | None = None, report: object = None) -> Page:
+    """Draw a graph by its name scopes, for people to look into.
+
+    Scopes are closed at first; they open where they are. Ops can be searched by
+    name, type and regular expression, and show their attributes, shapes, device and
+    consumers.
+    The functions that a model's graph calls are drawn as well.
+
+    Args:
+        subject: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`.
+        title: the title of the page.
+        report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
+            returned: its lines are listed and lead to the ops that they are about.
+
+    Returns:
+        The page, to `save`; a notebook shows it.
+
+    Raises:
+        ArgumentTypeError: `subject` is nothing that has a graph.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import report
+        >>> with tf.Graph().as_default() as graph:
+        ...     y = tf.nn.relu(tf.ones([2, 3]), name="layer/relu")
+        >>> report.view(graph, title="a layer").title
+        'a layer'
+    """
+    drawn = subject_of(subject)
+    heading = f"{drawn.label}" if title is None else title
+    return _graph_page("view", heading, drawn.data(), report)
+
+
+def diff(
+    before: Any,
+    after: Any,
+    *,
+    title: str | None = None,
+    labels: Sequence[str] = ("before", "after"),
+    report: object = None,
+) -> Page:
+    """Draw two graphs side by side, with what was added, removed and rewired coloured.
+
+    Ops are told by their names, as `difference` does.
+
+    Args:
+        before: what `view` takes.
+        after: likewise.
+        title: the title of the page.
+        labels: what to call the two.
+        report: what the function returned that turned one into the other; see `view`.
+
+    Returns:
+        The page, to `save`; a notebook shows it.
+
+    Raises:
+        ArgumentTypeError: one of the two is nothing that has a graph.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model, report
+        >>> @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+        ... def f(x):
+        ...     return {"y": tf.nn.relu6(x)}
+        >>> m = model.open(f)
+        >>> page = report.diff(m, m.replace_op("Relu6", "Relu"))
+        >>> page.title
+        'before and after'
+    """
+    sides = [
+        subject_of(value, label)
+        for value, label in zip((before, after), labels, strict=True)
+    ]
+    graphs = [side.data()[0] for side in sides]
+    for graph, status in zip(graphs, statuses(*map(_ops, sides)), strict=True):
+        graph["status"] = status
+    heading = f"{labels[0]} and {labels[1]}" if title is None else title
+    return _graph_page("diff", heading, graphs, report)
+
+
+def memory(
+    plain: Any, saving: Any = None, *, title: str | None = None, report: object = None
+) -> Page:
+    """Draw what a step holds in memory, op by op; of two steps, both in one chart.
+
+    Below the curves stand the order of execution (forward, recompute, backward,
+    update), and the tensors that are alive at each peak. The phases are told by the
+    scopes in which TensorFlow and geutil make gradients.
+
+    Args:
+        plain: a `Timeline`, a `Measurement` that has one, or a `TimelineComparison`.
+        saving: the step after a change, such as with checkpoints; likewise.
+        title: the title of the page.
+        report: what `geutil.gradients.explain` or `last_report` returned.
+
+    Returns:
+        The page, to `save`; a notebook shows it.
+
+    Raises:
+        ArgumentTypeError: one is neither a timeline nor a measurement.
+        MeasurementError: a measurement has no timeline, as under XLA.
+
+    Cost: linear in the ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import memory, report
+        >>> with tf.Graph().as_default() as graph:
+        ...     y = tf.tanh(tf.random.normal([8, 8]))
+        >>> report.memory(memory.predict([y])).title
+        'memory'
+    """
+    if isinstance(plain, TimelineComparison):
+        plain, saving = plain.before, plain.after
+    timelines = _timelines(plain, saving)
+    names = ("plain", "saving") if len(timelines) > 1 else ("step",)
+    payload = _payload("memory", "memory" if title is None else title, [], report)
+    payload["memory"] = {
+        "timelines": [
+            timeline_data(name, timeline)
+            for name, timeline in zip(names, timelines, strict=True)
+        ],
+        "phaseNames": PHASES,
+    }
+    return Page(payload["title"], payload)
+
+
+def _timelines(plain: object, saving: object) -> list[Timeline]:
+    for side in (plain, saving):
+        if not isinstance(side, Timeline | Measurement | None):
+            raise ArgumentTypeError(
+                f"expected a Timeline or a Measurement, got {type_name(side)}; "
+                "geutil.memory.predict and measure make them"
+            )
+    both = compare(plain, plain if saving is None else saving)  # type: ignore[arg-type]
+    return [both.before] if saving is None else [both.before, both.after]
+
+
+def _ops(subject: Subject) -> list[Any]:
+    ops = subject.graph.get_operations() if subject.ops is None else subject.ops
+    return list(ops)
+
+
+def _graph_page(
+    kind: str, title: str, graphs: list[dict[str, Any]], report: object
+) -> Page:
+    return Page(title, _payload(kind, title, graphs, report))
+
+
+def _payload(
+    kind: str, title: str, graphs: list[dict[str, Any]], report: object
+) -> dict[str, Any]:
+    payload = {
+        "kind": kind,
+        "title": title,
+        "versions": f"geutil {__version__}, TensorFlow {tf.__version__}",
+        "graphs": graphs,
+    }
+    if report is not None:
+        payload["report"] = rows_of(report).data()
+    return payload

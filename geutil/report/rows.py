@@ -1,0 +1,150 @@
+"""Reports of clients as tables: a line for each candidate, with what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import singledispatch
+from typing import Any
+
+from geutil.batchnorm import FoldReport
+from geutil.gradients import Report as GradientReport
+from geutil.model.training.report import StripReport
+from geutil.quantize import CalibrationReport, QuantizeReport
+from geutil.transform.rewrite import RewriteReport
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened to one candidate.
+
+    Attributes:
+        outcome: a word for it, such as "folded".
+        good: whether what was asked for was done.
+        what: the candidate.
+        detail: into what, or why not.
+        names: the ops or scopes that it is about, those of the result first.
+    """
+
+    outcome: str
+    good: bool
+    what: str
+    detail: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A report as a table.
+
+    Attributes:
+        title: what it reports on.
+        summary: lines that say how much was done.
+        rows: the candidates.
+    """
+
+    title: str
+    summary: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+
+@singledispatch
+def rows_of(report: object) -> Rows:
+    """Return a report as a table; of other things, the lines of their text."""
+    first, *lines = str(report).splitlines() or [""]
+    entries = tuple(Row("", True, line.strip(), "", ()) for line in lines)
+    return Rows(type(report).__name__, (first,), entries)
+
+
+@rows_of.register
+def _(report: FoldReport) -> Rows:
+    folded = [
+        Row(
+            "folded",
+            True,
+            entry.norm,
+            f"into {entry.layer_type} {entry.layer}"
+            + (", which comes behind it" if entry.forward else ""),
+            (entry.into, entry.layer, entry.norm),
+        )
+        for entry in report.folded
+    ]
+    refused = [
+        Row("refused", False, r.norm, f"{r.op} {r.reason}", (r.op, r.norm))
+        for r in report.refused
+    ]
+    return Rows("Batch norms", _head(report), (*refused, *folded))
+
+
+@rows_of.register
+def _(report: QuantizeReport) -> Rows:
+    quantized = [
+        Row("quantized", True, q.op, f"{q.op_type}: {q}", _named(q.op, q.into))
+        for q in report.quantized
+    ]
+    skipped = [
+        Row("skipped", False, s.op, f"{s.op_type}: {s.reason}", (s.op,))
+        for s in report.skipped
+    ]
+    summary = (*_head(report), *report.warnings, *report.rewritten)
+    return Rows("Quantization", summary, (*skipped, *quantized))
+
+
+@rows_of.register
+def _(report: StripReport) -> Rows:
+    rows = tuple(
+        Row(e.action, e.action != "kept", f"{e.kind} {e.name}", e.reason, (e.name,))
+        for e in report.entries
+    )
+    return Rows("Training", _head(report), rows)
+
+
+@rows_of.register
+def _(report: RewriteReport) -> Rows:
+    done = [
+        Row("rewritten", True, e.op, str(e), (*e.new_ops, *e.ops))
+        for e in report.rewritten
+    ]
+    refused = [
+        Row("refused", False, e.op, f"{e.rule}: {e.reason}", (e.op,))
+        for e in report.refused
+    ]
+    return Rows("Rewrites", _head(report), (*refused, *done))
+
+
+@rows_of.register
+def _(report: GradientReport) -> Rows:
+    kept = [
+        Row("kept", True, k.name, f"{k.op_type}, {k.bytes:,} bytes: {k.reason}", ())
+        for k in report.kept
+    ]
+    again = [
+        Row("recomputed", True, r.name, f"{r.op_type}, segment {r.segment}", (r.name,))
+        for r in report.recomputed
+    ]
+    summary = [line for line in str(report).splitlines()[:4] if line]
+    rows = (*kept, *again)
+    return Rows("Checkpoints", (*summary, *report.warnings), rows)
+
+
+@rows_of.register
+def _(report: CalibrationReport) -> Rows:
+    head, *lines = str(report).splitlines()
+    rows = tuple(
+        Row("set", True, name, line.split(maxsplit=1)[1], (name,))
+        for name, line in zip(report.ranges, lines, strict=True)
+    )
+    return Rows("Ranges", (head,), rows)
+
+
+def _head(report: object) -> tuple[str, ...]:
+    return (str(report).splitlines()[0],)
+
+
+def _named(op: str, tensor: str) -> tuple[str, ...]:
+    """Return the op that stores a result, if there is one, and the op itself."""
+    stored = tensor.rpartition(":")[0]
+    return (stored, op) if stored else (op,)

@@ -1,0 +1,76 @@
+"""What can be drawn: models, graphs, functions, and parts of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.kinds import Graph, Operation, type_name
+from geutil.model.model import Model
+from geutil.report.graphs import graph_data
+from geutil.select.subgraph import SubGraphView
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph to draw, with what is known of its ends.
+
+    Attributes:
+        label: what to call it.
+        graph: the graph.
+        ops: the ops of it to draw; None for all.
+        ends: what to call ops that are ends of the model, by their names.
+        bodies: the functions that its ops call.
+    """
+
+    label: str
+    graph: Graph
+    ops: tuple[Operation, ...] | None = None
+    ends: Mapping[str, str] = field(default_factory=dict)
+    bodies: tuple[Subject, ...] = ()
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the graph and its functions as the viewer takes them."""
+        pages = {body.label: body.label for body in self.bodies}
+        return [
+            graph_data(one.label, one.graph, one.ends, pages, one.ops)
+            for one in (self, *self.bodies)
+        ]
+
+
+def subject_of(value: object, label: str = "") -> Subject:
+    """Return what to draw of a value.
+
+    Raises:
+        ArgumentTypeError: it is nothing that has a graph.
+    """
+    if isinstance(value, Model):
+        bodies = tuple(
+            Subject(name, body.graph, None, _ends(body))
+            for name, body in value.functions.items()
+        )
+        return Subject(
+            label or value.signature, value.graph, None, _ends(value), bodies
+        )
+    if isinstance(value, SubGraphView):
+        return Subject(label or "selection", value.graph, tuple(value.ops))
+    if isinstance(value, tf.types.experimental.ConcreteFunction):
+        return Subject(label or value.name, value.graph)
+    if isinstance(value, tf.Graph):
+        return Subject(label or getattr(value, "name", "graph"), value)
+    raise ArgumentTypeError(
+        f"expected a Model, a tf.Graph, a SubGraphView or a ConcreteFunction, got "
+        f"{type_name(value)}; geutil.model.open opens files, Keras models and functions"
+    )
+
+
+def _ends(model: Model) -> dict[str, str]:
+    """Return what the placeholders and sinks of a model stand for, by their ops."""
+    ends = {t.op.name: f"input {name}" for name, t in model.inputs.items()}
+    for name, sink in model.outputs.sinks.items():
+        ends[sink.name] = f"output {name}"
+    return ends

@@ -1,0 +1,99 @@
+// Memory over the ops of a step, one curve a timeline.
+
+import uPlot from "uplot";
+
+import { bytesText, element } from "./dom";
+import type { TimelineData } from "./payload";
+
+export const CURVES = ["#33658a", "#e07a1f"];
+const HEIGHT = 300;
+
+export class Chart {
+  readonly panel = element("section", { className: "chart" });
+  private plot: uPlot | undefined;
+
+  constructor(
+    private readonly timelines: TimelineData[],
+    /** Told the place under the pointer, or null. */
+    private readonly onPlace: (place: number | null) => void,
+  ) {
+    this.panel.setAttribute("aria-label", "memory over ops");
+  }
+
+  /** Draws; to be called when the panel has a width. */
+  start(): void {
+    const longest = Math.max(...this.timelines.map((line) => line.bytes.length));
+    const places = Array.from({ length: longest }, (_, index) => index);
+    const curves = this.timelines.map((line) =>
+      places.map((place) => (place < line.bytes.length ? line.bytes[place] / 1e6 : null)),
+    );
+    this.plot = new uPlot(this.options(), [places, ...curves], this.panel);
+    new ResizeObserver(() => {
+      this.plot!.setSize({ width: this.panel.clientWidth, height: HEIGHT });
+    }).observe(this.panel);
+  }
+
+  /** Where the plotted area begins and how wide it is, in pixels of the page. */
+  get area(): { left: number; width: number } {
+    const { left, width } = this.plot!.bbox;
+    return { left: left / devicePixelRatio, width: width / devicePixelRatio };
+  }
+
+  private options(): uPlot.Options {
+    return {
+      width: this.panel.clientWidth,
+      height: HEIGHT,
+      legend: { show: false },
+      scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.12] } },
+      axes: [
+        { label: "ops in order of execution" },
+        { label: "held, MB (10⁶ bytes)", size: 64 },
+      ],
+      series: [
+        {},
+        ...this.timelines.map((line, index) => ({
+          label: line.label,
+          stroke: CURVES[index],
+          fill: `${CURVES[index]}22`,
+          width: 1.5,
+          paths: uPlot.paths.stepped!({ align: 1 }),
+          points: { show: false },
+        })),
+      ],
+      hooks: {
+        draw: [(plot) => this.markPeaks(plot)],
+        setCursor: [(plot) => this.onPlace(plot.cursor.idx ?? null)],
+      },
+    };
+  }
+
+  private markPeaks(plot: uPlot): void {
+    const { ctx } = plot;
+    ctx.save();
+    ctx.font = `bold ${12 * devicePixelRatio}px system-ui, sans-serif`;
+    this.timelines.forEach((line, index) => {
+      const place = peakOf(line);
+      if (place < 0) return;
+      const x = plot.valToPos(place, "x", true);
+      const y = plot.valToPos(line.bytes[place] / 1e6, "y", true);
+      ctx.fillStyle = CURVES[index];
+      ctx.beginPath();
+      ctx.arc(x, y, 4 * devicePixelRatio, 0, 2 * Math.PI);
+      ctx.fill();
+      const late = x > plot.bbox.left + plot.bbox.width / 2;
+      ctx.textAlign = late ? "right" : "left";
+      const gap = (late ? -8 : 8) * devicePixelRatio;
+      ctx.fillText(`peak ${bytesText(line.bytes[place])}`, x + gap, y - 6 * devicePixelRatio);
+    });
+    ctx.restore();
+  }
+}
+
+/** The first op at the peak; -1 without ops. */
+export function peakOf(line: TimelineData): number {
+  let place = -1;
+  line.bytes.forEach((bytes, index) => {
+    if (place < 0 || bytes > line.bytes[place]) place = index;
+  });
+  return place;
+}

@@ -1,0 +1,73 @@
+// A graph to look at: ops with what they read and who reads them.
+
+import { SAME, type GraphData } from "./payload";
+
+export interface Read {
+  op: number;
+  output: number;
+}
+
+export class Graph {
+  readonly size: number;
+  /** For each op: the ops that read a tensor of it, or wait for it. */
+  readonly consumers: number[][];
+  private readonly parameters: Set<number>;
+  private readonly byName = new Map<string, number>();
+
+  constructor(readonly data: GraphData) {
+    this.size = data.names.length;
+    this.parameters = new Set(data.parameters);
+    this.consumers = data.names.map(() => []);
+    data.names.forEach((name, op) => {
+      this.byName.set(name, op);
+      const producers = new Set(data.controls[op]);
+      for (const read of this.inputs(op)) producers.add(read.op);
+      for (const producer of producers) this.consumers[producer].push(op);
+    });
+  }
+
+  name(op: number): string {
+    return this.data.names[op];
+  }
+
+  type(op: number): string {
+    return this.data.typeNames[this.data.types[op]];
+  }
+
+  device(op: number): string {
+    return this.data.deviceNames[this.data.devices[op]];
+  }
+
+  status(op: number): number {
+    return this.data.status?.[op] ?? SAME;
+  }
+
+  isParameter(op: number): boolean {
+    return this.parameters.has(op);
+  }
+
+  find(name: string): number | undefined {
+    return this.byName.get(name);
+  }
+
+  /** The ops with a name, or in a scope with it. */
+  within(name: string): number[] {
+    const op = this.byName.get(name);
+    if (op !== undefined) return [op];
+    const start = `${name}/`;
+    const found: number[] = [];
+    this.data.names.forEach((other, index) => {
+      if (other.startsWith(start)) found.push(index);
+    });
+    return found;
+  }
+
+  inputs(op: number): Read[] {
+    const flat = this.data.inputs[op];
+    const reads: Read[] = [];
+    for (let i = 0; i < flat.length; i += 2) {
+      reads.push({ op: flat[i], output: flat[i + 1] });
+    }
+    return reads;
+  }
+}

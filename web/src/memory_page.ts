@@ -1,0 +1,104 @@
+// The page about memory: the curve, what is alive at its peak, and the order of the ops.
+
+import "uplot/dist/uPlot.min.css";
+
+import { Chart, CURVES, peakOf } from "./chart";
+import { bytesText, element } from "./dom";
+import type { HeldTensor, MemoryData, ReportData, TimelineData } from "./payload";
+import { reportPanel } from "./rows";
+import { phaseLegend, Strip } from "./strip";
+
+/** The page lists this many tensors, and the rest on request. */
+const LISTED = 25;
+
+export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement {
+  const { timelines, phaseNames } = memory;
+  const reading = element("div", { className: "reading dim" }, "Move over the curve to read it.");
+  const chart = new Chart(timelines, (place) => {
+    if (place !== null) reading.textContent = readingAt(place, memory);
+  });
+  const longest = Math.max(...timelines.map((line) => line.ops.length));
+  const strips = timelines.map((line) => new Strip(line, phaseNames, longest));
+  const used = new Set(timelines.flatMap((line) => [...new Set(line.phases)]));
+  const page = element(
+    "main",
+    { className: "memory" },
+    element("p", { className: "headline" }, headline(timelines)),
+    chart.panel,
+    reading,
+    ...strips.map((strip) => strip.panel),
+    phaseLegend(phaseNames, used),
+    element("div", { className: "peaks" }, ...timelines.map(held)),
+  );
+  if (report) page.append(reportPanel(report, () => {}));
+  const drawStrips = (): void => strips.forEach((strip) => strip.draw(chart.area));
+  requestAnimationFrame(() => {
+    chart.start();
+    drawStrips();
+    new ResizeObserver(() => requestAnimationFrame(drawStrips)).observe(chart.panel);
+    document.body.dataset.ready = "true";
+  });
+  return page;
+}
+
+function headline(timelines: TimelineData[]): string {
+  const peaks = timelines.map((line) => line.bytes[peakOf(line)] ?? 0);
+  const texts = timelines.map(
+    (line, index) => `${line.label}: peak ${bytesText(peaks[index])} (${line.source})`,
+  );
+  if (peaks.length === 2 && peaks[0] > 0) {
+    texts.push(`ratio ${(peaks[1] / peaks[0]).toFixed(2)}`);
+  }
+  const { variables, constants } = timelines[0];
+  texts.push(`besides variables ${bytesText(variables)}, constants ${bytesText(constants)}`);
+  return texts.join(" · ");
+}
+
+function readingAt(place: number, memory: MemoryData): string {
+  return memory.timelines
+    .filter((line) => place < line.ops.length)
+    .map((line) => {
+      const phase = memory.phaseNames[line.phases[place]];
+      return `${line.label}, op ${place}: ${bytesText(line.bytes[place])}, ${phase}, ${line.ops[place]}`;
+    })
+    .join("  ·  ");
+}
+
+function held(line: TimelineData, index: number): HTMLElement {
+  const total = line.held.reduce((sum, tensor) => sum + tensor.bytes, 0);
+  const op = line.ops[peakOf(line)];
+  const body = element("tbody");
+  const rows = (tensors: HeldTensor[]): HTMLElement[] =>
+    tensors.map((tensor) => heldRow(tensor, line.held[0].bytes, CURVES[index]));
+  body.append(...rows(line.held.slice(0, LISTED)));
+  const made = element(
+    "div",
+    { className: "held" },
+    element("h2", {}, `${line.label}: ${line.held.length} tensors alive at the peak`),
+    element("p", { className: "dim" }, `${bytesText(total)} together, in ${op ?? "no op"}`),
+    element("table", {}, body),
+  );
+  const rest = line.held.slice(LISTED);
+  if (rest.length) {
+    const size = rest.reduce((sum, tensor) => sum + tensor.bytes, 0);
+    const more = element("button", { type: "button" }, `${rest.length} smaller, ${bytesText(size)}`);
+    more.onclick = () => {
+      body.append(...rows(rest));
+      more.remove();
+    };
+    made.append(more);
+  }
+  return made;
+}
+
+function heldRow(tensor: HeldTensor, largest: number, colour: string): HTMLElement {
+  const bar = element("span", { className: "bar" });
+  bar.style.width = `${(100 * tensor.bytes) / (largest || 1)}%`;
+  bar.style.background = `${colour}33`;
+  return element(
+    "tr",
+    {},
+    element("td", { className: "sized" }, bar, bytesText(tensor.bytes)),
+    element("td", {}, tensor.name, element("div", { className: "dim" }, tensor.type)),
+  );
+}

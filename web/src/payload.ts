@@ -1,0 +1,84 @@
+// What a page is given: the JSON that geutil.report writes into it.
+
+export const SAME = 0;
+export const ADDED = 1;
+export const REMOVED = 2;
+export const REWIRED = 3;
+export const STATUS_NAMES = ["same", "added", "removed", "rewired"];
+
+/** A graph in columns: entry i of each belongs to op i. */
+export interface GraphData {
+  label: string;
+  names: string[];
+  /** Places in `typeNames`. */
+  types: number[];
+  typeNames: string[];
+  /** For each op: the op and the output that each input comes from, flat. */
+  inputs: number[][];
+  controls: number[][];
+  /** For each op: what each output holds, such as "float32 [?, 8]". */
+  outputs: string[][];
+  devices: number[];
+  deviceNames: string[];
+  attributes: Record<string, string>[];
+  /** Ops that hold or read weights and constants: not drawn unless asked for. */
+  parameters: number[];
+  /** Names of the model's inputs and outputs, by the op. */
+  ends: Record<number, string>;
+  /** Graphs of the page that an op calls, by the op. */
+  calls: Record<number, string[]>;
+  /** What became of each op; absent where nothing is compared. */
+  status?: number[];
+}
+
+/** One line of a report: what happened to an op, or why nothing did. */
+export interface ReportRow {
+  outcome: string;
+  good: boolean;
+  what: string;
+  detail: string;
+  /** Ops or scopes that it is about. */
+  names: string[];
+}
+
+export interface ReportData {
+  title: string;
+  summary: string[];
+  rows: ReportRow[];
+}
+
+export interface HeldTensor {
+  name: string;
+  type: string;
+  bytes: number;
+}
+
+export interface TimelineData {
+  label: string;
+  source: string;
+  ops: string[];
+  bytes: number[];
+  /** The phase of each op: a place in `phaseNames`. */
+  phases: number[];
+  held: HeldTensor[];
+  variables: number;
+  constants: number;
+}
+
+export interface MemoryData {
+  timelines: TimelineData[];
+  phaseNames: string[];
+}
+
+export interface Payload {
+  kind: "view" | "diff" | "memory";
+  title: string;
+  versions: string;
+  graphs: GraphData[];
+  report?: ReportData;
+  memory?: MemoryData;
+}
+
+export function readPayload(): Payload {
+  return JSON.parse(document.getElementById("payload")!.textContent!) as Payload;
+}
