@@ -5,13 +5,14 @@
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
 applies rewrite rules; `geutil.batchnorm` folds batch norms, and `geutil.quantize`
 simulates int8 and converts to it. `geutil.gradients` saves memory in training, and
-`geutil.memory` predicts and measures it. The names below are grouped by layer; see
-CONTRIBUTING.md. All but the errors are imported when they are first used.
+`geutil.memory` predicts and measures it; `geutil.report` draws graphs, reports and
+timelines. The names below are grouped by layer; see CONTRIBUTING.md. All but the
+errors are imported when they are first used.
 """
 
 import typing
 
-from geutil import lazy
+from geutil import lazy, showing
 from geutil.errors import (
     ArgumentTypeError,
     CycleError,
@@ -115,6 +116,7 @@ __all__ = [
     "memory",
     "model",
     "quantize",
+    "report",
     "reroute",
     "select",
     "subgraph",
@@ -133,6 +135,7 @@ if typing.TYPE_CHECKING:
         memory,
         model,
         quantize,
+        report,
         reroute,
         select,
         subgraph,
@@ -229,6 +232,7 @@ else:
             "memory",
             "model",
             "quantize",
+            "report",
             "reroute",
             "select",
             "subgraph",
@@ -253,3 +257,4 @@ else:
     )
 
 lazy.watch_what_exists(__name__)
+showing.draw_with("geutil.report.notebooks", "html_of")

@@ -193,7 +193,7 @@ def calls_lazy(node: ast.stmt) -> bool:
     return (
         isinstance(node, ast.Assign | ast.Expr)
         and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).startswith("lazy.")
+        and ast.unparse(node.value.func).startswith(("lazy.", "showing."))
     )
 
 
