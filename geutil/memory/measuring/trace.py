@@ -84,7 +84,8 @@ def timeline_of(
         for i, stats in enumerate(executions)
         for buffer in _buffers(stats, i, types, device)
     ]
-    updates = Updates(nodes, executions)
+    made = {buffer.tensor.name for buffer in buffers}
+    updates = Updates(nodes, executions, made)
     buffers = [
         buffer
         if buffer.end is not None
