@@ -8,7 +8,7 @@ import typer
 
 from geutil.cli.files import CommandError, read_model
 from geutil.cli.options import Json, Signature, Source
-from geutil.cli.output import show_rows, working
+from geutil.cli.output import show, show_rows, working
 
 _MEGA = 1e6
 
@@ -31,39 +31,50 @@ def memory(
     The step computes the gradients of the mean square of all outputs by all weights
     that are trained.
     """
+    shapes = _shapes(size)
+    model = read_model(path, signature)
     import tensorflow as tf
 
     from geutil.gradients import Report, explain
 
-    model = read_model(path, signature)
     weights = [v for v in model.variables.values() if v.trainable]
     if not weights:
         raise CommandError(
             f"'{path}' has no variables to train: it is frozen; give the model that it "
             "was frozen from"
         )
-    shapes = _shapes(size)
+    unknown = sorted(set(shapes) - set(model.inputs))
+    if unknown:
+        raise CommandError(
+            f"there is no input '{unknown[0]}'; the inputs are {list(model.inputs)}"
+        )
     function = model.to_function()
     reports: list[Report] = []
 
     @tf.function(autograph=False)
     def step() -> None:
         given = {
-            name: tf.zeros(_known(name, t.shape.as_list(), batch, shapes), t.dtype)
+            name: tf.zeros(_known(name, t.shape, batch, shapes), t.dtype)
             for name, t in model.inputs.items()
         }
-        results = function(**given).values()
-        loss = tf.add_n([tf.reduce_mean(tf.square(r)) for r in results])
+        results = [r for r in function(**given).values() if r.dtype.is_floating]
+        if not results:
+            raise CommandError(f"'{path}' has no floating output to train by")
+        squares = [tf.reduce_mean(tf.square(tf.cast(r, tf.float32))) for r in results]
+        loss = tf.add_n(squares)
         reports.append(explain(loss, weights))
 
     with working("predicting"):
         step.get_concrete_function()
     (report,) = reports
+    if as_json:
+        show(report, as_json=True)
+        return
     rows = [
         ("plain", f"{report.plain_peak / _MEGA:.1f}"),
         ("checkpoints", f"{report.peak / _MEGA:.1f}"),
     ]
-    show_rows(["gradients", "peak MB"], rows, as_json=as_json)
+    show_rows(["gradients", "peak MB"], rows, as_json=False)
 
 
 def _shapes(given: list[str] | None) -> dict[str, list[int]]:
@@ -77,12 +88,16 @@ def _shapes(given: list[str] | None) -> dict[str, list[int]]:
 
 
 def _known(
-    name: str, sizes: list[int | None], batch: int, given: dict[str, list[int]]
-) -> list[Any]:
-    filled = [batch, *given[name]] if name in given else [sizes[0] or batch, *sizes[1:]]
+    name: str, shape: Any, batch: int, given: dict[str, list[int]]
+) -> list[int | None]:
+    """Return the sizes of an input, with the batch size where the first is open."""
+    if name in given:
+        return [batch, *given[name]]
+    sizes = [None] if shape.rank is None else shape.as_list()
+    filled = [sizes[0] or batch, *sizes[1:]] if shape.rank else sizes
     if None in filled:
         raise CommandError(
-            f"input '{name}' has the shape {sizes}; pass --size {name}=... with the "
+            f"input '{name}' has the shape {shape}; pass --size {name}=... with the "
             "sizes behind the batch"
         )
     return filled
