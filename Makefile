@@ -24,6 +24,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env env-oldest demo test test-oldest lint format bench clean
+.PHONY: dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -54,7 +55,7 @@ $(READY): setup.py pyproject.toml
 	$(call check_python,3.10 3.11 3.12 3.13,geutil)
 	$(call create_venv,$(VENV))
 	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench]'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,release]'
 	@touch $@
 
 $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
@@ -93,6 +94,26 @@ format: $(READY) ## Format the code and make the safe fixes
 
 bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# The wheel is built from the archive, so the archive holds all that it takes.
+dist: $(READY) ## Build the wheel and the source archive into dist/
+	@rm -rf dist
+	@$(VENV)/bin/python -m build --quiet --outdir dist .
+
+check-dist: dist ## Check them, and run the wheel's smoke tests where nothing else is
+	@$(VENV)/bin/python -m tools.check_dist
+
+# Debian's packages bring the libraries that the browser needs.
+browser: ## Install Chromium for the tests of pages, if there is none
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then \
+	  exit 0; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; \
+	else \
+	  echo "error: there is no chromium; install it, on Debian as root with" >&2; \
+	  echo "apt-get install chromium" >&2; \
+	  exit 1; \
+	fi
 
 clean: ## Remove the environments, caches and build results
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
