@@ -23,6 +23,8 @@ _BY_SUFFIX = {
     ".pbtxt": Format.pbtxt,
     ".tflite": Format.tflite,
 }
+_SUFFIXES_READ = (".pb", ".pbtxt", ".keras")
+_READ = "a SavedModel directory, or a .pb, .pbtxt or .keras file"
 
 
 class CommandError(GeutilError, ValueError):
@@ -30,12 +32,11 @@ class CommandError(GeutilError, ValueError):
 
 
 def check_source(path: Path) -> None:
-    """Refuse to read where nothing is, before TensorFlow is started."""
+    """Refuse to read what cannot be a model, before TensorFlow is started."""
     if not path.exists():
-        raise CommandError(
-            f"there is nothing at '{path}'; pass a SavedModel directory, or a .pb, "
-            ".pbtxt or .keras file"
-        )
+        raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
+    if not path.is_dir() and path.suffix not in _SUFFIXES_READ:
+        raise CommandError(f"'{path}' is not of a format to read; pass {_READ}")
 
 
 def read_model(path: Path, signature: str | None = None) -> Model:

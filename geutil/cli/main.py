@@ -45,7 +45,7 @@ def run(app: Any, arguments: list[str]) -> int:
         # Now, since whoever reads may have gone.
         sys.stdout.flush()
     except typer.TyperException as error:
-        _tell(error.format_message())
+        _tell(f"{error.format_message().rstrip('.')}; see `{_place(error)} --help`")
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         _tell("stopped")
@@ -60,6 +60,11 @@ def run(app: Any, arguments: list[str]) -> int:
         _tell(_said(error))
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _place(error: Any) -> str:
+    """Return the command that was called wrongly."""
+    return getattr(getattr(error, "ctx", None), "command_path", "geutil")
 
 
 def _said(error: Exception) -> str:

@@ -23,7 +23,27 @@ def _refused(said, *words):
 
 
 def test_an_unknown_command(geutil):
-    _refused(geutil("nonsense"), "nonsense")
+    _refused(geutil("nonsense"), "nonsense", "see `geutil --help`")
+
+
+WRONG_USE = [
+    ["fold"],
+    ["fold", "net", "-o", "x", "--format", "png"],
+    ["fold", "net", "-o", "x", "--nonsense"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_USE, ids=" ".join)
+def test_wrong_use_points_to_the_help_of_the_command(geutil, arguments):
+    said = geutil(*arguments)
+    _refused(said, "see `geutil fold --help`")
+    assert said.code == 2
+
+
+def test_other_formats_are_not_read(geutil, tmp_path):
+    (tmp_path / "net.tflite").touch()
+    for command in ("inspect", "ops"):
+        _refused(geutil(command, tmp_path / "net.tflite"), "SavedModel directory")
 
 
 def test_nothing_there(geutil, tmp_path):
