@@ -125,3 +125,24 @@ def test_who_reads_may_leave(folder):
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_tensorflow_says_when_it_does_not_start_is_shown(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "import os\n"
+        "os.write(2, b'no such instruction\\n')\n"
+        "raise ImportError('broken')\n"
+    )
+    (tmp_path / "net.pb").touch()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{COMMAND[-1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ops", str(tmp_path / "net.pb")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    said, error = done.stderr.splitlines()
+    assert said == "no such instruction"
+    assert error.startswith("geutil: ImportError: broken")
