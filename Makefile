@@ -23,7 +23,7 @@ export TF_CPP_MIN_LOG_LEVEL := 3
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-oldest demo test test-oldest lint format bench clean
+.PHONY: help env env-oldest demo test test-oldest lint format bench docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -54,7 +54,7 @@ $(READY): setup.py pyproject.toml
 	$(call check_python,3.10 3.11 3.12 3.13,geutil)
 	$(call create_venv,$(VENV))
 	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench]'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,docs]'
 	@touch $@
 
 $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
@@ -93,6 +93,10 @@ format: $(READY) ## Format the code and make the safe fixes
 
 bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY) ## Build the documentation into build/site; warnings are errors
+	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
