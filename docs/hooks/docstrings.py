@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Extension, Module, Object
 
 RAISES = "Raises:"
 # Public in the sources, for other modules of geutil, and of no use to anybody else.
 HIDDEN = {
-    "geutil.model.model.Model": """
+    "model.model.Model": """
         concrete_function derived holdings opened_signatures program rebuilt
         unopened_signatures
     """,
-    "geutil.model.functions.bodies.Body": """
+    "model.functions.bodies.Body": """
         captured concrete_function drop_input drop_output forget_capture live needed_ops
         new_input require_own side_effects state take_input take_output
     """,
@@ -27,16 +27,19 @@ PAIR = re.compile(r"^[\w.]+(?:, [\w.]+)*: ")
 
 
 class Docstrings(Extension):
-    """Puts docstrings into the form that griffe knows."""
+    """Puts docstrings into the form that griffe knows; leaves out what is hidden."""
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        """Forget what is hidden, before classes are looked up by other names."""
+        for path, names in HIDDEN.items():
+            for name in names.split():
+                pkg[path].del_member(name)
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Rewrite the docstring of whatever was read, and hide what is not for users.
+        """Rewrite the docstring of whatever was read.
 
         Packages are introduced by their pages, so their docstrings are left out.
         """
-        parent = "" if obj.parent is None else obj.parent.path
-        if obj.name in HIDDEN.get(parent, "").split():
-            obj.public = False
         if obj.is_module:
             obj.docstring = None
         elif obj.docstring is not None:
