@@ -27,7 +27,7 @@ VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env web docs-images env-oldest demo test test-oldest lint format bench clean
+.PHONY: help env web docs-images env-oldest demo test test-oldest lint format bench docs clean
 .PHONY: dist check-dist browser
 
 help: ## Show this list
@@ -59,7 +59,7 @@ $(READY): setup.py pyproject.toml
 	$(call check_python,3.10 3.11 3.12 3.13,geutil)
 	$(call create_venv,$(VENV))
 	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,release,web]'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,release,web,docs]'
 	@touch $@
 
 # Node comes from the package index with the environment. npm gets what the lock file
@@ -130,6 +130,10 @@ browser: ## Install Chromium for the tests of pages, if there is none
 	  echo "apt-get install chromium" >&2; \
 	  exit 1; \
 	fi
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY) ## Build the documentation into build/site; warnings are errors
+	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info

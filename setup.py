@@ -49,6 +49,8 @@ EXTRAS = {
         "networkx>=3.4,<4",
         # Handwritten digits to train and quantize on, which ship with it.
         "scikit-learn>=1.6,<2",
+        # Runs the code on the pages of the documentation.
+        "sybil>=9,<11",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release
@@ -67,6 +69,17 @@ EXTRAS = {
     ],
     # The benchmarks print their results in tables.
     "bench": CLI,
+    "docs": [
+        # Describes the command from the command itself.
+        *CLI,
+        # Builds the site. The next major version will read other settings.
+        "mkdocs>=1.6,<2",
+        # Its theme, with search and both palettes.
+        "mkdocs-material>=9.6,<10",
+        # The reference, from the docstrings, which are read and not imported.
+        "mkdocstrings>=0.30,<2",
+        "mkdocstrings-python>=1.18,<3",
+    ],
 }
 
 setup(
