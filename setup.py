@@ -49,6 +49,10 @@ EXTRAS = {
         "networkx>=3.4,<4",
         # Handwritten digits to train and quantize on, which ship with it.
         "scikit-learn>=1.6,<2",
+        # Run the notebooks of examples/ in a kernel of this Python.
+        "nbclient>=0.10,<1",
+        "nbformat>=5.10,<6",
+        "ipykernel>=6.29,<8",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release
