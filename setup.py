@@ -51,6 +51,10 @@ EXTRAS = {
         "scikit-learn>=1.6,<2",
         # Runs the code on the pages of the documentation.
         "sybil>=9,<11",
+        # Run the notebooks of examples/ in a kernel of this Python.
+        "nbclient>=0.10,<1",
+        "nbformat>=5.10,<6",
+        "ipykernel>=6.29,<8",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release
