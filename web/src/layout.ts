@@ -13,8 +13,15 @@ export const HEADING = 16;
 /** Above this many children, layers are found by the quick method. */
 const QUICK = 250;
 
+/** Scopes with more children leave no room for what is written on edges. */
+const CROWDED = 80;
+
 /** Letters of a line. */
 const LETTERS = 36;
+/** The width of a letter in a box, in bold above an open scope, and on an edge. */
+const LETTER = 6.6;
+const BOLD_LETTER = 7.2;
+const EDGE_LETTER = 4.4;
 
 export interface Point {
   x: number;
@@ -29,6 +36,8 @@ export interface Box {
 export interface Layout {
   /** The middle of each drawn item. */
   centres: Map<Item, Point>;
+  /** The width of each open scope. */
+  widths: Map<Item, number>;
   /** Where edges between children of one scope bend. */
   bends: Map<string, Point[]>;
 }
@@ -38,23 +47,28 @@ export function boxOf(label: string): Box {
   const lines = label.split("\n");
   const widest = Math.max(8, ...lines.map((line) => line.length));
   const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / LETTERS), 0);
-  return { width: 24 + Math.min(widest, LETTERS) * 6.6, height: 16 + rows * 12 };
+  return { width: 24 + Math.min(widest, LETTERS) * LETTER, height: 16 + rows * 12 };
 }
 
-export function layOut(visible: Visible, root: Item, boxes: (item: Item) => Box): Layout {
+/** The width of a label above an open scope, which is cut where it is longer. */
+export function headingOf(label: string): number {
+  return Math.min(label.length, LETTERS) * BOLD_LETTER;
+}
+
+export function layOut(visible: Visible, root: Item, labels: (item: Item) => string): Layout {
   const members = new Map<Item, Item[]>([[root, []]]);
   for (const scope of visible.open) members.set(scope, []);
   for (const item of [...visible.open, ...visible.leaves]) {
     members.get(item.parent!)!.push(item);
   }
   const edges = edgesByScope(visible.edges, members);
-  const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxes(leaf)]));
+  const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxOf(labels(leaf))]));
   const drawn = new Map<Item, ScopeLayout>();
   for (const scope of [...visible.open].reverse().concat(root)) {
     const layout = layOutScope(members.get(scope)!, edges.get(scope) ?? [], sizes);
     drawn.set(scope, layout);
     sizes.set(scope, {
-      width: layout.size.width + 2 * PADDING,
+      width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope))),
       height: layout.size.height + 2 * PADDING + HEADING,
     });
   }
@@ -70,7 +84,8 @@ interface ScopeLayout {
 interface InnerEdge {
   from: Item;
   to: Item;
-  keys: string[];
+  /** The edges that are drawn for it. */
+  drawn: VisibleEdge[];
 }
 
 /** Edges by the scope that both ends lie in, between its children. */
@@ -85,8 +100,8 @@ function edgesByScope(
     const inside = found.get(scope) ?? new Map<string, InnerEdge>();
     found.set(scope, inside);
     const key = `${from.key}\n${to.key}`;
-    const inner = inside.get(key) ?? { from, to, keys: [] };
-    inner.keys.push(edge.key);
+    const inner = inside.get(key) ?? { from, to, drawn: [] };
+    inner.drawn.push(edge);
     inside.set(key, inner);
   }
   return new Map([...found].map(([scope, inside]) => [scope, [...inside.values()]]));
@@ -121,14 +136,17 @@ function layOutScope(
   for (const [child, name] of names) {
     graph.setNode(name, { ...sizes.get(child)! });
   }
-  for (const { from, to } of edges) graph.setEdge(names.get(from)!, names.get(to)!);
+  for (const edge of edges) {
+    const room = children.length > CROWDED ? {} : roomOf(edge);
+    graph.setEdge(names.get(edge.from)!, names.get(edge.to)!, room);
+  }
   dagre.layout(graph);
   const size = graph.graph();
   const bends = new Map<string, Point[]>();
-  for (const { from, to, keys } of edges) {
-    if (keys.length > 1) continue;
+  for (const { from, to, drawn } of edges) {
+    if (drawn.length > 1) continue;
     const points = graph.edge(names.get(from)!, names.get(to)!).points as Point[];
-    bends.set(keys[0], points.slice(1, -1));
+    bends.set(drawn[0].key, points.slice(1, -1));
   }
   const centres = new Map<Item, Point>();
   for (const [child, name] of names) {
@@ -136,6 +154,13 @@ function layOutScope(
     centres.set(child, { x: x as number, y: y as number });
   }
   return { size: { width: size.width ?? 0, height: size.height ?? 0 }, centres, bends };
+}
+
+/** The room for what is written in the middle of an edge. */
+function roomOf({ from, to, drawn }: InnerEdge): Partial<Box> & { labelpos?: string } {
+  const [edge] = drawn;
+  if (edge.source !== from || edge.target !== to || !edge.label) return {};
+  return { width: edge.label.length * EDGE_LETTER, height: 10, labelpos: "c" };
 }
 
 /** Turns places inside of scopes into places on the page. */
@@ -147,7 +172,7 @@ function placed(
   members: Map<Item, Item[]>,
 ): Layout {
   const corners = new Map<Item, Point>([[root, { x: 0, y: 0 }]]);
-  const layout: Layout = { centres: new Map(), bends: new Map() };
+  const layout: Layout = { centres: new Map(), widths: new Map(), bends: new Map() };
   const ends = new Map(visible.edges.map((edge) => [edge.key, edge]));
   for (const scope of [root, ...visible.open]) {
     const corner = corners.get(scope)!;
@@ -157,8 +182,9 @@ function placed(
       layout.centres.set(child, centre);
       if (child.open) {
         const size = sizes.get(child)!;
+        layout.widths.set(child, size.width);
         corners.set(child, {
-          x: centre.x - size.width / 2 + PADDING,
+          x: centre.x - drawn.get(child)!.size.width / 2,
           y: centre.y - size.height / 2 + PADDING + HEADING,
         });
       }

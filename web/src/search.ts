@@ -52,10 +52,12 @@ export function searchPanel(
   way.setAttribute("aria-label", "what to search");
   const results = element("div", { className: "results" });
   let found: Match[] = [];
+  let next = 0;
   const search = (): void => {
     results.replaceChildren();
     for (const drawing of drawings()) drawing.mark([]);
     found = [];
+    next = 0;
     if (!input.value) return;
     try {
       found = findOps(drawings(), input.value, way.value as Way);
@@ -71,7 +73,13 @@ export function searchPanel(
   input.oninput = search;
   way.onchange = search;
   input.onkeydown = (event) => {
-    if (event.key === "Enter" && found.length) show(found[0]);
+    // Once more goes to the next one.
+    if (event.key === "Enter" && found.length) show(found[next++ % found.length]);
+    if (event.key === "ArrowDown") step(results, event, 1);
+  };
+  results.onkeydown = (event) => {
+    if (event.key === "ArrowDown") step(results, event, 1);
+    if (event.key === "ArrowUp" && !step(results, event, -1)) input.focus();
   };
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
@@ -79,6 +87,15 @@ export function searchPanel(
     input.focus();
   });
   return element("div", { className: "search" }, input, way, results);
+}
+
+/** Moves the focus among the results; returns whether there was one to move to. */
+function step(results: HTMLElement, event: KeyboardEvent, by: number): boolean {
+  const links = [...results.querySelectorAll<HTMLElement>("button.link")];
+  const wanted = links[links.indexOf(document.activeElement as HTMLElement) + by];
+  event.preventDefault();
+  wanted?.focus();
+  return wanted !== undefined;
 }
 
 function resultLines(

@@ -44,6 +44,10 @@ export const STYLE: StylesheetJson = [
       "background-opacity": 0.7,
       "text-valign": "top",
       "text-halign": "center",
+      "text-margin-x": "data(shift)" as never,
+      "text-margin-y": -2,
+      "text-wrap": "ellipsis",
+      "text-max-width": "data(room)",
       "font-weight": "bold",
     },
   },
@@ -56,7 +60,6 @@ export const STYLE: StylesheetJson = [
       "target-arrow-color": "#9aa5b1",
       "target-arrow-shape": "triangle",
       "arrow-scale": 0.8,
-      label: "data(label)",
       "font-family": FONT,
       "font-size": 8,
       "min-zoomed-font-size": 7,
@@ -65,6 +68,12 @@ export const STYLE: StylesheetJson = [
       "text-background-opacity": 0.8,
       "curve-style": "straight",
     },
+  },
+  { selector: "edge.within", style: { label: "data(label)" } },
+  // The middle of an edge into an open scope may be anywhere, such as on its heading.
+  {
+    selector: "edge.across",
+    style: { "source-label": "data(label)", "source-text-offset": 26 },
   },
   {
     selector: "edge.bent",
