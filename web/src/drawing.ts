@@ -190,7 +190,7 @@ export class Drawing {
     const layout = layOut(visible, this.hierarchy.root, labels);
     this.core.batch(() => {
       this.core.elements().remove();
-      this.core.add(elementsOf(visible, layout, this.hierarchy.root, this.graph));
+      this.core.add(elementsOf(visible, layout, this.graph));
     });
     this.remark();
     this.select(this.chosen);

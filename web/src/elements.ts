@@ -12,19 +12,17 @@ import type { Visible, VisibleEdge } from "./visible";
 export function elementsOf(
   visible: Visible,
   layout: Layout,
-  root: Item,
   graph: Graph,
 ): ElementDefinition[] {
-  const nodes = [...visible.open, ...visible.leaves].map((item) => {
-    const parent = item.parent === root ? undefined : item.parent!.key;
-    return {
-      group: "nodes" as const,
-      data: { id: item.key, parent, ...looks(item, graph), ...heading(item, graph, layout) },
-      scratch: { item },
-      classes: `${item.kind} ${item.open ? "open" : "closed"}`,
-      ...(item.open ? {} : { position: { ...layout.centres.get(item)! } }),
-    };
-  });
+  // Outer scopes come first, so that inner ones are drawn upon them. They are nodes like
+  // others: as parents of nodes, they would be measured again at every step.
+  const nodes = [...visible.open, ...visible.leaves].map((item) => ({
+    group: "nodes" as const,
+    data: { id: item.key, ...looks(item, graph), ...openLooks(item, graph, layout) },
+    scratch: { item },
+    classes: `${item.kind} ${item.open ? "open" : "closed"}`,
+    position: { ...layout.centres.get(item)! },
+  }));
   const edges = visible.edges.map((edge) => edgeElement(edge, layout));
   return [...nodes, ...edges];
 }
@@ -39,11 +37,11 @@ function looks(item: Item, graph: Graph): Record<string, unknown> {
   return { ...common, colour: "#eef2f7" };
 }
 
-/** Where the label of an open scope stands: at the left, where edges seldom enter. */
-function heading(item: Item, graph: Graph, layout: Layout): Record<string, number> {
-  const room = layout.widths.get(item);
-  if (room === undefined) return {};
-  return { room, shift: (headingOf(labelOf(item, graph)) - room) / 2 };
+/** The size of an open scope; its label stands at the left, where edges seldom enter. */
+function openLooks(item: Item, graph: Graph, layout: Layout): Record<string, number> {
+  const box = layout.boxes.get(item);
+  if (!box) return {};
+  return { ...box, shift: (headingOf(labelOf(item, graph)) - box.width) / 2 };
 }
 
 /** What is written on an item that is closed, or above it when it is open. */

@@ -36,8 +36,8 @@ export interface Box {
 export interface Layout {
   /** The middle of each drawn item. */
   centres: Map<Item, Point>;
-  /** The width of each open scope. */
-  widths: Map<Item, number>;
+  /** The room of each open scope, below its heading. */
+  boxes: Map<Item, Box>;
   /** Where edges between children of one scope bend. */
   bends: Map<string, Point[]>;
 }
@@ -172,7 +172,7 @@ function placed(
   members: Map<Item, Item[]>,
 ): Layout {
   const corners = new Map<Item, Point>([[root, { x: 0, y: 0 }]]);
-  const layout: Layout = { centres: new Map(), widths: new Map(), bends: new Map() };
+  const layout: Layout = { centres: new Map(), boxes: new Map(), bends: new Map() };
   const ends = new Map(visible.edges.map((edge) => [edge.key, edge]));
   for (const scope of [root, ...visible.open]) {
     const corner = corners.get(scope)!;
@@ -182,7 +182,8 @@ function placed(
       layout.centres.set(child, centre);
       if (child.open) {
         const size = sizes.get(child)!;
-        layout.widths.set(child, size.width);
+        layout.boxes.set(child, { width: size.width, height: size.height - HEADING });
+        layout.centres.set(child, { x: centre.x, y: centre.y + HEADING / 2 });
         corners.set(child, {
           x: centre.x - drawn.get(child)!.size.width / 2,
           y: centre.y - size.height / 2 + PADDING + HEADING,

@@ -2,8 +2,6 @@
 
 import type { StylesheetJson } from "cytoscape";
 
-import { PADDING } from "./layout";
-
 const FONT = "system-ui, sans-serif";
 
 export const STYLE: StylesheetJson = [
@@ -18,14 +16,14 @@ export const STYLE: StylesheetJson = [
       shape: "round-rectangle",
       "border-width": 1.2,
       "border-color": "data(border)",
+      width: "data(width)",
+      height: "data(height)",
       "background-color": "data(colour)",
     },
   },
   {
     selector: "node.closed",
     style: {
-      width: "data(width)",
-      height: "data(height)",
       "text-valign": "center",
       "text-halign": "center",
       "text-wrap": "wrap",
@@ -38,8 +36,7 @@ export const STYLE: StylesheetJson = [
   {
     selector: "node.open",
     style: {
-      padding: `${PADDING}px`,
-      "compound-sizing-wrt-labels": "exclude",
+      "z-compound-depth": "bottom",
       "background-color": "#f6f8fb",
       "background-opacity": 0.7,
       "text-valign": "top",
@@ -47,7 +44,7 @@ export const STYLE: StylesheetJson = [
       "text-margin-x": "data(shift)" as never,
       "text-margin-y": -2,
       "text-wrap": "ellipsis",
-      "text-max-width": "data(room)",
+      "text-max-width": "data(width)",
       "font-weight": "bold",
     },
   },
