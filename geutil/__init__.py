@@ -5,33 +5,14 @@
 `allow_stale`. `geutil.model` opens, edits and saves models; `geutil.transform.rewrite`
 applies rewrite rules; `geutil.batchnorm` folds batch norms, and `geutil.quantize`
 simulates int8 and converts to it. `geutil.gradients` saves memory in training, and
-`geutil.memory` predicts and measures it. The names below are grouped by layer; see
-CONTRIBUTING.md.
+`geutil.memory` predicts and measures it; `geutil.report` draws graphs, reports and
+timelines. The names below are grouped by layer; see CONTRIBUTING.md. All but the
+errors are imported when they are first used.
 """
 
-from geutil import (
-    batchnorm,
-    edit,
-    gradients,
-    match,
-    memory,
-    model,
-    quantize,
-    reroute,
-    select,
-    subgraph,
-    transform,
-    util,
-)
-from geutil.edit import (
-    bypass,
-    connect,
-    detach,
-    detach_control_inputs,
-    detach_control_outputs,
-    detach_inputs,
-    detach_outputs,
-)
+import typing
+
+from geutil import lazy, showing
 from geutil.errors import (
     ArgumentTypeError,
     CycleError,
@@ -43,69 +24,7 @@ from geutil.errors import (
     TransformError,
     VerificationError,
 )
-from geutil.graph import Violation, allow_stale, find_violations, transaction, verify
-from geutil.match import OpMatcher, op_type
-from geutil.reroute import (
-    add_control_inputs,
-    remove_control_inputs,
-    reroute_inputs,
-    reroute_ios,
-    reroute_outputs,
-    reroute_ts,
-    swap_inputs,
-    swap_ios,
-    swap_outputs,
-    swap_ts,
-)
-from geutil.select import (
-    can_be_regex,
-    check_cios,
-    compute_boundary_ts,
-    filter_ops,
-    filter_ops_from_regex,
-    filter_ts,
-    filter_ts_from_regex,
-    get_backward_walk_ops,
-    get_forward_walk_ops,
-    get_name_scope_ops,
-    get_ops_ios,
-    get_walks_intersection_ops,
-    get_walks_union_ops,
-    get_within_boundary_ops,
-    make_regex,
-    select_ops,
-    select_ops_and_ts,
-    select_ts,
-)
-from geutil.subgraph import SubGraphView, make_view, make_view_from_scope
-from geutil.transform import (
-    Transformer,
-    TransformerInfo,
-    assign_renamed_collections_handler,
-    copy,
-    copy_op_handler,
-    copy_with_input_replacements,
-    graph_replace,
-    keep_t_if_possible_handler,
-    replace_t_with_placeholder_handler,
-    transform_op_if_inside_handler,
-)
-from geutil.util import (
-    ControlOutputs,
-    get_consuming_ops,
-    get_generating_ops,
-    get_tensors,
-    make_list_of_op,
-    make_list_of_t,
-    make_placeholder_from_dtype_and_shape,
-    make_placeholder_from_tensor,
-    placeholder_name,
-)
 from geutil.version import __version__
-
-ph = make_placeholder_from_dtype_and_shape
-sgv = make_view
-sgv_scope = make_view_from_scope
 
 __all__ = [
     # errors
@@ -197,6 +116,7 @@ __all__ = [
     "memory",
     "model",
     "quantize",
+    "report",
     "reroute",
     "select",
     "subgraph",
@@ -205,3 +125,136 @@ __all__ = [
     # the package
     "__version__",
 ]
+
+if typing.TYPE_CHECKING:
+    from geutil import (
+        batchnorm,
+        edit,
+        gradients,
+        match,
+        memory,
+        model,
+        quantize,
+        report,
+        reroute,
+        select,
+        subgraph,
+        transform,
+        util,
+    )
+    from geutil.edit import (
+        bypass,
+        connect,
+        detach,
+        detach_control_inputs,
+        detach_control_outputs,
+        detach_inputs,
+        detach_outputs,
+    )
+    from geutil.graph import (
+        Violation,
+        allow_stale,
+        find_violations,
+        transaction,
+        verify,
+    )
+    from geutil.match import OpMatcher, op_type
+    from geutil.reroute import (
+        add_control_inputs,
+        remove_control_inputs,
+        reroute_inputs,
+        reroute_ios,
+        reroute_outputs,
+        reroute_ts,
+        swap_inputs,
+        swap_ios,
+        swap_outputs,
+        swap_ts,
+    )
+    from geutil.select import (
+        can_be_regex,
+        check_cios,
+        compute_boundary_ts,
+        filter_ops,
+        filter_ops_from_regex,
+        filter_ts,
+        filter_ts_from_regex,
+        get_backward_walk_ops,
+        get_forward_walk_ops,
+        get_name_scope_ops,
+        get_ops_ios,
+        get_walks_intersection_ops,
+        get_walks_union_ops,
+        get_within_boundary_ops,
+        make_regex,
+        select_ops,
+        select_ops_and_ts,
+        select_ts,
+    )
+    from geutil.subgraph import SubGraphView, make_view, make_view_from_scope
+    from geutil.transform import (
+        Transformer,
+        TransformerInfo,
+        assign_renamed_collections_handler,
+        copy,
+        copy_op_handler,
+        copy_with_input_replacements,
+        graph_replace,
+        keep_t_if_possible_handler,
+        replace_t_with_placeholder_handler,
+        transform_op_if_inside_handler,
+    )
+    from geutil.util import (
+        ControlOutputs,
+        get_consuming_ops,
+        get_generating_ops,
+        get_tensors,
+        make_list_of_op,
+        make_list_of_t,
+        make_placeholder_from_dtype_and_shape,
+        make_placeholder_from_tensor,
+        placeholder_name,
+    )
+
+    ph = make_placeholder_from_dtype_and_shape
+    sgv = make_view
+    sgv_scope = make_view_from_scope
+else:
+    __getattr__, __dir__ = lazy.names(
+        __name__,
+        exported=__all__,
+        submodules=(
+            "batchnorm",
+            "edit",
+            "gradients",
+            "graph",
+            "match",
+            "memory",
+            "model",
+            "quantize",
+            "report",
+            "reroute",
+            "select",
+            "subgraph",
+            "transform",
+            "util",
+        ),
+        homes=(
+            "graph",
+            "util",
+            "subgraph",
+            "match",
+            "select",
+            "reroute",
+            "edit",
+            "transform",
+        ),
+        aliases={
+            "ph": "make_placeholder_from_dtype_and_shape",
+            "sgv": "make_view",
+            "sgv_scope": "make_view_from_scope",
+        },
+    )
+
+lazy.watch_what_exists(__name__)
+showing.draw_with("geutil.report.notebooks", "html_of")

@@ -1,21 +1,24 @@
 """Things that show themselves in a notebook, without knowing who draws them.
 
 A class of any layer derives from `Shown`. The package's root, which knows all layers,
-says with `draw_with` how they are drawn.
+says with `draw_with` what draws them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
-Drawer = Callable[[object], str]
-
-_drawers: list[Drawer] = []
+_drawers: list[tuple[str, str]] = []
 
 
-def draw_with(drawer: Drawer) -> None:
-    """Let `drawer` make the HTML of whatever derives from `Shown`."""
-    _drawers[:] = [drawer]
+def draw_with(module: str, function: str) -> None:
+    """Let a function make the HTML of whatever derives from `Shown`.
+
+    Args:
+        module: the module that has it, which is imported when it is needed.
+        function: its name; it takes what to show, and returns HTML.
+    """
+    _drawers[:] = [(module, function)]
 
 
 class Shown:
@@ -25,4 +28,7 @@ class Shown:
 
     def _repr_html_(self) -> str | None:
         """Return the HTML that a notebook shows; None lets it show the text."""
-        return _drawers[0](self) if _drawers else None
+        for module, function in _drawers:
+            drawn: str = getattr(importlib.import_module(module), function)(self)
+            return drawn
+        return None

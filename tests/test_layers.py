@@ -30,7 +30,7 @@ LAYERS = {
 }
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
-FOR_ALL = {"errors", "version"}
+FOR_ALL = {"errors", "showing", "version"}
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
 COMPOSITIONS = {"quantize.rewriters": {"batchnorm"}}
@@ -156,24 +156,45 @@ def facade_faults(name: str, source: str) -> list[str]:
     """Return the logic in a module that shall only hold names."""
     if name not in FACADES | {""}:
         return []
-    faults = []
-    for node in ast.parse(source).body:
-        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+    allowed = is_of_names if name else is_of_lazy_names
+    return [
+        f"line {node.lineno}: {ast.unparse(node)[:60]}"
+        for node in ast.parse(source).body
+        if not allowed(node)
+    ]
+
+
+def is_of_names(node: ast.stmt) -> bool:
+    """Tell whether a statement is an import, a docstring, an alias or `__all__`."""
+    if isinstance(node, ast.Assign):
         exports = (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "__all__"
+            ast.unparse(node.targets[0]) == "__all__"
             and isinstance(node.value, ast.List)
             and all(isinstance(e, ast.Constant) for e in node.value.elts)
         )
-        if not (
-            isinstance(node, ast.Import | ast.ImportFrom)
-            or docstring
-            or alias
-            or exports
-        ):
-            faults.append(f"line {node.lineno}: {ast.unparse(node)[:60]}")
-    return faults
+        return exports or isinstance(node.value, ast.Name)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def is_of_lazy_names(node: ast.stmt) -> bool:
+    """Tell the same of the root, whose names are lists for type checkers and calls."""
+    if isinstance(node, ast.If):
+        return (
+            ast.unparse(node.test) == "typing.TYPE_CHECKING"
+            and all(map(is_of_names, node.body))
+            and all(map(calls_lazy, node.orelse))
+        )
+    return is_of_names(node) or calls_lazy(node)
+
+
+def calls_lazy(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Assign | ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).startswith(("lazy.", "showing."))
+    )
 
 
 def statement_faults(name: str, source: str) -> list[str]:
@@ -245,6 +266,9 @@ WRONG = [
     (facade_faults, "edit", "def detach(): pass"),
     (facade_faults, "util", "x = [1]"),
     (facade_faults, "", "if True:\n    import os"),
+    (facade_faults, "", "if typing.TYPE_CHECKING:\n    x = [1]"),
+    (facade_faults, "", "if typing.TYPE_CHECKING:\n    a = b\nelse:\n    c = d()"),
+    (facade_faults, "edit", "x = lazy.names()"),
     (facade_faults, "match", "ph = make()"),
     (facade_faults, "", "__all__ = [n for n in dir()]"),
     (statement_faults, "graph.order", "def f():\n    print(1)"),
@@ -279,6 +303,7 @@ RIGHT = [
     (private_faults, "reroute.views", "view._assign_from(other)"),
     (facade_faults, "edit", "'''Names.'''\nfrom a import b\nc = b\n__all__ = ['c']"),
     (facade_faults, "graph.order", "def f(): pass"),
+    (facade_faults, "", "if typing.TYPE_CHECKING:\n    a = b\nelse:\n    c = lazy.x()"),
     (statement_faults, "cli.main", "print(1)"),
     (statement_faults, "graph.order", "def f():\n    '''print(1)'''"),
 ]

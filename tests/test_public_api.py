@@ -59,7 +59,7 @@ COMPATIBLE = {
     "match": "OpMatcher op_type",
 }
 # Packages with names of their own; see the tests of each.
-PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize"]
+PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report"]
 # Names of one submodule that another has, too.
 EXTRA = {"select": ["ControlOutputs"]}
 ALIASES = {

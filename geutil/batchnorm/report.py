@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from geutil.showing import Shown
+
 
 @dataclass(frozen=True)
 class Folded:
@@ -47,7 +49,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class FoldReport:
+class FoldReport(Shown):
     """Every batch norm of a graph: folded, or refused with the reason.
 
     Attributes:

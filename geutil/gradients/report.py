@@ -13,6 +13,7 @@ from geutil.gradients.selection import Keeping
 from geutil.gradients.sizes import tensor_bytes
 from geutil.graph.kinds import Tensor
 from geutil.select.walks import get_backward_walk_ops
+from geutil.showing import Shown
 
 _SHOWN = 20
 _MB = 1e6
@@ -54,7 +55,7 @@ class RecomputedOp:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """What memory-saving gradients do to one step.
 
     Attributes:

@@ -9,8 +9,12 @@ Two facts (TensorFlow 2.16 to 2.21), each with a test that reproduces it:
 
 To know about both, `watch` wraps the two places where TensorFlow takes the ops over:
 `BaseSession._extend_graph` and `AtomicFunction.__init__`. Sessions and functions that
-are older than geutil's import are found by one scan of the garbage collector's objects;
-such a Session is taken to have run, because TensorFlow keeps no record that tells.
+are older than that are found by one scan of the garbage collector's objects; such a
+Session is taken to have run, because TensorFlow keeps no record that tells.
+
+Watching begins with `import geutil` if TensorFlow is imported by then. If it is
+imported after geutil, watching begins with the first use of a name that needs
+TensorFlow: until then, nothing of geutil can have edited a graph.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from geutil.graph.kinds import type_name
 from geutil.memory.measuring.measurement import Measurement
 from geutil.memory.text import megabytes
 from geutil.memory.timeline import Timeline
+from geutil.showing import Shown
 
 
 @dataclass(frozen=True)
-class TimelineComparison:
+class TimelineComparison(Shown):
     """What a change did to the memory of a step.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from geutil.errors import PredictionError
 from geutil.memory.execution import execution_order
+from geutil.memory.phases import phases_of
 from geutil.memory.program import Program
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
@@ -62,13 +63,34 @@ class Simulation:
             at_peak.sort(key=lambda live: -live.bytes)
         return Timeline(
             moments=tuple(
-                Moment(nodes[i].name, held)
-                for i, held in zip(self.order, self.held, strict=True)
+                Moment(nodes[i].name, held, phase)
+                for i, held, phase in zip(
+                    self.order, self.held, self._phases(), strict=True
+                )
             ),
             at_peak=tuple(at_peak),
             variable_bytes=program.variable_bytes,
             constant_bytes=program.constant_bytes,
             source=source,
+        )
+
+    def _phases(self) -> list[str]:
+        nodes = self.program.nodes
+        place = {number: step for step, number in enumerate(self.order)}
+        maker = {
+            tensor: step
+            for step, number in enumerate(self.order)
+            for tensor in nodes[number].outputs
+        }
+        return phases_of(
+            (
+                nodes[number].name,
+                [
+                    *(maker[tensor] for tensor in nodes[number].inputs),
+                    *(place[control] for control in nodes[number].controls),
+                ],
+            )
+            for number in self.order
         )
 
     def _live(self, tensor: int) -> LiveTensor:

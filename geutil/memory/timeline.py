@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geutil.memory.text import megabytes
+from geutil.showing import Shown
 
 _SHOWN = 10
 """How many of the buffers at the peak the text names."""
@@ -39,14 +40,17 @@ class Moment:
     Attributes:
         op: its name.
         bytes: what is held while it runs, at the most.
+        phase: "forward", "recompute", "backward" or "update", told by the scopes that
+            TensorFlow and geutil give to gradients; "" where it is not known.
     """
 
     op: str
     bytes: int
+    phase: str = ""
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Shown):
     """The memory of a step, op by op, in the order of execution.
 
     Attributes:

@@ -34,12 +34,13 @@ from geutil.model.sources.functions import program_of_graph
 from geutil.model.training import stripping
 from geutil.model.training.report import StripReport
 from geutil.model.writing import saving
+from geutil.showing import Shown
 
 if TYPE_CHECKING:
     from geutil.model.functions.bodies import Body
 
 
-class Model:
+class Model(Shown):
     """A graph that can be edited, with named inputs and outputs.
 
     `geutil.model.open` makes models. The methods never change the model they are called

@@ -9,6 +9,7 @@ from typing import Any
 from geutil.graph.kinds import Tensor, require_tensor
 from geutil.quantize.finding.simulated import quantized_value
 from geutil.quantize.spec import Format
+from geutil.showing import Shown
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class QuantizeReport:
+class QuantizeReport(Shown):
     """Every op of a graph that computes with data: quantized, or not and why.
 
     Attributes:

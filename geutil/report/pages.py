@@ -174,7 +174,7 @@ def _graph_page(
 def _payload(
     kind: str, title: str, graphs: list[dict[str, Any]], report: object
 ) -> dict[str, Any]:
-    payload = {
+    payload: dict[str, Any] = {
         "kind": kind,
         "title": title,
         "versions": f"geutil {__version__}, TensorFlow {tf.__version__}",

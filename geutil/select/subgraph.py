@@ -14,9 +14,10 @@ from geutil.select.boundary import ends_of
 from geutil.select.lists import get_unique_graph, make_list_of_op, make_list_of_t
 from geutil.select.listview import ListView
 from geutil.select.walks import get_walks_union_ops
+from geutil.showing import Shown
 
 
-class SubGraphView:
+class SubGraphView(Shown):
     """Part of a graph, seen as a function from its inputs to its outputs.
 
     A view has ops, input tensors and output tensors. An input or output is *connected*

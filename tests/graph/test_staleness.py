@@ -494,6 +494,34 @@ def test_sessions_and_functions_older_than_geutil_are_known():
     assert run_script(OLDER) == ["live", "1", "1", "built"]
 
 
+BEFORE = """
+import geutil as ge
+import sys
+assert not any(name.startswith("tensorflow") for name in sys.modules)
+import tensorflow as tf
+with tf.Graph().as_default() as graph:
+    x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+    z = tf.identity(x, name="z")
+session = tf.compat.v1.Session(graph=graph)
+session.run(z)
+def attempt(new, old):
+    try:
+        print(ge.reroute_ts(new, old, can_modify=[z.op]))
+    except ge.StaleGraphError as error:
+        print("live" if "live Session" in str(error) else "built")
+attempt(y, x)
+session.close()
+attempt(y, x)
+newer = tf.compat.v1.Session(graph=graph)
+print(newer.run(z))
+attempt(x, y)
+"""
+
+
+def test_what_is_made_between_geutil_and_its_first_use_is_known():
+    assert run_script(BEFORE) == ["live", "1", "2.0", "live"]
+
+
 # -- how it is noticed -----------------------------------------------------------------
 
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from geutil.report.differences import GraphDifference, difference
 from geutil.cli.files import read_batches, read_model
 from geutil.cli.options import BatchSize, Json, Signature, Source
 from geutil.cli.output import plain, show, working
+from geutil.report.differences import GraphDifference, difference
 
 Other = Annotated[str, typer.Argument(help="The other model.", show_default=False)]
 

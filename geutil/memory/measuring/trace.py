@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from geutil.memory.measuring.measurement import TRACE
 from geutil.memory.measuring.updates import Updates
+from geutil.memory.phases import phases_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 # What happens in one microsecond is ordered so: a kernel takes longer on a large
@@ -23,6 +24,8 @@ from geutil.memory.timeline import LiveTensor, Moment, Timeline
 _RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
 _GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
 _STREAM = "/stream:"
+# What stands around the name of a node where another one reads it.
+_NOT_NAME = re.compile(r"^\^|:\d+$")
 # What hands over something that is there, and ops of the runtime around the graph.
 _NO_WORK = frozenset(
     (
@@ -81,7 +84,8 @@ def timeline_of(
         for i, stats in enumerate(executions)
         for buffer in _buffers(stats, i, types, device)
     ]
-    updates = Updates(nodes, executions)
+    made = {buffer.tensor.name for buffer in buffers}
+    updates = Updates(nodes, executions, made)
     buffers = [
         buffer
         if buffer.end is not None
@@ -90,14 +94,30 @@ def timeline_of(
     ]
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}
+    phases = _phases([stats.node_name for stats in executions], nodes)
     moments = tuple(
-        Moment(stats.node_name, level)
-        for i, (stats, level) in enumerate(zip(executions, levels, strict=True))
+        Moment(stats.node_name, level, phase)
+        for i, (stats, level, phase) in enumerate(
+            zip(executions, levels, phases, strict=True)
+        )
         if i in allocating or types.get(stats.node_name, "_Arg") not in _NO_WORK
     )
     # With what Grappler folded.
     constant_bytes = sum(_constant_bytes(node) for node in nodes)
     return Timeline(moments, at_peak, variable_bytes, constant_bytes, TRACE)
+
+
+def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:
+    """Return the phase of each op that ran, by the edges of the graph that ran."""
+    inputs = {
+        node.name: [_NOT_NAME.sub("", name) for name in node.input] for node in nodes
+    }
+    ran: dict[str, int] = {}
+    steps: list[tuple[str, list[int]]] = []
+    for place, name in enumerate(names):
+        steps.append((name, [ran[i] for i in inputs.get(name, ()) if i in ran]))
+        ran[name] = place
+    return phases_of(steps)
 
 
 def _constant_bytes(node: Any) -> int:

@@ -8,7 +8,7 @@ nothing of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,11 +21,17 @@ class Updates:
     Args:
         nodes: the `NodeDef`s of the graph that ran.
         executions: the `NodeExecStats` of the step.
+        buffers: the names of the tensors that buffers were allocated for.
 
     Cost: linear in nodes and edges.
     """
 
-    def __init__(self, nodes: Iterable[Any], executions: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[Any],
+        executions: Iterable[Any],
+        buffers: Collection[str],
+    ) -> None:
         started = {stats.node_name: stats.all_start_micros for stats in executions}
         ended = {
             stats.node_name: stats.all_start_micros + stats.all_end_rel_micros
@@ -35,6 +41,7 @@ class Updates:
         nodes = list(nodes)
         reads = _reads(nodes)
         readers = _readers(nodes, chain.from_iterable(reads.values()))
+        inputs = {node.name: node.input for node in nodes}
         for node in nodes:
             assigns = node.op == "AssignVariableOp"
             if node.name not in started or not (assigns or updates_variable(node.op)):
@@ -44,8 +51,11 @@ class Updates:
                 if started.get(read, free) < started[node.name]:
                     ends = (ended.get(name, 0) for name in readers.get(read, ()))
                     free = max(free, *ends, 0)
-            made = _tensor(node.input[1]) if assigns else f"{node.name} (temporary)"
-            self._free[made] = free
+            if assigns:
+                for buffer in _taken_over(node.input[1], inputs, buffers):
+                    self._free[buffer] = free
+            else:
+                self._free[f"{node.name} (temporary)"] = free
 
     def free(self, buffer: str) -> int | None:
         """Return when the buffer is free that another one takes the place of.
@@ -66,6 +76,27 @@ def _maker(name: str) -> str:
 
 def _tensor(name: str) -> str:
     return name if ":" in name else f"{name}:0"
+
+
+def _taken_over(
+    value: str, inputs: Mapping[str, Sequence[str]], buffers: Collection[str]
+) -> Iterator[str]:
+    """Yield the tensors whose buffers a value may lie in.
+
+    An op that allocates nothing writes into, or hands on, a buffer of what it reads: a
+    gradient's is multiplied in place, subtracted from the variable in place, assigned.
+    """
+    waiting, seen = [value], set()
+    while waiting:
+        tensor = _tensor(waiting.pop())
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        if tensor in buffers:
+            yield tensor
+        else:
+            read = inputs.get(_maker(tensor), ())
+            waiting += [name for name in read if not name.startswith("^")]
 
 
 def _reads(nodes: Iterable[Any]) -> Mapping[str, list[str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from geutil.showing import Shown
+
 Action: TypeAlias = Literal["removed", "turned", "kept"]
 _SHOWN = 20
 
@@ -36,7 +38,7 @@ class Stripped:
 
 
 @dataclass(frozen=True)
-class StripReport:
+class StripReport(Shown):
     """What `Model.strip_training` did and what it left, each with the reason.
 
     Attributes:

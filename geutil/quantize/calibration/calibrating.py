@@ -20,6 +20,7 @@ from geutil.quantize.calibration.progress import counted
 from geutil.quantize.calibration.sites import Site, find_sites
 from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
+from geutil.showing import Shown
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +29,7 @@ _OF_ZEROS = Range(0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class CalibrationReport:
+class CalibrationReport(Shown):
     """The ranges that were set.
 
     Attributes:

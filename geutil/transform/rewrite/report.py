@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from geutil.graph.identity import IdentityMap
 from geutil.graph.kinds import Tensor
+from geutil.showing import Shown
 
 _SHOWN = 20
 
@@ -61,7 +62,7 @@ class Refused:
 
 
 @dataclass(frozen=True, eq=False)
-class RewriteReport:
+class RewriteReport(Shown):
     """What was rewritten, and which candidates were refused.
 
     A candidate is an op at which the ops of a rule's pattern match, with their types,

@@ -239,3 +239,17 @@ def test_what_is_assigned_takes_the_place_of_what_was():
                 waits = [v.assign(tf.reverse(x, [0]), read_value=False)]
     assert run_and_trace(graph, waits[0], x).peak == MIB
     assert predict(waits[0], grappler=False).peak == MIB
+
+
+def test_what_is_assigned_may_be_computed_in_place():
+    """The product and the difference are written over the reversed `x`, by hand."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [SIDE, SIDE], name="x")
+        waits = []
+        for i in range(3):
+            v = tf.compat.v1.get_variable(f"v{i}", [SIDE, SIDE], use_resource=True)
+            with tf.control_dependencies(waits):
+                change = 0.1 * tf.reverse(x, [0])
+                waits = [v.assign(v.read_value() - change, read_value=False)]
+    assert run_and_trace(graph, waits[0], x).peak == MIB
+    assert predict(waits[0], grappler=False).peak == MIB

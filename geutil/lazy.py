@@ -1,0 +1,68 @@
+"""Names of a package that are looked up when they are first used.
+
+Importing TensorFlow takes seconds, so `import geutil` does not: nothing is imported
+before a name is asked for (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+_SESSIONS = "tensorflow.python.client.session"
+"""Has been imported if there can be Sessions and functions already."""
+
+
+def names(
+    package: str,
+    exported: Collection[str],
+    submodules: Collection[str],
+    homes: Collection[str],
+    aliases: Mapping[str, str],
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its name.
+        exported: all that it exports.
+        submodules: those modules in it that are imported when they are asked for.
+        homes: the submodules where the other names are, lower layers first: so no
+            search imports a layer above that of the name.
+        aliases: second names, and the names they stand for.
+
+    Cost: the imports, once for each name.
+    """
+    module = sys.modules[package]
+
+    def find(name: str) -> Any:
+        if name in submodules:
+            return importlib.import_module(f"{package}.{name}")
+        if name in exported:
+            wanted = aliases.get(name, name)
+            for home in homes:
+                place = importlib.import_module(f"{package}.{home}")
+                if wanted in place.__all__:
+                    return getattr(place, wanted)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+    def get_attribute(name: str) -> Any:
+        found = find(name)
+        setattr(module, name, found)
+        return found
+
+    def list_names() -> list[str]:
+        return sorted({*vars(module), *exported, *submodules})
+
+    return get_attribute, list_names
+
+
+def watch_what_exists(package: str) -> None:
+    """Notice Sessions and functions from now on, if there can be any already.
+
+    If not, they are noticed from the first use of a name that needs TensorFlow. See
+    `geutil.graph.staleness`.
+    """
+    if _SESSIONS in sys.modules:
+        importlib.import_module(f"{package}.graph.staleness")

@@ -1,0 +1,157 @@
+"""What `import geutil` imports, when, and how long it takes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import geutil as ge
+from tests.processes import ROOT
+
+PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize"]
+TIMES = 5
+AT_MOST_SECONDS = 0.3
+
+
+def run(code, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def needed_by(*distributions):
+    """Return the names of distributions and of all that they need, extras apart."""
+    found, waiting = set(), list(distributions)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        waiting += [re.match(r"[\w.-]+", n)[0] for n in needs if "extra ==" not in n]
+    return found
+
+
+def modules_of_extras():
+    """Return the modules of what only the extras of geutil need."""
+    needs = importlib.metadata.requires("geutil")
+    extras = [re.match(r"[\w.-]+", n)[0] for n in needs if "extra ==" in n]
+    only = needed_by(*extras) - needed_by("tensorflow", "numpy")
+    by_module = importlib.metadata.packages_distributions()
+    return {
+        module
+        for module, owners in by_module.items()
+        if {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} <= only
+    }
+
+
+def test_the_modules_of_extras_are_found():
+    assert {"typer", "matplotlib", "networkx", "hypothesis"} <= modules_of_extras()
+    assert not {"tensorflow", "numpy", "keras"} & modules_of_extras()
+
+
+def test_no_extra_is_imported():
+    imports = "".join(f"import geutil.{name}\n" for name in PACKAGES)
+    code = f"import sys, json\nimport geutil\n{imports}"
+    code += "[getattr(geutil, name) for name in geutil.__all__]\n"
+    code += "print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+    found = set(json.loads(run(code).splitlines()[-1]))
+    assert {"tensorflow", "geutil"} <= found
+    # What TensorFlow and Keras import by themselves, if it is there, is theirs.
+    plain = "import sys, json, tensorflow as tf, keras\ntf.lite, tf.keras.Model\n"
+    plain += "print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+    by_tensorflow = set(json.loads(run(plain).splitlines()[-1]))
+    assert (found - by_tensorflow) & modules_of_extras() == set()
+
+
+def test_geutil_alone_imports_neither_tensorflow_nor_numpy():
+    code = "import sys, geutil\nprint(*sys.modules)"
+    found = set(run(code).split())
+    assert not {"tensorflow", "numpy"} & found
+    assert {m for m in found if m.startswith("geutil.")} == {
+        "geutil.errors",
+        "geutil.lazy",
+        "geutil.version",
+    }
+
+
+def test_it_takes_little_longer_than_importing_tensorflow():
+    # The best of several, since others use the machine, too. With TensorFlow there
+    # first, geutil also looks for Sessions, each time.
+    code = """
+import sys, time
+import tensorflow
+from tensorflow.python.client.session import BaseSession
+times = []
+for _ in range(int(sys.argv[1])):
+    for name in [m for m in sys.modules if m.partition(".")[0] == "geutil"]:
+        del sys.modules[name]
+    original = getattr(BaseSession._extend_graph, "__wrapped__", None)
+    BaseSession._extend_graph = original or BaseSession._extend_graph
+    start = time.perf_counter()
+    import geutil
+    times.append(time.perf_counter() - start)
+    assert hasattr(BaseSession._extend_graph, "__wrapped__")
+print(*times)
+"""
+    times = [float(t) for t in run(code, str(TIMES)).split()]
+    assert min(times) < AT_MOST_SECONDS
+
+
+def test_type_checkers_see_the_names_that_there_are():
+    tree = ast.parse((ROOT / "geutil" / "__init__.py").read_text())
+    seen = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    seen |= {
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert sorted(seen - {"__all__", "lazy"}) == sorted(ge.__all__)
+
+
+def test_type_checkers_see_them_where_they_are_found():
+    tree = ast.parse((ROOT / "geutil" / "__init__.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module != "geutil":
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                assert getattr(ge, alias.name) is getattr(home, alias.name)
+
+
+def test_dir_lists_the_names_before_they_are_used():
+    code = "import geutil\nprint(*dir(geutil))"
+    assert set(ge.__all__) <= set(run(code).split())
+
+
+@pytest.mark.parametrize("name", ["nonsense", "__wrapped__", "_private"])
+def test_other_names_are_no_attributes(name):
+    with pytest.raises(AttributeError, match=f"'geutil' has no attribute '{name}'"):
+        getattr(ge, name)
+
+
+def test_a_name_that_is_not_there_imports_nothing():
+    code = "import sys, geutil\nprint(hasattr(geutil, 'nonsense'), *sys.modules)"
+    answer, *found = run(code).split()
+    assert answer == "False"
+    assert "tensorflow" not in found
