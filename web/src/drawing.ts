@@ -5,7 +5,8 @@ import cytoscape, { type Core, type NodeSingular } from "cytoscape";
 import { element, button, plural } from "./dom";
 import { elementsOf, labelOf } from "./elements";
 import { Graph } from "./graph";
-import { layOut, type Point } from "./layout";
+import { Layered, type Point } from "./layered";
+import { layOut } from "./layout";
 import type { GraphData } from "./payload";
 import { Hierarchy, type Item } from "./scopes";
 import { STYLE } from "./style";
@@ -23,9 +24,11 @@ export class Drawing {
   onChoose: (chosen: Chosen) => void = () => {};
   onToggle: (item: Item) => void = () => {};
   private readonly choice: Choice;
-  private readonly core: Core;
+  /** What is drawn. */
+  readonly core: Core;
   private marked: Set<number> = new Set();
   private chosen: Item | null = null;
+  private readonly layered = new Layered();
 
   constructor(data: GraphData) {
     this.graph = new Graph(data);
@@ -187,7 +190,7 @@ export class Drawing {
   private draw(): void {
     const visible = visibleOf(this.hierarchy, this.choice);
     const labels = (item: Item): string => labelOf(item, this.graph);
-    const layout = layOut(visible, this.hierarchy.root, labels);
+    const layout = layOut(visible, this.hierarchy.root, labels, this.layered);
     this.core.batch(() => {
       this.core.elements().remove();
       this.core.add(elementsOf(visible, layout, this.graph));

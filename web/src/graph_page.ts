@@ -151,6 +151,7 @@ class GraphPage {
 
   private graphPicker(): HTMLSelectElement {
     const picker = element("select", { className: "graphs" });
+    picker.setAttribute("aria-label", "graph");
     for (const graph of this.payload.graphs) picker.append(element("option", {}, graph.label));
     picker.onchange = () => this.switchTo(picker.selectedIndex);
     return picker;

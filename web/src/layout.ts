@@ -2,36 +2,19 @@
 // one layered drawing of its children; to what is outside, it is a box of that size.
 // So opening a scope moves what is around it and costs no more than that.
 
-import dagre from "@dagrejs/dagre";
-
+import { Layered, type Box, type InnerEdge, type Point, type ScopeLayout } from "./layered";
 import type { Item } from "./scopes";
 import type { Visible, VisibleEdge } from "./visible";
 
 export const PADDING = 18;
 /** Room for the label of an open scope. */
 export const HEADING = 16;
-/** Above this many children, layers are found by the quick method. */
-const QUICK = 250;
-
-/** Scopes with more children leave no room for what is written on edges. */
-const CROWDED = 80;
 
 /** Letters of a line. */
 const LETTERS = 36;
-/** The width of a letter in a box, in bold above an open scope, and on an edge. */
+/** The width of a letter in a box, and in bold above an open scope. */
 const LETTER = 6.6;
 const BOLD_LETTER = 7.2;
-const EDGE_LETTER = 4.4;
-
-export interface Point {
-  x: number;
-  y: number;
-}
-
-export interface Box {
-  width: number;
-  height: number;
-}
 
 export interface Layout {
   /** The middle of each drawn item. */
@@ -55,7 +38,12 @@ export function headingOf(label: string): number {
   return Math.min(label.length, LETTERS) * BOLD_LETTER;
 }
 
-export function layOut(visible: Visible, root: Item, labels: (item: Item) => string): Layout {
+export function layOut(
+  visible: Visible,
+  root: Item,
+  labels: (item: Item) => string,
+  layered: Layered,
+): Layout {
   const members = new Map<Item, Item[]>([[root, []]]);
   for (const scope of visible.open) members.set(scope, []);
   for (const item of [...visible.open, ...visible.leaves]) {
@@ -65,7 +53,7 @@ export function layOut(visible: Visible, root: Item, labels: (item: Item) => str
   const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxOf(labels(leaf))]));
   const drawn = new Map<Item, ScopeLayout>();
   for (const scope of [...visible.open].reverse().concat(root)) {
-    const layout = layOutScope(members.get(scope)!, edges.get(scope) ?? [], sizes);
+    const layout = layered.layOut(scope, members.get(scope)!, edges.get(scope) ?? [], sizes);
     drawn.set(scope, layout);
     sizes.set(scope, {
       width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope))),
@@ -73,19 +61,6 @@ export function layOut(visible: Visible, root: Item, labels: (item: Item) => str
     });
   }
   return placed(visible, root, drawn, sizes, members);
-}
-
-interface ScopeLayout {
-  size: Box;
-  centres: Map<Item, Point>;
-  bends: Map<string, Point[]>;
-}
-
-interface InnerEdge {
-  from: Item;
-  to: Item;
-  /** The edges that are drawn for it. */
-  drawn: VisibleEdge[];
 }
 
 /** Edges by the scope that both ends lie in, between its children. */
@@ -116,51 +91,6 @@ function meeting(a: Item, b: Item): [Item, Item, Item] {
     if (other) return [at.parent, other, at];
   }
   throw new Error("the items are of two hierarchies");
-}
-
-function layOutScope(
-  children: Item[],
-  edges: InnerEdge[],
-  sizes: Map<Item, Box>,
-): ScopeLayout {
-  const graph = new dagre.graphlib.Graph();
-  graph.setGraph({
-    rankdir: "TB",
-    nodesep: 22,
-    ranksep: 34,
-    edgesep: 12,
-    ranker: children.length > QUICK ? "longest-path" : "network-simplex",
-  });
-  graph.setDefaultEdgeLabel(() => ({}));
-  const names = new Map(children.map((child, index) => [child, String(index)]));
-  for (const [child, name] of names) {
-    graph.setNode(name, { ...sizes.get(child)! });
-  }
-  for (const edge of edges) {
-    const room = children.length > CROWDED ? {} : roomOf(edge);
-    graph.setEdge(names.get(edge.from)!, names.get(edge.to)!, room);
-  }
-  dagre.layout(graph);
-  const size = graph.graph();
-  const bends = new Map<string, Point[]>();
-  for (const { from, to, drawn } of edges) {
-    if (drawn.length > 1) continue;
-    const points = graph.edge(names.get(from)!, names.get(to)!).points as Point[];
-    bends.set(drawn[0].key, points.slice(1, -1));
-  }
-  const centres = new Map<Item, Point>();
-  for (const [child, name] of names) {
-    const { x, y } = graph.node(name);
-    centres.set(child, { x: x as number, y: y as number });
-  }
-  return { size: { width: size.width ?? 0, height: size.height ?? 0 }, centres, bends };
-}
-
-/** The room for what is written in the middle of an edge. */
-function roomOf({ from, to, drawn }: InnerEdge): Partial<Box> & { labelpos?: string } {
-  const [edge] = drawn;
-  if (edge.source !== from || edge.target !== to || !edge.label) return {};
-  return { width: edge.label.length * EDGE_LETTER, height: 10, labelpos: "c" };
 }
 
 /** Turns places inside of scopes into places on the page. */

@@ -37,6 +37,8 @@ export const STYLE: StylesheetJson = [
     selector: "node.open",
     style: {
       "z-compound-depth": "bottom",
+      // The heading can be clicked, too.
+      "text-events": "yes",
       "background-color": "#f6f8fb",
       "background-opacity": 0.7,
       "text-valign": "top",
