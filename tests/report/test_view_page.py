@@ -212,6 +212,16 @@ def test_search_by_name(nested):
     assert next(iter(marked)).startswith("outer")
 
 
+def test_ops_that_are_called_just_so_are_found_first(browse):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        for name in ("tanh_before", "scope/tanh_before", "scope/tanh", "tanh"):
+            tf.tanh(x, name=name)
+    page = browse(report.view(graph))
+    names = ["tanh", "scope/tanh", "tanh_before", "scope/tanh_before"]
+    assert page.search("tanh") == names
+
+
 def test_search_by_type(nested):
     assert nested.search("relu", "type") == ["outer/left/Relu"]
     assert nested.search("tanh", "type") == ["outer/right/tanh"]

@@ -15,7 +15,7 @@ import { Choice, visibleOf } from "./visible";
 export type Chosen = { drawing: Drawing; item: Item } | null;
 
 /** The least zoom at which labels can be read. */
-const READABLE = 0.7;
+const READABLE = 0.8;
 
 export class Drawing {
   readonly graph: Graph;

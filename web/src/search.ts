@@ -24,6 +24,7 @@ export function matcher(query: string, way: Way): (name: string, type: string) =
   return (name) => name.toLowerCase().includes(wanted);
 }
 
+/** Returns the ops that are meant, those that are called just so first. */
 export function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
   const matches = matcher(query, way);
   const found: Match[] = [];
@@ -33,7 +34,13 @@ export function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
       if (matches(graph.name(op), graph.type(op))) found.push({ drawing, op });
     }
   }
-  return found;
+  const wanted = query.toLowerCase();
+  const rank = ({ drawing, op }: Match): number => {
+    const text = way === "type" ? drawing.graph.type(op) : drawing.graph.name(op);
+    const name = text.toLowerCase();
+    return name === wanted ? 0 : name.endsWith(`/${wanted}`) ? 1 : 2;
+  };
+  return way === "regex" ? found : found.sort((a, b) => rank(a) - rank(b));
 }
 
 export function searchPanel(
