@@ -71,6 +71,8 @@ env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
 demo: $(READY) ## Run the demonstrations
 	@$(VENV)/bin/python -m examples.mobilenet
 	@$(VENV)/bin/python -m examples.int8
+	@$(VENV)/bin/python -m examples.pages
+	@$(VENV)/bin/python -m examples.training
 
 test: $(READY) ## Run the tests and doctests (ARGS="..." goes to pytest)
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)

@@ -1,1 +1,1 @@
-"""Runnable examples; `make demo` runs `examples.mobilenet`, then `examples.int8`."""
+"""Runnable examples: `make demo` runs `mobilenet`, `int8`, `pages` and `training`."""
