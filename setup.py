@@ -47,6 +47,8 @@ EXTRAS = {
         "hypothesis>=6.100,<7",
         # Independent graph algorithms to check our walks against.
         "networkx>=3.4,<4",
+        # Opens the pages of geutil.report in Chromium, which the system provides.
+        "playwright>=1.55,<2",
         # Handwritten digits to train and quantize on, which ship with it.
         "scikit-learn>=1.6,<2",
         # Runs the code on the pages of the documentation.

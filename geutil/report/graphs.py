@@ -8,7 +8,7 @@ from typing import Any
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.report.attributes import attributes_of, called_functions
 
-_HOLDERS = {"Const", "VarHandleOp", "VariableV2", "ReadVariableOp"}
+_HOLDERS = {"VarHandleOp", "VariableV2", "ReadVariableOp"}
 _HANDERS = {"Identity", "Cast"}
 """What these read of parameters is drawn with the parameters."""
 
@@ -95,11 +95,12 @@ def _parameters(ops: Sequence[Operation]) -> list[str]:
     """Return the names of ops that hold or read weights and constants."""
     found: dict[str, None] = {}
     for op in ops:
-        if op.control_inputs:
+        # A constant that waits, as in the loops of version 1, is one all the same.
+        if op.control_inputs and op.type != "Const":
             continue
         if (
             op.type in _HOLDERS
-            or (op.type == "NoOp")
+            or op.type in ("Const", "NoOp")
             or (op.type == "Placeholder" and op.outputs[0].dtype.name == "resource")
             or (op.type in _HANDERS and op.inputs[0].op.name in found)
         ):

@@ -14,8 +14,8 @@ export interface Surroundings {
   other: (drawing: Drawing) => Drawing | undefined;
   /** Shows an op of a drawing. */
   show: (drawing: Drawing, op: number) => void;
-  /** Shows another graph of the page. */
-  open: (graph: string) => void;
+  /** Returns what shows another graph, if it is on the page. */
+  opener: (graph: string) => (() => void) | undefined;
   rows: ReportRow[];
 }
 
@@ -71,7 +71,8 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
   }
   made.append(...before(drawing, op, around));
   for (const callee of graph.data.calls[op] ?? []) {
-    made.append(element("p", {}, "calls ", link(callee, () => around.open(callee))));
+    const open = around.opener(callee);
+    made.append(element("p", {}, "calls ", open ? link(callee, open) : callee));
   }
   const outputs = graph.data.outputs[op];
   section(made, "outputs", outputs.map((text, i) => element("li", {}, `:${i} ${text}`)));

@@ -1,20 +1,21 @@
 // One graph on the page: what is open is drawn, and follows the pointer.
 
-import cytoscape, { type Core, type ElementDefinition, type NodeSingular } from "cytoscape";
+import cytoscape, { type Core, type NodeSingular } from "cytoscape";
 
-import { colourOf, STATUS_COLOURS } from "./colours";
 import { element, button, plural } from "./dom";
+import { elementsOf, labelOf } from "./elements";
 import { Graph } from "./graph";
-import { boxOf, layOut, type Box, type Layout, type Point } from "./layout";
-import { ADDED, REMOVED, REWIRED, SAME, type GraphData } from "./payload";
+import { Layered, type Point } from "./layered";
+import { layOut } from "./layout";
+import type { GraphData } from "./payload";
 import { Hierarchy, type Item } from "./scopes";
 import { STYLE } from "./style";
-import { Choice, visibleOf, type Visible, type VisibleEdge } from "./visible";
+import { Choice, visibleOf } from "./visible";
 
 export type Chosen = { drawing: Drawing; item: Item } | null;
 
 /** The least zoom at which labels can be read. */
-const READABLE = 0.7;
+const READABLE = 0.8;
 
 export class Drawing {
   readonly graph: Graph;
@@ -23,8 +24,11 @@ export class Drawing {
   onChoose: (chosen: Chosen) => void = () => {};
   onToggle: (item: Item) => void = () => {};
   private readonly choice: Choice;
-  private readonly core: Core;
+  /** What is drawn. */
+  readonly core: Core;
   private marked: Set<number> = new Set();
+  private chosen: Item | null = null;
+  private readonly layered = new Layered();
 
   constructor(data: GraphData) {
     this.graph = new Graph(data);
@@ -53,12 +57,13 @@ export class Drawing {
     this.fit();
   }
 
-  get openScopes(): number {
-    return this.core.nodes(":parent").length;
+  /** Opens or closes a scope, and tells so: as a person asks for it. */
+  toggle(item: Item): void {
+    this.setOpen(item, !item.open);
+    this.onToggle(item);
   }
 
-  /** Opens a closed scope, closes an open one. */
-  toggle(item: Item, open = !item.open): void {
+  setOpen(item: Item, open: boolean): void {
     if (item.kind === "op" || item.open === open) return;
     const before = this.core.getElementById(item.key);
     const held = before.nonempty() ? { ...before.renderedPosition() } : null;
@@ -118,10 +123,12 @@ export class Drawing {
     this.select(item);
   }
 
+  /** Frames an item, or the closed scope that it is in. */
   select(item: Item | null): void {
+    this.chosen = item;
     this.core.elements().removeClass("chosen near");
     if (!item) return;
-    const node = this.core.getElementById(item.key);
+    const node = this.core.getElementById(drawnFor(item).key);
     node.addClass("chosen");
     node.connectedEdges().addClass("near");
   }
@@ -172,9 +179,7 @@ export class Drawing {
     this.core.on("dbltap", "node", (event) => {
       // The innermost node only: its scope must not close with it.
       event.stopPropagation();
-      const item = this.itemOf(event.target as NodeSingular);
-      this.toggle(item);
-      this.onToggle(item);
+      this.toggle(this.itemOf(event.target as NodeSingular));
     });
   }
 
@@ -184,13 +189,14 @@ export class Drawing {
 
   private draw(): void {
     const visible = visibleOf(this.hierarchy, this.choice);
-    const boxes = (item: Item): Box => boxOf(labelOf(item, this.graph));
-    const layout = layOut(visible, this.hierarchy.root, boxes);
+    const labels = (item: Item): string => labelOf(item, this.graph);
+    const layout = layOut(visible, this.hierarchy.root, labels, this.layered);
     this.core.batch(() => {
       this.core.elements().remove();
-      this.core.add(elementsOf(visible, layout, this.hierarchy.root, this.graph));
+      this.core.add(elementsOf(visible, layout, this.graph));
     });
     this.remark();
+    this.select(this.chosen);
   }
 
   /** Keeps an item where it was on the screen. */
@@ -205,113 +211,14 @@ export class Drawing {
   private remark(): void {
     this.core.nodes().removeClass("marked");
     const keys = new Set<string>();
-    for (const op of this.marked) {
-      let at: Item | null = this.hierarchy.itemOf(op);
-      for (let up = at.parent; up; up = up.parent) if (!up.open) at = up;
-      keys.add(at.key);
-    }
+    for (const op of this.marked) keys.add(drawnFor(this.hierarchy.itemOf(op)).key);
     for (const key of keys) this.core.getElementById(key).addClass("marked");
   }
 }
 
-function elementsOf(
-  visible: Visible,
-  layout: Layout,
-  root: Item,
-  graph: Graph,
-): ElementDefinition[] {
-  const nodes = [...visible.open, ...visible.leaves].map((item) => {
-    const parent = item.parent === root ? undefined : item.parent!.key;
-    return {
-      group: "nodes" as const,
-      data: { id: item.key, parent, ...looks(item, graph) },
-      scratch: { item },
-      classes: `${item.kind} ${item.open ? "open" : "closed"}`,
-      ...(item.open ? {} : { position: { ...layout.centres.get(item)! } }),
-    };
-  });
-  const edges = visible.edges.map((edge) => edgeElement(edge, layout));
-  return [...nodes, ...edges];
-}
-
-function looks(item: Item, graph: Graph): Record<string, unknown> {
-  const label = labelOf(item, graph);
-  const box = boxOf(label);
-  const common = { width: box.width, height: box.height, border: border(item, graph), label };
-  if (item.kind === "op") {
-    return { ...common, colour: colourOf(graph.type(item.op)) };
-  }
-  return { ...common, colour: "#eef2f7" };
-}
-
-function labelOf(item: Item, graph: Graph): string {
-  if (item.kind === "op") {
-    return `${graph.data.ends[item.op] ?? item.label}\n${graph.type(item.op)}`;
-  }
-  return `${item.label}  (${changesText(item) || item.ops.length})`;
-}
-
-function changesText(item: Item): string {
-  const signs: [number, string][] = [
-    [ADDED, "+"],
-    [REMOVED, "−"],
-    [REWIRED, "~"],
-  ];
-  return signs
-    .filter(([status]) => item.changes[status])
-    .map(([status, sign]) => `${sign}${item.changes[status]}`)
-    .join(" ");
-}
-
-/** The colour of the most telling change in it. */
-function border(item: Item, graph: Graph): string {
-  if (item.kind === "op") {
-    const status = graph.status(item.op);
-    return status === SAME ? "#8a94a6" : STATUS_COLOURS[status];
-  }
-  for (const status of [REMOVED, ADDED, REWIRED]) {
-    if (item.changes[status]) return STATUS_COLOURS[status];
-  }
-  return "#8a94a6";
-}
-
-function edgeElement(edge: VisibleEdge, layout: Layout): ElementDefinition {
-  const bent = bending(edge, layout);
-  return {
-    group: "edges",
-    data: {
-      id: `edge\n${edge.key}`,
-      source: edge.source.key,
-      target: edge.target.key,
-      label: edge.label,
-      width: Math.min(1 + Math.log2(Math.max(edge.tensors, 1)), 4),
-      ...bent,
-    },
-    classes: `${edge.tensors ? "data" : "control"} ${bent ? "bent" : "straight"}`,
-  };
-}
-
-/** Bends as cytoscape takes them: along the line between the ends, and off it. */
-function bending(
-  edge: VisibleEdge,
-  layout: Layout,
-): { weights: string; distances: string } | null {
-  const points = layout.bends.get(edge.key);
-  if (!points?.length) return null;
-  const from = layout.centres.get(edge.source)!;
-  const to = layout.centres.get(edge.target)!;
-  const along = { x: to.x - from.x, y: to.y - from.y };
-  const length = Math.hypot(along.x, along.y);
-  if (length < 1) return null;
-  const weights = points.map(
-    (p) => ((p.x - from.x) * along.x + (p.y - from.y) * along.y) / length ** 2,
-  );
-  const distances = points.map(
-    (p) => ((p.y - from.y) * along.x - (p.x - from.x) * along.y) / length,
-  );
-  return { weights: weights.map(short).join(" "), distances: distances.map(short).join(" ") };
-}
-
-function short(value: number): string {
-  return value.toFixed(3);
+/** The item itself, or the outermost closed scope around it. */
+function drawnFor(item: Item): Item {
+  let drawn = item;
+  for (let up = item.parent; up; up = up.parent) if (!up.open) drawn = up;
+  return drawn;
 }

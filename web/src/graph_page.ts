@@ -3,22 +3,32 @@
 import { details, type Surroundings } from "./details";
 import { Drawing, type Chosen } from "./drawing";
 import { element } from "./dom";
-import { LEGEND, STATUS_COLOURS } from "./colours";
-import { STATUS_NAMES, type Payload, type ReportRow } from "./payload";
+import { graphLegend } from "./legend";
+import type { Payload, ReportRow } from "./payload";
 import { changesPanel, reportPanel } from "./rows";
+import type { Item } from "./scopes";
 import { searchPanel, type Match } from "./search";
 import { Tabs } from "./tabs";
 
+declare global {
+  interface Window {
+    /** What is on the page, for tests: a canvas does not tell what is drawn on it. */
+    geutil?: { readonly drawings: Drawing[] };
+  }
+}
+
 export function graphPage(payload: Payload): HTMLElement {
   const page = new GraphPage(payload);
+  window.geutil = page;
   requestAnimationFrame(() => page.start());
   return page.element;
 }
 
 class GraphPage {
   readonly element: HTMLElement;
-  private readonly tabs = new Tabs();
-  private readonly stage = element("div", { className: "stage" });
+  private readonly side = element("section", { className: "details" });
+  private readonly row = element("div", { className: "drawings" });
+  private readonly picker: HTMLSelectElement;
   private readonly made = new Map<number, Drawing>();
   /** The graphs that are on the page now. */
   private shown: number[];
@@ -30,27 +40,23 @@ class GraphPage {
       other: (drawing) =>
         payload.kind === "diff" ? this.drawings.find((d) => d !== drawing) : undefined,
       show: (drawing, op) => this.show({ drawing, op }),
-      open: (name) => this.switchTo(payload.graphs.findIndex((g) => g.label === name)),
+      opener: (name) => {
+        const index = payload.graphs.findIndex((graph) => graph.label === name);
+        return index < 0 ? undefined : () => this.switchTo(index);
+      },
       rows: payload.report?.rows ?? [],
     };
-    const search = searchPanel(
-      () => this.drawings,
-      (match) => this.show(match),
-    );
-    this.tabs.add("search", search);
-    const [first] = this.drawings;
-    this.tabs.add("details", details(first, first.hierarchy.root, this.around));
-    if (payload.kind === "diff") {
-      this.tabs.add("changes", changesPanel(this.drawings, (match) => this.show(match)));
+    this.picker = this.graphPicker();
+    this.side.setAttribute("aria-label", "details");
+    const stage = element("div", { className: "stage" }, this.row, graphLegend(payload.kind));
+    if (payload.kind === "view" && payload.graphs.length > 1) {
+      const label = element("label", { className: "bar" }, "graph ", this.picker);
+      stage.prepend(label);
     }
-    if (payload.report) {
-      this.tabs.add("report", reportPanel(payload.report, (row) => this.showRow(row)));
-      this.tabs.show("report");
-    } else {
-      this.tabs.show(payload.kind === "diff" ? "changes" : "details");
-    }
-    this.element = element("main", { className: payload.kind }, this.stage, this.tabs.panel);
-    this.stage.append(...this.drawings.map((drawing) => drawing.panel), this.legend());
+    const side = element("aside", {}, this.tabs().panel, this.side);
+    this.element = element("main", { className: payload.kind }, stage, side);
+    this.row.append(...this.drawings.map((drawing) => drawing.panel));
+    this.tellOf(this.drawings[0], this.drawings[0].hierarchy.root);
   }
 
   start(): void {
@@ -58,7 +64,7 @@ class GraphPage {
     document.body.dataset.ready = "true";
   }
 
-  private get drawings(): Drawing[] {
+  get drawings(): Drawing[] {
     return this.shown.map((index) => this.drawing(index));
   }
 
@@ -67,82 +73,94 @@ class GraphPage {
     if (!drawing) {
       drawing = new Drawing(this.payload.graphs[index]);
       drawing.onChoose = (chosen) => this.choose(chosen);
-      drawing.onToggle = (item) => this.follow(drawing!, item.key, item.open);
+      drawing.onToggle = (item) => this.follow(drawing!, item);
       this.made.set(index, drawing);
     }
     return drawing;
   }
 
+  private tabs(): Tabs {
+    const tabs = new Tabs();
+    const show = (match: Match): void => this.show(match);
+    tabs.add("search", searchPanel(() => this.drawings, show));
+    if (this.payload.kind === "diff") {
+      tabs.add("changes", changesPanel(this.drawings, show));
+      tabs.show("changes");
+    }
+    if (this.payload.report) {
+      tabs.add("report", reportPanel(this.payload.report, (row) => this.showRow(row)));
+      tabs.show("report");
+    }
+    return tabs;
+  }
+
   private switchTo(index: number): void {
-    if (index < 0) return;
     const isNew = !this.made.has(index);
     this.shown = [index];
     const [drawing] = this.drawings;
-    this.stage.replaceChildren(drawing.panel, this.legend());
-    const picker = document.querySelector<HTMLSelectElement>("select.graphs");
-    if (picker) picker.selectedIndex = index;
+    this.row.replaceChildren(drawing.panel);
+    this.picker.selectedIndex = index;
     if (isNew) drawing.start();
+    this.tellOf(drawing, drawing.hierarchy.root);
   }
 
   /** Opens and closes the same scope on the other side. */
-  private follow(drawing: Drawing, key: string, open: boolean): void {
+  private follow(drawing: Drawing, item: Item): void {
     const other = this.around.other(drawing);
-    const item = other?.hierarchy.find(key);
-    if (other && item) other.toggle(item, open);
+    const same = other?.hierarchy.find(item.key);
+    if (other && same) other.setOpen(same, item.open);
   }
 
   private choose(chosen: Chosen): void {
-    if (!chosen) return;
+    if (!chosen) {
+      for (const drawing of this.drawings) drawing.select(null);
+      return;
+    }
     const { drawing, item } = chosen;
-    this.tabs.fill("details", details(drawing, item, this.around));
-    this.tabs.show("details");
+    this.tellOf(drawing, item);
     const other = this.around.other(drawing);
-    const op = item.kind === "op" ? other?.graph.find(drawing.graph.name(item.op)) : undefined;
-    other?.select(op === undefined ? null : other.hierarchy.itemOf(op));
+    other?.select(counterpart(other, drawing, item) ?? null);
+  }
+
+  private tellOf(drawing: Drawing, item: Item): void {
+    this.side.replaceChildren(details(drawing, item, this.around));
+    this.side.scrollTop = 0;
   }
 
   private show({ drawing, op }: Match): void {
     const item = drawing.hierarchy.itemOf(op);
     drawing.show(item);
     const other = this.around.other(drawing);
-    const counterpart = other?.graph.find(drawing.graph.name(op));
-    if (other && counterpart !== undefined) other.show(other.hierarchy.itemOf(counterpart));
+    const same = other && counterpart(other, drawing, item);
+    if (other && same) other.show(same);
     this.choose({ drawing, item });
   }
 
   /** Rings all that a line of the report is about, and goes to its first op. */
   private showRow(row: ReportRow): void {
-    for (const drawing of this.drawings) {
+    const told = this.drawings.map((drawing) => {
       const ops = row.names.flatMap((name) => drawing.graph.within(name));
-      if (ops.length) drawing.show(drawing.hierarchy.itemOf(ops[0]));
       drawing.mark(ops);
-    }
-  }
-
-  private legend(): HTMLElement {
-    const entries: [string, string][] =
-      this.payload.kind === "diff"
-        ? Object.entries(STATUS_COLOURS).map(([s, colour]) => [STATUS_NAMES[+s], colour])
-        : LEGEND;
-    const marks = entries.map(([label, colour]) => {
-      const mark = element("i");
-      mark.style.background = colour;
-      return element("span", {}, mark, label);
+      if (ops.length) drawing.show(drawing.hierarchy.itemOf(ops[0]));
+      return { drawing, op: ops[0] };
     });
-    const hint = element("span", { className: "dim" }, "double-click opens and closes");
-    const legend = element("footer", { className: "legend" }, ...marks, hint);
-    if (this.payload.kind === "view" && this.payload.graphs.length > 1) {
-      legend.prepend(this.picker());
-    }
-    return legend;
+    // What there is after is the result: that is told of.
+    const last = told.reverse().find(({ op }) => op !== undefined);
+    if (last) this.tellOf(last.drawing, last.drawing.hierarchy.itemOf(last.op));
   }
 
-  private picker(): HTMLElement {
+  private graphPicker(): HTMLSelectElement {
     const picker = element("select", { className: "graphs" });
     picker.setAttribute("aria-label", "graph");
     for (const graph of this.payload.graphs) picker.append(element("option", {}, graph.label));
-    picker.selectedIndex = this.shown[0];
     picker.onchange = () => this.switchTo(picker.selectedIndex);
     return picker;
   }
+}
+
+/** The item of the same name on the other side. */
+function counterpart(other: Drawing, drawing: Drawing, item: Item): Item | undefined {
+  if (item.kind !== "op") return other.hierarchy.find(item.key);
+  const op = other.graph.find(drawing.graph.name(item.op));
+  return op === undefined ? undefined : other.hierarchy.itemOf(op);
 }

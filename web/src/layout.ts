@@ -2,33 +2,25 @@
 // one layered drawing of its children; to what is outside, it is a box of that size.
 // So opening a scope moves what is around it and costs no more than that.
 
-import dagre from "@dagrejs/dagre";
-
+import { Layered, type Box, type InnerEdge, type Point, type ScopeLayout } from "./layered";
 import type { Item } from "./scopes";
 import type { Visible, VisibleEdge } from "./visible";
 
 export const PADDING = 18;
 /** Room for the label of an open scope. */
 export const HEADING = 16;
-/** Above this many children, layers are found by the quick method. */
-const QUICK = 250;
 
 /** Letters of a line. */
 const LETTERS = 36;
-
-export interface Point {
-  x: number;
-  y: number;
-}
-
-export interface Box {
-  width: number;
-  height: number;
-}
+/** The width of a letter in a box, and in bold above an open scope. */
+const LETTER = 6.6;
+const BOLD_LETTER = 7.2;
 
 export interface Layout {
   /** The middle of each drawn item. */
   centres: Map<Item, Point>;
+  /** The room of each open scope, below its heading. */
+  boxes: Map<Item, Box>;
   /** Where edges between children of one scope bend. */
   bends: Map<string, Point[]>;
 }
@@ -38,39 +30,37 @@ export function boxOf(label: string): Box {
   const lines = label.split("\n");
   const widest = Math.max(8, ...lines.map((line) => line.length));
   const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / LETTERS), 0);
-  return { width: 24 + Math.min(widest, LETTERS) * 6.6, height: 16 + rows * 12 };
+  return { width: 24 + Math.min(widest, LETTERS) * LETTER, height: 16 + rows * 12 };
 }
 
-export function layOut(visible: Visible, root: Item, boxes: (item: Item) => Box): Layout {
+/** The width of a label above an open scope, which is cut where it is longer. */
+export function headingOf(label: string): number {
+  return Math.min(label.length, LETTERS) * BOLD_LETTER;
+}
+
+export function layOut(
+  visible: Visible,
+  root: Item,
+  labels: (item: Item) => string,
+  layered: Layered,
+): Layout {
   const members = new Map<Item, Item[]>([[root, []]]);
   for (const scope of visible.open) members.set(scope, []);
   for (const item of [...visible.open, ...visible.leaves]) {
     members.get(item.parent!)!.push(item);
   }
   const edges = edgesByScope(visible.edges, members);
-  const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxes(leaf)]));
+  const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxOf(labels(leaf))]));
   const drawn = new Map<Item, ScopeLayout>();
   for (const scope of [...visible.open].reverse().concat(root)) {
-    const layout = layOutScope(members.get(scope)!, edges.get(scope) ?? [], sizes);
+    const layout = layered.layOut(scope, members.get(scope)!, edges.get(scope) ?? [], sizes);
     drawn.set(scope, layout);
     sizes.set(scope, {
-      width: layout.size.width + 2 * PADDING,
+      width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope))),
       height: layout.size.height + 2 * PADDING + HEADING,
     });
   }
   return placed(visible, root, drawn, sizes, members);
-}
-
-interface ScopeLayout {
-  size: Box;
-  centres: Map<Item, Point>;
-  bends: Map<string, Point[]>;
-}
-
-interface InnerEdge {
-  from: Item;
-  to: Item;
-  keys: string[];
 }
 
 /** Edges by the scope that both ends lie in, between its children. */
@@ -85,8 +75,8 @@ function edgesByScope(
     const inside = found.get(scope) ?? new Map<string, InnerEdge>();
     found.set(scope, inside);
     const key = `${from.key}\n${to.key}`;
-    const inner = inside.get(key) ?? { from, to, keys: [] };
-    inner.keys.push(edge.key);
+    const inner = inside.get(key) ?? { from, to, drawn: [] };
+    inner.drawn.push(edge);
     inside.set(key, inner);
   }
   return new Map([...found].map(([scope, inside]) => [scope, [...inside.values()]]));
@@ -103,41 +93,6 @@ function meeting(a: Item, b: Item): [Item, Item, Item] {
   throw new Error("the items are of two hierarchies");
 }
 
-function layOutScope(
-  children: Item[],
-  edges: InnerEdge[],
-  sizes: Map<Item, Box>,
-): ScopeLayout {
-  const graph = new dagre.graphlib.Graph();
-  graph.setGraph({
-    rankdir: "TB",
-    nodesep: 22,
-    ranksep: 34,
-    edgesep: 12,
-    ranker: children.length > QUICK ? "longest-path" : "network-simplex",
-  });
-  graph.setDefaultEdgeLabel(() => ({}));
-  const names = new Map(children.map((child, index) => [child, String(index)]));
-  for (const [child, name] of names) {
-    graph.setNode(name, { ...sizes.get(child)! });
-  }
-  for (const { from, to } of edges) graph.setEdge(names.get(from)!, names.get(to)!);
-  dagre.layout(graph);
-  const size = graph.graph();
-  const bends = new Map<string, Point[]>();
-  for (const { from, to, keys } of edges) {
-    if (keys.length > 1) continue;
-    const points = graph.edge(names.get(from)!, names.get(to)!).points as Point[];
-    bends.set(keys[0], points.slice(1, -1));
-  }
-  const centres = new Map<Item, Point>();
-  for (const [child, name] of names) {
-    const { x, y } = graph.node(name);
-    centres.set(child, { x: x as number, y: y as number });
-  }
-  return { size: { width: size.width ?? 0, height: size.height ?? 0 }, centres, bends };
-}
-
 /** Turns places inside of scopes into places on the page. */
 function placed(
   visible: Visible,
@@ -147,7 +102,7 @@ function placed(
   members: Map<Item, Item[]>,
 ): Layout {
   const corners = new Map<Item, Point>([[root, { x: 0, y: 0 }]]);
-  const layout: Layout = { centres: new Map(), bends: new Map() };
+  const layout: Layout = { centres: new Map(), boxes: new Map(), bends: new Map() };
   const ends = new Map(visible.edges.map((edge) => [edge.key, edge]));
   for (const scope of [root, ...visible.open]) {
     const corner = corners.get(scope)!;
@@ -157,8 +112,10 @@ function placed(
       layout.centres.set(child, centre);
       if (child.open) {
         const size = sizes.get(child)!;
+        layout.boxes.set(child, { width: size.width, height: size.height - HEADING });
+        layout.centres.set(child, { x: centre.x, y: centre.y + HEADING / 2 });
         corners.set(child, {
-          x: centre.x - size.width / 2 + PADDING,
+          x: centre.x - drawn.get(child)!.size.width / 2,
           y: centre.y - size.height / 2 + PADDING + HEADING,
         });
       }

@@ -21,19 +21,26 @@ export function reportPanel(
     const count = report.rows.filter((row) => row.outcome === outcome).length;
     filter.append(element("option", { value: outcome }, `${outcome} (${count})`));
   }
+  const words = element("input", { type: "search", placeholder: "filter lines" });
+  words.setAttribute("aria-label", "filter lines");
   const body = element("div");
   const draw = (): void => {
-    const rows = report.rows.filter((row) => !filter.value || row.outcome === filter.value);
+    const rows = report.rows.filter(
+      (row) =>
+        (!filter.value || row.outcome === filter.value) &&
+        `${row.what} ${row.detail}`.toLowerCase().includes(words.value.toLowerCase()),
+    );
     body.replaceChildren(portions(rows, (row) => reportRow(row, choose)));
   };
   filter.onchange = draw;
+  words.oninput = draw;
   draw();
   return element(
     "div",
     { className: "report" },
     element("h2", { textContent: report.title }),
     ...report.summary.map((text) => element("p", {}, text)),
-    filter,
+    element("div", { className: "search" }, filter, words),
     body,
   );
 }

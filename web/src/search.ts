@@ -24,6 +24,7 @@ export function matcher(query: string, way: Way): (name: string, type: string) =
   return (name) => name.toLowerCase().includes(wanted);
 }
 
+/** Returns the ops that are meant, those that are called just so first. */
 export function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
   const matches = matcher(query, way);
   const found: Match[] = [];
@@ -33,7 +34,13 @@ export function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
       if (matches(graph.name(op), graph.type(op))) found.push({ drawing, op });
     }
   }
-  return found;
+  const wanted = query.toLowerCase();
+  const rank = ({ drawing, op }: Match): number => {
+    const text = way === "type" ? drawing.graph.type(op) : drawing.graph.name(op);
+    const name = text.toLowerCase();
+    return name === wanted ? 0 : name.endsWith(`/${wanted}`) ? 1 : 2;
+  };
+  return way === "regex" ? found : found.sort((a, b) => rank(a) - rank(b));
 }
 
 export function searchPanel(
@@ -52,10 +59,12 @@ export function searchPanel(
   way.setAttribute("aria-label", "what to search");
   const results = element("div", { className: "results" });
   let found: Match[] = [];
+  let next = 0;
   const search = (): void => {
     results.replaceChildren();
     for (const drawing of drawings()) drawing.mark([]);
     found = [];
+    next = 0;
     if (!input.value) return;
     try {
       found = findOps(drawings(), input.value, way.value as Way);
@@ -71,7 +80,13 @@ export function searchPanel(
   input.oninput = search;
   way.onchange = search;
   input.onkeydown = (event) => {
-    if (event.key === "Enter" && found.length) show(found[0]);
+    // Once more goes to the next one.
+    if (event.key === "Enter" && found.length) show(found[next++ % found.length]);
+    if (event.key === "ArrowDown") step(results, event, 1);
+  };
+  results.onkeydown = (event) => {
+    if (event.key === "ArrowDown") step(results, event, 1);
+    if (event.key === "ArrowUp" && !step(results, event, -1)) input.focus();
   };
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
@@ -79,6 +94,15 @@ export function searchPanel(
     input.focus();
   });
   return element("div", { className: "search" }, input, way, results);
+}
+
+/** Moves the focus among the results; returns whether there was one to move to. */
+function step(results: HTMLElement, event: KeyboardEvent, by: number): boolean {
+  const links = [...results.querySelectorAll<HTMLElement>("button.link")];
+  const wanted = links[links.indexOf(document.activeElement as HTMLElement) + by];
+  event.preventDefault();
+  wanted?.focus();
+  return wanted !== undefined;
 }
 
 function resultLines(

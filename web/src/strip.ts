@@ -54,6 +54,7 @@ export class Strip {
   }
 }
 
+/** What the colours of the strips mean. */
 export function phaseLegend(phaseNames: string[], used: Set<number>): HTMLElement {
   const marks = phaseNames
     .filter((_, phase) => used.has(phase))

@@ -2,8 +2,6 @@
 
 import type { StylesheetJson } from "cytoscape";
 
-import { PADDING } from "./layout";
-
 const FONT = "system-ui, sans-serif";
 
 export const STYLE: StylesheetJson = [
@@ -18,14 +16,14 @@ export const STYLE: StylesheetJson = [
       shape: "round-rectangle",
       "border-width": 1.2,
       "border-color": "data(border)",
+      width: "data(width)",
+      height: "data(height)",
       "background-color": "data(colour)",
     },
   },
   {
     selector: "node.closed",
     style: {
-      width: "data(width)",
-      height: "data(height)",
       "text-valign": "center",
       "text-halign": "center",
       "text-wrap": "wrap",
@@ -38,12 +36,17 @@ export const STYLE: StylesheetJson = [
   {
     selector: "node.open",
     style: {
-      padding: `${PADDING}px`,
-      "compound-sizing-wrt-labels": "exclude",
+      "z-compound-depth": "bottom",
+      // The heading can be clicked, too.
+      "text-events": "yes",
       "background-color": "#f6f8fb",
       "background-opacity": 0.7,
       "text-valign": "top",
       "text-halign": "center",
+      "text-margin-x": "data(shift)" as never,
+      "text-margin-y": -2,
+      "text-wrap": "ellipsis",
+      "text-max-width": "data(width)",
       "font-weight": "bold",
     },
   },
@@ -56,7 +59,6 @@ export const STYLE: StylesheetJson = [
       "target-arrow-color": "#9aa5b1",
       "target-arrow-shape": "triangle",
       "arrow-scale": 0.8,
-      label: "data(label)",
       "font-family": FONT,
       "font-size": 8,
       "min-zoomed-font-size": 7,
@@ -65,6 +67,12 @@ export const STYLE: StylesheetJson = [
       "text-background-opacity": 0.8,
       "curve-style": "straight",
     },
+  },
+  { selector: "edge.within", style: { label: "data(label)" } },
+  // The middle of an edge into an open scope may be anywhere, such as on its heading.
+  {
+    selector: "edge.across",
+    style: { "source-label": "data(label)", "source-text-offset": 26 },
   },
   {
     selector: "edge.bent",

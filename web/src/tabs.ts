@@ -9,11 +9,13 @@ export class Tabs {
 
   constructor() {
     this.bar.setAttribute("role", "tablist");
-    this.panel = element("aside", {}, this.bar);
+    this.panel = element("section", { className: "turns" }, this.bar);
   }
 
   add(name: string, content: HTMLElement): void {
     const holder = element("div", { className: "tab", hidden: this.panels.size > 0 }, content);
+    holder.setAttribute("role", "tabpanel");
+    holder.setAttribute("aria-label", name);
     const choice = element("button", { type: "button", textContent: name });
     choice.onclick = () => this.show(name);
     choice.setAttribute("role", "tab");
@@ -28,11 +30,5 @@ export class Tabs {
     for (const choice of this.bar.children) {
       choice.setAttribute("aria-selected", String(choice.textContent === name));
     }
-  }
-
-  fill(name: string, content: HTMLElement): void {
-    const holder = this.panels.get(name)!;
-    holder.replaceChildren(content);
-    holder.scrollTop = 0;
   }
 }

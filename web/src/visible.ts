@@ -64,6 +64,8 @@ function edgesBetween(
   leafOf: (Item | undefined)[],
 ): VisibleEdge[] {
   const found = new Map<string, VisibleEdge>();
+  // A tensor that many ops of a closed scope read goes there once.
+  const told = new Map<VisibleEdge, Set<string>>();
   const add = (from: number, op: number, output: number | null): void => {
     const source = leafOf[from];
     const target = leafOf[op];
@@ -73,8 +75,11 @@ function edgesBetween(
     if (!edge) {
       edge = { key, source, target, tensors: 0, label: "" };
       found.set(key, edge);
+      told.set(edge, new Set());
     }
-    if (output === null) return;
+    const tensor = `${from}:${output}`;
+    if (output === null || told.get(edge)!.has(tensor)) return;
+    told.get(edge)!.add(tensor);
     edge.tensors += 1;
     edge.label =
       edge.tensors === 1 ? graph.data.outputs[from][output] : `${edge.tensors} tensors`;

@@ -1,0 +1,104 @@
+"""Pages of the tests, and the browser that opens them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from geutil import report
+from tests.report import samples
+from tests.report.browsing import Opened
+
+EXECUTABLE = "GEUTIL_CHROMIUM"
+"""The environment variable that names another Chromium."""
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+ARGUMENTS = [
+    # Tests run as root in containers, where Chromium refuses its sandbox.
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="package")
+def mobilenet():
+    return samples.mobilenet()
+
+
+@pytest.fixture(scope="package")
+def mobilenet_folded(mobilenet):
+    return samples.folded(mobilenet)
+
+
+@pytest.fixture(scope="package")
+def mobilenet_quantized(mobilenet):
+    return samples.quantized(mobilenet)
+
+
+@pytest.fixture(scope="package")
+def flow():
+    return samples.flow()
+
+
+@pytest.fixture(scope="package")
+def steps():
+    return samples.steps()
+
+
+@pytest.fixture(scope="package")
+def chromium():
+    """Return a browser; without one, skip the test, or fail it where CI runs."""
+    missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+    found = os.environ.get(EXECUTABLE) or shutil.which("chromium")
+    if not found:
+        missing(
+            "needs Chromium: install your system's package (on Debian, 'apt-get "
+            f"install chromium'), or set {EXECUTABLE} to a Chromium or Chrome"
+        )
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("needs playwright: pip install 'geutil[test]'")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browse(chromium, tmp_path):
+    """Return what opens a page from a file, offline; errors in it fail the test."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    context.set_offline(True)
+    context.set_default_timeout(20_000)
+    opened = []
+
+    def open_page(page: report.Page) -> Opened:
+        path = page.save(tmp_path / f"page{len(opened)}.html")
+        opened.append(Opened(context.new_page(), path))
+        return opened[-1]
+
+    yield open_page
+    context.close()
+    for page in opened:
+        assert page.complaints == []
+
+
+@pytest.fixture
+def keep():
+    """Return what keeps a screenshot of a page, for people to look at."""
+
+    def screenshot(opened: Opened, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        path = SCREENSHOTS / f"{name}.png"
+        opened.page.screenshot(path=path)
+        assert path.stat().st_size > 10_000
+
+    return screenshot

@@ -1,0 +1,130 @@
+"""What the pages of the tests draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil import memory, model
+from geutil.batchnorm import fold_batch_norms
+from geutil.gradients import gradients, last_report
+from geutil.quantize import quantize
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A model before and after an edit, and what the edit reported."""
+
+    before: Any
+    after: Any
+    report: Any
+
+
+def mobilenet(pixels=32):
+    return tf.keras.applications.MobileNetV2(
+        weights=None, input_shape=(pixels, pixels, 3)
+    )
+
+
+def folded(network):
+    after = model.open(network)
+    report = fold_batch_norms(after)
+    return Edited(model.open(network), after, report)
+
+
+def quantized(network):
+    before, after = model.open(network), model.open(network)
+    fold_batch_norms(before)
+    fold_batch_norms(after)
+    return Edited(before, after, quantize(after, is_training=False))
+
+
+@tf.function
+def _called(x):
+    return tf.nn.relu(x, name="in_called") + 1.0
+
+
+@tf.function(
+    input_signature=[
+        tf.TensorSpec([3, 4], name="x"),
+        tf.TensorSpec([], tf.int32, name="n"),
+    ]
+)
+def _flow(x, n):
+    i = tf.constant(0)
+    while i < n:
+        x = tf.nn.relu(x, name="in_loop") - 1.0
+        i += 1
+    y = tf.cond(n > 2, lambda: tf.tanh(x), lambda: tf.exp(x))
+    return {"y": _called(y)}
+
+
+def flow():
+    """Return a model that loops, branches and calls."""
+    return model.open(_flow, inline=False)
+
+
+def skipping():
+    """Return a graph in which an edge must go around three ops."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2, 3], name="x")
+        y = x
+        for name in ("first", "second", "third"):
+            y = tf.tanh(y, name=name)
+        tf.add(x, y, name="joined")
+    return graph
+
+
+def nested():
+    """Return a graph of scopes in scopes, and of ops in them."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        with tf.name_scope("outer"):
+            with tf.name_scope("left"), tf.device("/CPU:0"):
+                left = tf.nn.relu(tf.matmul(x, tf.ones([3, 4]), name="product"))
+            with tf.name_scope("right"):
+                right = tf.tanh(left, name="tanh")
+        ready = tf.no_op(name="ready")
+        with tf.control_dependencies([ready]):
+            tf.add(left, right, name="joined")
+    return graph
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A training step, plain and with checkpoints."""
+
+    plain: memory.Timeline
+    saving: memory.Timeline
+    report: Any
+
+
+def steps():
+    plain, _ = _step(None)
+    saving, report = _step("memory")
+    return Steps(plain, saving, report)
+
+
+def _step(checkpoints):
+    weights = [tf.Variable(tf.eye(32), name=f"weight{i}") for i in range(12)]
+
+    @tf.function(autograph=False)
+    def step(x):
+        for weight in weights:
+            x = tf.tanh(tf.matmul(x, weight))
+        loss = tf.reduce_mean(x)
+        if checkpoints is None:
+            grads = tf.gradients(loss, weights)
+        else:
+            grads = gradients(loss, weights, checkpoints=checkpoints)
+        for weight, gradient in zip(weights, grads, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    traced = step.get_concrete_function(tf.TensorSpec([512, 32]))
+    ops = traced.graph.get_operations()
+    updates = [op for op in ops if op.type.startswith("Assign")]
+    timeline = memory.predict([*updates, *traced.outputs])
+    return timeline, None if checkpoints is None else last_report()

@@ -1,0 +1,239 @@
+"""The page of two graphs, in a browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import report
+from geutil.report.differences import ADDED, REMOVED, REWIRED
+from tests.report import samples
+
+BEFORE, AFTER = 0, 1
+
+
+def swapped():
+    """Return `nested` with an op replaced, one rewired, and one added."""
+    graph = samples.nested()
+    with graph.as_default(), tf.name_scope("outer/right/"):
+        sigmoid = tf.sigmoid(graph.get_tensor_by_name("outer/left/Relu:0"), name="soft")
+    ge.reroute_ts(sigmoid, graph.get_tensor_by_name("outer/right/tanh:0"))
+    return graph
+
+
+def without_tanh():
+    """Return what `nested` would be without one op."""
+    definition = swapped().as_graph_def()
+    kept = [node for node in definition.node if node.name != "outer/right/tanh"]
+    del definition.node[:]
+    definition.node.extend(kept)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    return graph
+
+
+@pytest.fixture
+def compared(browse):
+    return browse(report.diff(samples.nested(), without_tanh(), title="An op swapped"))
+
+
+@pytest.fixture
+def fold(browse, mobilenet_folded):
+    edited = mobilenet_folded
+    page = report.diff(edited.before, edited.after, report=edited.report)
+    return browse(page)
+
+
+def changes(page):
+    """Return the lines of the changes: outcome, name, type."""
+    page.turn_to("changes")
+    rows = page.page.locator(".changes tr").all_inner_texts()
+    return [tuple(re.split(r"\s+", row.strip())) for row in rows]
+
+
+def test_both_graphs_are_drawn_side_by_side(compared, keep):
+    headings = compared.page.locator("section.drawing header strong")
+    assert headings.all_inner_texts() == ["before", "after"]
+    before, after = compared.page.locator(".canvas").all()
+    assert before.bounding_box()["x"] < after.bounding_box()["x"]
+    keep(compared, "diff")
+
+
+def test_changes_are_listed(compared):
+    assert changes(compared) == [
+        ("removed", "outer/right/tanh", "Tanh"),
+        ("added", "outer/right/soft", "Sigmoid"),
+        ("rewired", "joined", "AddV2"),
+    ]
+    counts = compared.page.locator(".changes h2 + p").inner_text()
+    assert counts == "1 added, 1 removed, 1 rewired"
+
+
+def test_the_counts_are_those_of_the_difference(fold, mobilenet_folded, keep):
+    edited = mobilenet_folded
+    found = report.difference(edited.before.graph, edited.after.graph)
+    fold.turn_to("changes")
+    assert fold.page.locator(".changes h2 + p").inner_text() == (
+        f"{len(found.added)} added, {len(found.removed)} removed, "
+        f"{len(found.rewired)} rewired"
+    )
+    keep(fold, "fold")
+
+
+def borders(page, side):
+    """Return the colours of what is drawn, by key."""
+    return page.page.evaluate(
+        """(side) => Object.fromEntries(window.geutil.drawings[side].core.nodes()
+             .map((node) => [node.id(), node.data('border')]))""",
+        side,
+    )
+
+
+def test_changed_ops_have_the_colours_of_the_legend(compared):
+    for side in (BEFORE, AFTER):
+        compared.press("open all", side)
+    before, after = borders(compared, BEFORE), borders(compared, AFTER)
+    plain = before[":outer/left/product"]
+    removed, added = before[":outer/right/tanh"], after[":outer/right/soft"]
+    rewired = after[":joined"]
+    assert len({plain, removed, added, rewired}) == 4
+    assert before[":joined"] == rewired
+    assert after[":outer/left/product"] == plain
+    marks = compared.page.locator("footer.legend i")
+    shown = marks.evaluate_all("(all) => all.map((one) => one.style.background)")
+    wanted = [f"rgb({', '.join(rgb(c))})" for c in (added, removed, rewired)]
+    assert shown == wanted
+
+
+def rgb(colour):
+    return [str(int(colour[i : i + 2], 16)) for i in (1, 3, 5)]
+
+
+def test_closed_scopes_say_what_changed_in_them(compared):
+    for side in (BEFORE, AFTER):
+        compared.press("close all", side)
+    before, after = borders(compared, BEFORE), borders(compared, AFTER)
+    compared.press("open all", BEFORE)
+    compared.press("open all", AFTER)
+    assert before["outer"] == borders(compared, BEFORE)[":outer/right/tanh"]
+    assert after["outer"] == borders(compared, AFTER)[":outer/right/soft"]
+
+
+def test_statuses_on_the_page_are_those_of_python(fold, mobilenet_folded):
+    edited = mobilenet_folded
+    found = report.difference(edited.before.graph, edited.after.graph)
+    statuses = fold.page.evaluate(
+        "() => window.geutil.drawings.map(({ graph }) => graph.data.status)"
+    )
+    assert statuses[AFTER].count(ADDED) == len(found.added)
+    assert statuses[BEFORE].count(REMOVED) == len(found.removed)
+    for side in (BEFORE, AFTER):
+        assert statuses[side].count(REWIRED) == len(found.rewired)
+
+
+def test_a_change_is_chosen_on_both_sides(compared):
+    compared.turn_to("changes")
+    compared.page.locator(".changes").get_by_role("button", name="joined").click()
+    assert compared.chosen(BEFORE) == compared.chosen(AFTER) == {":joined"}
+    assert "rewired in this comparison" in compared.details
+    assert 'reads in "before"' in compared.details
+    assert "outer/right/tanh:0" in compared.details
+
+
+def test_what_is_on_one_side_is_chosen_there(compared):
+    compared.turn_to("changes")
+    link = compared.page.locator(".changes").get_by_role("button", name="soft")
+    link.click()
+    assert compared.chosen(AFTER) == {":outer/right/soft"}
+    assert compared.chosen(BEFORE) == set()
+    assert "added in this comparison" in compared.details
+
+
+def test_the_closed_scope_of_the_counterpart_is_chosen(compared):
+    for side in (BEFORE, AFTER):
+        compared.press("close all", side)
+    compared.press("open all", AFTER)
+    compared.click(":outer/left/product", AFTER)
+    assert compared.chosen(AFTER) == {":outer/left/product"}
+    (chosen,) = compared.chosen(BEFORE)
+    assert "outer/left/product".startswith(chosen)
+
+
+def test_scopes_open_and_close_on_both_sides(fold):
+    (network,) = fold.open_scopes(BEFORE)
+    scope = f"{network}/Conv1_1"
+    fold.toggle(scope, AFTER)
+    assert scope in fold.open_scopes(BEFORE) & fold.open_scopes(AFTER)
+    fold.toggle(scope, BEFORE)
+    assert scope not in fold.open_scopes(BEFORE) | fold.open_scopes(AFTER)
+
+
+def test_the_button_of_a_scope_opens_it_on_both_sides(fold):
+    (network,) = fold.open_scopes(BEFORE)
+    scope = f"{network}/Conv1_1"
+    fold.click(scope)
+    fold.page.get_by_role("button", name="open or close").click()
+    assert scope in fold.open_scopes(BEFORE) & fold.open_scopes(AFTER)
+
+
+def test_a_line_of_the_report_rings_its_ops(fold, mobilenet_folded):
+    fold.turn_to("report")
+    rows = fold.page.locator(".report tr")
+    assert rows.count() == 52
+    entry = mobilenet_folded.report.folded[0]
+    assert entry.norm in rows.first.inner_text()
+    rows.first.get_by_role("button").click()
+    assert f":{entry.into}" in fold.marked(AFTER)
+    assert fold.chosen(AFTER) == {f":{entry.into}"}
+    assert fold.heading == entry.into
+    assert "in the report" in fold.details
+    assert f":{entry.layer}" in fold.marked(BEFORE)
+
+
+def test_outcomes_of_the_report_are_filtered(browse, mobilenet_quantized, keep):
+    edited = mobilenet_quantized
+    page = browse(report.diff(edited.before, edited.after, report=edited.report))
+    keep(page, "quantize")
+    outcome = page.page.get_by_label("outcome")
+    quantized = len(edited.report.quantized)
+    rows = page.page.locator(".report tr")
+    assert f"all ({quantized + len(edited.report.skipped)})" in outcome.inner_text()
+    outcome.select_option("quantized")
+    assert rows.count() == quantized
+    page.page.get_by_label("filter lines").fill("block_16_project")
+    texts = rows.all_inner_texts()
+    assert 0 < len(texts) < quantized
+    assert all("block_16_project" in text for text in texts)
+
+
+def test_every_line_of_the_report_goes_somewhere(fold):
+    fold.turn_to("report")
+    for row in fold.page.locator(".report tr").all()[::9]:
+        row.get_by_role("button").click()
+        assert fold.marked(BEFORE)
+        assert fold.marked(AFTER)
+        assert fold.chosen(AFTER) <= fold.marked(AFTER)
+
+
+def test_a_search_finds_ops_of_both_sides(compared):
+    assert compared.search("right") == ["outer/right/tanh", "outer/right/soft"]
+    lines = compared.page.locator(".results li").all_inner_texts()
+    assert [line.partition(":")[0] for line in lines] == ["before", "after"]
+
+
+def test_the_same_graph_twice_says_so(browse):
+    graph = samples.nested()
+    page = browse(report.diff(graph, graph))
+    assert "The graphs are the same." in page.page.locator(".changes").inner_text()
+
+
+def test_a_body_that_is_not_on_the_page_is_no_link(browse, flow):
+    page = browse(report.diff(flow, flow))
+    page.search("While", "type")
+    page.page.get_by_label("search ops").press("Enter")
+    called = page.page.locator("section.details p:has-text('calls')")
+    assert called.count() == 2
+    assert called.locator("button").count() == 0

@@ -1,0 +1,157 @@
+"""The page about memory, in a browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from geutil import report
+from geutil.memory import LiveTensor, Moment, Timeline
+from geutil.memory.phases import PHASES
+
+MEGABYTE = 1_000_000
+
+
+def timeline(sizes, held=()):
+    moments = [Moment(f"op{i}", s * MEGABYTE, "forward") for i, s in enumerate(sizes)]
+    return Timeline(tuple(moments), tuple(held), 3 * MEGABYTE, 0, "predicted")
+
+
+@pytest.fixture
+def trained(browse, steps):
+    page = report.memory(
+        steps.plain, steps.saving, title="A training step", report=steps.report
+    )
+    return browse(page)
+
+
+def sizes_in(text):
+    """Return the sizes that a text names, in bytes."""
+    units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+    found = re.findall(r"([\d.]+) (B|kB|MB|GB)\b", text)
+    return [float(number) * units[unit] for number, unit in found]
+
+
+def test_the_peaks_are_told(trained, steps):
+    headline = trained.page.locator(".headline").inner_text()
+    plain, saving = sizes_in(headline)[:2]
+    assert plain == pytest.approx(steps.plain.peak, rel=1e-3)
+    assert saving == pytest.approx(steps.saving.peak, rel=1e-3)
+    ratio = float(re.search(r"ratio ([\d.]+)", headline)[1])
+    assert ratio == pytest.approx(steps.saving.peak / steps.plain.peak, abs=0.005)
+
+
+def test_two_curves_are_drawn(trained, keep):
+    colours = trained.page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.chart canvas');
+          const { data } = canvas.getContext('2d').getImageData(
+            0, 0, canvas.width, canvas.height);
+          const seen = {};
+          for (let i = 0; i < data.length; i += 4) {
+            const key = data.slice(i, i + 3).join();
+            seen[key] = (seen[key] ?? 0) + 1;
+          }
+          return seen;
+        }"""
+    )
+    # The colours of the two, at full strength: more than the marks of the peaks.
+    assert colours.get("51,101,138", 0) > 200
+    assert colours.get("224,122,31", 0) > 200
+    keep(trained, "memory")
+
+
+def test_what_is_held_at_each_peak_is_listed(trained, steps):
+    for line, text in zip(
+        (steps.plain, steps.saving),
+        trained.page.locator(".held").all_inner_texts(),
+        strict=True,
+    ):
+        assert f"{len(line.at_peak)} tensors alive at the peak" in text
+        for tensor in line.at_peak[:5]:
+            assert tensor.name in text
+        assert line.moments[line.peak_index].op in text
+
+
+def test_smaller_ones_are_listed_on_request(browse):
+    held = [LiveTensor(f"held{i}:0", "MatMul", (40 - i) * MEGABYTE) for i in range(40)]
+    page = browse(report.memory(timeline([1, 820], held)))
+    rows = page.page.locator(".held tr")
+    assert rows.count() == 25
+    page.page.get_by_role("button", name="15 smaller").click()
+    assert rows.count() == 40
+    assert "held39:0" in rows.last.inner_text()
+    assert "1.0 MB" in rows.last.inner_text()
+
+
+def test_strips_count_the_phases(trained, steps):
+    for line, text in zip(
+        (steps.plain, steps.saving),
+        trained.page.locator(".strip .dim").all_inner_texts(),
+        strict=True,
+    ):
+        counted = {name: int(n) for n, name in re.findall(r"(\d+) (\w+)(?:,|$)", text)}
+        phases = [moment.phase for moment in line.moments]
+        expected = {name: phases.count(name) for name in PHASES}
+        assert counted == {name: count for name, count in expected.items() if count}
+        assert f"{len(line.moments)} ops in order of execution" in text
+
+
+def test_strips_have_the_colours_of_the_legend(trained):
+    legend = trained.page.locator("main .legend")
+    assert legend.locator("span").all_inner_texts() == list(PHASES)
+    wanted = legend.locator("i").evaluate_all(
+        "(marks) => marks.map((one) => one.style.background.match(/\\d+/g).join())"
+    )
+    drawn = trained.page.evaluate(
+        """() => [...document.querySelectorAll('.strip canvas')].map((canvas) => {
+          const { data } = canvas.getContext('2d').getImageData(
+            0, 0, canvas.width, canvas.height);
+          const seen = new Set();
+          for (let i = 0; i < data.length; i += 4) {
+            seen.add(data.slice(i, i + 3).join());
+          }
+          return [...seen];
+        })"""
+    )
+    forward, recompute, backward, update = wanted
+    assert {forward, backward, update} <= set(drawn[0])
+    assert recompute not in drawn[0]
+    assert set(wanted) <= set(drawn[1])
+
+
+def test_the_curve_is_read_under_the_pointer(browse):
+    sizes = [1, 2, 9, 4, 5]
+    page = browse(report.memory(timeline(sizes), timeline([1, 3])))
+    reading = page.page.locator(".reading")
+    assert "Move over the curve" in reading.inner_text()
+    area = page.page.locator(".chart .u-over").bounding_box()
+    middle = area["y"] + area["height"] / 2
+    for place, size in enumerate(sizes):
+        share = place / (len(sizes) - 1)
+        x = area["x"] + 1 + share * (area["width"] - 2)
+        page.page.mouse.move(x, middle)
+        page.page.wait_for_function(
+            "(text) => document.querySelector('.reading').textContent.includes(text)",
+            arg=f"op {place}: {size}.0 MB, forward, op{place}",
+        )
+    assert "saving" not in reading.inner_text()
+
+
+def test_one_timeline_has_one_curve(browse, steps):
+    page = browse(report.memory(steps.plain))
+    assert page.page.locator(".strip").count() == 1
+    assert page.page.locator(".held").count() == 1
+    assert "ratio" not in page.page.locator(".headline").inner_text()
+
+
+def test_a_step_without_ops_is_a_page(browse):
+    page = browse(report.memory(Timeline((), (), 0, 0, "predicted")))
+    assert "peak 0 B" in page.page.locator(".headline").inner_text()
+
+
+def test_the_report_is_listed(trained, steps):
+    rows = trained.page.locator(".report tr")
+    assert rows.count() == len(steps.report.kept) + len(steps.report.recomputed)
+    assert steps.report.kept[0].name in rows.first.inner_text()

@@ -1,0 +1,173 @@
+"""The file that a page is: whole, safe to open, and without a wish for the network."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import tensorflow as tf
+
+from geutil import report
+from geutil.errors import ReportError
+from geutil.report import bundle
+from tests.report import samples
+
+NASTY = '</script><img src=x onerror="window.hacked=1"><!--\'&amp;'
+
+
+class Parts(HTMLParser):
+    """What a browser finds in a file."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.texts.append("")
+
+    def handle_data(self, data):
+        if self.texts:
+            self.texts[-1] += data
+
+    def text_of(self, wanted):
+        """Return the text in each element of a kind, and of what is behind it."""
+        return [
+            text.strip()
+            for (tag, _), text in zip(self.tags, self.texts, strict=True)
+            if tag == wanted
+        ]
+
+
+@pytest.fixture(scope="module")
+def page():
+    return report.view(samples.nested(), title="nested")
+
+
+@pytest.fixture(scope="module")
+def nasty():
+    with tf.Graph().as_default() as graph:
+        tf.constant(NASTY, name="text")
+    return report.diff(
+        graph, tf.Graph(), title=NASTY, labels=(NASTY, "after"), report=NASTY
+    )
+
+
+def test_a_page_is_saved_as_it_is(page, tmp_path):
+    path = page.save(tmp_path / "graph.html")
+    assert path == tmp_path / "graph.html"
+    assert path.read_bytes() == page.html.encode("utf-8")
+
+
+def test_a_path_may_be_a_str(page, tmp_path):
+    assert page.save(f"{tmp_path}/graph.html").exists()
+
+
+def test_what_exists_is_not_overwritten(page, tmp_path):
+    path = tmp_path / "graph.html"
+    path.write_text("mine")
+    with pytest.raises(ReportError, match=r"exists; pass overwrite=True"):
+        page.save(path)
+    assert path.read_text() == "mine"
+    page.save(path, overwrite=True)
+    assert path.read_text(encoding="utf-8") == page.html
+
+
+def test_the_same_graph_makes_the_same_bytes(page):
+    assert report.view(samples.nested(), title="nested").html == page.html
+
+
+def test_the_parts_of_a_page(page):
+    parts = Parts(page.html)
+    assert parts.text_of("title") == ["nested"]
+    data, script = parts.text_of("script")
+    assert json.loads(data) == json.loads(json.dumps(page.payload))
+    # The parser ends a script where a browser does: the rest of the page is in place.
+    assert script == bundle.read_bundle().script.strip()
+    assert page.html.rstrip().endswith("</html>")
+
+
+def test_nothing_is_loaded_from_elsewhere(page):
+    for tag, attributes in Parts(page.html).tags:
+        for name in ("src", "href", "action", "data", "srcset"):
+            assert attributes.get(name, "data:,") == "data:,", (tag, attributes)
+    style = "".join(Parts(page.html).text_of("style"))
+    assert not re.search(r"@import|url\(\s*['\"]?\s*(?!data:)", style)
+
+
+def test_the_policy_forbids_the_network(page):
+    (policy,) = (
+        attributes["content"]
+        for tag, attributes in Parts(page.html).tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert not {"connect-src", "font-src", "frame-src"} & set(rules)
+    assert "http" not in policy
+
+
+def test_licences_of_what_is_inside_are_in_it(page):
+    for name in ("cytoscape", "dagre", "uplot"):
+        assert re.search(rf"^\S*{name} \d", page.html, re.MULTILINE)
+    assert page.html.count("Permission is hereby granted") >= 3
+
+
+def test_markup_in_names_stays_text(nasty):
+    parts = Parts(nasty.html)
+    assert [tag for tag, _ in parts.tags].count("script") == 2
+    assert "img" not in [tag for tag, _ in parts.tags]
+    assert parts.text_of("title") == [NASTY]
+    payload = json.loads(parts.text_of("script")[0])
+    assert payload["title"] == payload["graphs"][0]["label"] == NASTY
+    assert payload["report"]["summary"] == [NASTY]
+    assert "</script><img" in payload["graphs"][0]["attributes"][0]["value"]
+
+
+def test_a_notebook_shows_the_page_in_a_frame(nasty):
+    ((tag, attributes),) = Parts(nasty._repr_html_()).tags
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == nasty.html
+    assert attributes["title"] == NASTY
+
+
+def test_a_page_says_little_of_itself(page):
+    assert repr(page) == "Page(title='nested')"
+    assert html.escape(page.title) == page.title
+
+
+def test_without_the_viewer_the_error_says_how_to_build_it(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "files", lambda _: tmp_path)
+    bundle.read_bundle.cache_clear()
+    try:
+        with pytest.raises(ReportError, match="make web"):
+            page.save(tmp_path / "page.html")
+        assert not (tmp_path / "page.html").exists()
+    finally:
+        monkeypatch.undo()
+        bundle.read_bundle.cache_clear()
+    assert page.html
+
+
+def test_a_script_cannot_end_its_element(tmp_path, monkeypatch):
+    (tmp_path / "static").mkdir()
+    for name, text in (
+        ("viewer.js", "'</script>'"),
+        ("viewer.css", "p {}"),
+        ("LICENSES.txt", "one --> two"),
+    ):
+        (tmp_path / "static" / name).write_text(text)
+    monkeypatch.setattr(bundle, "files", lambda _: tmp_path)
+    bundle.read_bundle.cache_clear()
+    try:
+        found = bundle.read_bundle()
+    finally:
+        bundle.read_bundle.cache_clear()
+    assert "</script" not in found.script
+    assert "--" not in found.licences

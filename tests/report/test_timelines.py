@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from geutil import memory, report
+from geutil.errors import ArgumentTypeError, MeasurementError
+from geutil.memory import Environment, LiveTensor, Measurement, Moment, Timeline
+
+
+def timeline(*sizes, phase="forward"):
+    moments = tuple(Moment(f"op{i}", size, phase) for i, size in enumerate(sizes))
+    held = (LiveTensor("op0:0", "MatMul", max(sizes)),) if sizes else ()
+    return Timeline(moments, held, 40, 2, "predicted")
+
+
+def measurement(line):
+    environment = Environment(
+        **dict.fromkeys(Environment.__dataclass_fields__)  # type: ignore[arg-type]
+    )
+    return Measurement(7, 8, 9, line, (0.1,), environment)
+
+
+def lines(page):
+    return page.payload["memory"]["timelines"]
+
+
+def test_a_timeline_in_columns():
+    (line,) = lines(report.memory(timeline(1, 5, 3)))
+    assert line == {
+        "label": "step",
+        "source": "predicted",
+        "ops": ["op0", "op1", "op2"],
+        "bytes": [1, 5, 3],
+        "phases": [0, 0, 0],
+        "held": [{"name": "op0:0", "type": "MatMul", "bytes": 5}],
+        "variables": 40,
+        "constants": 2,
+    }
+
+
+def test_phases_are_places_in_the_names():
+    page = report.memory(timeline(1, phase="recompute"), timeline(1, phase=""))
+    names = page.payload["memory"]["phaseNames"]
+    phases = [names[line["phases"][0]] for line in lines(page)]
+    assert phases == ["recompute", "other"]
+
+
+def test_two_timelines_stand_in_one_page():
+    page = report.memory(timeline(4, 8), timeline(2, 3, 1))
+    assert [line["label"] for line in lines(page)] == ["plain", "saving"]
+    assert [line["bytes"] for line in lines(page)] == [[4, 8], [2, 3, 1]]
+
+
+def test_a_comparison_is_both_of_its_timelines():
+    before, after = timeline(4, 8), timeline(2, 3)
+    page = report.memory(memory.compare(before, after))
+    assert lines(page) == lines(report.memory(before, after))
+
+
+def test_a_measurement_is_its_timeline():
+    line = timeline(1, 5)
+    assert lines(report.memory(measurement(line))) == lines(report.memory(line))
+    both = report.memory(measurement(line), line)
+    assert len(lines(both)) == 2
+
+
+def test_a_step_without_ops():
+    (line,) = lines(report.memory(timeline()))
+    assert line["ops"] == line["held"] == []
+
+
+def test_a_measurement_without_a_timeline_is_refused():
+    with pytest.raises(MeasurementError):
+        report.memory(measurement(None))
+
+
+@pytest.mark.parametrize("wrong", ["step", 3, [timeline(1)]])
+def test_what_is_no_timeline_is_refused(wrong):
+    with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
+        report.memory(wrong)
+    with pytest.raises(ArgumentTypeError, match=r"geutil\.memory\.predict"):
+        report.memory(timeline(1), wrong)
+
+
+def test_nothing_is_refused():
+    with pytest.raises(ArgumentTypeError):
+        report.memory(None)
+
+
+def test_a_training_step_has_every_phase(steps):
+    page = report.memory(steps.plain, steps.saving, report=steps.report)
+    names = page.payload["memory"]["phaseNames"]
+    plain, saving = ({names[p] for p in line["phases"]} for line in lines(page))
+    assert plain == {"forward", "backward", "update"}
+    assert saving == {"forward", "recompute", "backward", "update"}
+    assert page.payload["report"]["title"] == "Checkpoints"

@@ -1,0 +1,354 @@
+"""The page of one graph, in a browser."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tensorflow as tf
+
+from geutil import report
+from tests.report import samples
+
+
+@pytest.fixture
+def nested(browse):
+    return browse(report.view(samples.nested(), title="Some scopes"))
+
+
+@pytest.fixture
+def flowing(browse, flow):
+    return browse(report.view(flow))
+
+
+def test_the_title_and_the_versions_are_told(nested):
+    assert nested.page.title() == "Some scopes"
+    assert nested.page.locator("h1").inner_text() == "Some scopes"
+    assert "TensorFlow" in nested.page.locator("header.title").inner_text()
+
+
+def test_nothing_but_the_file_is_asked_for(nested):
+    assert [url for url in nested.requests if url != "data:,"] == [nested.url]
+
+
+def test_scopes_are_closed_at_first(nested):
+    assert {":x", "outer", ":joined"} <= nested.drawn()
+    assert "outer/left" not in nested.drawn() or nested.open_scopes() == {"outer"}
+    assert ":outer/left/product" not in nested.drawn()
+
+
+def test_scopes_open_and_close_where_they_are(browse, mobilenet_folded, keep):
+    page = browse(report.view(mobilenet_folded.before, title="MobileNetV2"))
+    network = next(iter(page.open_scopes()))
+    scope = f"{network}/Conv1_1"
+    op = f":{network}/Conv1_1/convolution"
+    assert op not in page.drawn()
+    x, y = page.place(scope)
+    page.toggle(scope)
+    assert op in page.drawn()
+    assert page.open_scopes() == {network, scope}
+    left, top = page.place(scope)
+    assert x - 200 < left < x
+    assert abs(top - y) < 40
+    keep(page, "view")
+    page.toggle(scope)
+    assert op not in page.drawn()
+    assert page.open_scopes() == {network}
+
+
+def test_what_is_drawn_is_within_its_scope(nested):
+    nested.press("open all")
+    boxes = nested.boxes()
+    assert ":outer/left/product" in boxes
+    for key, (x1, y1, x2, y2) in boxes.items():
+        scope = key.removeprefix(":").rpartition("/")[0]
+        if not scope:
+            continue
+        left, top, right, bottom = boxes[scope]
+        assert left < x1 < x2 < right
+        assert top < y1 < y2 < bottom
+
+
+def test_everything_opens_and_closes_at_once(nested):
+    before = nested.drawn()
+    nested.press("open all")
+    names = {op.name for op in samples.nested().get_operations()}
+    shown = {key[1:] for key in nested.drawn() if key.startswith(":")}
+    assert shown == names - {"outer/left/ones", "ready"}
+    nested.press("close all")
+    assert nested.drawn() == before
+
+
+def test_weights_are_drawn_on_request(nested):
+    nested.press("open all")
+    assert ":outer/left/ones" not in nested.drawn()
+    nested.page.get_by_label("weights").check()
+    assert ":outer/left/ones" in nested.drawn()
+    nested.page.get_by_label("weights").uncheck()
+    assert ":outer/left/ones" not in nested.drawn()
+
+
+def test_edges_carry_what_the_tensors_hold(nested):
+    nested.press("open all")
+    edges = {(edge["source"], edge["target"]): edge for edge in nested.edges()}
+    product = edges[":x", ":outer/left/product"]
+    assert product["label"] == "float32 [?, 3]"
+    assert not product["control"]
+    assert (":outer/right/tanh", ":joined") in edges
+
+
+def test_an_edge_of_one_tensor_that_is_read_twice_names_it(browse):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        with tf.name_scope("scope"):
+            tf.add(tf.tanh(x), tf.exp(x))
+    page = browse(report.view(graph))
+    page.press("close all")
+    labels = {edge["target"]: edge["label"] for edge in page.edges()}
+    assert set(labels.values()) == {"float32 [2]"}
+
+
+def crosses(points, box):
+    """Tell whether a line of several parts goes through a box."""
+    x1, y1, x2, y2 = box
+    for start, end in itertools.pairwise(points):
+        for step in range(101):
+            x = start["x"] + (end["x"] - start["x"]) * step / 100
+            y = start["y"] + (end["y"] - start["y"]) * step / 100
+            if x1 < x < x2 and y1 < y < y2:
+                return True
+    return False
+
+
+def test_edges_go_around_ops(browse):
+    page = browse(report.view(samples.skipping()))
+    boxes = page.boxes()
+    (skip,) = (
+        e for e in page.edges() if (e["source"], e["target"]) == (":x", ":joined")
+    )
+    assert len(skip["points"]) > 2
+    for name in ("first", "second", "third"):
+        assert not crosses(skip["points"], boxes[f":{name}"])
+
+
+def test_details_of_an_op(nested):
+    nested.press("open all")
+    nested.click(":outer/left/product")
+    assert nested.chosen() == {":outer/left/product"}
+    assert nested.heading == "outer/left/product"
+    assert "type MatMul" in nested.details
+    assert "CPU:0" in nested.details
+    assert nested.listed("outputs") == [":0 float32 [?, 4]"]
+    assert nested.listed("inputs") == [
+        "x:0 float32 [?, 3]",
+        "outer/left/ones:0 float32 [3, 4]",
+    ]
+    assert nested.listed("consumers") == ["outer/left/Relu Relu"]
+    table = nested.table()
+    assert table["transpose_a"] == "False"
+    assert table["T"] == "float32"
+
+
+def test_details_of_an_op_that_waits(nested):
+    nested.press("open all")
+    nested.click(":joined")
+    assert nested.listed("waits for") == ["ready"]
+    assert "device any" in nested.details
+
+
+def test_details_of_a_scope(nested):
+    nested.press("open all")
+    nested.click("outer/right")
+    assert nested.heading == "right"
+    assert "holds 1 op" in nested.details
+    assert nested.table() == {"Tanh": "1"}
+
+
+def test_a_click_beside_the_ops_chooses_nothing(nested):
+    nested.press("open all")
+    nested.click(":joined")
+    assert nested.chosen() == {":joined"}
+    canvas = nested.page.locator(".canvas").bounding_box()
+    nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
+    assert nested.chosen() == set()
+
+
+def test_what_is_chosen_stays_chosen_when_its_scope_closes(nested):
+    nested.press("open all")
+    nested.click(":outer/left/product")
+    nested.toggle("outer/right")
+    nested.click(":outer/left/product")
+    nested.press("close all")
+    assert len(nested.chosen()) == 1
+    nested.press("open all")
+    assert nested.chosen() == {":outer/left/product"}
+
+
+def test_a_consumer_can_be_gone_to(nested):
+    nested.search("product")
+    nested.page.locator(".results button.link").click()
+    assert nested.heading == "outer/left/product"
+    assert ":outer/right/tanh" not in nested.drawn()
+    consumers = nested.page.locator("section.details h3:has-text('consumers') + ul")
+    consumers.get_by_role("button", name="outer/left/Relu").click()
+    assert nested.heading == "outer/left/Relu"
+    consumers.get_by_role("button", name="outer/right/tanh").click()
+    assert nested.heading == "outer/right/tanh"
+    assert nested.chosen() == {":outer/right/tanh"}
+
+
+def test_a_weight_that_is_gone_to_is_drawn(nested):
+    nested.search("ones")
+    nested.page.get_by_label("search ops").press("Enter")
+    assert nested.chosen() == {":outer/left/ones"}
+    assert nested.page.get_by_label("weights").is_checked()
+
+
+def test_search_by_name(nested):
+    assert nested.search("TANH") == ["outer/right/tanh"]
+    assert "1 found" in nested.page.locator(".results").inner_text()
+    marked = nested.marked()
+    assert len(marked) == 1
+    assert next(iter(marked)).startswith("outer")
+
+
+def test_ops_that_are_called_just_so_are_found_first(browse):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        for name in ("tanh_before", "scope/tanh_before", "scope/tanh", "tanh"):
+            tf.tanh(x, name=name)
+    page = browse(report.view(graph))
+    names = ["tanh", "scope/tanh", "tanh_before", "scope/tanh_before"]
+    assert page.search("tanh") == names
+
+
+def test_search_by_type(nested):
+    assert nested.search("relu", "type") == ["outer/left/Relu"]
+    assert nested.search("tanh", "type") == ["outer/right/tanh"]
+    assert nested.search("outer", "type") == []
+
+
+def test_search_by_regular_expression(nested):
+    assert nested.search(r"^outer/.*(tanh|product)$", "regex") == [
+        "outer/left/product",
+        "outer/right/tanh",
+    ]
+
+
+def test_a_bad_expression_is_told(nested):
+    assert nested.search("outer/(", "regex") == []
+    told = nested.page.locator(".results .removed").inner_text()
+    assert "Unterminated group" in told
+    assert nested.search("outer/(left)", "regex")
+
+
+def test_an_empty_search_marks_nothing(nested):
+    nested.search("outer")
+    assert nested.marked()
+    assert nested.search("") == []
+    assert nested.marked() == set()
+
+
+def test_enter_goes_from_one_result_to_the_next(nested):
+    results = nested.search("^outer/.*", "regex")
+    assert len(results) > 2
+    field = nested.page.get_by_label("search ops")
+    visited = []
+    for _ in range(len(results) + 1):
+        field.press("Enter")
+        visited.append(nested.heading)
+    assert visited == [*results, results[0]]
+
+
+def test_arrows_go_through_the_results(nested):
+    results = nested.search("^outer/.*", "regex")
+    field = nested.page.get_by_label("search ops")
+    field.press("ArrowDown")
+    nested.page.keyboard.press("ArrowDown")
+    nested.page.keyboard.press("Enter")
+    assert nested.heading == results[1]
+    nested.page.keyboard.press("ArrowUp")
+    nested.page.keyboard.press("ArrowUp")
+    nested.page.keyboard.type("nothing")
+    assert field.input_value().endswith("nothing")
+
+
+def test_a_slash_goes_to_the_search(nested):
+    nested.page.locator("h1").click()
+    nested.page.keyboard.press("/")
+    nested.page.keyboard.type("joined")
+    assert nested.page.get_by_label("search ops").input_value() == "joined"
+
+
+def test_bodies_can_be_picked(flowing, flow, keep):
+    picker = flowing.page.get_by_label("graph", exact=True)
+    options = picker.locator("option").all_text_contents()
+    assert options[1:] == list(flow.functions)
+    keep(flowing, "functions")
+    body = next(name for name in options if "body" in name)
+    picker.select_option(body)
+    names = [op.name for op in flow.functions[body].graph.get_operations()]
+    assert flowing.heading == body
+    assert set(flowing.search(".", "regex")) == set(names)
+    picker.select_option(options[0])
+    assert flowing.search("in_loop") == []
+
+
+def test_a_call_leads_to_the_body(flowing, flow):
+    flowing.search("While", "type")
+    flowing.page.get_by_label("search ops").press("Enter")
+    called = flowing.page.locator("section.details p:has-text('calls') button")
+    assert called.count() == 2
+    body = next(name for name in called.all_inner_texts() if "body" in name)
+    called.get_by_text(body).click()
+    assert flowing.page.get_by_label("graph", exact=True).input_value() == body
+    assert flowing.search("in_loop") != []
+
+
+def test_loops_of_version_1_are_drawn(browse):
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+            tf.compat.v1.while_loop(
+                lambda i, _: i < 10, lambda i, y: (i + 1, tf.tanh(y)), [0, x]
+            )
+        finally:
+            tf.compat.v1.enable_control_flow_v2()
+    page = browse(report.view(graph))
+    page.press("open all")
+    edges = {(edge["source"], edge["target"]) for edge in page.edges()}
+    assert (":while/NextIteration", ":while/Merge") in edges
+    assert (":while/Merge", ":while/Switch") in edges
+
+
+def test_a_graph_without_ops_is_a_page(browse):
+    page = browse(report.view(tf.Graph()))
+    assert page.drawn() == set()
+    assert "holds 0 ops" in page.details
+    assert page.search("x") == []
+
+
+def test_an_op_and_a_scope_of_one_name_are_two_things(browse):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        y = tf.tanh(x, name="same")
+        with tf.name_scope("same/"):
+            tf.exp(y, name="inner")
+    page = browse(report.view(graph))
+    assert {":same", "same"} <= page.drawn()
+    page.toggle("same")
+    assert {":same", "same", ":same/inner"} <= page.drawn()
+
+
+def test_markup_in_a_graph_stays_text(browse):
+    nasty = '</script><img src=x onerror="window.hacked=1">'
+    with tf.Graph().as_default() as graph:
+        tf.constant(nasty, name="text")
+    page = browse(report.view(graph, title=nasty, report=f"{nasty}\n{nasty}"))
+    page.search("text")
+    page.page.get_by_label("search ops").press("Enter")
+    assert nasty in page.details
+    assert page.page.title() == nasty
+    assert page.page.locator("img").count() == 0
+    assert page.page.evaluate("window.hacked") is None
