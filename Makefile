@@ -131,6 +131,9 @@ browser: ## Install Chromium for the tests of pages, if there is none
 	  exit 1; \
 	fi
 
+docs-images: $(READY) $(VIEWER) ## Make the pictures of the README (needs `make browser`)
+	@$(VENV)/bin/python -m tools.docs_images
+
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(READY) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
