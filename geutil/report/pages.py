@@ -12,6 +12,7 @@ from geutil.graph.kinds import type_name
 from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.report.differences import statuses
 from geutil.report.page import Page
+from geutil.report.pairs import pairs_of
 from geutil.report.rows import rows_of
 from geutil.report.subjects import Subject, subject_of
 from geutil.report.timelines import PHASES, timeline_data
@@ -63,7 +64,8 @@ def diff(
 ) -> Page:
     """Draw two graphs side by side, with what was added, removed and rewired coloured.
 
-    Ops are told by their names, as `difference` does.
+    Ops are told by their names, as `difference` does. Of models, the functions that
+    their graphs call are compared as well.
 
     Args:
         before: what `view` takes.
@@ -95,9 +97,7 @@ def diff(
         subject_of(value, label)
         for value, label in zip((before, after), labels, strict=True)
     ]
-    graphs = [side.data()[0] for side in sides]
-    for graph, status in zip(graphs, statuses(*map(_ops, sides)), strict=True):
-        graph["status"] = status
+    graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
     heading = f"{labels[0]} and {labels[1]}" if title is None else title
     return _graph_page("diff", heading, graphs, report)
 
@@ -158,6 +158,14 @@ def _timelines(plain: object, saving: object) -> list[Timeline]:
             )
     both = compare(plain, plain if saving is None else saving)  # type: ignore[arg-type]
     return [both.before] if saving is None else [both.before, both.after]
+
+
+def _compared(before: Subject, after: Subject) -> list[dict[str, Any]]:
+    """Return the graphs of two subjects, with what became of each op."""
+    graphs = [side.data()[0] for side in (before, after)]
+    for graph, status in zip(graphs, statuses(_ops(before), _ops(after)), strict=True):
+        graph["status"] = status
+    return graphs
 
 
 def _ops(subject: Subject) -> list[Any]:

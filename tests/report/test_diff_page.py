@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import report
+from geutil.model.training.report import Stripped, StripReport
 from geutil.report.differences import ADDED, REMOVED, REWIRED
 from tests.report import samples
 
@@ -209,6 +210,28 @@ def test_outcomes_of_the_report_are_filtered(browse, mobilenet_quantized, keep):
     assert all("block_16_project" in text for text in texts)
 
 
+def test_a_line_about_a_function_goes_into_it(browse, flow):
+    name = next(name for name in flow.functions if "called" in name)
+    (op,) = (
+        op.name
+        for op in flow.functions[name].graph.get_operations()
+        if op.type == "Relu"
+    )
+    entries = (
+        Stripped("removed", "dropout", f"{name}/{op}", "its input passes"),
+        Stripped("kept", "input", "x", "it is read"),
+    )
+    page = browse(report.diff(flow, flow, report=StripReport(entries)))
+    picker = page.page.get_by_label("graph", exact=True)
+    rows = page.page.locator(".report tr")
+    rows.first.get_by_role("button").click()
+    assert name in picker.locator("option:checked").inner_text()
+    assert page.marked(BEFORE) == page.marked(AFTER) == {f":{op}"}
+    rows.last.get_by_role("button").click()
+    assert picker.evaluate("(select) => select.selectedIndex") == 0
+    assert page.marked(BEFORE) == {":x"}
+
+
 def test_every_line_of_the_report_goes_somewhere(fold):
     fold.turn_to("report")
     for row in fold.page.locator(".report tr").all()[::9]:
@@ -230,10 +253,33 @@ def test_the_same_graph_twice_says_so(browse):
     assert "The graphs are the same." in page.page.locator(".changes").inner_text()
 
 
-def test_a_body_that_is_not_on_the_page_is_no_link(browse, flow):
-    page = browse(report.diff(flow, flow))
-    page.search("While", "type")
+def test_of_graphs_only_the_graphs_are_compared(browse, flow):
+    page = browse(report.diff(flow.graph, flow.graph))
+    page.search("while", "type")
     page.page.get_by_label("search ops").press("Enter")
+    assert "type StatelessWhile" in page.details
     called = page.page.locator("section.details p:has-text('calls')")
-    assert called.count() == 2
-    assert called.locator("button").count() == 0
+    assert called.count() == 0
+
+
+def test_bodies_are_compared(browse, flow, keep):
+    name = next(name for name in flow.functions if "body" in name)
+    edited = samples.flow()
+    graph = edited.functions[name].graph
+    (relu,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Relu")
+    with graph.as_default():
+        ge.reroute_ts(tf.tanh(relu.op.inputs[0], name="squashed"), relu)
+    page = browse(report.diff(flow, edited, title="A loop's body edited"))
+    picker = page.page.get_by_label("graph", exact=True)
+    options = picker.locator("option").all_text_contents()
+    assert len(options) == 1 + len(flow.functions)
+    changed = [text for text in options if "(0 changes)" not in text]
+    assert len(changed) == 1
+    assert name in changed[0]
+    picker.select_option(changed[0])
+    assert ("added", "squashed", "Tanh") in changes(page)
+    rewired = [op for outcome, op, _ in changes(page) if outcome == "rewired"]
+    assert rewired
+    headings = page.page.locator("section.drawing header strong").all_inner_texts()
+    assert [text.partition(":")[0] for text in headings] == ["before", "after"]
+    keep(page, "bodies")

@@ -35,7 +35,7 @@ function ofScope(drawing: Drawing, item: Item): HTMLElement {
   return element(
     "div",
     {},
-    element("h2", { textContent: item.label || graph.data.label }),
+    element("h2", { textContent: item.label || drawing.title }),
     item.parent && line("in", pathOf(item.parent)),
     line("holds", plural(item.ops.length, "op")),
     item.parent && button("open or close", () => drawing.toggle(item)),
@@ -105,8 +105,7 @@ function before(drawing: Drawing, op: number, around: Surroundings): HTMLElement
   const here = reads(drawing.graph, op);
   const there = reads(other.graph, counterpart);
   if (here.join() === there.join()) return [];
-  const name = other.graph.data.label;
-  return [line(`reads in "${name}"`, there.join(", ") || "nothing")];
+  return [line(`reads in "${other.title}"`, there.join(", ") || "nothing")];
 }
 
 function reportOf(drawing: Drawing, item: Item, rows: ReportRow[]): HTMLElement[] {

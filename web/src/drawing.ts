@@ -14,8 +14,11 @@ import { Choice, visibleOf } from "./visible";
 
 export type Chosen = { drawing: Drawing; item: Item } | null;
 
-/** The least zoom at which labels can be read. */
+/** The zoom at which labels are read with ease, and the least at which they are. */
 const READABLE = 0.8;
+const LEGIBLE = 0.5;
+/** Pixels around the whole of a drawing. */
+const MARGIN = 24;
 
 export class Drawing {
   readonly graph: Graph;
@@ -30,13 +33,17 @@ export class Drawing {
   private chosen: Item | null = null;
   private readonly layered = new Layered();
 
-  constructor(data: GraphData) {
+  constructor(
+    data: GraphData,
+    /** What it is called on the page. */
+    readonly title: string = data.label,
+  ) {
     this.graph = new Graph(data);
     this.hierarchy = new Hierarchy(this.graph);
     this.choice = new Choice(this.graph, this.graph.size === data.parameters.length);
     const canvas = element("div", { className: "canvas" });
     this.panel = element("section", { className: "drawing" }, this.heading(), canvas);
-    this.panel.setAttribute("aria-label", `graph ${data.label}`);
+    this.panel.setAttribute("aria-label", `graph ${title}`);
     this.core = cytoscape({
       container: canvas,
       style: STYLE,
@@ -93,18 +100,20 @@ export class Drawing {
   }
 
   fit(): void {
-    this.core.fit(undefined, 24);
+    this.core.fit(undefined, MARGIN);
     if (this.core.zoom() >= READABLE) {
-      this.core.zoom({ level: Math.min(this.core.zoom(), 1.2), position: { x: 0, y: 0 } });
+      this.core.zoom(Math.min(this.core.zoom(), 1.2));
       this.core.center();
       return;
     }
     // A long network would be a thread: begin at its top, large enough to read.
     const box = this.core.elements().boundingBox();
-    this.core.zoom(READABLE);
+    const whole = (this.core.width() - 2 * MARGIN) / box.w;
+    const zoom = Math.min(READABLE, Math.max(whole, LEGIBLE));
+    this.core.zoom(zoom);
     this.core.pan({
-      x: this.core.width() / 2 - ((box.x1 + box.x2) / 2) * READABLE,
-      y: 24 - box.y1 * READABLE,
+      x: this.core.width() / 2 - ((box.x1 + box.x2) / 2) * zoom,
+      y: MARGIN - box.y1 * zoom,
     });
   }
 
@@ -145,7 +154,6 @@ export class Drawing {
   }
 
   private heading(): HTMLElement {
-    const { data } = this.graph;
     const box = element("input", {
       type: "checkbox",
       className: "parameters",
@@ -158,7 +166,7 @@ export class Drawing {
     return element(
       "header",
       {},
-      element("strong", { textContent: data.label }),
+      element("strong", { textContent: this.title }),
       element("span", { className: "dim", textContent: plural(this.graph.size, "op") }),
       element("label", { title: "ops that hold or read weights and constants" }, box, "weights"),
       button("fit", () => this.fit(), "show all of the drawing"),

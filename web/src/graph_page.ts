@@ -2,9 +2,9 @@
 
 import { details, type Surroundings } from "./details";
 import { Drawing, type Chosen } from "./drawing";
-import { element } from "./dom";
+import { element, plural } from "./dom";
 import { graphLegend } from "./legend";
-import type { Payload, ReportRow } from "./payload";
+import { ADDED, SAME, type GraphData, type Payload, type ReportRow } from "./payload";
 import { changesPanel, reportPanel } from "./rows";
 import type { Item } from "./scopes";
 import { searchPanel, type Match } from "./search";
@@ -29,27 +29,30 @@ class GraphPage {
   private readonly side = element("section", { className: "details" });
   private readonly row = element("div", { className: "drawings" });
   private readonly picker: HTMLSelectElement;
+  private readonly changes = element("div");
+  /** How many graphs stand side by side. */
+  private readonly sides: number;
   private readonly made = new Map<number, Drawing>();
   /** The graphs that are on the page now. */
   private shown: number[];
   private readonly around: Surroundings;
 
   constructor(private readonly payload: Payload) {
-    this.shown = payload.kind === "diff" ? [0, 1] : [0];
+    this.sides = payload.kind === "diff" ? 2 : 1;
+    this.shown = this.places(0);
     this.around = {
-      other: (drawing) =>
-        payload.kind === "diff" ? this.drawings.find((d) => d !== drawing) : undefined,
+      other: (drawing) => this.drawings.find((d) => d !== drawing),
       show: (drawing, op) => this.show({ drawing, op }),
       opener: (name) => {
         const index = payload.graphs.findIndex((graph) => graph.label === name);
-        return index < 0 ? undefined : () => this.switchTo(index);
+        return index < 0 ? undefined : () => this.switchTo(Math.floor(index / this.sides));
       },
       rows: payload.report?.rows ?? [],
     };
     this.picker = this.graphPicker();
     this.side.setAttribute("aria-label", "details");
     const stage = element("div", { className: "stage" }, this.row, graphLegend(payload.kind));
-    if (payload.kind === "view" && payload.graphs.length > 1) {
+    if (payload.graphs.length > this.sides) {
       const label = element("label", { className: "bar" }, "graph ", this.picker);
       stage.prepend(label);
     }
@@ -71,7 +74,7 @@ class GraphPage {
   private drawing(index: number): Drawing {
     let drawing = this.made.get(index);
     if (!drawing) {
-      drawing = new Drawing(this.payload.graphs[index]);
+      drawing = new Drawing(this.payload.graphs[index], this.titleOf(index));
       drawing.onChoose = (chosen) => this.choose(chosen);
       drawing.onToggle = (item) => this.follow(drawing!, item);
       this.made.set(index, drawing);
@@ -84,7 +87,8 @@ class GraphPage {
     const show = (match: Match): void => this.show(match);
     tabs.add("search", searchPanel(() => this.drawings, show));
     if (this.payload.kind === "diff") {
-      tabs.add("changes", changesPanel(this.drawings, show));
+      this.changes.append(changesPanel(this.drawings, show));
+      tabs.add("changes", this.changes);
       tabs.show("changes");
     }
     if (this.payload.report) {
@@ -94,14 +98,26 @@ class GraphPage {
     return tabs;
   }
 
-  private switchTo(index: number): void {
-    const isNew = !this.made.has(index);
-    this.shown = [index];
-    const [drawing] = this.drawings;
-    this.row.replaceChildren(drawing.panel);
-    this.picker.selectedIndex = index;
-    if (isNew) drawing.start();
-    this.tellOf(drawing, drawing.hierarchy.root);
+  /** The graphs that are shown together, by their number in the picker. */
+  private places(number: number): number[] {
+    return Array.from({ length: this.sides }, (_, side) => number * this.sides + side);
+  }
+
+  /** Functions of a comparison are told apart by the names of the sides. */
+  private titleOf(index: number): string {
+    const { label } = this.payload.graphs[index];
+    if (index < this.sides || this.sides === 1) return label;
+    return `${this.payload.graphs[index % this.sides].label}: ${label}`;
+  }
+
+  private switchTo(number: number): void {
+    const isNew = !this.made.has(this.places(number)[0]);
+    this.shown = this.places(number);
+    this.row.replaceChildren(...this.drawings.map((drawing) => drawing.panel));
+    this.picker.selectedIndex = number;
+    if (isNew) for (const drawing of this.drawings) drawing.start();
+    this.changes.replaceChildren(changesPanel(this.drawings, (match) => this.show(match)));
+    this.tellOf(this.drawings[0], this.drawings[0].hierarchy.root);
   }
 
   /** Opens and closes the same scope on the other side. */
@@ -138,8 +154,9 @@ class GraphPage {
 
   /** Rings all that a line of the report is about, and goes to its first op. */
   private showRow(row: ReportRow): void {
+    const names = this.namesHere(row);
     const told = this.drawings.map((drawing) => {
-      const ops = row.names.flatMap((name) => drawing.graph.within(name));
+      const ops = names.flatMap((name) => drawing.graph.within(name));
       drawing.mark(ops);
       if (ops.length) drawing.show(drawing.hierarchy.itemOf(ops[0]));
       return { drawing, op: ops[0] };
@@ -149,13 +166,37 @@ class GraphPage {
     if (last) this.tellOf(last.drawing, last.drawing.hierarchy.itemOf(last.op));
   }
 
+  /** The names of a line; those of a function begin with its name, and lead into it. */
+  private namesHere({ names }: ReportRow): string[] {
+    const { graphs } = this.payload;
+    const index = graphs.findIndex(
+      ({ label }, at) => at >= this.sides && names.some((name) => name.startsWith(`${label}/`)),
+    );
+    this.switchTo(Math.max(0, Math.floor(index / this.sides)));
+    if (index < 0) return names;
+    const start = graphs[index].label.length + 1;
+    return names.map((name) => name.slice(start));
+  }
+
   private graphPicker(): HTMLSelectElement {
     const picker = element("select", { className: "graphs" });
     picker.setAttribute("aria-label", "graph");
-    for (const graph of this.payload.graphs) picker.append(element("option", {}, graph.label));
+    const { graphs } = this.payload;
+    for (let at = 0; at < graphs.length; at += this.sides) {
+      picker.append(element("option", {}, choiceOf(graphs.slice(at, at + this.sides), at === 0)));
+    }
     picker.onchange = () => this.switchTo(picker.selectedIndex);
     return picker;
   }
+}
+
+/** What the picker calls one graph, or two that are compared: where to look for changes. */
+function choiceOf([graph, other]: GraphData[], isFirst: boolean): string {
+  if (!other) return graph.label;
+  const changes =
+    (graph.status ?? []).filter((status) => status !== SAME).length +
+    (other.status ?? []).filter((status) => status === ADDED).length;
+  return `${isFirst ? "the model" : other.label} (${plural(changes, "change")})`;
 }
 
 /** The item of the same name on the other side. */

@@ -13,7 +13,7 @@ export const HEADING = 16;
 /** Letters of a line. */
 const LETTERS = 36;
 /** The width of a letter in a box, and in bold above an open scope. */
-const LETTER = 6.6;
+const LETTER = 6.3;
 const BOLD_LETTER = 7.2;
 
 export interface Layout {
@@ -30,7 +30,7 @@ export function boxOf(label: string): Box {
   const lines = label.split("\n");
   const widest = Math.max(8, ...lines.map((line) => line.length));
   const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / LETTERS), 0);
-  return { width: 24 + Math.min(widest, LETTERS) * LETTER, height: 16 + rows * 12 };
+  return { width: 18 + Math.min(widest, LETTERS) * LETTER, height: 16 + rows * 12 };
 }
 
 /** The width of a label above an open scope, which is cut where it is longer. */

@@ -74,6 +74,7 @@ export interface Payload {
   kind: "view" | "diff" | "memory";
   title: string;
   versions: string;
+  /** Of a comparison: before and after in turn, first of the models, then of functions. */
   graphs: GraphData[];
   report?: ReportData;
   memory?: MemoryData;

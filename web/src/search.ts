@@ -111,8 +111,8 @@ function resultLines(
   show: (match: Match) => void,
 ): HTMLElement[] {
   const lines = found.slice(0, LISTED).map((match) => {
-    const { graph } = match.drawing;
-    const side = several ? `${graph.data.label}: ` : "";
+    const { graph, title } = match.drawing;
+    const side = several ? `${title}: ` : "";
     return element(
       "li",
       {},
