@@ -1,7 +1,7 @@
 """Makes the pictures of the README and of the documentation: `make docs-images`.
 
-Pages of `geutil.report` are opened in Chromium and photographed: a batch norm before and
-after folding, and a training step of ResNet50 as it is and with checkpoints.
+Pages of `geutil.report` are opened in Chromium and photographed: a batch norm before
+and after folding, and a training step of ResNet50 as it is and with checkpoints.
 """
 
 from __future__ import annotations
