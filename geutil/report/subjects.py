@@ -50,7 +50,7 @@ def subject_of(value: object, label: str = "") -> Subject:
     """
     if isinstance(value, Model):
         bodies = tuple(
-            Subject(name, body.graph, tuple(body.reached_ops()), _ends(body))
+            Subject(name, body.graph, None, _ends(body))
             for name, body in value.functions.items()
         )
         return Subject(

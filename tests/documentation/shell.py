@@ -49,7 +49,9 @@ class Shell:
             _CLIENT.format(python=sys.executable, address=str(folder / "socket"))
         )
         client.chmod(0o755)
-        self._path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        # Ours before the installed one; and the Python that runs the tests.
+        places = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+        self._path = os.pathsep.join(places)
         return self
 
     def __exit__(self, *_: object) -> None:

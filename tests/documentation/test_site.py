@@ -27,6 +27,7 @@ PACKAGES = [
     "geutil.memory",
     "geutil.model",
     "geutil.quantize",
+    "geutil.report",
     "geutil.reroute",
     "geutil.select",
     "geutil.subgraph",
