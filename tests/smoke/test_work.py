@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil import batchnorm, gradients, memory, model, quantize
+from geutil import batchnorm, gradients, memory, model, quantize, report
 
 pytestmark = pytest.mark.smoke
 
@@ -67,6 +67,14 @@ def test_batch_norms_are_folded_and_the_result_is_quantized(network, images):
     assert quantize.calibrate(folded, [sample]).batches == 1
     blob = quantize.to_int8(folded)
     assert quantize.compare_int8(folded, blob, [sample]).outputs
+
+
+def test_a_page_is_written(network, tmp_path):
+    page = report.view(model.open(network)).save(tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    # With the viewer, which is built and not in the tree.
+    assert len(text) > 100_000
+    assert "Conv2D" in text
 
 
 def test_memory_is_saved_predicted_and_measured():
