@@ -12,7 +12,11 @@ import type { GraphData } from "./payload";
 import { Hierarchy, type Item } from "./scopes";
 import { STYLE } from "./style";
 import { toolbar } from "./toolbar";
+import { update } from "./updating";
 import { Choice, visibleOf } from "./visible";
+
+/** Classes of the moment, which are given anew to what is drawn. */
+const PASSING = "chosen near marked";
 
 export type Chosen = { drawing: Drawing; item: Item } | null;
 
@@ -162,10 +166,8 @@ export class Drawing {
     const visible = visibleOf(this.hierarchy, this.choice);
     const labels = (item: Item): string => labelOf(item, this.graph);
     const layout = layOut(visible, this.hierarchy.root, labels, this.layered);
-    this.core.batch(() => {
-      this.core.elements().remove();
-      this.core.add(elementsOf(visible, layout, this.graph));
-    });
+    this.core.elements().removeClass(PASSING);
+    update(this.core, elementsOf(visible, layout, this.graph));
     this.remark();
     this.select(this.chosen);
   }
