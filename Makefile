@@ -19,11 +19,16 @@ OLDEST_READY := $(OLDEST)/.ready-$(PYVER)
 # Silences the start-up messages of TensorFlow's C++ part.
 export TF_CPP_MIN_LOG_LEVEL := 3
 
+# What `geutil.report` puts into its pages; the first file stands for all of them.
+VIEWER := geutil/report/static/viewer.js
+VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
+
 # An activated environment or a source tree elsewhere must not leak in.
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-oldest demo test test-oldest lint format bench clean
+.PHONY: help env web docs-images env-oldest demo test test-oldest lint format bench docs clean
+.PHONY: dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -54,8 +59,16 @@ $(READY): setup.py pyproject.toml
 	$(call check_python,3.10 3.11 3.12 3.13,geutil)
 	$(call create_venv,$(VENV))
 	@echo "Installing TensorFlow and the tools (a few minutes the first time)"
-	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench]'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,lint,bench,release,web,docs]'
 	@touch $@
+
+# Node comes from the package index with the environment. npm gets what the lock file
+# says and nothing else.
+$(VIEWER): $(READY) $(VIEWER_SOURCES)
+	@echo "Building the viewer of pages"
+	@cd web && PATH="$(abspath $(VENV))/bin:$$PATH" && export PATH && \
+	  npm ci --silent --no-audit --no-fund --ignore-scripts && \
+	  npm run --silent check && npm run --silent build
 
 $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
 	$(call check_python,3.10 3.11 3.12,TensorFlow 2.16)
@@ -64,20 +77,22 @@ $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
 	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) -c requirements-oldest.txt -e '.[test]'
 	@touch $@
 
-env: $(READY) ## Set up .venv (the other targets do this when needed)
+env: $(READY) $(VIEWER) ## Set up .venv (the other targets do this when needed)
 
 env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
 
-demo: $(READY) ## Run the demonstrations
+web: $(VIEWER) ## Build the viewer of pages (the other targets do this when needed)
+
+demo: $(READY) $(VIEWER) ## Run the demonstrations
 	@$(VENV)/bin/python -m examples.mobilenet
 	@$(VENV)/bin/python -m examples.int8
 	@$(VENV)/bin/python -m examples.pages
 	@$(VENV)/bin/python -m examples.training
 
-test: $(READY) ## Run the tests and doctests (ARGS="..." goes to pytest)
+test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytest)
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
-test-oldest: $(OLDEST_READY) ## Run them on the oldest supported TensorFlow
+test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
 # All three run, so that one run shows all there is to mend.
@@ -95,6 +110,33 @@ format: $(READY) ## Format the code and make the safe fixes
 
 bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# The wheel is built from the archive, so the archive holds all that it takes.
+dist: $(READY) $(VIEWER) ## Build the wheel and the source archive into dist/
+	@rm -rf dist
+	@$(VENV)/bin/python -m build --quiet --outdir dist .
+
+check-dist: dist ## Check them, and run the wheel's smoke tests where nothing else is
+	@$(VENV)/bin/python -m tools.check_dist
+
+# Debian's packages bring the libraries that the browser needs.
+browser: ## Install Chromium for the tests of pages, if there is none
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then \
+	  exit 0; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; \
+	else \
+	  echo "error: there is no chromium; install it, on Debian as root with" >&2; \
+	  echo "apt-get install chromium" >&2; \
+	  exit 1; \
+	fi
+
+docs-images: $(READY) $(VIEWER) ## Make the pictures of the README (needs `make browser`)
+	@$(VENV)/bin/python -m tools.docs_images
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY) ## Build the documentation into build/site; warnings are errors
+	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info

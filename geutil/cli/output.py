@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+T = TypeVar("T")
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show on a terminal that something takes its time."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    """Show on a terminal that something takes its time, and how long it has."""
+    if not sys.stderr.isatty():
         yield
         return
-    with console.status(f"{what} …"):
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
+        p.add_task(f"{what} …", total=None)
         yield
+
+
+def counted(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """Yield items; on a terminal, show a bar of how many of them were there."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
+        yield from p.track(items, total, description=what)
+
+
+@contextmanager
+def _stderr() -> Iterator[Any]:
+    """Give a console on stderr that stays there if the process's stderr moves."""
+    from rich.console import Console
+
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        yield Console(file=terminal)
 
 
 def show(result: Any, *, as_json: bool) -> None:
@@ -32,6 +67,31 @@ def show(result: Any, *, as_json: bool) -> None:
         print(json.dumps(plain(result), indent=2, sort_keys=False))
     else:
         print(result)
+
+
+def show_written(model: Any, path: Path, *, as_json: bool) -> None:
+    """Print what was written, and where to."""
+    if not as_json:
+        print(f"{model!r} -> {path}")
+        return
+    written = {
+        "path": path,
+        "signature": model.signature,
+        "inputs": _described(model.inputs),
+        "outputs": _described(model.outputs),
+        "ops": len(model.graph.get_operations()),
+    }
+    show(written, as_json=True)
+
+
+def _described(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {
+            "dtype": t.dtype.name,
+            "shape": t.shape.as_list() if t.shape.rank is not None else None,
+        }
+        for name, t in tensors.items()
+    }
 
 
 def show_rows(
@@ -47,21 +107,30 @@ def show_rows(
         for row in listed:
             print("\t".join(map(str, row)))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(*titles, box=None)
     for row in listed:
         table.add_row(*(str(cell) for cell in row))
-    Console().print(table)
+    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 def plain(value: Any) -> Any:
     """Return a value as JSON can hold it: dictionaries, lists, numbers and strings.
 
+    JSON has no NaN and no infinity: they are None.
+
     Example:
         >>> import numpy as np
         >>> plain({"a": (1, np.float32(0.5)), "b": {3: None}})
         {'a': [1, 0.5], 'b': {'3': None}}
+        >>> plain(np.array([1.0, np.nan]))
+        [1.0, None]
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or type(value) in (bool, int, float, str):
         return value
     if is_dataclass(value):
         return {
@@ -69,10 +138,15 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
+    if hasattr(value, "tolist"):  # of numpy, which need not be imported to be told
+        return plain(value.tolist())
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Iterable):
+    name = getattr(value, "name", None)
+    if isinstance(name, str):  # before items: a variable has those, too
+        return name
+    if isinstance(value, Iterable) and not isinstance(value, str):
         return [plain(item) for item in value]
-    return getattr(value, "name", str(value))
+    return str(value)

@@ -34,6 +34,7 @@ from geutil.model.sources.functions import program_of_graph
 from geutil.model.training import stripping
 from geutil.model.training.report import StripReport
 from geutil.model.writing import saving
+from geutil.select.walks import get_backward_walk_ops
 from geutil.showing import Shown
 
 if TYPE_CHECKING:
@@ -800,6 +801,19 @@ class Model(Shown):
             )
             self._built = (state, function)
         return self._built[1]
+
+    def reached_ops(self) -> list[Operation]:
+        """Return the ops that outputs and side effects need, in the order of the graph.
+
+        The inputs are among them. What edits left behind is not: it is neither run nor
+        saved.
+
+        Cost: linear in ops and edges.
+        """
+        ends = [*self.outputs.sinks.values(), self._side_effects]
+        reached = get_backward_walk_ops(ends, control_inputs=True)
+        names = {op.name for op in reached} | {t.op.name for t in self.inputs.values()}
+        return [op for op in self.graph.get_operations() if op.name in names]
 
     def program(self, *, checked: bool = True) -> Program:
         """Return the graph as it is now as a program, the form that it is rebuilt from.

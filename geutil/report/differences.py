@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from geutil.graph.kinds import Graph, Operation
+if TYPE_CHECKING:
+    from geutil.graph.kinds import Graph, Operation
 
 _SHOWN = 20
 

@@ -55,6 +55,7 @@ def graph_data(
         "parameters": [places[name] for name in parameters],
         "ends": {places[n]: text for n, text in ends.items() if n in places},
         "calls": _calls(listed, pages),
+        "leftOut": len(graph.get_operations()) - len(listed),
     }
 
 

@@ -22,7 +22,7 @@ class Subject:
     Attributes:
         label: what to call it.
         graph: the graph.
-        ops: the ops of it to draw; None for all.
+        ops: the ops of it to draw; None for all. Of a model, those that it runs.
         ends: what to call ops that are ends of the model, by their names.
         bodies: the functions that its ops call.
     """
@@ -54,7 +54,11 @@ def subject_of(value: object, label: str = "") -> Subject:
             for name, body in value.functions.items()
         )
         return Subject(
-            label or value.signature, value.graph, None, _ends(value), bodies
+            label or value.signature,
+            value.graph,
+            tuple(value.reached_ops()),
+            _ends(value),
+            bodies,
         )
     if isinstance(value, SubGraphView):
         return Subject(label or "selection", value.graph, tuple(value.ops))

@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
+from geutil.cli.app import app
+from geutil.cli.main import run
 from geutil.version import __version__
 from tests.settings import needs_eager
 
@@ -28,6 +30,7 @@ COMMANDS = [
     "memory",
     "diff",
     "check",
+    "view",
 ]
 
 
@@ -57,6 +60,64 @@ def test_inspect(geutil, folder):
     assert found["kind"] == "SavedModel"
     assert sum(found["scopes"].values()) > 0
     assert len(found["variables"]) == 7
+
+
+def test_inspect_shows_scopes_where_there_are_several(geutil, folder):
+    found = json.loads(geutil("inspect", folder / "net", "--json").out)
+    scopes = [scope.rpartition("/")[2] for scope in found["scopes"]]
+    assert len(scopes) > 1
+    assert scopes[0].startswith("norm")
+    rows = geutil("ops", folder / "net", "--scope", next(iter(found["scopes"]))).out
+    assert len(rows.splitlines()) == next(iter(found["scopes"].values()))
+
+
+def test_inspect_tells_of_what_cannot_be_opened(geutil, tmp_path):
+    tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
+    said = geutil("inspect", tmp_path / "empty")
+    assert said.code == 0
+    assert "ops by scope: not known" in said.out
+    found = json.loads(geutil("inspect", tmp_path / "empty", "--json").out)
+    assert found["scopes"] is None
+
+
+@pytest.mark.parametrize("name", ["net", "net.pb", "net.pbtxt", "net.keras"])
+def test_every_format_is_read(geutil, formats, name):
+    assert geutil("ops", formats / name, "--type", "Conv2D").out.count("\n") == 1
+    found = json.loads(geutil("inspect", formats / name, "--json").out)
+    assert len(found["scopes"]) > 1
+    assert found["bytes_total"] > 1000
+    assert geutil("diff", formats / name, formats / name).code == 0
+    said = geutil("check", formats / "net", formats / name, "--samples", "1")
+    assert said.code == 0, said
+
+
+@pytest.fixture(scope="module")
+def formats(folder, tmp_path_factory):
+    """Return a directory with the model in every format that can be opened."""
+    place = tmp_path_factory.mktemp("formats")
+    network = tf.keras.Sequential(
+        [
+            tf.keras.Input([8, 8, 3], name="image"),
+            tf.keras.layers.Conv2D(4, 3, name="first"),
+            tf.keras.layers.GlobalAveragePooling2D(),
+            tf.keras.layers.Dense(5, name="last"),
+        ]
+    )
+    network.save(place / "net.keras")
+    model.open(network).save(place / "net")
+    for name in ("net.pb", "net.pbtxt"):
+        assert run(app, ["strip", str(place / "net"), "-o", str(place / name)]) == 0
+    return place
+
+
+def test_every_format_is_written(geutil, folder, tmp_path):
+    file = tmp_path / "net.tflite"
+    assert geutil("strip", folder / "net", "-o", file).code == 0
+    assert file.read_bytes()[4:8] == b"TFL3"
+    named = tmp_path / "odd.name"
+    said = geutil("strip", folder / "net", "-o", named, "--format", "pbtxt")
+    assert said.code == 0
+    assert named.read_text().startswith("node {")
 
 
 def test_ops_in_a_pipe_are_lines_with_tabs(geutil, folder):
@@ -124,6 +185,71 @@ def test_cut_rename_and_batch_size(geutil, folder, tmp_path):
     assert model.open(str(tmp_path / "three")).inputs["image"].shape[0] == 3
 
 
+def test_splice(geutil, folder, tmp_path):
+    m = model.open(str(folder / "net"))
+    relu = geutil("ops", folder / "net", "--type", "Relu").out.split("\t")[0]
+    m.cut(outputs={"half": relu}).save(tmp_path / "half")
+    said = geutil(
+        "splice",
+        folder / "net",
+        tmp_path / "half",
+        "-o",
+        tmp_path / "spliced",
+        "--replace",
+        f"{relu}=half",
+        "--feed",
+        "image=image",
+    )
+    assert said.code == 0, said
+    # The half that was put in is the one that it took the place of.
+    same = geutil("check", folder / "net", tmp_path / "spliced", "--samples", "1")
+    assert same.code == 0
+
+
+WRITING = [
+    ("cut", ["--input", "image"]),
+    ("rename", ["--to-signature", "other"]),
+    ("batch-size", ["3"]),
+]
+
+
+@pytest.mark.parametrize(("command", "options"), WRITING, ids=str)
+def test_what_was_written_as_json(geutil, folder, tmp_path, command, options):
+    target = tmp_path / "new"
+    said = geutil(command, folder / "net", *options, "-o", target, "--json")
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    assert told["path"] == str(target)
+    m = model.open(str(target))
+    assert told["signature"] == m.signature
+    (name,) = told["inputs"]
+    assert told["inputs"][name]["shape"] == m.inputs[name].shape.as_list()
+    assert told["inputs"][name]["dtype"] == "float32"
+
+
+REPORTING = ["strip", "fold", "quantize"]
+
+
+@pytest.mark.parametrize("command", REPORTING)
+def test_reports_as_json(geutil, folder, tmp_path, command):
+    said = geutil(command, folder / "net", "-o", tmp_path / "new", "--json")
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    if command == "fold":
+        assert [entry["layer_type"] for entry in told["folded"]] == ["Conv2D"]
+    if command == "quantize":
+        assert told["quantized"]["coverage"] == 1.0
+
+
+def test_a_model_takes_its_own_place(geutil, folder, tmp_path):
+    target = tmp_path / "net.pb"
+    assert geutil("strip", folder / "net", "-o", target).code == 0
+    assert geutil("rename", target, "--input", "image=x", "-o", target).code != 0
+    said = geutil("rename", target, "--input", "image=x", "-o", target, "--force")
+    assert said.code == 0
+    assert list(model.open(str(target)).inputs) == ["x"]
+
+
 def test_strip(geutil, folder, tmp_path):
     said = geutil("strip", folder / "net", "-o", tmp_path / "stripped")
     assert said.code == 0
@@ -149,3 +275,62 @@ def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
 def test_memory(geutil, folder):
     (plain, ours) = geutil("memory", folder / "net", "--batch", "4").out.splitlines()
     assert float(plain.split("\t")[1]) >= float(ours.split("\t")[1]) > 0
+    report = json.loads(geutil("memory", folder / "net", "--batch", "64", "--json").out)
+    assert report["plain_peak"] >= report["peak"] > 64 * 8 * 8 * 3 * 4
+
+
+def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
+    """A chain: of 16 layers some four have to be held, in the model as in its page."""
+    layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(16)]
+    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers])
+    model.open(network).save(tmp_path / "chain")
+    page = tmp_path / "chain.html"
+    said = geutil("memory", tmp_path / "chain", "--batch", "4096", "--html", page)
+    assert said.code == 0, said.err
+    peaks = [float(line.split("\t")[1]) for line in said.out.splitlines()]
+    assert peaks[1] < 0.7 * peaks[0]
+    text = page.read_text()
+    start = text.index('id="payload">') + len('id="payload">')
+    drawn = json.loads(text[start : text.index("</script>", start)])["memory"]
+    held = [max(line["bytes"]) / 1e6 for line in drawn["timelines"]]
+    assert held == pytest.approx(peaks, rel=1e-3)
+    again = geutil("memory", tmp_path / "chain", "--html", page)
+    assert again.code == 1
+    assert "--force" in again.err
+
+
+def test_view(geutil, folder, tmp_path):
+    page = tmp_path / "net.html"
+    said = geutil("view", folder / "net", "-o", page)
+    assert (said.code, said.out) == (0, "")
+    assert str(page) in said.err
+    assert "GlobalAverage" in page.read_text() or "Mean" in page.read_text()
+    assert geutil("view", folder / "net", "-o", page).code == 1
+    assert geutil("view", folder / "net", "-o", page, "--force").code == 0
+    assert geutil("view", folder / "net", "-o", tmp_path / "net.png").code == 1
+
+
+def test_pages_beside_results(geutil, folder, tmp_path):
+    for command, *more in (("fold",), ("quantize",)):
+        page, result = tmp_path / f"{command}.html", tmp_path / command
+        said = geutil(
+            command, folder / "net", "-o", result, "--html", page, "--json", *more
+        )
+        assert said.code == 0, said.err
+        json.loads(said.out)
+        assert page.exists()
+    page = tmp_path / "diff.html"
+    assert geutil("diff", folder / "net", tmp_path / "fold", "--html", page).code == 1
+    assert '"status":[' in page.read_text()
+
+
+def test_memory_of_open_sizes(geutil, tmp_path):
+    network = tf.keras.Sequential(
+        [tf.keras.Input([None, None, 3], name="image"), tf.keras.layers.Conv2D(4, 3)]
+    )
+    model.open(network).save(tmp_path / "open")
+    refused = geutil("memory", tmp_path / "open")
+    assert refused.code == 1
+    assert "--size image=" in refused.err
+    said = geutil("memory", tmp_path / "open", "--size", "image=8,8,3")
+    assert said.code == 0, said

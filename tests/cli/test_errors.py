@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.settings import needs_eager
@@ -21,7 +23,27 @@ def _refused(said, *words):
 
 
 def test_an_unknown_command(geutil):
-    _refused(geutil("nonsense"), "nonsense")
+    _refused(geutil("nonsense"), "nonsense", "see `geutil --help`")
+
+
+WRONG_USE = [
+    ["fold"],
+    ["fold", "net", "-o", "x", "--format", "png"],
+    ["fold", "net", "-o", "x", "--nonsense"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_USE, ids=" ".join)
+def test_wrong_use_points_to_the_help_of_the_command(geutil, arguments):
+    said = geutil(*arguments)
+    _refused(said, "see `geutil fold --help`")
+    assert said.code == 2
+
+
+def test_other_formats_are_not_read(geutil, tmp_path):
+    (tmp_path / "net.tflite").touch()
+    for command in ("inspect", "ops"):
+        _refused(geutil(command, tmp_path / "net.tflite"), "SavedModel directory")
 
 
 def test_nothing_there(geutil, tmp_path):
@@ -72,6 +94,121 @@ def test_data_that_is_none(geutil, folder, tmp_path):
         tmp_path / "data.npz",
     )
     _refused(said, "numpy.savez")
+
+
+DATA = {
+    "an array without a name": lambda file: np.save(file, np.zeros(3)),
+    "no whole archive": lambda file: file.write_bytes(b"PK\3\4 and no more"),
+}
+
+
+@pytest.mark.parametrize("write", DATA.values(), ids=DATA)
+def test_files_that_are_no_archives(geutil, folder, tmp_path, write):
+    (tmp_path / "data.npy").touch()
+    write(tmp_path / "data.npy")
+    said = geutil(
+        "check", folder / "net", folder / "net", "--data", tmp_path / "data.npy"
+    )
+    _refused(said, "numpy.savez")
+
+
+def test_data_that_do_not_fit_together(geutil, folder, tmp_path):
+    np.savez(tmp_path / "data.npz", image=np.zeros([2, 8, 8, 3]), other=np.zeros(3))
+    said = geutil(
+        "check", folder / "net", folder / "net", "--data", tmp_path / "data.npz"
+    )
+    _refused(said, "different numbers of samples")
+
+
+def test_no_data(geutil, folder, tmp_path):
+    pair = [folder / "net", folder / "net"]
+    _refused(geutil("check", *pair, "--data", tmp_path / "none"), "there is no data")
+    said = geutil("check", *pair, "--data", tmp_path)
+    _refused(said, "no .npz file", "numpy.savez")
+
+
+def test_an_empty_archive(geutil, folder, tmp_path):
+    np.savez(tmp_path / "data.npz")
+    arguments = [folder / "net", "-o", tmp_path / "x", "--data", tmp_path / "data.npz"]
+    _refused(geutil("quantize", *arguments), "empty")
+
+
+@pytest.mark.parametrize("size", ["0", "-3", "many"])
+def test_no_batch_size(geutil, folder, tmp_path, size):
+    said = geutil("batch-size", folder / "net", "-o", tmp_path / "x", "--", size)
+    _refused(said, "'any'")
+
+
+def test_nothing_to_rename(geutil, folder, tmp_path):
+    said = geutil("rename", folder / "net", "-o", tmp_path / "x")
+    _refused(said, "--to-signature")
+
+
+@pytest.mark.parametrize("size", ["8,8,3", "image=", "image=8,x"])
+def test_no_shape(geutil, folder, size):
+    _refused(geutil("memory", folder / "net", "--size", size), "input=8,8,3")
+
+
+def test_a_shape_for_no_input(geutil, folder):
+    _refused(geutil("memory", folder / "net", "--size", "x=8,8,3"), "['image']")
+
+
+def test_a_frozen_model_has_nothing_to_train(geutil, folder, tmp_path):
+    assert geutil("strip", folder / "net", "-o", tmp_path / "net.pb").code == 0
+    _refused(geutil("memory", tmp_path / "net.pb"), "frozen from")
+
+
+def test_a_wrong_regex(geutil, folder):
+    _refused(geutil("ops", folder / "net", "--regex", "("), "re.escape")
+
+
+@pytest.mark.parametrize("name", ["net", "net.pb", "net.pbtxt", "net.keras"])
+@pytest.mark.parametrize("command", ["inspect", "ops"])
+def test_damaged_files(geutil, tmp_path, command, name):
+    place = tmp_path / name
+    file = place / "saved_model.pb" if name == "net" else place
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"\xff\xfe nothing that anybody reads")
+    _refused(geutil(command, place))
+
+
+def test_outputs_that_do_not_match(geutil, folder, tmp_path):
+    cut = ["cut", folder / "net", "-o", tmp_path / "cut", "--to", "a=image"]
+    assert geutil(*cut, "--to", "b=image").code == 0
+    _refused(geutil("check", folder / "net", tmp_path / "cut"), "do not match")
+
+
+def test_a_failed_write_leaves_what_was_there(geutil, folder, tmp_path, monkeypatch):
+    target = tmp_path / "net.tflite"
+    target.write_bytes(b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    data = ["--data", folder / "data.npz", "--force"]
+    said = geutil("quantize", folder / "net", "-o", target, *data)
+    _refused(said, "No space left")
+    assert [p.name for p in tmp_path.iterdir()] == ["net.tflite"]
+    assert target.read_bytes() == b"old"
+
+
+def test_what_nobody_expected_names_the_way_to_find_out(geutil, folder, monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("first\nsecond")
+
+    monkeypatch.setattr("geutil.model.open", fail)
+    _refused(geutil("ops", folder / "net"), "KeyError", "--debug")
+
+
+def test_a_stop_is_no_error_to_trace(geutil, folder, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("geutil.model.open", stop)
+    said = geutil("ops", folder / "net")
+    assert said.code == 130
+    assert "Traceback" not in said.err
 
 
 def test_tracebacks_are_for_those_who_ask(geutil, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil import report
+from geutil import model, report
 from geutil.model.training.report import Stripped, StripReport
 from geutil.report.differences import ADDED, REMOVED, REWIRED
 from tests.report import samples
@@ -73,9 +73,18 @@ def test_changes_are_listed(compared):
     assert counts == "1 added, 1 removed, 1 rewired"
 
 
-def test_the_counts_are_those_of_the_difference(fold, mobilenet_folded, keep):
-    edited = mobilenet_folded
-    found = report.difference(edited.before.graph, edited.after.graph)
+def difference_of_files(edited, folder):
+    """Return what two models differ in after they are saved and opened."""
+    graphs = []
+    for name, side in (("before", edited.before), ("after", edited.after)):
+        side.save(folder / name)
+        graphs.append(model.open(folder / name).graph)
+    return report.difference(*graphs)
+
+
+def test_the_counts_are_those_of_the_difference(fold, mobilenet_folded, keep, tmp_path):
+    """Of what is run and saved: what the fold left behind in the graph is no part."""
+    found = difference_of_files(mobilenet_folded, tmp_path)
     fold.turn_to("changes")
     assert fold.page.locator(".changes h2 + p").inner_text() == (
         f"{len(found.added)} added, {len(found.removed)} removed, "
@@ -123,9 +132,8 @@ def test_closed_scopes_say_what_changed_in_them(compared):
     assert after["outer"] == borders(compared, AFTER)[":outer/right/soft"]
 
 
-def test_statuses_on_the_page_are_those_of_python(fold, mobilenet_folded):
-    edited = mobilenet_folded
-    found = report.difference(edited.before.graph, edited.after.graph)
+def test_statuses_on_the_page_are_those_of_python(fold, mobilenet_folded, tmp_path):
+    found = difference_of_files(mobilenet_folded, tmp_path)
     statuses = fold.page.evaluate(
         "() => window.geutil.drawings.map(({ graph }) => graph.data.status)"
     )

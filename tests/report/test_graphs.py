@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import networkx
 import pytest
 import tensorflow as tf
 
@@ -22,8 +23,8 @@ def read_by(data, place):
     ]
 
 
-def check_columns(data, graph):
-    ops = graph.get_operations()
+def check_columns(data, graph, without=()):
+    ops = [op for op in graph.get_operations() if op.name not in without]
     assert data["names"] == [op.name for op in ops]
     assert [data["typeNames"][t] for t in data["types"]] == [op.type for op in ops]
     assert [data["deviceNames"][d] for d in data["devices"]] == [
@@ -42,7 +43,22 @@ def test_columns_say_what_the_graph_does():
 
 
 def test_columns_of_a_network(mobilenet_folded):
-    check_columns(drawn(mobilenet_folded.after), mobilenet_folded.after.graph)
+    check_columns(drawn(mobilenet_folded.before), mobilenet_folded.before.graph)
+
+
+def test_what_an_edit_left_behind_is_counted_and_not_drawn(mobilenet_folded):
+    """A folded norm leaves its layer, its product and its sum; all are unread."""
+    m = mobilenet_folded.after
+    graph, data = m.graph, drawn(m)
+    edges = networkx.DiGraph()
+    for op in graph.get_operations():
+        edges.add_node(op.name)
+        edges.add_edges_from((t.op.name, op.name) for t in op.inputs)
+    ends = ["predictions", "side_effects"]
+    reached = set(ends).union(*(networkx.ancestors(edges, end) for end in ends))
+    left = set(edges) - reached
+    check_columns(data, graph, without=left)
+    assert data["leftOut"] == len(left) == 3 * 52
 
 
 def test_shapes_and_types_of_outputs():

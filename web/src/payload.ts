@@ -27,6 +27,8 @@ export interface GraphData {
   ends: Record<number, string>;
   /** Graphs of the page that an op calls, by the op. */
   calls: Record<number, string[]>;
+  /** How many ops of the graph are not drawn: what no output of the model needs. */
+  leftOut: number;
   /** What became of each op; absent where nothing is compared. */
   status?: number[];
 }

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from geutil.cli.files import CommandError, check_target, named, read_model, write_model
-from geutil.cli.options import As, Force, Inputs, Json, Signature, Source, Target
-from geutil.cli.output import show, working
+from geutil.cli.files import (
+    CommandError,
+    check_source,
+    check_target,
+    named,
+    read_model,
+    write_model,
+)
+from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
+from geutil.cli.output import show, show_written, working
+from geutil.cli.pages import check_page, write_page
 
 Pairs = Annotated[
     list[str] | None,
@@ -31,20 +40,23 @@ def cut(
     signature: Signature = None,
     form: As = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Cut a part out of a model, between some tensors."""
     if not inputs and not outputs:
         raise CommandError("say where to cut: pass --input or --to")
+    starts, ends = named(inputs), named(outputs)
+    check_source(path)
     check_target(output, force)
-    model = read_model(path, signature).cut(named(inputs), named(outputs))
+    model = read_model(path, signature).cut(starts, ends)
     write_model(model, output, form, force)
-    print(f"{model!r} -> {output}")
+    show_written(model, output, as_json=as_json)
 
 
 def splice(
     path: Source,
     other: Annotated[
-        str, typer.Argument(help="The model that is put in.", show_default=False)
+        Path, typer.Argument(help="The model that is put in.", show_default=False)
     ],
     output: Target,
     replace: Annotated[
@@ -64,16 +76,17 @@ def splice(
     signature: Signature = None,
     form: As = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
-    from pathlib import Path
-
+    replaced, fed = _pairs(replace), _pairs(feed)
+    check_source(path)
+    check_source(other)
     check_target(output, force)
     model = read_model(path, signature)
-    donor = read_model(Path(other))
-    spliced = model.splice(donor, _pairs(replace), _pairs(feed))
+    spliced = model.splice(read_model(other), replaced, fed)
     write_model(spliced, output, form, force)
-    print(f"{spliced!r} -> {output}")
+    show_written(spliced, output, as_json=as_json)
 
 
 def rename(
@@ -94,34 +107,44 @@ def rename(
     signature: Signature = None,
     form: As = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
+    taken, given = _pairs(inputs) or None, _pairs(outputs) or None
+    if not (taken or given or to_signature):
+        raise CommandError("say what to rename: --input, --result or --to-signature")
+    check_source(path)
     check_target(output, force)
     model = read_model(path, signature)
-    renamed = model.rename(
-        _pairs(inputs) or None, _pairs(outputs) or None, to_signature
-    )
+    renamed = model.rename(taken, given, to_signature)
     write_model(renamed, output, form, force)
-    print(f"{renamed!r} -> {output}")
+    show_written(renamed, output, as_json=as_json)
 
 
 def batch_size(
     path: Source,
-    size: Annotated[str, typer.Argument(help="A number, or 'any'.")],
+    size: Annotated[
+        str,
+        typer.Argument(
+            help="A number, or 'any'.", autocompletion=lambda incomplete: ["any"]
+        ),
+    ],
     output: Target,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Change the batch size of a model, and prove the result by running it."""
-    if size != "any" and not size.isdigit():
+    if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
+    check_source(path)
     check_target(output, force)
     model = read_model(path, signature)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
     write_model(changed, output, form, force)
-    print(f"{changed!r} -> {output}")
+    show_written(changed, output, as_json=as_json)
 
 
 def strip(
@@ -137,8 +160,11 @@ def strip(
     as_json: Json = False,
 ) -> None:
     """Take out of a model what serves training alone."""
+    check_source(path)
     check_target(output, force)
-    stripped = read_model(path, signature).strip_training(keep=keep or ())
+    model = read_model(path, signature)
+    with working("stripping"):
+        stripped = model.strip_training(keep=keep or ())
     write_model(stripped, output, form, force)
     show(stripped.strip_report, as_json=as_json)
 
@@ -152,20 +178,28 @@ def fold(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
     ] = False,
+    html: Html = None,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
+    check_source(path)
+    check_target(output, force)
+    check_page(html, force)
+    model = read_model(path, signature)
+    from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
-    check_target(output, force)
-    model = read_model(path, signature)
     with working("folding"):
-        report = fold_batch_norms(model, scope=scope, strict=strict)
+        folds = fold_batch_norms(model, scope=scope, strict=strict)
     write_model(model, output, form, force)
-    show(report, as_json=as_json)
+    if html is not None:
+        before = read_model(path, signature)
+        title = f"{path.absolute().name}, batch norms folded"
+        write_page(html, lambda: report.diff(before, model, title=title, report=folds))
+    show(folds, as_json=as_json)
 
 
 def _pairs(values: list[str] | None) -> dict[str, str]:

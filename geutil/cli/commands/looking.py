@@ -4,41 +4,62 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import typer
 
-from geutil.cli.files import read_model
+from geutil.cli.files import check_source, read_model
 from geutil.cli.options import Json, Signature, Source
 from geutil.cli.output import plain, show, show_rows, working
+from geutil.cli.starting import start_tensorflow
 
 _SHOWN = 12
 
 
 def inspect(path: Source, as_json: Json = False) -> None:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size."""
+    check_source(path)
+    start_tensorflow()
     import geutil.model
 
     with working(f"reading {path.name}"):
         found = geutil.model.inspect(str(path))
+    if not as_json:
+        print(found)
+    try:
+        names = [op.name for op in read_model(path).graph.get_operations()]
+        scopes, unknown = _scopes(names), ""
+    except geutil.model.ModelError as error:
+        scopes, unknown = None, str(error)
     if as_json:
-        show({**plain(found), "scopes": _scopes(path)}, as_json=True)
+        show({**plain(found), "scopes": scopes}, as_json=True)
+    else:
+        print("\n".join(_shown(scopes, unknown)))
+
+
+def _scopes(names: Iterable[str]) -> dict[str, int]:
+    """Return how many ops each scope holds, the largest first.
+
+    The scopes are those of the first depth that has several.
+    """
+    paths = [name.split("/")[:-1] for name in names if "/" in name]
+    counts: Counter[str] = Counter()
+    for depth in range(1, max(map(len, paths), default=0) + 1):
+        counts = Counter("/".join(path[:depth]) for path in paths)
+        if len(counts) > 1:
+            break
+    return dict(counts.most_common())
+
+
+def _shown(scopes: dict[str, int] | None, unknown: str) -> Iterator[str]:
+    if scopes is None:
+        yield f"ops by scope: not known, since the model cannot be opened: {unknown}"
         return
-    print(found)
-    scopes = _scopes(path)
-    if scopes:
-        print(f"ops by scope: {len(scopes)} scope(s)")
-        for scope, count in list(scopes.items())[:_SHOWN]:
-            print(f"  {scope}: {count}")
-        if len(scopes) > _SHOWN:
-            print(f"  and {len(scopes) - _SHOWN} more")
-
-
-def _scopes(path: Any) -> dict[str, int]:
-    """Return how many ops each outermost scope holds, the largest first."""
-    model = read_model(path)
-    names = (op.name for op in model.graph.get_operations() if "/" in op.name)
-    return dict(Counter(name.partition("/")[0] for name in names).most_common())
+    yield f"ops by scope: {len(scopes)} scope(s)"
+    yield from (f"  {name}: {n}" for name, n in list(scopes.items())[:_SHOWN])
+    if len(scopes) > _SHOWN:
+        yield f"  and {len(scopes) - _SHOWN} more (all of them with --json)"
 
 
 def ops(
@@ -56,6 +77,8 @@ def ops(
     as_json: Json = False,
 ) -> None:
     """List the ops of a model, one a line: name, type, shapes of the results."""
+    check_source(path)
+    start_tensorflow()
     from geutil.graph.names import is_in_scope
     from geutil.select import make_regex
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from geutil.cli.files import (
+    Batches,
     CommandError,
+    check_source,
     check_target,
-    read_batches,
+    format_of,
     read_model,
     write_bytes,
     write_model,
@@ -20,13 +23,15 @@ from geutil.cli.options import (
     Data,
     Force,
     Format,
+    Html,
     Json,
     Method,
     Signature,
     Source,
     Target,
 )
-from geutil.cli.output import plain, show, working
+from geutil.cli.output import counted, plain, show, working
+from geutil.cli.pages import check_page, write_page
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 
@@ -35,7 +40,7 @@ def quantize(
     path: Source,
     output: Target,
     data: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             help="Data to calibrate with: a .npz file, or a directory of them.",
             show_default=False,
@@ -58,6 +63,7 @@ def quantize(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if an op stays float that need not.")
     ] = False,
+    html: Html = None,
     signature: Signature = None,
     form: As = None,
     force: Force = False,
@@ -67,25 +73,25 @@ def quantize(
 
     Batch norms are folded first.
     """
-    from pathlib import Path
-
-    from geutil.batchnorm import fold_batch_norms
-    from geutil.quantize import calibrate, to_int8
-    from geutil.quantize import quantize as insert
-
+    check_source(path)
     check_target(output, force)
-    to_file = form is Format.tflite or (form is None and output.suffix == ".tflite")
-    if to_file and data is None:
+    check_page(html, force)
+    batches = None if data is None else Batches(data, batch)
+    if format_of(output, form) is Format.tflite and batches is None:
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
     model = read_model(path, signature)
+    from geutil import report
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize import quantize as insert
+
     reports: dict[str, object] = {}
     if not keep_norms:
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
     with working("quantizing"):
-        reports["quantized"] = insert(
+        reports["quantized"] = inserted = insert(
             model,
             is_training=False,
             weight_bits=weight_bits,
@@ -94,20 +100,22 @@ def quantize(
             overrides=dict.fromkeys(skip or (), "skip"),
             strict=strict,
         )
-    if data is not None:
-        batches = read_batches(Path(data), batch)
-        reports["calibrated"] = calibrate(model, batches, method.value)
-    if to_file:
-        with working("converting"):
-            blob = to_int8(model)
-        write_bytes(blob, output)
-    else:
-        write_model(model, output, form, force)
+    if batches is not None:
+        reports["calibrated"] = _calibrated(model, batches, method)
+    _write(model, output, form, force)
+    if html is not None:
+        before = read_model(path, signature)
+        title = f"{path.absolute().name}, quantized"
+        write_page(
+            html, lambda: report.diff(before, model, title=title, report=inserted)
+        )
     if as_json:
-        show({name: plain(report) for name, report in reports.items()}, as_json=True)
+        told = {name: plain(report) for name, report in reports.items()}
+        told["quantized"]["coverage"] = inserted.coverage
+        show(told, as_json=True)
     else:
-        for report in reports.values():
-            print(report)
+        for made in reports.values():
+            print(made)
 
 
 def calibrate(
@@ -122,16 +130,29 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
+    check_source(path)
+    check_target(output, force)
+    batches = Batches(data, batch)
+    model = read_model(path, signature)
+    report = _calibrated(model, batches, method)
+    _write(model, output, form, force)
+    show(report, as_json=as_json)
+
+
+def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
     from geutil.quantize import calibrate as set_ranges
+
+    given = counted(batches, "calibrating", len(batches))
+    return set_ranges(model, given, method.value, progress=False)
+
+
+def _write(model: Any, output: Path, form: Format | None, force: bool) -> None:
+    """Write a model, or its int8 file."""
+    if format_of(output, form) is not Format.tflite:
+        write_model(model, output, form, force)
+        return
     from geutil.quantize import to_int8
 
-    check_target(output, force)
-    model = read_model(path, signature)
-    report = set_ranges(model, read_batches(data, batch), method.value)
-    if form is Format.tflite or (form is None and output.suffix == ".tflite"):
-        with working("converting"):
-            blob = to_int8(model)
-        write_bytes(blob, output)
-    else:
-        write_model(model, output, form, force)
-    show(report, as_json=as_json)
+    with working("converting"):
+        blob = to_int8(model)
+    write_bytes(blob, output)

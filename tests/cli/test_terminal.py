@@ -1,0 +1,148 @@
+"""What is shown on a terminal, and that a pipe gets none of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from geutil.cli.output import counted, working
+from tests.cli.processes import COMMAND, environment, run
+from tests.settings import needs_eager
+
+pty = pytest.importorskip("pty", reason="needs a Unix terminal")
+pytestmark = [needs_eager]
+
+
+@contextmanager
+def terminal():
+    """Give a file that is a terminal, and a list with what was written to it."""
+    main, other = pty.openpty()
+    said = []
+
+    def read():
+        while True:
+            try:
+                said.append(os.read(main, 65536).decode())
+            except OSError:  # all who could write have closed it
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with os.fdopen(other, "w") as file:
+            yield file, said
+    finally:
+        reader.join(10)
+        os.close(main)
+
+
+def shown(said):
+    return "".join(said)
+
+
+def test_a_bar_counts(monkeypatch):
+    with terminal() as (file, said), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
+    assert "calibrating" in shown(said)
+    assert "3/3" in shown(said)
+
+
+def test_an_error_ends_the_bar(monkeypatch):
+    def items():
+        yield 1
+        raise OSError
+
+    with terminal() as (file, said), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        with pytest.raises(OSError):
+            list(counted(items(), "calibrating", 3))
+    hidden, shown_again = "\x1b[?25l", "\x1b[?25h"
+    assert shown(said).rindex(shown_again) > shown(said).rindex(hidden)
+
+
+def test_what_has_no_total_shows_the_time(monkeypatch):
+    with terminal() as (file, said), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        with working("opening net"):
+            pass
+    assert "opening net" in shown(said)
+    assert "0:00:0" in shown(said)
+
+
+def test_without_a_terminal_nothing_is_shown(capsys):
+    with working("opening net"):
+        assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path):
+    arguments = ["quantize", folder / "net", "-o", tmp_path / "q", "--json"]
+    arguments += ["--data", folder / "data.npz", "--batch", "2"]
+    with terminal() as (file, said):
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            env=environment(TERM="xterm", COLUMNS="100"),
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, shown(said)
+    assert json.loads(done.stdout)["calibrated"]["batches"] == 3
+    for step in ("starting TensorFlow", "opening net", "folding", "3/3", "writing q"):
+        assert step in shown(said)
+    assert "oneDNN" not in shown(said)
+
+
+def test_a_pipe_gets_the_result_alone(folder, tmp_path):
+    file = tmp_path / "net.tflite"
+    arguments = ["-o", file, "--data", folder / "data.npz"]
+    # Wishes for colours are for terminals.
+    done = run("quantize", folder / "net", *arguments, FORCE_COLOR="1")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "coverage 1.000" in done.stdout
+
+
+def test_who_reads_may_leave(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [*COMMAND, "ops", str(folder / "net")],
+            env=environment(),
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_tensorflow_says_when_it_does_not_start_is_shown(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "import os\n"
+        "os.write(2, b'no such instruction\\n')\n"
+        "raise ImportError('broken')\n"
+    )
+    (tmp_path / "net.pb").touch()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{COMMAND[-1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ops", str(tmp_path / "net.pb")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    said, error = done.stderr.splitlines()
+    assert said == "no such instruction"
+    assert error.startswith("geutil: ImportError: broken")

@@ -1,0 +1,84 @@
+"""The notebooks run from top to bottom, and are stored as they were written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SECONDS_FOR_A_CELL = 600
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """A kernel of this very Python, whatever kernels are installed."""
+    for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "this Python",
+        "language": "python",
+    }
+    folder = tmp_path / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+    specs = KernelSpecManager(
+        kernel_dirs=[str(folder.parent)], ensure_native_kernel=False
+    )
+    return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.stem for path in paths]
+
+
+def test_there_are_three():
+    assert names(NOTEBOOKS) == ["int8", "memory", "surgery"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebook_runs(path, kernel, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        km=kernel,
+        timeout=SECONDS_FOR_A_CELL,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+    counts = [c.execution_count for c in notebook.cells if c.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebook_is_stored_without_results(path):
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert [cell.outputs for cell in code] == [[]] * len(code)
+    assert {cell.execution_count for cell in code} == {None}
+    assert all(cell.metadata == {} for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebook_checks_what_it_shows(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert sum("assert " in source for source in code) >= len(code) / 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebook_is_in_the_list(path):
+    listed = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert f"examples/notebooks/{path.name}" in listed

@@ -1,0 +1,145 @@
+"""The site builds without a warning, shows every public name, and needs no network."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).parents[2]
+
+PACKAGES = [
+    "geutil.batchnorm",
+    "geutil.edit",
+    "geutil.gradients",
+    "geutil.gradients.tape",
+    "geutil.graph",
+    "geutil.match",
+    "geutil.memory",
+    "geutil.model",
+    "geutil.quantize",
+    "geutil.report",
+    "geutil.reroute",
+    "geutil.select",
+    "geutil.subgraph",
+    "geutil.transform",
+    "geutil.transform.rewrite",
+    "geutil.transform.rewrite.rules",
+    "geutil.util",
+]
+SUBPACKAGES = {"rules"}
+ALIASES = {"ph", "sgv", "sgv_scope", "__version__"}
+"""Names of `geutil` that stand for documented ones, or need no page."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return the built site: a warning would have ended it."""
+    place = tmp_path_factory.mktemp("site")
+    config = load_config(
+        str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(place / "site")
+    )
+    build(config)
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def documented(site):
+    """Return the names in the inventory of the reference."""
+    blob = (site / "objects.inv").read_bytes()
+    compressed = blob.split(b"\n", 4)[4]
+    lines = zlib.decompress(compressed).decode().splitlines()
+    return {line.split()[0] for line in lines}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(documented, package):
+    for name in set(importlib.import_module(package).__all__) - SUBPACKAGES:
+        # A module of the same name hides it from what reads the sources.
+        hidden = f"{package}.{name}.{name}"
+        assert f"{package}.{name}" in documented or hidden in documented, name
+
+
+def test_every_public_package_is_looked_at():
+    import geutil as ge
+
+    packages = {n for n in ge.__all__ if inspect.ismodule(getattr(ge, n))}
+    assert {f"geutil.{name}" for name in packages} <= set(PACKAGES)
+
+
+def test_every_public_name_of_the_package_is_in_the_reference(documented):
+    import geutil as ge
+
+    packages = {n for n in ge.__all__ if inspect.ismodule(getattr(ge, n))}
+    last_parts = {name.rpartition(".")[2] for name in documented}
+    assert set(ge.__all__) - ALIASES - packages <= last_parts
+
+
+def test_every_error_is_in_the_reference(documented):
+    from geutil import errors
+
+    raised = {name for name in vars(errors) if name.endswith("Error")}
+    assert {f"geutil.errors.{name}" for name in raised} <= documented
+
+
+def test_every_option_of_every_command_is_in_the_reference(site):
+    import typer
+
+    from geutil.cli.app import app
+
+    page = (site / "reference" / "commands" / "index.html").read_text()
+    group = typer.main.get_command(app)
+    assert group.commands
+    for name, command in group.commands.items():
+        section = page.partition(f'<h2 id="geutil-{name}">')[2].partition("<h2 ")[0]
+        assert section, name
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                for option in parameter.opts:
+                    assert f"<code>{option}" in section, f"{name} {option}"
+
+
+def test_the_navigation_lists_every_page():
+    listed = set(_pages(load_config(str(ROOT / "mkdocs.yml"))["nav"]))
+    there = {
+        page.relative_to(ROOT / "docs").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+    }
+    assert there <= listed
+    assert listed - there == {"changelog.md", "contributing.md", "licence.md"}
+
+
+def _pages(entries):
+    for entry in entries:
+        if isinstance(entry, dict):
+            (entry,) = entry.values()
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from _pages(entry)
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(https?:|//)"
+        r"|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|icon)[^>]*href=[\"']?(https?:|//)"
+    )
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        assert not loads.search(page.read_text(encoding="utf-8")), page
+
+
+def test_the_changelog_is_shown_and_not_copied(site):
+    page = (site / "changelog" / "index.html").read_text()
+    assert "The graph editor for TensorFlow 2.16" in page
+    assert not (ROOT / "docs" / "changelog.md").exists()

@@ -1,0 +1,1 @@
+"""Checks of the project that are no tests."""
