@@ -2,23 +2,23 @@
 
 import cytoscape, { type Core, type NodeSingular } from "cytoscape";
 
-import { element, button, plural } from "./dom";
+import { element } from "./dom";
 import { elementsOf, labelOf } from "./elements";
+import { begin, fit } from "./framing";
 import { Graph } from "./graph";
 import { Layered, type Point } from "./layered";
 import { layOut } from "./layout";
 import type { GraphData } from "./payload";
 import { Hierarchy, type Item } from "./scopes";
 import { STYLE } from "./style";
+import { toolbar } from "./toolbar";
+import { update } from "./updating";
 import { Choice, visibleOf } from "./visible";
 
-export type Chosen = { drawing: Drawing; item: Item } | null;
+/** Classes of the moment, which are given anew to what is drawn. */
+const PASSING = "chosen near marked";
 
-/** The zoom at which labels are read with ease, and the least at which they are. */
-const READABLE = 0.8;
-const LEGIBLE = 0.5;
-/** Pixels around the whole of a drawing. */
-const MARGIN = 24;
+export type Chosen = { drawing: Drawing; item: Item } | null;
 
 export class Drawing {
   readonly graph: Graph;
@@ -42,7 +42,7 @@ export class Drawing {
     this.hierarchy = new Hierarchy(this.graph);
     this.choice = new Choice(this.graph, this.graph.size === data.parameters.length);
     const canvas = element("div", { className: "canvas" });
-    this.panel = element("section", { className: "drawing" }, this.heading(), canvas);
+    this.panel = element("section", { className: "drawing" }, toolbar(this), canvas);
     this.panel.setAttribute("aria-label", `graph ${title}`);
     this.core = cytoscape({
       container: canvas,
@@ -61,7 +61,7 @@ export class Drawing {
   start(): void {
     this.core.resize();
     this.draw();
-    this.fit();
+    begin(this.core);
   }
 
   /** Opens or closes a scope, and tells so: as a person asks for it. */
@@ -89,42 +89,25 @@ export class Drawing {
       waiting.push(...at.children);
     }
     this.draw();
-    this.fit();
+    begin(this.core);
   }
 
   closeAll(): void {
     this.hierarchy.close(this.hierarchy.root);
     this.hierarchy.begin();
     this.draw();
-    this.fit();
+    begin(this.core);
   }
 
   fit(): void {
-    this.core.fit(undefined, MARGIN);
-    if (this.core.zoom() >= READABLE) {
-      this.core.zoom(Math.min(this.core.zoom(), 1.2));
-      this.core.center();
-      return;
-    }
-    // A long network would be a thread: begin at its top, large enough to read.
-    const box = this.core.elements().boundingBox();
-    const whole = (this.core.width() - 2 * MARGIN) / box.w;
-    const zoom = Math.min(READABLE, Math.max(whole, LEGIBLE));
-    this.core.zoom(zoom);
-    this.core.pan({
-      x: this.core.width() / 2 - ((box.x1 + box.x2) / 2) * zoom,
-      y: MARGIN - box.y1 * zoom,
-    });
+    fit(this.core);
   }
 
   /** Shows an op or scope: opens what is around it, and moves there. */
   show(item: Item): void {
-    let changed = this.hierarchy.reveal(item);
-    if (!this.choice.shows(item)) {
-      this.setParameters(true);
-      changed = true;
-    }
-    if (changed || this.core.getElementById(item.key).empty()) this.draw();
+    const changed = this.hierarchy.reveal(item);
+    if (!this.choice.shows(item)) this.setParameters(true);
+    else if (changed || this.core.getElementById(item.key).empty()) this.draw();
     const node = this.core.getElementById(item.key);
     this.core.stop();
     this.core.zoom(Math.max(this.core.zoom(), 0.8));
@@ -148,31 +131,15 @@ export class Drawing {
     this.remark();
   }
 
+  get parameters(): boolean {
+    return this.choice.parameters;
+  }
+
+  /** Shows or hides weights and constants. */
   setParameters(shown: boolean): void {
     this.choice.parameters = shown;
     this.panel.querySelector<HTMLInputElement>("input.parameters")!.checked = shown;
-  }
-
-  private heading(): HTMLElement {
-    const box = element("input", {
-      type: "checkbox",
-      className: "parameters",
-      checked: this.choice.parameters,
-      onchange: () => {
-        this.choice.parameters = box.checked;
-        this.draw();
-      },
-    });
-    return element(
-      "header",
-      {},
-      element("strong", { textContent: this.title }),
-      element("span", { className: "dim", textContent: plural(this.graph.size, "op") }),
-      element("label", { title: "ops that hold or read weights and constants" }, box, "weights"),
-      button("fit", () => this.fit(), "show all of the drawing"),
-      button("open all", () => this.openAll()),
-      button("close all", () => this.closeAll()),
-    );
+    this.draw();
   }
 
   private listen(): void {
@@ -199,10 +166,8 @@ export class Drawing {
     const visible = visibleOf(this.hierarchy, this.choice);
     const labels = (item: Item): string => labelOf(item, this.graph);
     const layout = layOut(visible, this.hierarchy.root, labels, this.layered);
-    this.core.batch(() => {
-      this.core.elements().remove();
-      this.core.add(elementsOf(visible, layout, this.graph));
-    });
+    this.core.elements().removeClass(PASSING);
+    update(this.core, elementsOf(visible, layout, this.graph));
     this.remark();
     this.select(this.chosen);
   }

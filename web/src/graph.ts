@@ -50,8 +50,14 @@ export class Graph {
     return this.byName.get(name);
   }
 
-  /** The ops with a name, or in a scope with it. */
+  /** The ops with a name, or in a scope with it; of a function, also behind its name. */
   within(name: string): number[] {
+    const found = this.withinOwn(name);
+    const own = `${this.data.label}/`;
+    return found.length || !name.startsWith(own) ? found : this.withinOwn(name.slice(own.length));
+  }
+
+  private withinOwn(name: string): number[] {
     const op = this.byName.get(name);
     if (op !== undefined) return [op];
     const start = `${name}/`;

@@ -2,9 +2,10 @@
 
 import { details, type Surroundings } from "./details";
 import { Drawing, type Chosen } from "./drawing";
-import { element, plural } from "./dom";
+import { element } from "./dom";
 import { graphLegend } from "./legend";
-import { ADDED, SAME, type GraphData, type Payload, type ReportRow } from "./payload";
+import type { Payload, ReportRow } from "./payload";
+import { graphPicker } from "./picker";
 import { changesPanel, reportPanel } from "./rows";
 import type { Item } from "./scopes";
 import { searchPanel, type Match } from "./search";
@@ -49,7 +50,7 @@ class GraphPage {
       },
       rows: payload.report?.rows ?? [],
     };
-    this.picker = this.graphPicker();
+    this.picker = graphPicker(payload.graphs, this.sides, (number) => this.switchTo(number));
     this.side.setAttribute("aria-label", "details");
     const stage = element("div", { className: "stage" }, this.row, graphLegend(payload.kind));
     if (payload.graphs.length > this.sides) {
@@ -112,6 +113,7 @@ class GraphPage {
 
   private switchTo(number: number): void {
     const isNew = !this.made.has(this.places(number)[0]);
+    if (this.places(number)[0] === this.shown[0]) return;
     this.shown = this.places(number);
     this.row.replaceChildren(...this.drawings.map((drawing) => drawing.panel));
     this.picker.selectedIndex = number;
@@ -154,9 +156,9 @@ class GraphPage {
 
   /** Rings all that a line of the report is about, and goes to its first op. */
   private showRow(row: ReportRow): void {
-    const names = this.namesHere(row);
+    this.switchTo(this.numberOf(row));
     const told = this.drawings.map((drawing) => {
-      const ops = names.flatMap((name) => drawing.graph.within(name));
+      const ops = row.names.flatMap((name) => drawing.graph.within(name));
       drawing.mark(ops);
       if (ops.length) drawing.show(drawing.hierarchy.itemOf(ops[0]));
       return { drawing, op: ops[0] };
@@ -166,37 +168,13 @@ class GraphPage {
     if (last) this.tellOf(last.drawing, last.drawing.hierarchy.itemOf(last.op));
   }
 
-  /** The names of a line; those of a function begin with its name, and lead into it. */
-  private namesHere({ names }: ReportRow): string[] {
-    const { graphs } = this.payload;
-    const index = graphs.findIndex(
+  /** Which graphs a line is about: names of what is in a function begin with its name. */
+  private numberOf({ names }: ReportRow): number {
+    const index = this.payload.graphs.findIndex(
       ({ label }, at) => at >= this.sides && names.some((name) => name.startsWith(`${label}/`)),
     );
-    this.switchTo(Math.max(0, Math.floor(index / this.sides)));
-    if (index < 0) return names;
-    const start = graphs[index].label.length + 1;
-    return names.map((name) => name.slice(start));
+    return Math.max(0, Math.floor(index / this.sides));
   }
-
-  private graphPicker(): HTMLSelectElement {
-    const picker = element("select", { className: "graphs" });
-    picker.setAttribute("aria-label", "graph");
-    const { graphs } = this.payload;
-    for (let at = 0; at < graphs.length; at += this.sides) {
-      picker.append(element("option", {}, choiceOf(graphs.slice(at, at + this.sides), at === 0)));
-    }
-    picker.onchange = () => this.switchTo(picker.selectedIndex);
-    return picker;
-  }
-}
-
-/** What the picker calls one graph, or two that are compared: where to look for changes. */
-function choiceOf([graph, other]: GraphData[], isFirst: boolean): string {
-  if (!other) return graph.label;
-  const changes =
-    (graph.status ?? []).filter((status) => status !== SAME).length +
-    (other.status ?? []).filter((status) => status === ADDED).length;
-  return `${isFirst ? "the model" : other.label} (${plural(changes, "change")})`;
 }
 
 /** The item of the same name on the other side. */
