@@ -56,7 +56,8 @@ def steps():
 def chromium():
     """Return a browser; without one, skip the test, or fail it where CI runs."""
     missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-    found = os.environ.get(EXECUTABLE) or shutil.which("chromium")
+    places = (shutil.which(name) for name in ("chromium", "chromium-browser"))
+    found = os.environ.get(EXECUTABLE) or next(filter(None, places), None)
     if not found:
         missing(
             "needs Chromium: install your system's package (on Debian, 'apt-get "
