@@ -1,7 +1,8 @@
 """Makes the pictures of the README and of the documentation: `make docs-images`.
 
-Pages of `geutil.report` are opened in Chromium and photographed: a batch norm before
-and after folding, and a training step of ResNet50 as it is and with checkpoints.
+Pages of `geutil.report` are opened in Chromium and photographed: MobileNetV2 before and
+after FakeQuant ops are inserted, and a training step of ResNet50 as it is and with
+checkpoints.
 """
 
 from __future__ import annotations
@@ -22,25 +23,21 @@ from examples.training import step_of
 from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
 from geutil.memory import predict
+from geutil.quantize import quantize
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-SIZE = {"width": 1280, "height": 620}
+SIZE = {"width": 1280, "height": 680}
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-_OPEN = """() => {
-  for (const drawing of window.geutil.drawings) drawing.openAll();
-}"""
 
 
-def fold_page() -> report.Page:
-    """Draw a layer with a batch norm, before and after the norm is folded."""
-    layers = tf.keras.layers
-    image = tf.keras.Input([32, 32, 3], name="image")
-    x = layers.Conv2D(8, 3, use_bias=False, name="conv")(image)
-    x = layers.BatchNormalization(name="norm")(x)
-    network = tf.keras.Model(image, layers.ReLU(name="relu")(x), name="network")
+def int8_page() -> report.Page:
+    """Draw MobileNetV2 before and after FakeQuant ops are inserted."""
+    network = tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3))
     before, after = model.open(network), model.open(network)
-    folds = fold_batch_norms(after)
-    return report.diff(before, after, title="A batch norm, folded", report=folds)
+    fold_batch_norms(before)
+    fold_batch_norms(after)
+    inserted = quantize(after, is_training=False)
+    return report.diff(before, after, title="MobileNetV2, quantized", report=inserted)
 
 
 def memory_page() -> report.Page:
@@ -53,15 +50,13 @@ def memory_page() -> report.Page:
     return report.memory(*sides, title="ResNet50, a training step, 16 x 224 px")
 
 
-def photograph(browser: Any, page: report.Page, name: str, script: str = "") -> Path:
-    """Open a page, let a script arrange it, and write a picture of it."""
+def photograph(browser: Any, page: report.Page, name: str) -> Path:
+    """Open a page, and write a picture of it."""
     with tempfile.TemporaryDirectory() as folder:
         file = page.save(Path(folder) / "page.html")
         opened = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
         opened.goto(file.as_uri())
         opened.wait_for_selector("body[data-ready]")
-        if script:
-            opened.evaluate(script)
         opened.wait_for_timeout(500)
         path = IMAGES / name
         opened.screenshot(path=path)
@@ -71,13 +66,13 @@ def photograph(browser: Any, page: report.Page, name: str, script: str = "") -> 
 
 def main() -> int:
     """Write the pictures."""
-    chromium = shutil.which("chromium")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("there is no chromium; install it with `make browser`", file=sys.stderr)
         return 1
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
-        print(photograph(browser, fold_page(), "fold.png", _OPEN))
+        print(photograph(browser, int8_page(), "int8.png"))
         print(photograph(browser, memory_page(), "memory.png"))
         browser.close()
     return 0
