@@ -19,6 +19,7 @@ def graph_data(
     ends: Mapping[str, str],
     pages: Mapping[str, str],
     ops: Iterable[Operation] | None = None,
+    left_out: int = 0,
 ) -> dict[str, Any]:
     """Return a graph, or some ops of it, as the viewer takes it.
 
@@ -28,6 +29,7 @@ def graph_data(
         ends: what to call an op that is an end of the model, by the op's name.
         pages: for a function that can be shown, the label of its graph.
         ops: the ops to show; None shows all.
+        left_out: how many ops are not shown because nothing runs them.
 
     Returns:
         The columns; see `GraphData` in web/src/payload.ts.
@@ -55,7 +57,7 @@ def graph_data(
         "parameters": [places[name] for name in parameters],
         "ends": {places[n]: text for n, text in ends.items() if n in places},
         "calls": _calls(listed, pages),
-        "leftOut": len(graph.get_operations()) - len(listed),
+        "leftOut": left_out,
     }
 
 

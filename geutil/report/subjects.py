@@ -25,6 +25,7 @@ class Subject:
         ops: the ops of it to draw; None for all. Of a model, those that it runs.
         ends: what to call ops that are ends of the model, by their names.
         bodies: the functions that its ops call.
+        left_out: how many ops of a model are not drawn, since it does not run them.
     """
 
     label: str
@@ -32,12 +33,13 @@ class Subject:
     ops: tuple[Operation, ...] | None = None
     ends: Mapping[str, str] = field(default_factory=dict)
     bodies: tuple[Subject, ...] = ()
+    left_out: int = 0
 
     def data(self) -> list[dict[str, Any]]:
         """Return the graph and its functions as the viewer takes them."""
         pages = {body.label: body.label for body in self.bodies}
         return [
-            graph_data(one.label, one.graph, one.ends, pages, one.ops)
+            graph_data(one.label, one.graph, one.ends, pages, one.ops, one.left_out)
             for one in (self, *self.bodies)
         ]
 
@@ -53,12 +55,14 @@ def subject_of(value: object, label: str = "") -> Subject:
             Subject(name, body.graph, None, _ends(body))
             for name, body in value.functions.items()
         )
+        ops = tuple(value.reached_ops())
         return Subject(
-            label or value.signature,
-            value.graph,
-            tuple(value.reached_ops()),
-            _ends(value),
-            bodies,
+            label=label or value.signature,
+            graph=value.graph,
+            ops=ops,
+            ends=_ends(value),
+            bodies=bodies,
+            left_out=len(value.graph.get_operations()) - len(ops),
         )
     if isinstance(value, SubGraphView):
         return Subject(label or "selection", value.graph, tuple(value.ops))
