@@ -82,7 +82,7 @@ def _known(name: str, shape: Any, batch: int, given: dict[str, list[int]]) -> li
     """Return the sizes of an input, with the batch size where the first is open."""
     if name in given:
         return [batch, *given[name]]
-    sizes = [None] if shape.rank is None else shape.as_list()
+    sizes: list[Any] = [None] if shape.rank is None else shape.as_list()
     filled = [sizes[0] or batch, *sizes[1:]] if shape.rank else sizes
     if None in filled:
         raise CommandError(
