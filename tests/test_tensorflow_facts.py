@@ -147,3 +147,28 @@ def test_grappler_adds_in_the_order_of_names(disabled):
         value, (c, b, a) = session.run((total, terms), feed)
     assert np.any((c + b) + a != (a + b) + c)
     np.testing.assert_array_equal(value, (c + b) + a if disabled else (a + b) + c)
+
+
+@pytest.mark.parametrize("order", ["read first", "added first"])
+def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
+    # geutil.gradients.chance says what follows. Here a control edge decides; without
+    # one it is left to chance, also with deterministic ops.
+    with tf.Graph().as_default() as graph:
+        fed = [v1.placeholder(tf.float32, [64]) for _ in range(2)]
+        x, y = (tf.sin(tensor) for tensor in fed)
+        total = tf.raw_ops.AddN(inputs=[x, x, y])
+        other = tf.exp(y)
+        first, second = (
+            (other.op, total.op) if order == "read first" else (total.op, other.op)
+        )
+        second._add_control_input(first)
+    config = v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    a, b = (np.linspace(start, 7.0, 64, dtype=np.float32) for start in (0.0, 1.0))
+    with v1.Session(graph=graph, config=config) as session:
+        feed = dict(zip(fed, (a, b), strict=True))
+        value, _ = session.run((total, other), feed)
+        a, b = session.run((x, y), feed)
+    assert np.any((a + a) + b != (b + a) + a)
+    expected = (b + a) + a if order == "read first" else (a + a) + b
+    np.testing.assert_array_equal(value, expected)

@@ -40,8 +40,10 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.rounding`). Otherwise the backward pass also runs in an order
-    that holds little, and adds gradients up as they come: rounded like TensorFlow's as
+    (see `geutil.gradients.rounding`), and as far as `tf.gradients` repeats itself: the
+    order in which TensorFlow adds three or more tensors can be left to chance (see
+    `geutil.gradients.chance`). Otherwise the backward pass also runs in an order that
+    holds little, and adds gradients up as they come: rounded like TensorFlow's as
     Grappler leaves it by default, and to 1e-6 without Grappler or under XLA, unless
     what is differentiated makes more of a rounding than that.
 

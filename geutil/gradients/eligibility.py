@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, is_reference
 from geutil.graph.plain_gradients import in_version_1_control_flow, is_stateful
+from geutil.graph.xla import is_compiled_by_xla
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
 """Types of ops whose outputs are there all the time."""
@@ -38,4 +40,19 @@ def why_kept(op: Operation) -> str | None:
         return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
         return "it belongs to a loop or conditional of version 1"
+    if is_determinism_enabled() and is_left_to_chance(op):
+        return "the order in which it adds is left to chance"
     return None
+
+
+def is_left_to_chance(op: Operation) -> bool:
+    """Tell whether TensorFlow may add up an op's inputs in one order or another.
+
+    See `geutil.gradients.chance`. XLA has an order of its own, always the same.
+    """
+    return (
+        op.type == "AddN"
+        and len(op.inputs) > 2
+        and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
+        and not is_compiled_by_xla(op.graph)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from geutil.gradients.chance import hold_for_sums
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.prediction import StepProgram
@@ -47,14 +48,16 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
         readers = readers_of(plan.step)
         delays = ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays)
+        delayed = [
+            (op, gate)
+            for segment, gate in zip(plan.segments, delays.gates, strict=True)
+            for op in segment.ops
+        ]
+        hold_for_sums(plan.step, readers, delayed)
         keep_apart(
             plan.step,
             readers,
-            (
-                (op, copies.transformed(op), gate)
-                for segment, gate in zip(plan.segments, delays.gates, strict=True)
-                for op in segment.ops
-            ),
+            ((op, copies.transformed(op), gate) for op, gate in delayed),
         )
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))

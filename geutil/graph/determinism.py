@@ -6,5 +6,9 @@ from tensorflow.python.framework import config
 
 
 def is_determinism_enabled() -> bool:
-    """Tell whether `tf.config.experimental.enable_op_determinism` was called."""
+    """Tell whether `tf.config.experimental.enable_op_determinism` was called.
+
+    TensorFlow does not keep the promise for sums of three or more (`AddN`) whose terms
+    other ops read too: in what order it adds depends on which ops have run.
+    """
     return bool(config.is_op_determinism_enabled())

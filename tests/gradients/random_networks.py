@@ -111,10 +111,8 @@ class Network:
 
 
 @st.composite
-def networks(
-    draw: st.DrawFn, max_layers: int = 14, without: tuple[str, ...] = ()
-) -> Network:
-    kinds = sorted(LAYERS.keys() - set(without))
+def networks(draw: st.DrawFn, max_layers: int = 14) -> Network:
+    kinds = sorted(LAYERS)
     layers = []
     for number in range(draw(st.integers(2, max_layers))):
         kind = draw(st.sampled_from(kinds))
