@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from geutil.graph.kinds import Graph, Operation
+    from geutil.graph.kinds import Operation
+from geutil.report.pairs import pairs_of
+from geutil.report.subjects import Subject, subject_of
 
 _SHOWN = 20
 
@@ -74,22 +76,60 @@ class GraphDifference:
                 yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
 
 
-def difference(graph: Graph, other: Graph) -> GraphDifference:
-    """Return what two graphs differ in.
+def difference(before: Any, after: Any) -> GraphDifference:
+    """Return what two graphs differ in, or two models with the functions they call.
+
+    Ops are told by their names. What a model does not run is left out, and names of
+    what is in the body of a function begin with the function's, and a slash.
+
+    Args:
+        before: a `Model`, a `tf.Graph`, a `SubGraphView` or a `ConcreteFunction`.
+        after: likewise.
+
+    Raises:
+        ArgumentTypeError: one of the two is nothing that has a graph.
 
     Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import report
+        >>> with tf.Graph().as_default() as before:
+        ...     x = tf.ones([2], name="x")
+        >>> with tf.Graph().as_default() as after:
+        ...     y = tf.tanh(tf.ones([2], name="x"), name="y")
+        >>> print(report.difference(before, after))
+        1 op(s) the same, 1 added, 0 removed, 0 rewired
+        + y (Tanh)
     """
-    ours = {op.name: op for op in graph.get_operations()}
-    theirs = {op.name: op for op in other.get_operations()}
+    (main, *functions) = pairs_of(subject_of(before), subject_of(after))
+    parts = [_difference(*main, "")]
+    parts += [_difference(a, b, f"{b.label}/") for a, b in functions]
+    return GraphDifference(
+        tuple(entry for part in parts for entry in part.added),
+        tuple(entry for part in parts for entry in part.removed),
+        tuple(entry for part in parts for entry in part.rewired),
+        sum(part.common for part in parts),
+    )
+
+
+def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
+    ours = {op.name: op for op in before.drawn_ops()}
+    theirs = {op.name: op for op in after.drawn_ops()}
     both = [name for name in ours if name in theirs]
     changed = [
-        Rewired(name, theirs[name].type, _reads(ours[name]), _reads(theirs[name]))
+        Rewired(
+            f"{scope}{name}",
+            theirs[name].type,
+            _reads(ours[name]),
+            _reads(theirs[name]),
+        )
         for name in both
         if _differ(ours[name], theirs[name])
     ]
     return GraphDifference(
-        tuple((n, op.type) for n, op in theirs.items() if n not in ours),
-        tuple((n, op.type) for n, op in ours.items() if n not in theirs),
+        tuple((f"{scope}{n}", op.type) for n, op in theirs.items() if n not in ours),
+        tuple((f"{scope}{n}", op.type) for n, op in ours.items() if n not in theirs),
         tuple(changed),
         len(both) - len(changed),
     )

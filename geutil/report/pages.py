@@ -163,14 +163,10 @@ def _timelines(plain: object, saving: object) -> list[Timeline]:
 def _compared(before: Subject, after: Subject) -> list[dict[str, Any]]:
     """Return the graphs of two subjects, with what became of each op."""
     graphs = [side.data()[0] for side in (before, after)]
-    for graph, status in zip(graphs, statuses(_ops(before), _ops(after)), strict=True):
+    both = statuses(before.drawn_ops(), after.drawn_ops())
+    for graph, status in zip(graphs, both, strict=True):
         graph["status"] = status
     return graphs
-
-
-def _ops(subject: Subject) -> list[Any]:
-    ops = subject.graph.get_operations() if subject.ops is None else subject.ops
-    return list(ops)
 
 
 def _graph_page(

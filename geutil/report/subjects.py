@@ -35,6 +35,10 @@ class Subject:
     bodies: tuple[Subject, ...] = ()
     left_out: int = 0
 
+    def drawn_ops(self) -> list[Operation]:
+        """Return the ops to draw, in order."""
+        return list(self.graph.get_operations() if self.ops is None else self.ops)
+
     def data(self) -> list[dict[str, Any]]:
         """Return the graph and its functions as the viewer takes them."""
         pages = {body.label: body.label for body in self.bodies}

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import geutil as ge
-from geutil import report
+from geutil import model, report
+from geutil.errors import ArgumentTypeError
 from geutil.report.differences import ADDED, REMOVED, REWIRED, SAME, statuses
 from tests.random_graphs import drawn_graphs
 from tests.report import samples
@@ -127,3 +129,24 @@ def test_the_same_graph_twice_has_no_difference():
     assert report.difference(graph, graph).is_empty
     for data in report.diff(graph, graph).payload["graphs"]:
         assert set(data["status"]) == {SAME}
+
+
+def test_bodies_of_functions_are_compared(flow, tmp_path):
+    """The file opened twice is the same; an op replaced in a loop's body is not."""
+    flow.save(tmp_path / "flow")
+    first, second = (model.open(tmp_path / "flow", inline=False) for _ in range(2))
+    assert report.difference(first, second).is_empty
+    name = next(name for name in second.functions if "body" in name)
+    graph = second.functions[name].graph
+    (relu,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Relu")
+    with graph.as_default():
+        ge.reroute_ts(tf.tanh(relu.op.inputs[0], name="squashed"), relu)
+    found = report.difference(first, second)
+    (body,) = (name for name in second.functions if "body" in name)
+    assert found.added == ((f"{body}/squashed", "Tanh"),)
+    assert [entry.op.startswith(f"{body}/") for entry in found.rewired] == [True]
+
+
+def test_what_is_no_graph_is_refused():
+    with pytest.raises(ArgumentTypeError, match="Model"):
+        report.difference(samples.nested(), "net")

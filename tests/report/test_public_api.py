@@ -15,7 +15,7 @@ NAMES = """
 SIGNATURES = """
 diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str] =
     (before, after), report: object = None) -> Page
-difference(graph: Graph, other: Graph) -> GraphDifference
+difference(before: Any, after: Any) -> GraphDifference
 memory(plain: Any, saving: Any = None, *, title: str | None = None, report: object =
     None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page

@@ -30,7 +30,7 @@ def diff(
     theirs = read_model(other, signature)
     from geutil import report
 
-    found = report.difference(ours.graph, theirs.graph)
+    found = report.difference(ours, theirs)
     if html is not None:
         labels = (path.name, other.name)
         write_page(html, lambda: report.diff(ours, theirs, labels=labels))
