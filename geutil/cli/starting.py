@@ -1,7 +1,7 @@
 """Starts TensorFlow when a command needs it, and not before.
 
 Importing it takes seconds, and its C++ part writes to stderr while it starts, whatever
-its logging is set to.
+its logging is set to; that of older releases also while it converts to TFLite.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ def start_tensorflow() -> None:
     """Import TensorFlow; what it says is told only if that fails."""
     if "tensorflow" in sys.modules:
         return
-    with working("starting TensorFlow"), _held_back():
+    with working("starting TensorFlow"), held_back(told_after_errors=True):
         import tensorflow  # noqa: F401
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """Hold back what is written to the process's stderr; show it after an error."""
+def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
+    """Hold back what TensorFlow's C++ part writes to the process's stderr."""
     with tempfile.TemporaryFile() as held:
         kept = os.dup(_STDERR)
         os.dup2(held.fileno(), _STDERR)
         try:
             yield
         except BaseException:
-            held.seek(0)
-            os.write(kept, held.read())
+            if told_after_errors:
+                held.seek(0)
+                os.write(kept, held.read())
             raise
         finally:
             os.dup2(kept, _STDERR)

@@ -32,6 +32,7 @@ from geutil.cli.options import (
 )
 from geutil.cli.output import counted, plain, show, working
 from geutil.cli.pages import check_page, write_page
+from geutil.cli.starting import held_back
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 
@@ -153,6 +154,6 @@ def _write(model: Any, output: Path, form: Format | None, force: bool) -> None:
         return
     from geutil.quantize import to_int8
 
-    with working("converting"):
+    with working("converting"), held_back():
         blob = to_int8(model)
     write_bytes(blob, output)
