@@ -1,6 +1,6 @@
 """Pages for people to look at: graphs, differences, reports and memory, in one file."""
 
-from geutil.report.differences import GraphDifference, Rewired, difference
+from geutil.report.differences import Altered, GraphDifference, Rewired, difference
 from geutil.report.page import Page
 from geutil.report.pages import diff, memory, view
 
@@ -12,4 +12,5 @@ __all__ = [
     "difference",
     "GraphDifference",
     "Rewired",
+    "Altered",
 ]

@@ -13,6 +13,7 @@ _ELEMENTS = 16
 """Constants with more elements are described by dtype and shape alone."""
 _LETTERS = 200
 _ITEMS = 12
+_GIVEN_ANEW = {"container", "debug_name", "shared_name"}
 _HIDDEN = {"_class", "_output_shapes", "_gradient_op_type"}
 """What says nothing to a reader that is not shown elsewhere."""
 
@@ -30,6 +31,29 @@ def attributes_of(op: Operation) -> dict[str, str]:
         for name in sorted(attributes)
         if name not in _HIDDEN
     }
+
+
+def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
+    """Return the names of the attributes in which two ops of one type differ.
+
+    Names that TensorFlow gives anew each time (of variables, of functions) are no
+    difference, nor is what begins with an underscore.
+
+    Cost: linear in the bytes of the attributes, constants among them.
+    """
+    ours, theirs = op.node_def.attr, other.node_def.attr
+    return tuple(
+        name
+        for name in sorted({*ours, *theirs})
+        if not name.startswith("_")
+        and name not in _GIVEN_ANEW
+        and not _names_functions(ours[name])
+        and ours[name] != theirs[name]
+    )
+
+
+def _names_functions(value: Any) -> bool:
+    return value.HasField("func") or bool(value.list.func)
 
 
 def called_functions(op: Operation) -> list[str]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geutil.graph.kinds import Operation
+from geutil.report.attributes import altered_attributes
 from geutil.report.pairs import pairs_of
 from geutil.report.subjects import Subject, subject_of
 
 _SHOWN = 20
 
-SAME, ADDED, REMOVED, REWIRED = range(4)
+SAME, ADDED, REMOVED, REWIRED, ALTERED = range(5)
 """What became of an op, as the viewer numbers it."""
 
 
@@ -35,6 +36,21 @@ class Rewired:
 
 
 @dataclass(frozen=True)
+class Altered:
+    """An op of both graphs that reads the same and has other attributes.
+
+    Attributes:
+        op: its name.
+        op_type: its type.
+        attributes: the names of those that differ; of a constant, "value".
+    """
+
+    op: str
+    op_type: str
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class GraphDifference:
     """What two graphs differ in; ops are told by their names.
 
@@ -43,25 +59,29 @@ class GraphDifference:
         removed: those that the first alone has.
         rewired: those that read something else, or are of another type.
         common: how many ops are the same.
+        altered: those that read the same and have other attributes, constants with
+            other values among them.
     """
 
     added: tuple[tuple[str, str], ...]
     removed: tuple[tuple[str, str], ...]
     rewired: tuple[Rewired, ...]
     common: int
+    altered: tuple[Altered, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the graphs are the same."""
-        return not (self.added or self.removed or self.rewired)
+        return not (self.added or self.removed or self.rewired or self.altered)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        altered = f", {len(self.altered)} altered" if self.altered else ""
         yield (
             f"{self.common} op(s) the same, {len(self.added)} added, "
-            f"{len(self.removed)} removed, {len(self.rewired)} rewired"
+            f"{len(self.removed)} removed, {len(self.rewired)} rewired{altered}"
         )
         added = [f"+ {name} ({kind})" for name, kind in self.added]
         removed = [f"- {name} ({kind})" for name, kind in self.removed]
@@ -70,7 +90,11 @@ class GraphDifference:
             f"{', '.join(entry.after)}"
             for entry in self.rewired
         ]
-        for lines in (added, removed, rewired):
+        others = [
+            f"! {entry.op} ({entry.op_type}): {', '.join(entry.attributes)}"
+            for entry in self.altered
+        ]
+        for lines in (added, removed, rewired, others):
             yield from lines[:_SHOWN]
             if len(lines) > _SHOWN:
                 yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
@@ -80,7 +104,8 @@ def difference(before: Any, after: Any) -> GraphDifference:
     """Return what two graphs differ in, or two models with the functions they call.
 
     Ops are told by their names. What a model does not run is left out, and names of
-    what is in the body of a function begin with the function's, and a slash.
+    what is in the body of a function begin with the function's, and a slash. Values of
+    variables are no part of a graph.
 
     Args:
         before: a `Model`, a `tf.Graph`, a `SubGraphView` or a `ConcreteFunction`.
@@ -110,28 +135,30 @@ def difference(before: Any, after: Any) -> GraphDifference:
         tuple(entry for part in parts for entry in part.removed),
         tuple(entry for part in parts for entry in part.rewired),
         sum(part.common for part in parts),
+        tuple(entry for part in parts for entry in part.altered),
     )
 
 
 def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
     ours = {op.name: op for op in before.drawn_ops()}
     theirs = {op.name: op for op in after.drawn_ops()}
-    both = [name for name in ours if name in theirs]
-    changed = [
-        Rewired(
-            f"{scope}{name}",
-            theirs[name].type,
-            _reads(ours[name]),
-            _reads(theirs[name]),
-        )
-        for name in both
-        if _differ(ours[name], theirs[name])
+    both = [(op, theirs[name]) for name, op in ours.items() if name in theirs]
+    rewired = [
+        Rewired(f"{scope}{other.name}", other.type, _reads(op), _reads(other))
+        for op, other in both
+        if _is_rewired(op, other)
+    ]
+    altered = [
+        Altered(f"{scope}{other.name}", other.type, names)
+        for op, other in both
+        if not _is_rewired(op, other) and (names := altered_attributes(op, other))
     ]
     return GraphDifference(
         tuple((f"{scope}{n}", op.type) for n, op in theirs.items() if n not in ours),
         tuple((f"{scope}{n}", op.type) for n, op in ours.items() if n not in theirs),
-        tuple(changed),
-        len(both) - len(changed),
+        tuple(rewired),
+        len(both) - len(rewired) - len(altered),
+        tuple(altered),
     )
 
 
@@ -142,7 +169,7 @@ def statuses(
 
     Returns:
         For each op of the first, and for each of the second: `SAME`, `ADDED`,
-        `REMOVED` or `REWIRED`.
+        `REMOVED`, `REWIRED` or `ALTERED`.
 
     Cost: linear in ops and edges.
     """
@@ -153,7 +180,9 @@ def statuses(
         other = elsewhere.get(op.name)
         if other is None:
             return alone
-        return REWIRED if _differ(op, other) else SAME
+        if _is_rewired(op, other):
+            return REWIRED
+        return ALTERED if altered_attributes(op, other) else SAME
 
     return (
         [status(op, theirs, REMOVED) for op in ops],
@@ -161,7 +190,7 @@ def statuses(
     )
 
 
-def _differ(op: Operation, other: Operation) -> bool:
+def _is_rewired(op: Operation, other: Operation) -> bool:
     return op.type != other.type or _reads(op) != _reads(other)
 
 

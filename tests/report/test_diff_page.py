@@ -115,7 +115,9 @@ def test_changed_ops_have_the_colours_of_the_legend(compared):
     marks = compared.page.locator("footer.legend i")
     shown = marks.evaluate_all("(all) => all.map((one) => one.style.background)")
     wanted = [f"rgb({', '.join(rgb(c))})" for c in (added, removed, rewired)]
-    assert shown == wanted
+    assert shown[:3] == wanted
+    names = compared.page.locator("footer.legend span:has(i)").all_inner_texts()
+    assert names == ["added", "removed", "rewired", "altered"]
 
 
 def rgb(colour):
@@ -291,3 +293,18 @@ def test_bodies_are_compared(browse, flow, keep):
     headings = page.page.locator("section.drawing header strong").all_inner_texts()
     assert [text.partition(":")[0] for text in headings] == ["before", "after"]
     keep(page, "bodies")
+
+
+def test_altered_attributes_are_shown(browse):
+    def graph(alpha):
+        with tf.Graph().as_default() as made:
+            tf.nn.leaky_relu(tf.ones([2], name="x"), alpha=alpha, name="leaky")
+        return made
+
+    page = browse(report.diff(graph(0.25), graph(0.5)))
+    page.turn_to("changes")
+    assert changes(page) == [("altered", "leaky", "LeakyRelu")]
+    counts = page.page.locator(".changes h2 + p").inner_text()
+    assert counts == "0 added, 0 removed, 0 rewired, 1 altered"
+    page.page.locator(".changes").get_by_role("button", name="leaky").click()
+    assert 'alpha in "before" 0.25' in page.details

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import geutil as ge
 from geutil import model, report
 from geutil.errors import ArgumentTypeError
-from geutil.report.differences import ADDED, REMOVED, REWIRED, SAME, statuses
+from geutil.report.differences import ADDED, ALTERED, REMOVED, REWIRED, SAME, statuses
 from tests.random_graphs import drawn_graphs
 from tests.report import samples
 
@@ -150,3 +150,40 @@ def test_bodies_of_functions_are_compared(flow, tmp_path):
 def test_what_is_no_graph_is_refused():
     with pytest.raises(ArgumentTypeError, match="Model"):
         report.difference(samples.nested(), "net")
+
+
+def strided(strides, value):
+    """Return a convolution with some strides, and a constant."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1, 8, 8, 1], "x")
+        kernel = tf.constant(value, shape=[3, 3, 1, 1], name="kernel")
+        tf.nn.conv2d(x, kernel, strides, "SAME", name="conv")
+        tf.Variable(1.0, name="v")
+    return graph
+
+
+def test_other_attributes_and_constants_are_told():
+    found = report.difference(strided(1, 2.0), strided(2, 3.0))
+    assert [(a.op, a.attributes) for a in found.altered] == [
+        ("kernel", ("value",)),
+        ("conv", ("strides",)),
+    ]
+    assert not found.is_empty
+    assert not (found.added or found.removed or found.rewired)
+    assert str(found).splitlines()[1:] == [
+        "! kernel (Const): value",
+        "! conv (Conv2D): strides",
+    ]
+    ours, theirs = strided(1, 2.0), strided(2, 3.0)
+    for graph in report.diff(ours, theirs).payload["graphs"]:
+        assert graph["status"].count(ALTERED) == 2
+
+
+def test_one_graph_made_twice_has_no_difference():
+    assert report.difference(strided(1, 2.0), strided(1, 2.0)).is_empty
+
+
+def test_a_fold_alters_no_attribute(mobilenet_folded):
+    assert not report.difference(
+        mobilenet_folded.before, mobilenet_folded.after
+    ).altered

@@ -10,7 +10,7 @@ from geutil import report
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    GraphDifference Page Rewired diff difference memory view
+    Altered GraphDifference Page Rewired diff difference memory view
 """
 SIGNATURES = """
 diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str] =

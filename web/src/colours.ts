@@ -1,11 +1,12 @@
 // Colours by what an op does, told apart by the colour-blind, too (after Okabe and Ito).
 
-import { ADDED, REMOVED, REWIRED } from "./payload";
+import { ADDED, ALTERED, REMOVED, REWIRED } from "./payload";
 
 export const STATUS_COLOURS: Record<number, string> = {
   [ADDED]: "#009e73",
   [REMOVED]: "#d55e00",
   [REWIRED]: "#cc79a7",
+  [ALTERED]: "#0072b2",
 };
 
 const KINDS: [string, string, RegExp][] = [

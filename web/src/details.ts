@@ -95,7 +95,7 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
   return made;
 }
 
-/** What an op reads in the other graph, if that differs. */
+/** What an op reads in the other graph, and its attributes there, if they differ. */
 function before(drawing: Drawing, op: number, around: Surroundings): HTMLElement[] {
   const other = around.other(drawing);
   const counterpart = other?.graph.find(drawing.graph.name(op));
@@ -104,8 +104,15 @@ function before(drawing: Drawing, op: number, around: Surroundings): HTMLElement
     graph.inputs(at).map((read) => `${graph.name(read.op)}:${read.output}`);
   const here = reads(drawing.graph, op);
   const there = reads(other.graph, counterpart);
-  if (here.join() === there.join()) return [];
-  return [line(`reads in "${other.title}"`, there.join(", ") || "nothing")];
+  const lines: HTMLElement[] = [];
+  if (here.join() !== there.join()) {
+    lines.push(line(`reads in "${other.title}"`, there.join(", ") || "nothing"));
+  }
+  const ours = drawing.graph.data.attributes[op];
+  for (const [name, text] of Object.entries(other.graph.data.attributes[counterpart])) {
+    if (ours[name] !== text) lines.push(line(`${name} in "${other.title}"`, text));
+  }
+  return lines;
 }
 
 function reportOf(drawing: Drawing, item: Item, rows: ReportRow[]): HTMLElement[] {

@@ -5,7 +5,7 @@ import type { ElementDefinition } from "cytoscape";
 import { colourOf, STATUS_COLOURS } from "./colours";
 import type { Graph } from "./graph";
 import { boxOf, headingOf, type Layout } from "./layout";
-import { ADDED, REMOVED, REWIRED, SAME } from "./payload";
+import { ADDED, ALTERED, REMOVED, REWIRED, SAME } from "./payload";
 import type { Item } from "./scopes";
 import type { Visible, VisibleEdge } from "./visible";
 
@@ -57,6 +57,7 @@ function changesText(item: Item): string {
     [ADDED, "+"],
     [REMOVED, "−"],
     [REWIRED, "~"],
+    [ALTERED, "!"],
   ];
   return signs
     .filter(([status]) => item.changes[status])
@@ -70,7 +71,7 @@ function border(item: Item, graph: Graph): string {
     const status = graph.status(item.op);
     return status === SAME ? "#8a94a6" : STATUS_COLOURS[status];
   }
-  for (const status of [REMOVED, ADDED, REWIRED]) {
+  for (const status of [REMOVED, ADDED, REWIRED, ALTERED]) {
     if (item.changes[status]) return STATUS_COLOURS[status];
   }
   return "#8a94a6";

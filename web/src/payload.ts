@@ -4,7 +4,8 @@ export const SAME = 0;
 export const ADDED = 1;
 export const REMOVED = 2;
 export const REWIRED = 3;
-export const STATUS_NAMES = ["same", "added", "removed", "rewired"];
+export const ALTERED = 4;
+export const STATUS_NAMES = ["same", "added", "removed", "rewired", "altered"];
 
 /** A graph in columns: entry i of each belongs to op i. */
 export interface GraphData {

@@ -2,7 +2,7 @@
 
 import type { Drawing } from "./drawing";
 import { element, link } from "./dom";
-import { ADDED, REMOVED, REWIRED, STATUS_NAMES, type ReportData } from "./payload";
+import { ADDED, ALTERED, REMOVED, REWIRED, STATUS_NAMES, type ReportData } from "./payload";
 import type { ReportRow } from "./payload";
 import type { Match } from "./search";
 
@@ -66,12 +66,14 @@ export function changesPanel(drawings: Drawing[], show: (match: Match) => void):
     for (let op = 0; op < graph.size; op++) {
       const status = graph.status(op);
       // An op that both have is listed once, as it is after.
-      if (status === REMOVED || (side > 0 && (status === ADDED || status === REWIRED))) {
+      if (status === REMOVED || (side > 0 && [ADDED, REWIRED, ALTERED].includes(status))) {
         changed.push({ drawing, op, status });
       }
     }
   });
-  const counts = [ADDED, REMOVED, REWIRED].map(
+  const counted = [ADDED, REMOVED, REWIRED];
+  if (changed.some((change) => change.status === ALTERED)) counted.push(ALTERED);
+  const counts = counted.map(
     (status) =>
       `${changed.filter((c) => c.status === status).length} ${STATUS_NAMES[status]}`,
   );

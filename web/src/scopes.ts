@@ -2,7 +2,7 @@
 // common where a scope holds more than a person wants to see at once.
 
 import type { Graph } from "./graph";
-import { SAME } from "./payload";
+import { SAME, STATUS_NAMES } from "./payload";
 
 export interface Item {
   /** What it is known by: the path of a scope, or the name of an op behind a colon. */
@@ -127,7 +127,7 @@ export class Hierarchy {
 }
 
 function item(key: string, label: string, kind: Item["kind"], parent: Item | null): Item {
-  const rest = { children: [], op: -1, ops: [], changes: [0, 0, 0, 0], open: false };
+  const rest = { children: [], op: -1, ops: [], changes: STATUS_NAMES.map(() => 0), open: false };
   return { key, label, kind, parent, ...rest };
 }
 
