@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,10 @@ def kernel(tmp_path, monkeypatch):
     specs = KernelSpecManager(
         kernel_dirs=[str(folder.parent)], ensure_native_kernel=False
     )
-    return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    yield manager
+    # The client only stops kernels of its own.
+    run_sync(manager.shutdown_kernel)(now=True)
 
 
 def names(paths: list[Path]) -> list[str]:
