@@ -52,7 +52,7 @@ Body.remove_output(self, name: str) -> None
 PROPERTIES = ["assets", "functions", "graph", "signatures", "variables"]
 # For tools that are built on models: they are documented, and may still change.
 FOR_TOOLS = """
-    concrete_function derived holdings opened_signatures program rebuilt
+    concrete_function derived holdings opened_signatures program reached_ops rebuilt
     unopened_signatures
 """
 CLASSES = {"Model": model.Model, "Body": model.Body}
