@@ -14,7 +14,7 @@ RAISES = "Raises:"
 # Public in the sources, for other modules of geutil, and of no use to anybody else.
 HIDDEN = {
     "model.model.Model": """
-        concrete_function derived holdings opened_signatures program rebuilt
+        concrete_function derived holdings opened_signatures program reached_ops rebuilt
         unopened_signatures
     """,
     "model.functions.bodies.Body": """
