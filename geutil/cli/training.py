@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.cli.files import CommandError
 from geutil.gradients import Report, explain, gradients
+from geutil.graph.importing import capture
 from geutil.memory import Timeline, predict
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
@@ -84,7 +85,7 @@ class TrainingStep:
         Inside a call there is nothing that gradients could recompute.
         """
         inner, graph = self._function.graph, tf.compat.v1.get_default_graph()
-        captured = [graph.capture(t) for t in self._function.captured_inputs]
+        captured = [capture(graph, t) for t in self._function.captured_inputs]
         placeholders = {placeholder.op.name for placeholder in inner.inputs}
         _, info = copy_with_input_replacements(
             [op for op in inner.get_operations() if op.name not in placeholders],

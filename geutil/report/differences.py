@@ -143,16 +143,14 @@ def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
     ours = {op.name: op for op in before.drawn_ops()}
     theirs = {op.name: op for op in after.drawn_ops()}
     both = [(op, theirs[name]) for name, op in ours.items() if name in theirs]
-    rewired = [
-        Rewired(f"{scope}{other.name}", other.type, _reads(op), _reads(other))
-        for op, other in both
-        if _is_rewired(op, other)
-    ]
-    altered = [
-        Altered(f"{scope}{other.name}", other.type, names)
-        for op, other in both
-        if not _is_rewired(op, other) and (names := altered_attributes(op, other))
-    ]
+    rewired: list[Rewired] = []
+    altered: list[Altered] = []
+    for op, other in both:
+        name, kind = f"{scope}{other.name}", other.type
+        if _is_rewired(op, other):
+            rewired.append(Rewired(name, kind, _reads(op), _reads(other)))
+        elif attributes := altered_attributes(op, other):
+            altered.append(Altered(name, kind, attributes))
     return GraphDifference(
         tuple((f"{scope}{n}", op.type) for n, op in theirs.items() if n not in ours),
         tuple((f"{scope}{n}", op.type) for n, op in ours.items() if n not in theirs),

@@ -62,10 +62,11 @@ def diff(
     labels: Sequence[str] = ("before", "after"),
     report: object = None,
 ) -> Page:
-    """Draw two graphs side by side, with what was added, removed and rewired coloured.
+    """Draw two graphs side by side, with what differs coloured.
 
-    Ops are told by their names, as `difference` does. Of models, the functions that
-    their graphs call are compared as well.
+    That is what was added, removed, rewired or altered in its attributes. Ops are told
+    by their names, as `difference` does. Of models, the functions that their graphs
+    call are compared as well.
 
     Args:
         before: what `view` takes.

@@ -8,8 +8,10 @@ from typing import Any
 
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
+from geutil.memory.text import megabytes
 from geutil.model.training.report import StripReport
 from geutil.quantize import CalibrationReport, QuantizeReport
+from geutil.quantize.calibration.calibrating import range_text
 from geutil.transform.rewrite import RewriteReport
 
 
@@ -125,19 +127,24 @@ def _(report: GradientReport) -> Rows:
         Row("recomputed", True, r.name, f"{r.op_type}, segment {r.segment}", (r.name,))
         for r in report.recomputed
     ]
-    summary = [line for line in str(report).splitlines()[:4] if line]
-    rows = (*kept, *again)
-    return Rows("Checkpoints", (*summary, *report.warnings), rows)
+    # Told apart from the peaks of timelines, which know Grappler and the updates.
+    peaks = f"{megabytes(report.peak)}, plain {megabytes(report.plain_peak)}"
+    summary = (
+        f"checkpoints: {report.mode}",
+        f"peak as the plan estimates it: {peaks}",
+        f"kept: {len(kept)} tensors, {megabytes(report.kept_bytes)}",
+        f"recomputed: {len(again)} ops in {report.segments} segments",
+    )
+    return Rows("Checkpoints", (*summary, *report.warnings), (*kept, *again))
 
 
 @rows_of.register
 def _(report: CalibrationReport) -> Rows:
-    head, *lines = str(report).splitlines()
     rows = tuple(
-        Row("set", True, name, line.split(maxsplit=1)[1], (name,))
-        for name, line in zip(report.ranges, lines, strict=True)
+        Row("set", True, name, range_text(ends), (name,))
+        for name, ends in report.ranges.items()
     )
-    return Rows("Ranges", (head,), rows)
+    return Rows("Ranges", _head(report), rows)
 
 
 def _head(report: object) -> tuple[str, ...]:

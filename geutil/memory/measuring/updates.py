@@ -42,6 +42,7 @@ class Updates:
         reads = _reads(nodes)
         readers = _readers(nodes, chain.from_iterable(reads.values()))
         inputs = {node.name: node.input for node in nodes}
+        seen: set[str] = set()
         for node in nodes:
             assigns = node.op == "AssignVariableOp"
             if node.name not in started or not (assigns or updates_variable(node.op)):
@@ -52,7 +53,7 @@ class Updates:
                     ends = (ended.get(name, 0) for name in readers.get(read, ()))
                     free = max(free, *ends, 0)
             if assigns:
-                for buffer in _taken_over(node.input[1], inputs, buffers):
+                for buffer in _taken_over(node.input[1], inputs, buffers, seen):
                     self._free[buffer] = free
             else:
                 self._free[f"{node.name} (temporary)"] = free
@@ -79,22 +80,24 @@ def _tensor(name: str) -> str:
 
 
 def _taken_over(
-    value: str, inputs: Mapping[str, Sequence[str]], buffers: Collection[str]
+    value: str,
+    inputs: Mapping[str, Sequence[str]],
+    buffers: Collection[str],
+    seen: set[str],
 ) -> Iterator[str]:
     """Yield the tensors whose buffers a value may lie in.
 
     An op that allocates nothing writes into, or hands on, a buffer of what it reads: a
     gradient's is multiplied in place, subtracted from the variable in place, assigned.
+    What was `seen` on the way from another value is not followed again.
     """
-    waiting, seen = [value], set()
+    waiting = [value]
     while waiting:
         tensor = _tensor(waiting.pop())
-        if tensor in seen:
-            continue
-        seen.add(tensor)
         if tensor in buffers:
             yield tensor
-        else:
+        elif tensor not in seen:
+            seen.add(tensor)
             read = inputs.get(_maker(tensor), ())
             waiting += [name for name in read if not name.startswith("^")]
 

@@ -47,11 +47,15 @@ class CalibrationReport(Shown):
         of = f"{self.method} of {self.batches} batch(es)"
         lines = [f"{len(self.ranges)} range(s) set, {of}"]
         width = max(map(len, self.ranges), default=0)
-        for name, (low, high) in self.ranges.items():
-            shown = f"{np.min(low):.6g} to {np.max(high):.6g}"
-            count = f", {np.size(low)} channels" if np.ndim(low) else ""
-            lines.append(f"  {name:<{width}}  {shown}{count}")
+        lines += [f"  {n:<{width}}  {range_text(r)}" for n, r in self.ranges.items()]
         return "\n".join(lines)
+
+
+def range_text(ends: Range) -> str:
+    """Return a range in words; of many channels, from the lowest to the highest."""
+    low, high = ends
+    count = f", {np.size(low)} channels" if np.ndim(low) else ""
+    return f"{np.min(low):.6g} to {np.max(high):.6g}{count}"
 
 
 def calibrate(
