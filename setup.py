@@ -31,12 +31,19 @@ CLI = [
     "rich>=14,<16",
 ]
 
+PLAN = [
+    # Minimum cuts, for the most that a step can hold under any schedule.
+    "ortools>=9.9,<10",
+]
+
 EXTRAS = {
     "plot": PLOT,
     "cli": CLI,
+    "plan": PLAN,
     "test": [
         *PLOT,
         *CLI,
+        *PLAN,
         # Runs the tests and the doctests.
         "pytest>=8.3,<10",
         # Spreads test files over worker processes: importing TensorFlow is slow.
@@ -73,8 +80,8 @@ EXTRAS = {
         # Builds the wheel and the source archive.
         "build>=1.2,<2",
     ],
-    # The benchmarks print their results in tables.
-    "bench": CLI,
+    # The benchmarks print their results in tables, among them worst cases.
+    "bench": [*CLI, *PLAN],
     "docs": [
         # Describes the command from the command itself.
         *CLI,

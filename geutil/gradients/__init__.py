@@ -21,6 +21,7 @@ from geutil.gradients.policies import (
 )
 from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
 from geutil.gradients.report import KeptTensor, RecomputedOp, Report
+from geutil.gradients.updates import order_updates
 from geutil.gradients.wrapped.wrapping import checkpointed
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "larger_than",
     "last_report",
     "not_",
+    "order_updates",
     "toposort",
 ]

@@ -12,6 +12,7 @@ from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.tape.building import TapeEngine
+from geutil.gradients.updates import order_when_complete
 
 
 @tf.autograph.experimental.do_not_convert
@@ -27,6 +28,7 @@ def gradients(
     prefetch: int = 1,
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
+    order: bool = True,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -74,6 +76,11 @@ def gradients(
             "tape", which adds up the gradients of a tensor that many ops read before
             all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
             when.
+        order: whether the step, its updates included, is held to a planned order in
+            which it uses little memory, whatever threads and load there are. It takes
+            no time, and pays without checkpoints, too. In a graph of version 1, updates
+            that a Session runs are ordered by `order_updates`. Under XLA and op
+            determinism nothing is ordered.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -117,11 +124,14 @@ def gradients(
         prefetch,
         holds_gradients,
         engine,
+        order,
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
     step = build_recomputation(prepared.plan, prepared.offload)
     publish(report)
+    if order:
+        order_when_complete(step, report)
     return list(step.gradients)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from geutil.gradients.step import Step
-from geutil.gradients.turns import queues
 from geutil.graph.adjacency import predecessors
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.version_1_flow import back_edges_among, unconditional
@@ -40,7 +39,6 @@ class BackwardEdges:
         tied: pairs of ops of which the second waits for what the first waits for,
             although it comes before it.
         awaitable: the ops that run once whenever the step is run.
-        queues: those of them that take turns, each with its queue.
     """
 
     reads: tuple[Read, ...]
@@ -48,7 +46,6 @@ class BackwardEdges:
     readers: dict[Operation, tuple[Operation, ...]]
     tied: tuple[tuple[Operation, Operation], ...]
     awaitable: tuple[Operation, ...]
-    queues: dict[Operation, str]
 
 
 _known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
@@ -89,7 +86,6 @@ def _look_up(step: Step) -> BackwardEdges:
         readers,
         tuple(tied),
         awaitable,
-        dict(queues(awaitable)),
     )
 
 

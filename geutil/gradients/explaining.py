@@ -40,6 +40,7 @@ def explain(
     prefetch: int = 1,
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
+    order: bool = True,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -58,6 +59,7 @@ def explain(
         prefetch: see there.
         holds_gradients: see there.
         engine: see there.
+        order: see there.
         **kwargs: see there.
 
     Returns:
@@ -90,6 +92,7 @@ def explain(
         prefetch,
         holds_gradients,
         engine,
+        order,
     )
     given = [None] if grad_ys is None else as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
@@ -164,6 +167,7 @@ class _Scratch:
             options.prefetch,
             options.holds_gradients,
             options.engine,
+            options.order,
         )
 
     def _checkpoints(self, checkpoints: Any) -> Any:

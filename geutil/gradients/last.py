@@ -18,6 +18,12 @@ def publish(report: Report) -> None:
         _logger.warning("%s", warning)
 
 
+def replace_last(old: Report, new: Report) -> None:
+    """Make a report the last one of this thread if another one is; log nothing."""
+    if getattr(_last, "report", None) is old:
+        _last.report = new
+
+
 def last_report() -> Report | None:
     """Return the report on the last gradients that this thread built, or None.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from geutil.gradients.edges import backward_edges
 from geutil.gradients.pairs import additions
-from geutil.gradients.segments import Recomputation, Segment
+from geutil.gradients.segments import Segment
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.sums import long_sums, order_of_addition
@@ -14,27 +13,13 @@ from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.memory.ordering import Plan, plan_order
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
-from geutil.memory.scheduling import in_turn
+from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
 from geutil.select.walks import get_backward_walk_ops
-
-
-def predicted_peak(plan: Recomputation) -> int:
-    """Return the most bytes that a step holds at once if it recomputes by a plan.
-
-    Variables, constants and what the caller feeds are not counted; an unknown dimension
-    counts as 32. Whoever predicts several plans of one step makes its `StepProgram`
-    once.
-
-    Args:
-        plan: what is recomputed.
-
-    Cost: linear in the ops of the step and their edges; some 40 us for each op.
-    """
-    return StepProgram(plan.step).peak(plan.segments)
 
 
 class StepProgram:
@@ -52,17 +37,13 @@ class StepProgram:
             fetched, within_ops_fn=step.covers, control_inputs=True
         )
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
-        self._in_turn = not is_determinism_enabled()
-        self._queues = backward_edges(step).queues
-        self._late = {*step.seeds, *step.backward}
+        self._ordered = not is_determinism_enabled()
         self._waits: dict[Operation, list[int]] = {}
         self._place: dict[Operation, int] = {}
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
         for op in topological_sort(walked):
-            if any(before in self._late for before in predecessors(op)):
-                self._late.add(op)
             self._waits[op] = self._awaited(op)
             if op.type not in HELD:
                 self._add(op)
@@ -92,8 +73,22 @@ class StepProgram:
         """
         segments = list(segments)
         program = self.program(segments)
-        ordered = segments and self._in_turn
-        return simulate(in_turn(program) if ordered else program).peak
+        ordered = segments and self._ordered
+        return simulate(program, frugal_order(program) if ordered else None).peak
+
+    def plan(self, segments: Iterable[Segment] = (), *, ordered: bool = True) -> Plan:
+        """Return the order in which a step runs, and what holds it to that.
+
+        Args:
+            segments: what is run again.
+            ordered: whether anything does; otherwise it is the executor's.
+
+        Cost: linear in nodes and edges; some 0.1 ms for each node.
+        """
+        program = self.program(segments)
+        if ordered and self._ordered:
+            return plan_order(program)
+        return Plan(simulate(program))
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.
@@ -107,7 +102,7 @@ class StepProgram:
         segments = list(segments)
         for segment in segments:
             self._add_segment(segment, nodes, sizes)
-        if segments and self._in_turn:
+        if segments and self._ordered:
             for place, order in self._sums.items():
                 _add_in_turn(nodes, sizes, place, order)
         if not segments:
@@ -155,8 +150,7 @@ class StepProgram:
                 reuses=_moved(reuses(op), places) if inputs else (),
                 temporary=temporary_bytes(op),
                 cheap=op.type in CHEAP,
-                late=op in self._late,
-                queue=self._queues.get(op),
+                queue="",
             )
         )
 
@@ -188,7 +182,7 @@ class StepProgram:
     ) -> None:
         gate = len(nodes)
         waits = [self._place[op] for op in segment.awaited if op in self._place]
-        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, late=True))
+        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
         copies: dict[int, int] = {}
         for number in self._numbers(segment.kept):
             copies[number] = len(sizes)
@@ -206,7 +200,6 @@ class StepProgram:
                     inputs=inputs,
                     outputs=range(first, len(sizes)),
                     controls=() if inputs else (gate,),
-                    late=True,
                 )
             )
         for reader in dict.fromkeys(read.op for read in segment.reads):
@@ -258,7 +251,7 @@ def _barrier(number: int, made: int, gate: int) -> Node:
         controls=[gate],
         aliases=((0, 0),),
         cheap=True,
-        late=True,
+        queue="",
     )
 
 

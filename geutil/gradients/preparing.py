@@ -42,12 +42,15 @@ class Options:
     prefetch: int = 1
     holds_gradients: bool = False
     engine: Any = "tensorflow"
+    order: bool = True
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
+        if not isinstance(self.order, bool):
+            raise ArgumentTypeError(f"order is True or False, got {self.order!r}")
         if not isinstance(self.offload, bool) and not callable(self.offload):
             raise ArgumentTypeError(
                 f"offload is True, False or a policy, got {type_name(self.offload)}"
@@ -73,12 +76,14 @@ class Prepared:
         keeping: what is kept, and why.
         offload: what is offloaded, and how.
         where: what warnings begin with, if they are about a part of a step.
+        order: whether the step is held to its planned order.
     """
 
     plan: Recomputation
     keeping: Keeping
     offload: Offload | None
     where: str = ""
+    order: bool = True
 
     def report(self) -> Report:
         """Return the report on the plan."""
@@ -89,7 +94,11 @@ class Prepared:
         if sent and is_compiled_by_xla(self.plan.step.graph):
             warnings.append(_ONE_DEVICE)
             sent = []
-        report = make_report(self.plan, self.keeping, sent)
+        # XLA has an order of its own, which is taken to hold as little.
+        recomputed = bool(self.plan.segments)
+        compiled = is_compiled_by_xla(self.plan.step.graph)
+        ordered = recomputed if compiled else self.order
+        report = make_report(self.plan, self.keeping, sent, ordered=ordered)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 
@@ -119,4 +128,4 @@ def prepare(
     )
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
-    return Prepared(plan, keeping, options.offloading())
+    return Prepared(plan, keeping, options.offloading(), order=options.order)

@@ -7,18 +7,15 @@ from dataclasses import replace
 from geutil.gradients.chance import hold_for_sums
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
-from geutil.gradients.prediction import StepProgram
 from geutil.gradients.rounding import keep_apart, readers_of, without_joined
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
 from geutil.gradients.sums import add_in_turn
-from geutil.gradients.turns import wait_for_turn
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.identity import IdentityMap
 from geutil.graph.importing import set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.xla import is_compiled_by_xla
-from geutil.memory.scheduling import turns
 from geutil.select.views import make_view
 from geutil.transform.copying import copy_replacing
 from geutil.transform.result import TransformerInfo
@@ -61,22 +58,7 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
         )
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))
-    step = add_in_turn(plan.step)
-    _take_turns(step)
-    return step
-
-
-def _take_turns(step: Step) -> None:
-    """Let what makes or frees much run one after the other, in the planned order.
-
-    TensorFlow's executor runs whatever is ready: with several threads at once, and in
-    the first step in another order than later. What it starts too early is held until
-    it is needed.
-    """
-    planned = StepProgram(step)
-    ops = planned.ops
-    for i, before in turns(planned.program()):
-        wait_for_turn(ops[i], ops[before])
+    return add_in_turn(plan.step)
 
 
 def _parted(plan: Recomputation) -> Recomputation:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from geutil.gradients.costs import multiply_adds
 from geutil.gradients.eligibility import PARAMETERS
-from geutil.gradients.prediction import predicted_peak
-from geutil.gradients.segments import Recomputation, plan_recomputation
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
 from geutil.gradients.sizes import tensor_bytes
 from geutil.graph.kinds import Tensor
+from geutil.memory.closure import has_solver
+from geutil.memory.ordering import Plan
+from geutil.memory.worst_case import WorstCase, worst_of
 from geutil.select.walks import get_backward_walk_ops
 from geutil.showing import Shown
 
@@ -66,11 +70,15 @@ class Report(Shown):
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
             constants apart.
-        peak: the predicted peak with recomputation.
+        peak: the predicted peak with recomputation. When the updates of the step are
+            known (the function is built, or `order_updates` is called), `last_report`
+            returns a report with the peak of the whole step.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of what runs again.
         offloaded: the names of kept tensors that wait in another device's memory.
         warnings: what the caller should know.
+        plan: the order in which the step runs, and what holds it to that.
+        plain_plan: the same with plain gradients, which nothing holds to an order.
     """
 
     mode: str
@@ -83,6 +91,29 @@ class Report(Shown):
     extra_cost: int
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
+    plan: Plan | None = field(default=None, repr=False, compare=False)
+    plain_plan: Plan | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def worst(self) -> int:
+        """The most bytes that the step can hold under any schedule, 8 ops at once.
+
+        A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
+        what Grappler makes of it may differ by a few percent.
+
+        Raises:
+            MissingExtraError: OR-Tools is not installed.
+        """
+        return _worst(self.plan).peak if self.plan else self.peak
+
+    @cached_property
+    def plain_worst(self) -> int:
+        """The same for plain gradients, without their updates.
+
+        Raises:
+            MissingExtraError: OR-Tools is not installed.
+        """
+        return _worst(self.plain_plan).peak if self.plain_plan else self.plain_peak
 
     @property
     def kept_bytes(self) -> int:
@@ -95,6 +126,7 @@ class Report(Shown):
         lines = [
             f"checkpoints: {self.mode}",
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
+            f"under any schedule: {self._worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {self._share()} of the forward pass",
         ]
@@ -105,12 +137,21 @@ class Report(Shown):
             lines += ["", *_table(self.kept)]
         return "\n".join(lines)
 
+    def _worst_cases(self) -> str:
+        if not has_solver():
+            return "unknown; pip install 'geutil[plan]' tells"
+        return f"at most {_mb(self.worst)}, plain {_mb(self.plain_worst)}"
+
     def _share(self) -> str:
         return f"{self.extra_cost / (self.forward_cost or 1):.0%}"
 
 
 def make_report(
-    plan: Recomputation, keeping: Keeping, offloaded: Iterable[Tensor] = ()
+    plan: Recomputation,
+    keeping: Keeping,
+    offloaded: Iterable[Tensor] = (),
+    *,
+    ordered: bool = True,
 ) -> Report:
     """Return the report on a plan.
 
@@ -118,6 +159,7 @@ def make_report(
         plan: what is recomputed.
         keeping: why tensors are kept.
         offloaded: the kept tensors that wait elsewhere.
+        ordered: whether the step is held to its planned order.
 
     Returns:
         The report, without warnings.
@@ -128,7 +170,9 @@ def make_report(
     forward = get_backward_walk_ops(
         list(step.ys), within_ops_fn=step.covers, control_inputs=True
     )
-    plain = plan_recomputation(step, lambda _: True)
+    program = StepProgram(step)
+    planned = program.plan(plan.segments, ordered=ordered)
+    plain = program.plan(ordered=False)
     recomputed = [
         RecomputedOp(op.name, op.type, number)
         for number, segment in enumerate(plan.segments)
@@ -143,13 +187,19 @@ def make_report(
         ),
         recomputed=tuple(recomputed),
         segments=len(plan.segments),
-        plain_peak=predicted_peak(plain),
-        peak=predicted_peak(plan),
+        plain_peak=plain.peak,
+        peak=planned.peak,
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(multiply_adds(op) for s in plan.segments for op in s.ops),
         offloaded=tuple(t.name for t in offloaded),
         warnings=(),
+        plan=planned,
+        plain_plan=plain,
     )
+
+
+def _worst(plan: Plan) -> WorstCase:
+    return worst_of(plan.program)
 
 
 def _reason(tensor: Tensor, keeping: Keeping) -> str:

@@ -3,10 +3,12 @@
 The only package that calls TensorFlow's private API.
 """
 
+from geutil.graph import completion, staleness
 from geutil.graph.edits import transaction
-from geutil.graph.staleness import allow_stale, watch
+from geutil.graph.staleness import allow_stale
 from geutil.graph.verify import Violation, find_violations, verify
 
 __all__ = ["Violation", "allow_stale", "find_violations", "transaction", "verify"]
 
-watch()
+staleness.watch()
+completion.watch()

@@ -12,6 +12,7 @@ from typing import Any
 
 from geutil.graph.function_attributes import names_of_functions
 from geutil.graph.function_names import signature_of
+from geutil.graph.kinds import Operation, is_reference
 
 # Stateful by their signature, but they make a handle or a random number: nobody notices
 # whether or when they ran.
@@ -43,6 +44,12 @@ _READS = frozenset(
         "ResourceGatherNd",
         "VarIsInitializedOp",
     )
+)
+# Stateful by their signature, and made for what they yield.
+_GIVEN = frozenset(("IteratorGetNext", "IteratorV2", "Placeholder"))
+# They read a variable of version 1, or hand it on.
+_QUIET_READS = frozenset(
+    ("Identity", "IsVariableInitialized", "RefEnter", "RefIdentity", "RefSwitch")
 )
 # They do what a function of theirs does.
 _AS_THEIR_FUNCTIONS = frozenset(
@@ -121,3 +128,17 @@ class Effects:
 
 
 _FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branches"))
+
+
+def changes_state(op: Operation) -> bool:
+    """Tell whether running an op changes what others see: a variable, a file, a queue.
+
+    A call does what its function does, which is not looked at: it counts if TensorFlow
+    calls it stateful.
+    """
+    if any(is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return op.type not in _QUIET_READS
+    definition = op.op_def
+    stateful = definition is None or bool(definition.is_stateful)
+    return stateful and op.type not in _UNNOTICED | _READS | _GIVEN

@@ -41,6 +41,17 @@ def newest_op_id(graph: Graph) -> int:
     return ops[-1]._id if ops else -1
 
 
+def has_been_run(graph: Graph, ops: Iterable[Operation]) -> bool:
+    """Tell whether an open Session has run a graph with any of some ops in it."""
+    newest = _newest_run(graph)
+    return any(op._id <= newest for op in ops)
+
+
+def _newest_run(graph: Graph) -> int:
+    sessions = state_of(graph).sessions
+    return max((seen for s, seen in sessions.items() if not s._closed), default=-1)
+
+
 def _note_session(session: Any) -> None:
     graph = session._graph
     sessions = state_of(graph).sessions
@@ -167,10 +178,7 @@ def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
             "geutil.copy(graph, tf.Graph()) and build a function from the copy; to "
             "edit all the same, use `with geutil.allow_stale(graph):`"
         )
-    newest = max(
-        (seen for session, seen in state.sessions.items() if not session._closed),
-        default=-1,
-    )
+    newest = _newest_run(graph)
     for op in ops:
         if op._id <= newest:
             raise StaleGraphError(

@@ -50,6 +50,8 @@ class GraphState:
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
         step_counter: what counts its training steps, if anything.
+        completions: what is done before the graph is run (`geutil.graph.completion`).
+        step_order: notes on the training steps whose ops are ordered, if any.
         variables: variables outside that geutil made it read, by `id`, kept alive so.
     """
 
@@ -65,6 +67,8 @@ class GraphState:
     own: bool = False
     checkpointed_calls: Any = None
     step_counter: Any = None
+    completions: list[Callable[[Any], None]] = field(default_factory=list)
+    step_order: Any = None
     variables: dict[int, Any] = field(default_factory=dict)
 
 
@@ -81,6 +85,13 @@ def is_own_graph(graph: Graph) -> bool:
     """Tell whether geutil made a graph, for a model."""
     state: GraphState | None = getattr(graph, _ATTRIBUTE, None)
     return state is not None and state.own
+
+
+def forget_order(graph: Graph) -> None:
+    """Note that edges between older ops were changed past `geutil.graph.edits`."""
+    state = state_of(graph)
+    state.order = None
+    state.edits += 1
 
 
 def fingerprint(graph: Graph) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +16,18 @@ from geutil.graph.protos import AttrValue
 _HANDLE = frozenset(("Placeholder", "PlaceholderV2"))
 
 
-def step_ops(fetches: Iterable[Operation], feeds: IdentitySet) -> list[Operation]:
+def step_ops(
+    fetches: Iterable[Operation],
+    feeds: IdentitySet,
+    *,
+    without: Collection[Operation] = (),
+) -> list[Operation]:
     """Return the ops that run for `fetches`, in graph order.
 
     Args:
         fetches: the ops that are asked for.
         feeds: the tensors that are given, so that nothing behind them runs.
+        without: ops that are taken to wait for nothing but what they read.
 
     Cost: linear in the ops and edges behind the fetches.
     """
@@ -30,7 +36,8 @@ def step_ops(fetches: Iterable[Operation], feeds: IdentitySet) -> list[Operation
     while waiting:
         op = waiting.pop()
         behind = [t.op for t in op.inputs if t not in feeds]
-        for needed in (*behind, *op.control_inputs):
+        awaited = () if op in without else op.control_inputs
+        for needed in (*behind, *awaited):
             if needed not in found:
                 found[needed] = None
                 waiting.append(needed)

@@ -9,9 +9,12 @@ from geutil.memory.program import Node, Program
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
+from geutil.memory.worst_case import WorstCase, worst_case
 
 __all__ = [
     "predict",
+    "worst_case",
+    "WorstCase",
     "measure",
     "Measurement",
     "Environment",

@@ -6,7 +6,7 @@ Nothing here knows TensorFlow, so a plan can be tried out without building its g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 
@@ -24,9 +24,8 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         cheap: the executor runs it at once rather than hand it to a thread.
-        late: it is of the backward pass, whose order can be chosen.
-        queue: nodes with the same one take turns (`geutil.memory.scheduling.in_turn`);
-            None if a node runs as soon as it can.
+        queue: nodes with the same one can wait for each other
+            (`geutil.memory.ordering`); None if a node runs as soon as it can.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else
@@ -42,7 +41,6 @@ class Node(NamedTuple):
     reuses: Sequence[tuple[int, int]] = ()
     temporary: int = 0
     cheap: bool = False
-    late: bool = False
     queue: str | None = None
     updates: Sequence[int] = ()
 
@@ -70,6 +68,11 @@ class Program:
     fetched: Collection[int] = ()
     variable_bytes: int = 0
     constant_bytes: int = 0
+
+    def with_queues(self, queues: Sequence[str | None]) -> Program:
+        """Return the program with a queue for each node."""
+        pairs = zip(self.nodes, queues, strict=True)
+        return replace(self, nodes=[node.changed(queue=queue) for node, queue in pairs])
 
     def successors(self) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.

@@ -1,18 +1,23 @@
-"""An order in which a step holds little: what frees memory first, the rest late."""
+"""Orders in which a step holds little: what frees memory first, the rest late."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from geutil.memory.execution import execution_order
 from geutil.memory.program import Node, Program
+from geutil.memory.simulation import Simulation, simulate
 
-_NEAR = 16
-SMALL = 8
+Rank = Literal["length", "usual", "creation"]
+"""What decides between nodes that hold more: the longest way from them to the end, the
+order of TensorFlow's executor, or the order in which they were made."""
+
+SMALL = 64
 """Tensors below this part of the largest one do not matter for the order."""
+_LONGEST_BURST = 64
 
 
 def negligible_size(program: Program) -> int:
@@ -20,18 +25,46 @@ def negligible_size(program: Program) -> int:
     return max(program.sizes, default=0) // SMALL
 
 
-def frugal_order(program: Program) -> list[int]:
-    """Return the nodes in an order that holds little while the late ones run.
+def planned_order(program: Program) -> Simulation:
+    """Simulate a program in the best of several orders.
 
-    Nodes that are not late come first, in the order of TensorFlow's executor. Of the
-    late ones, whatever holds no more than before runs as soon as it can. If there is
-    no such node, the one with the longest way to the end runs: what is only needed at
-    the end of a shorter way, to be added to the result of a longer one, would be held
-    in the meantime. (List scheduling by critical path, Coffman and Graham 1972, after
-    what is for free.)
+    No order is best for all networks, so `frugal_order` is tried with each rank, and
+    the executor's own order as well.
 
     Args:
-        program: the nodes and their edges. What reads or awaits a late node is late.
+        program: the nodes and their edges.
+
+    Returns:
+        The simulation with the least peak; of equal ones, the first that was tried.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
+        some 80 us for each node.
+    """
+    usual = execution_order(program)
+    runs = [simulate(program, usual)]
+    for rank in ("length", "usual", "creation"):
+        order = _Scheduler(program, rank, usual).order()
+        runs.append(simulate(program, order))
+    return min(runs, key=lambda run: run.peak)
+
+
+def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
+    """Return the nodes in an order that holds little.
+
+    Whatever holds no more than before runs as soon as it can. So does what makes
+    something large that the nodes behind it use up at once: a weight gradient and its
+    update, which then run in one burst. If there is no such node, `rank` decides. With
+    "length" the node with the longest way to the end runs: what is only needed at the
+    end of a shorter way, to be added to the result of a longer one, would be held in
+    the meantime. (List scheduling by critical path, Coffman and Graham 1972, after what
+    is for free.)
+
+    Args:
+        program: the nodes and their edges.
+        rank: what decides between nodes that hold more.
 
     Returns:
         The numbers of the nodes.
@@ -47,182 +80,144 @@ def frugal_order(program: Program) -> list[int]:
 
         >>> from geutil.memory.program import Node, Program
         >>> x = Node("x", "Relu", outputs=[0])
-        >>> short = Node("short", "Tile", inputs=[0], outputs=[1], late=True)
-        >>> first = Node("first", "Exp", inputs=[0], outputs=[2], late=True)
-        >>> long = Node("long", "Sum", inputs=[2], outputs=[3], late=True)
-        >>> both = Node("both", "Add", inputs=[1, 3], outputs=[4], late=True)
+        >>> short = Node("short", "Tile", inputs=[0], outputs=[1])
+        >>> first = Node("first", "Exp", inputs=[0], outputs=[2])
+        >>> long = Node("long", "Sum", inputs=[2], outputs=[3])
+        >>> both = Node("both", "Add", inputs=[1, 3], outputs=[4])
         >>> nodes = [x, short, first, long, both]
         >>> order = frugal_order(Program(nodes, sizes=[8, 80, 80, 80, 80]))
         >>> [nodes[i].name for i in order]
         ['x', 'first', 'long', 'short', 'both']
     """
-    usual = execution_order(program)
-    nodes = program.nodes
-    successors = list(program.successors())
-    heights = _heights(usual, successors)
-    buffers = _Buffers(program)
-    small = negligible_size(program)
-    pending = [len(node.inputs) + len(node.controls) for node in nodes]
-    ready: list[tuple[bool, int, int]] = []
-    waiting = [False] * len(nodes)
+    return _Scheduler(program, rank, execution_order(program)).order()
 
-    def offer(i: int) -> None:
-        waiting[i] = True
-        heapq.heappush(ready, (buffers.growth(nodes[i]) > small, -heights[i], i))
 
-    order: list[int] = []
+class _Scheduler:
+    """List scheduling of one program.
 
-    def run(i: int) -> None:
-        order.append(i)
-        waiting[i] = False
-        for j in successors[i]:
-            pending[j] -= 1
-        changed = buffers.run(nodes[i])
-        for j in dict.fromkeys(successors[i]):
-            if not pending[j] and nodes[j].late:
-                offer(j)
+    Args:
+        program: the nodes and their edges.
+        rank: what decides between nodes that hold more.
+        usual: the order of TensorFlow's executor.
+    """
+
+    def __init__(self, program: Program, rank: Rank, usual: list[int]) -> None:
+        self._program = program
+        self._usual = usual
+        self._successors = list(program.successors())
+        self._rank = _ranks(rank, usual, self._successors)
+        self._buffers = _Buffers(program)
+        self._small = negligible_size(program)
+        self._fetched = frozenset(program.fetched)
+        nodes = program.nodes
+        self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
+        self._ready: list[tuple[bool, int, int]] = []
+        self._waiting = [False] * len(nodes)
+        self._order: list[int] = []
+
+    def order(self) -> list[int]:
+        """Return the numbers of the nodes in their order."""
+        for i in self._usual:
+            if not self._pending[i]:
+                self._offer(i)
+        while self._ready:
+            i = heapq.heappop(self._ready)[-1]
+            # Offered again since, and run.
+            if not self._waiting[i]:
+                continue
+            for j in self._burst(i) or (i,):
+                self._run(j)
+        return self._order
+
+    def _offer(self, i: int) -> None:
+        self._waiting[i] = True
+        held = self._buffers.growth(self._program.nodes[i])
+        grows = held > self._small and self._used_up(i) is None
+        heapq.heappush(self._ready, (grows, self._rank[i], i))
+
+    def _run(self, i: int) -> None:
+        self._order.append(i)
+        self._waiting[i] = False
+        # What has run is never ready again.
+        self._pending[i] = -1
+        for j in self._successors[i]:
+            self._pending[j] -= 1
+        changed = self._buffers.run(self._program.nodes[i])
+        for j in dict.fromkeys(self._successors[i]):
+            if not self._pending[j]:
+                self._offer(j)
         for j in changed:
-            if waiting[j]:
-                offer(j)
+            if self._waiting[j]:
+                self._offer(j)
 
-    for i in usual:
-        if not nodes[i].late:
-            run(i)
-    for i in usual:
-        if nodes[i].late and not pending[i] and not waiting[i]:
-            offer(i)
-    while ready:
-        i = heapq.heappop(ready)[-1]
-        # Offered again since, and run.
-        if waiting[i]:
-            run(i)
-    return order
+    def _burst(self, i: int) -> list[int] | None:
+        """Return the nodes to run together from a node that holds more on."""
+        if self._buffers.growth(self._program.nodes[i]) <= self._small:
+            return None
+        return self._used_up(i)
 
+    def _used_up(self, i: int) -> list[int] | None:
+        """Return a node and those behind it that use up all that they make, in order.
 
-def turns(program: Program) -> list[tuple[int, int]]:
-    """Return who has to wait for whom so that queues run in `frugal_order`.
-
-    Of the nodes of a queue those count that read or make something large. Each waits
-    for the one before it, unless it reads what that one makes anyway.
-
-    Args:
-        program: the nodes and their edges.
-
-    Returns:
-        Pairs of numbers: a node and the one that it waits for.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: that of `frugal_order`.
-    """
-    nodes = program.nodes
-    small = negligible_size(program)
-    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
-    last: dict[str, int] = {}
-    pairs = []
-    for i in frugal_order(program):
-        node = nodes[i]
-        if node.queue is None or _largest(program, node) <= small:
-            continue
-        before = last.get(node.queue)
-        last[node.queue] = i
-        if before is not None and not _is_behind(before, i, nodes, maker):
-            pairs.append((i, before))
-    return pairs
+        None if somebody else reads it, too, or reads besides what is not there yet, or
+        if something larger is made on the way.
+        """
+        nodes, sizes = self._program.nodes, self._program.sizes
+        largest = max(sizes[t] for t in nodes[i].outputs)
+        burst: list[int] = []
+        left: dict[int, int] = {}
+        readers: set[int] = set()
+        waiting = [i]
+        while waiting:
+            # Depth first, so that one branch is used up before the next begins.
+            j = waiting.pop()
+            burst.append(j)
+            made = [t for t in nodes[j].outputs if sizes[t]]
+            if len(burst) > _LONGEST_BURST or any(
+                t in self._fetched or sizes[t] > largest for t in made
+            ):
+                return None
+            readers.update(r for t in made for r in self._buffers.readers[t])
+            for after in self._successors[j]:
+                left[after] = left.get(after, self._pending[after]) - 1
+                # What only waits (for all updates, say) is no part of it.
+                if not left[after] and after in readers:
+                    waiting.append(after)
+        return burst if readers.issubset(burst) else None
 
 
-def in_turn(program: Program) -> Program:
-    """Return a program with nodes by which the nodes of a queue wait for their turns.
-
-    Args:
-        program: the nodes and their edges.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: that of `frugal_order`.
-
-    Example:
-        >>> from geutil.memory.program import Node, Program
-        >>> x = Node("x", "Relu", outputs=[0])
-        >>> short = Node("short", "Tile", [0], [1], late=True, queue="CPU")
-        >>> long = Node("long", "Exp", [0], [2], late=True, queue="CPU")
-        >>> sum = Node("sum", "Sum", [2], [3], late=True)
-        >>> both = Node("both", "Add", [1, 3], [4], late=True)
-        >>> program = Program([x, short, long, sum, both], [80, 80, 80, 8, 80], [0])
-        >>> waiting = in_turn(program).nodes[-1]
-        >>> waiting.name, waiting.controls
-        ('turn of short', [2])
-    """
-    nodes = list(program.nodes)
-    sizes = list(program.sizes)
-    for i, before in turns(program):
-        node = nodes[i]
-        if not node.inputs:
-            nodes[i] = node.changed(controls=[*node.controls, before])
-            continue
-        held, *others = node.inputs
-        nodes[i] = node.changed(inputs=[len(sizes), *others])
-        nodes.append(_turn(node, held, len(sizes), before))
-        sizes.append(sizes[held])
-    return replace(program, nodes=nodes, sizes=sizes)
-
-
-def _turn(node: Node, held: int, made: int, before: int) -> Node:
-    return Node(
-        name=f"turn of {node.name}",
-        type="PlaceholderWithDefault",
-        inputs=[held],
-        outputs=[made],
-        controls=[before],
-        aliases=((0, 0),),
-        cheap=True,
-        late=True,
-    )
-
-
-def _largest(program: Program, node: Node) -> int:
-    return max((program.sizes[t] for t in (*node.inputs, *node.outputs)), default=0)
-
-
-def _is_behind(
-    before: int, i: int, nodes: Sequence[Node], maker: Mapping[int, int]
-) -> bool:
-    """Tell whether a node reads what another makes, or what waits for it.
-
-    Looks only near by, through nodes that hand on: to wait once more does no harm.
-    """
-    nearest = [i]
-    for nearer in nearest:
-        if nearer == before:
-            return True
-        node = nodes[nearer]
-        if nearer == i or (node.cheap and len(nearest) < _NEAR):
-            nearest += [*(maker[t] for t in node.inputs), *node.controls]
-    return False
-
-
-def _heights(order: Sequence[int], successors: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each node the number of nodes on the longest way from it."""
-    heights = [0] * len(order)
-    for i in reversed(order):
-        heights[i] = 1 + max((heights[j] for j in successors[i]), default=0)
-    return heights
+def _ranks(
+    rank: Rank, usual: Sequence[int], successors: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return for each node what it is picked by, the least first."""
+    if rank == "creation":
+        return list(range(len(usual)))
+    ranks = [0] * len(usual)
+    if rank == "usual":
+        for place, i in enumerate(usual):
+            ranks[i] = place
+    else:
+        for i in reversed(usual):
+            ranks[i] = min((ranks[j] for j in successors[i]), default=0) - 1
+    return ranks
 
 
 class _Buffers:
-    """The buffers that are held while nodes run."""
+    """The buffers that are held while nodes run.
+
+    Attributes:
+        readers: the nodes that read each tensor, once for each place.
+    """
 
     def __init__(self, program: Program) -> None:
         self._sizes = program.sizes
         self._small = negligible_size(program)
         self._reads = [0] * len(program.sizes)
-        self._readers: list[list[int]] = [[] for _ in program.sizes]
+        self.readers: list[list[int]] = [[] for _ in program.sizes]
         for i, node in enumerate(program.nodes):
             for tensor in node.inputs:
                 self._reads[tensor] += 1
-                self._readers[tensor].append(i)
+                self.readers[tensor].append(i)
         for tensor in program.fetched:
             self._reads[tensor] += 1
         self._left = list(self._reads)
@@ -260,7 +255,7 @@ class _Buffers:
             # A node seldom reads a tensor more than twice.
             if self._holders[taken] in (1, 2) and self._sizes[taken] > self._small:
                 for other in self._sharing.get(taken, [taken]):
-                    last += self._readers[other]
+                    last += self.readers[other]
         return last
 
     def _shared(self, node: Node) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from geutil.errors import PredictionError
 from geutil.memory.execution import execution_order
 from geutil.memory.phases import phases_of
-from geutil.memory.program import Program
+from geutil.memory.program import Node, Program
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 
@@ -138,19 +138,50 @@ def simulate(
         order = execution_order(program, seed)
     else:
         _check_order(program, order)
-    nodes, sizes = program.nodes, program.sizes
-    reads = _reads(program)
-    count = len(sizes)
-    buffer = list(range(count))
-    holders = [0] * count
-    born = [-1] * count
-    freed = [-1] * count
-    waits = [0] * count
-    awaiting: dict[int, list[int]] = {}
-    live = 0
+    memory = Memory(program)
     held: list[int] = []
-    for step, i in enumerate(order):
-        node = nodes[i]
+    for i in order:
+        memory.start(i)
+        held.append(memory.held)
+        memory.end(i)
+    memory.close()
+    return Simulation(program, order, held, memory.born, memory.freed)
+
+
+class Memory:
+    """The buffers of a program while its nodes run, several at once if need be.
+
+    Args:
+        program: the nodes and tensors.
+
+    Attributes:
+        held: the bytes that are held now.
+        born: for each tensor, after how many starts of other nodes its buffer was made;
+            -1 where it shares another tensor's or was not made yet.
+        freed: for each tensor, at which start its buffer was last held; -1 if it still
+            is.
+    """
+
+    def __init__(self, program: Program) -> None:
+        count = len(program.sizes)
+        self._nodes, self._sizes = program.nodes, program.sizes
+        self._reads = _reads(program)
+        self._buffer = list(range(count))
+        self._holders = [0] * count
+        self._waits = [0] * count
+        self._awaiting: dict[int, list[int]] = {}
+        self._unread: dict[int, list[int]] = {}
+        self._step = -1
+        self.held = 0
+        self.born = [-1] * count
+        self.freed = [-1] * count
+
+    def start(self, i: int) -> None:
+        """Hold what a node needs while it runs; what it reads has been made."""
+        self._step += 1
+        sizes, buffer, holders = self._sizes, self._buffer, self._holders
+        reads = self._reads
+        node = self._nodes[i]
         inputs, outputs = node.inputs, node.outputs
         shared: list[int] = []
         for out, source in node.aliases:
@@ -173,37 +204,51 @@ def simulate(
         unread = []
         if node.updates:
             made, outputs = outputs[0], outputs[1:]
-            for old in dict.fromkeys(buffer[tensor] for tensor in node.updates):
-                if holders[old]:
-                    awaiting.setdefault(old, []).append(made)
-                    waits[made] += 1
-            if waits[made]:
-                born[made] = step
-                live += sizes[made]
+            self._renew(node, made)
         for tensor in outputs:
             if buffer[tensor] == tensor:
-                born[tensor] = step
-                live += sizes[tensor]
+                self.born[tensor] = self._step
+                self.held += sizes[tensor]
                 holders[tensor] = reads[tensor]
                 if not reads[tensor]:
                     unread.append(tensor)
-        held.append(live + node.temporary)
-        for tensor in inputs:
-            taken = buffer[tensor]
-            holders[taken] -= 1
-            if not holders[taken]:
+        if unread:
+            self._unread[i] = unread
+        self.held += node.temporary
+
+    def end(self, i: int) -> None:
+        """Let go of what a node read, and of what it made and nobody reads."""
+        node = self._nodes[i]
+        self.held -= node.temporary
+        unread = self._unread.pop(i, [])
+        for tensor in node.inputs:
+            taken = self._buffer[tensor]
+            self._holders[taken] -= 1
+            if not self._holders[taken]:
                 unread.append(taken)
-                for made in awaiting.pop(taken, ()):
-                    waits[made] -= 1
-                    if not waits[made]:
+                for made in self._awaiting.pop(taken, ()):
+                    self._waits[made] -= 1
+                    if not self._waits[made]:
                         unread.append(made)
         for tensor in unread:
-            freed[tensor] = step
-            live -= sizes[tensor]
-    for tensor, step in enumerate(born):
-        if step >= 0 and freed[tensor] < 0:
-            freed[tensor] = len(order) - 1
-    return Simulation(program, order, held, born, freed)
+            self.freed[tensor] = self._step
+            self.held -= self._sizes[tensor]
+
+    def close(self) -> None:
+        """Note that what is still held was held to the end."""
+        for tensor, born in enumerate(self.born):
+            if born >= 0 and self.freed[tensor] < 0:
+                self.freed[tensor] = self._step
+
+    def _renew(self, node: Node, made: int) -> None:
+        """Give a variable a new buffer if its old one is still to be read."""
+        for old in dict.fromkeys(self._buffer[tensor] for tensor in node.updates):
+            if self._holders[old]:
+                self._awaiting.setdefault(old, []).append(made)
+                self._waits[made] += 1
+        if self._waits[made]:
+            self.born[made] = self._step
+            self.held += self._sizes[made]
 
 
 def _reads(program: Program) -> list[int]:

@@ -12,6 +12,7 @@ from geutil.gradients.last import publish
 from geutil.gradients.preparing import Options
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.step import Step
+from geutil.gradients.updates import order_when_complete
 from geutil.gradients.wrapped.call import Call
 from geutil.gradients.wrapped.moving import move_gradients
 from geutil.gradients.wrapped.planning import plan_call
@@ -66,6 +67,7 @@ class CallGradients:
         report = prepared.report()
         step = build_recomputation(prepared.plan, prepared.offload)
         publish(report)
+        order_when_complete(step)
         return step
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.gradients.delays import SCOPE
 from geutil.gradients.step import Step, tensors_of
+from geutil.gradients.updates import order_moved
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.importing import capture
 from geutil.graph.kinds import Graph, Operation, Tensor
@@ -45,6 +46,7 @@ def move_gradients(
         _, info = copy_replacing(
             make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
         )
+        order_moved(graph, (info.transformed(op) for op in ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
     return [_mapped(gradient, there) for gradient in step.gradients]
 

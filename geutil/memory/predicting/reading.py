@@ -38,18 +38,29 @@ def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Pr
     """
 
     def read_body(body: Graph, calls: Mapping[Operation, int]) -> Program:
-        return _read(body, body.outputs, size_of, calls)
+        return read_ops(body.get_operations(), body.outputs, size_of, calls)
 
-    return _read(graph, fetched, size_of, call_bytes(graph, read_body))
+    calls = call_bytes(graph, read_body)
+    return read_ops(graph.get_operations(), fetched, size_of, calls)
 
 
-def _read(
-    graph: Graph,
+def read_ops(
+    ops: Sequence[Operation],
     fetched: Iterable[Tensor],
     size_of: SizeOf,
-    calls: Mapping[Operation, int],
+    calls: Mapping[Operation, int] | None = None,
 ) -> Program:
-    ops = graph.get_operations()
+    """Return some ops of a graph as a program.
+
+    Args:
+        ops: the ops, with all that they read and wait for.
+        fetched: the tensors that are asked for.
+        size_of: the bytes of a tensor.
+        calls: the bytes that functions hold which ops call, beside the ops' results.
+
+    Cost: linear in the ops and their edges.
+    """
+    calls = calls or {}
     place = {op: i for i, op in enumerate(ops)}
     tensors: dict[int, int] = {}
     sizes: list[int] = []

@@ -1,0 +1,252 @@
+"""Who has to wait for whom so that any schedule holds no more than a plan.
+
+The executor runs whatever is ready. So each node that makes something large waits for
+all that the plan has before it and that holds, makes or lets go of something large:
+then no more can be held at that moment than the plan says. What is small runs freely,
+as long as all that may be left undone of it adds up to something small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from geutil.memory.program import Node, Program
+from geutil.memory.scheduling import planned_order
+from geutil.memory.simulation import Simulation
+
+_PARTS = 100
+"""Tensors of less than this part of the peak are small."""
+_HARMLESS = 1 << 14
+
+
+CanWait = Callable[[int], bool]
+MayAwait = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class OrderDependencies:
+    """What an order needs besides the edges of a program.
+
+    Attributes:
+        waits: pairs of a node and those that it has to wait for, in the order in which
+            they run.
+        unordered: the same for nodes that make something large and cannot wait.
+    """
+
+    waits: Sequence[tuple[int, list[int]]]
+    unordered: Sequence[tuple[int, list[int]]]
+
+
+@dataclass
+class _Queue:
+    """The nodes of one queue that the next large one has to wait for.
+
+    Attributes:
+        pending: those that hold or made something large.
+        loose: those that hold something small.
+        loose_bytes: what these hold together.
+    """
+
+    pending: list[int] = field(default_factory=list)
+    loose: list[int] = field(default_factory=list)
+    loose_bytes: int = 0
+
+
+_NO_DEPENDENCIES = OrderDependencies((), ())
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An order of a program, and what holds any schedule to it.
+
+    Attributes:
+        simulation: the program in that order.
+        dependencies: who has to wait for whom.
+    """
+
+    simulation: Simulation
+    dependencies: OrderDependencies = _NO_DEPENDENCIES
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once, in the order of the plan."""
+        return self.simulation.peak
+
+    @property
+    def program(self) -> Program:
+        """The program with edges for all dependencies."""
+        nodes = list(self.simulation.program.nodes)
+        for i, awaited in self.dependencies.waits:
+            controls = [*nodes[i].controls, *awaited]
+            nodes[i] = nodes[i].changed(controls=controls)
+        return replace(self.simulation.program, nodes=nodes)
+
+
+def plan_order(
+    program: Program,
+    can_wait: CanWait = lambda _: True,
+    may_await: MayAwait = lambda *_: True,
+) -> Plan:
+    """Return an order of a program in which it holds little, and what holds it to that.
+
+    Args:
+        program: the nodes and their edges.
+        can_wait: as in `order_dependencies`.
+        may_await: as there.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: that of `planned_order`.
+    """
+    simulation = planned_order(program)
+    bound = max(simulation.peak // _PARTS, _HARMLESS)
+    order = simulation.order
+    found = order_dependencies(program, order, bound, can_wait, may_await)
+    return Plan(simulation, found)
+
+
+def order_dependencies(
+    program: Program,
+    order: Sequence[int],
+    bound: int,
+    can_wait: CanWait = lambda _: True,
+    may_await: MayAwait = lambda *_: True,
+) -> OrderDependencies:
+    """Return who has to wait for whom so that memory is used as in an order.
+
+    Nodes without a queue neither wait nor are waited for; those of one queue wait for
+    each other.
+
+    Args:
+        program: the nodes and their edges.
+        order: all nodes, each after what it reads and waits for.
+        bound: up to how many bytes a tensor is small. What is small and undone while
+            something large is made adds up to no more than that, either.
+        can_wait: tells whether a node can be made to wait.
+        may_await: tells whether the first node may be made to wait for the second.
+
+    Cost: linear in nodes and edges.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "Relu", outputs=[0], queue="CPU")
+        >>> first = Node("first", "Exp", [0], [1], queue="CPU")
+        >>> sum = Node("sum", "Sum", [1], [2], queue="CPU")
+        >>> other = Node("other", "Exp", [0], [3], queue="CPU")
+        >>> program = Program([x, first, sum, other], [80, 80, 8, 80], [2, 3])
+        >>> order_dependencies(program, [0, 1, 2, 3], 10).waits
+        [(3, [2])]
+    """
+    nodes, sizes = program.nodes, program.sizes
+    edges = _Edges(program, order)
+    buffer = list(range(len(sizes)))
+    queues: dict[str, _Queue] = {}
+    waits: list[tuple[int, list[int]]] = []
+    unordered: list[tuple[int, list[int]]] = []
+    for i in order:
+        node = nodes[i]
+        made = _own(node, buffer)
+        if node.queue is None:
+            continue
+        queue = queues.setdefault(node.queue, _Queue())
+        if any(sizes[t] > bound for t in made) or node.temporary > bound:
+            before = queue.pending
+            if queue.loose_bytes > bound:
+                before = [*before, *queue.loose]
+                queue.loose, queue.loose_bytes = [], 0
+            missing = edges.not_before(i, before)
+            waiting = missing and can_wait(i)
+            allowed = {j for j in missing if waiting and may_await(i, j)}
+            blocked = [j for j in missing if j not in allowed]
+            if allowed:
+                awaited = edges.last([j for j in missing if j in allowed])
+                edges.add(i, awaited)
+                waits.append((i, awaited))
+            if blocked:
+                unordered.append((i, blocked))
+            queue.pending = [*blocked, i]
+            continue
+        held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
+        if any(size > bound for size in held):
+            queue.pending.append(i)
+        elif any(held):
+            queue.loose.append(i)
+            queue.loose_bytes += sum(held)
+    return OrderDependencies(waits, unordered)
+
+
+def _own(node: Node, buffer: list[int]) -> list[int]:
+    """Return what a node makes a buffer for; note whose buffer the rest shares.
+
+    What it takes over by chance is its own: somebody else may still hold it.
+    """
+    shared = {node.outputs[out]: node.inputs[place] for out, place in node.aliases}
+    for tensor, source in shared.items():
+        buffer[tensor] = buffer[source]
+    return [t for t in node.outputs if t not in shared]
+
+
+class _Edges:
+    """The edges of a program and those that are added, along an order."""
+
+    def __init__(self, program: Program, order: Sequence[int]) -> None:
+        self._nodes = program.nodes
+        self._maker = {t: i for i, node in enumerate(self._nodes) for t in node.outputs}
+        self._place = [0] * len(self._nodes)
+        for place, i in enumerate(order):
+            self._place[i] = place
+        self._added: dict[int, list[int]] = {}
+
+    def add(self, i: int, before: list[int]) -> None:
+        """Let a node wait for others."""
+        self._added[i] = before
+
+    def not_before(self, i: int, others: Collection[int]) -> list[int]:
+        """Return those of some nodes that a node does not come after in any order.
+
+        Cost: linear in the nodes between them in the order, and their edges.
+        """
+        met = self._behind([i], others)
+        return [j for j in others if j not in met]
+
+    def last(self, others: Sequence[int]) -> list[int]:
+        """Return those of some nodes that none of the others waits for.
+
+        Cost: as that of `not_before`.
+        """
+        if len(others) < 2:
+            return list(others)
+        met: set[int] = set()
+        latest_first = sorted(others, key=self._place.__getitem__, reverse=True)
+        left = []
+        for j in latest_first:
+            if j not in met:
+                left.append(j)
+                met |= self._behind([j], others, met)
+        return left[::-1]
+
+    def _behind(
+        self,
+        starts: Iterable[int],
+        others: Collection[int],
+        known: Collection[int] = frozenset(),
+    ) -> set[int]:
+        """Return what some nodes come after, back to the first of others."""
+        first = min((self._place[j] for j in others), default=0)
+        waiting = list(starts)
+        met: set[int] = set()
+        while waiting and others:
+            j = waiting.pop()
+            node = self._nodes[j]
+            read = [self._maker[t] for t in node.inputs]
+            for before in (*read, *node.controls, *self._added.get(j, ())):
+                if (
+                    before not in met
+                    and before not in known
+                    and self._place[before] >= first
+                ):
+                    met.add(before)
+                    waiting.append(before)
+        return met
