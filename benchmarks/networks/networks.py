@@ -8,7 +8,9 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.networks.decoder import decoder
 from benchmarks.networks.encoder import encoder
+from benchmarks.networks.recurrent import recurrent
 from benchmarks.networks.step import Step, Wrap, seeded, training_step, unwrapped
 from benchmarks.networks.unet import unet
 
@@ -75,9 +77,15 @@ def application(
 NETWORKS: dict[str, MakeStep] = {
     "chain": chain,
     "ResNet50": partial(application, "ResNet50", batch=16),
+    "ResNet152": partial(application, "ResNet152"),
     "MobileNetV2": partial(application, "MobileNetV2", batch=16),
     "DenseNet121": partial(application, "DenseNet121"),
     "EfficientNetB0": partial(application, "EfficientNetB0"),
+    "InceptionV3": partial(application, "InceptionV3"),
+    "NASNetMobile": partial(application, "NASNetMobile"),
+    "ConvNeXtTiny": partial(application, "ConvNeXtTiny"),
     "U-Net": unet,
     "encoder": encoder,
+    "decoder": decoder,
+    "LSTM": recurrent,
 }

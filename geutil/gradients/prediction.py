@@ -13,7 +13,7 @@ from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
-from geutil.memory.ordering import Plan, plan_order
+from geutil.memory.ordering import Plan, after_all, plan_order, with_controls
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
@@ -53,6 +53,7 @@ class StepProgram:
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
+        self._ys = frozenset(self._numbers(step.ys))
         held = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held for n in self._numbers([t])]
 
@@ -73,8 +74,11 @@ class StepProgram:
         """
         segments = list(segments)
         program = self.program(segments)
-        ordered = segments and self._ordered
-        return simulate(program, frugal_order(program) if ordered else None).peak
+        if not segments or not self._ordered:
+            return simulate(program).peak
+        later = after_all(program, self._ends(program))
+        order = frugal_order(with_controls(program, later.items()))
+        return simulate(program, order).peak
 
     def plan(self, segments: Iterable[Segment] = (), *, ordered: bool = True) -> Plan:
         """Return the order in which a step runs, and what holds it to that.
@@ -87,8 +91,17 @@ class StepProgram:
         """
         program = self.program(segments)
         if ordered and self._ordered:
-            return plan_order(program)
+            later = after_all(program, self._ends(program))
+            return plan_order(program, later=later)
         return Plan(simulate(program))
+
+    def _ends(self, program: Program) -> list[int]:
+        """Return the nodes that make the ys: the backward pass comes after them."""
+        return [
+            i
+            for i, node in enumerate(program.nodes)
+            if not self._ys.isdisjoint(node.outputs)
+        ]
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.

@@ -17,7 +17,7 @@ from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
 from geutil.graph.state import forget_order
 from geutil.graph.version_1_flow import unconditional
-from geutil.memory.ordering import Plan, plan_order
+from geutil.memory.ordering import Plan, after_all, plan_order
 from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
 from geutil.memory.predicting.reading import read_ops
 
@@ -56,6 +56,7 @@ def order_step(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],
     may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
+    first: Iterable[Operation] = (),
 ) -> OrderedStep:
     """Let the ops of a step use memory in a planned order.
 
@@ -63,6 +64,7 @@ def order_step(
         ops: all ops that run, in topological order.
         fetched: the tensors that are held to the end.
         may_await: tells whether the first op may be made to wait for the second.
+        first: ops before which, with all that they read, the plan has no other.
 
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
@@ -79,10 +81,14 @@ def order_step(
             places[number] = place
         return place is not None
 
+    fused = with_groups_fused(program, groups)
+    lasts = [ops[group[-1]] for group in groups]
+    first = frozenset(first)
     plan = plan_order(
-        with_groups_fused(program, groups),
+        fused,
         can_wait,
         lambda i, j: may_await(ops[groups[i][0]], ops[groups[j][-1]]),
+        after_all(fused, [number for number, op in enumerate(lasts) if op in first]),
     )
     waits = []
     for number, awaited in plan.dependencies.waits:

@@ -29,16 +29,16 @@ from geutil.graph.state import fingerprint, state_of
 from geutil.graph.steps import step_ops
 from geutil.graph.trees import flatten
 from geutil.graph.xla import is_compiled_by_xla
+from geutil.memory.ordering import Plan
 from geutil.select.lists import get_unique_graph
 
 _logger = logging.getLogger("geutil")
 
-_MUCH = 1.05
+_MUCH = 0.1
 _HOLDS = (
-    "the step was predicted to hold {before:,} bytes and with its updates it holds "
-    "{after:,}: if all gradients are held until the last one is there (they are "
-    "clipped by their common norm, say), pass holds_gradients=True, so that the "
-    "checkpoints are chosen for that"
+    "of the {peak:,} bytes that the step holds at its peak, {held:,} are gradients: "
+    "they are held until the last one is there (to be clipped by their common norm, "
+    "say); pass holds_gradients=True, so that the checkpoints are chosen for that"
 )
 _TOO_LATE = (
     "a Session has run the graph before its updates were known, so they are not "
@@ -146,7 +146,10 @@ class _Orders:
         self._graph = graph
         self._backward: dict[Operation, None] = {}
         self._report: Report | None = None
-        self._holds_gradients = False
+        self._step: Step | None = None
+        # What is run for the ys alone, which must not come to take more.
+        self._forward: dict[Operation, None] = {}
+        self._ys: list[Operation] = []
         self._warned = False
         # What was ordered last: no need to do so again.
         self._ordered: Any = None
@@ -158,7 +161,8 @@ class _Orders:
         """Note a step."""
         self.add_backward(step.backward)
         self._report = report
-        self._holds_gradients = step.holds_gradients
+        self._step = step
+        self._ys += [y.op for y in step.ys]
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -170,7 +174,10 @@ class _Orders:
         wanted = [*step.ys, *tensors_of(step.gradients)]
         held = wanted if step.holds_gradients else step.ys
         ops = topological_sort(step_ops([t.op for t in wanted], IdentitySet()))
-        self._tell(order_step(ops, held, self._is_new))
+        forward = step_ops([y.op for y in step.ys], IdentitySet())
+        self._forward.update(dict.fromkeys(forward))
+        first = [y.op for y in step.ys]
+        self._tell(order_step(ops, held, self._may_await, first))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -205,7 +212,7 @@ class _Orders:
             return
         if _pass_by_joints(ops, self._backward):
             ops = topological_sort(step_ops(targets, use.feeds))
-        self._tell(order_step(ops, use.tensors))
+        self._tell(order_step(ops, use.tensors, first=self._ys), whole=True)
 
     def _order_for_session(self, targets: Sequence[Operation], use: Use) -> None:
         ops = topological_sort(step_ops(targets, use.feeds))
@@ -224,11 +231,11 @@ class _Orders:
 
         def may_await(op: Operation, other: Operation) -> bool:
             harmless = op in behind or other not in changing
-            return harmless and self._is_new(op, other)
+            return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await)
+        ordered = order_step(ops, use.tensors, may_await, self._ys)
         self._waits = frozenset(ordered.waits)
-        self._tell(ordered)
+        self._tell(ordered, whole=True)
 
     def _check(self, targets: Sequence[Operation], use: Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
@@ -244,10 +251,14 @@ class _Orders:
     def _was_run(self) -> bool:
         return has_been_run(self._graph, self._backward)
 
-    def _is_new(self, op: Operation, other: Operation) -> bool:
-        """Tell whether a Session would see it if an op waited for another."""
-        del other
-        return not has_been_run(self._graph, (op,))
+    def _may_await(self, op: Operation, other: Operation) -> bool:
+        """Tell whether an op may wait for another in a graph that a Session runs.
+
+        Not if a Session has the op already and would not see that it waits, nor if
+        that would run a part of the backward pass whenever the forward pass is run.
+        """
+        adds = op in self._forward and other not in self._forward
+        return not adds and not has_been_run(self._graph, (op,))
 
     @property
     def _peak(self) -> int:
@@ -258,20 +269,36 @@ class _Orders:
             self._warned = True
             _logger.warning("%s", message)
 
-    def _tell(self, ordered: OrderedStep) -> None:
-        """Bring the report up to date."""
+    def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
+        """Bring the report up to date; the updates are known if the step is whole."""
         report = self._report
         if report is None:
             return
         warnings = list(report.warnings)
-        if ordered.plan.peak > _MUCH * report.peak and not self._holds_gradients:
-            note = _HOLDS.format(before=report.peak, after=ordered.plan.peak)
-            warnings.append(note)
-            self._warn(note)
+        if whole and self._step and not self._step.holds_gradients:
+            held = _held_gradients(ordered.plan, self._step)
+            if held > _MUCH * ordered.plan.peak:
+                note = _HOLDS.format(held=held, peak=ordered.plan.peak)
+                warnings.append(note)
+                self._warn(note)
         self._report = replace(
             report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
         )
         replace_last(report, self._report)
+
+
+def _held_gradients(plan: Plan, step: Step) -> int:
+    """Return what a plan holds at its peak of gradients if most of them are there."""
+    run = plan.simulation
+    if not run.order:
+        return 0
+    peak = max(range(len(run.order)), key=run.held.__getitem__)
+    alive = frozenset(run.alive(peak))
+    names = {t.op.name for t in tensors_of(step.gradients)}
+    made = [t for node in run.program.nodes if node.name in names for t in node.outputs]
+    total = sum(run.program.sizes[t] for t in made)
+    held = sum(run.program.sizes[t] for t in made if t in alive)
+    return held if 2 * held > total else 0
 
 
 def orders_of(graph: Graph) -> _Orders:

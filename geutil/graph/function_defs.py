@@ -35,7 +35,16 @@ def definition_in(graph: Graph, name: str) -> Any | None:
     """Return the `FunctionDef` of a function that a graph holds, else None."""
     if not graph._is_function(name):
         return None
-    return graph._get_function(name).cached_definition
+    function = graph._get_function(name)
+    made_in_c = getattr(function, "_c_func", None)
+    if made_in_c is None:
+        return function.cached_definition
+    # `cached_definition` would put it into the eager context, which refuses a function
+    # of a name that it has: one that Grappler has changed, say.
+    with c_api_util.tf_buffer() as buffer, made_in_c.get() as c_function:
+        pywrap_tf_session.TF_FunctionToFunctionDef(c_function, buffer)
+        data = pywrap_tf_session.TF_GetBuffer(buffer)
+    return function_pb2.FunctionDef.FromString(bytes(data))
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:

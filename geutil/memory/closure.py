@@ -53,6 +53,8 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
         np.concatenate(heads).astype(np.int32),
         np.concatenate(capacities).astype(np.int64),
     )
+    # Nodes without an arc do not exist.
+    flow.add_arc_with_capacity(source, sink, 0)
     flow.solve(source, sink)
     taken = np.zeros(count + 2, np.bool_)
     taken[flow.get_source_side_min_cut()] = True

@@ -8,8 +8,9 @@ as long as all that may be left undone of it adds up to something small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import planned_order
@@ -53,6 +54,7 @@ class _Queue:
     loose_bytes: int = 0
 
 
+_NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
 _NO_DEPENDENCIES = OrderDependencies((), ())
 
 
@@ -76,17 +78,14 @@ class Plan:
     @property
     def program(self) -> Program:
         """The program with edges for all dependencies."""
-        nodes = list(self.simulation.program.nodes)
-        for i, awaited in self.dependencies.waits:
-            controls = [*nodes[i].controls, *awaited]
-            nodes[i] = nodes[i].changed(controls=controls)
-        return replace(self.simulation.program, nodes=nodes)
+        return with_controls(self.simulation.program, self.dependencies.waits)
 
 
 def plan_order(
     program: Program,
     can_wait: CanWait = lambda _: True,
     may_await: MayAwait = lambda *_: True,
+    later: Mapping[int, Sequence[int]] = _NONE_LATER,
 ) -> Plan:
     """Return an order of a program in which it holds little, and what holds it to that.
 
@@ -94,17 +93,66 @@ def plan_order(
         program: the nodes and their edges.
         can_wait: as in `order_dependencies`.
         may_await: as there.
+        later: for nodes that the plan has after others, those others.
 
     Raises:
         PredictionError: nodes wait for each other.
 
     Cost: that of `planned_order`.
     """
-    simulation = planned_order(program)
+    simulation = planned_order(with_controls(program, later.items()))
+    simulation = replace(simulation, program=program)
     bound = max(simulation.peak // _PARTS, _HARMLESS)
     order = simulation.order
     found = order_dependencies(program, order, bound, can_wait, may_await)
     return Plan(simulation, found)
+
+
+def with_controls(
+    program: Program, waits: Iterable[tuple[int, Sequence[int]]]
+) -> Program:
+    """Return a program in which some nodes wait for others besides.
+
+    Args:
+        program: the nodes and their edges.
+        waits: pairs of a node and those that it waits for.
+    """
+    nodes = list(program.nodes)
+    for i, awaited in waits:
+        nodes[i] = nodes[i].changed(controls=[*nodes[i].controls, *awaited])
+    return replace(program, nodes=nodes)
+
+
+def after_all(program: Program, ends: Sequence[int]) -> dict[int, Sequence[int]]:
+    """Return what has to wait so that all that some nodes need runs before the rest.
+
+    Args:
+        program: the nodes and their edges.
+        ends: the nodes.
+
+    Returns:
+        The first of the other nodes, each with `ends`.
+
+    Cost: linear in nodes and edges.
+    """
+    if not ends:
+        return {}
+    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
+    before = [
+        [*(maker[t] for t in node.inputs), *node.controls] for node in program.nodes
+    ]
+    ahead = set(ends)
+    waiting = list(ends)
+    while waiting:
+        for j in before[waiting.pop()]:
+            if j not in ahead:
+                ahead.add(j)
+                waiting.append(j)
+    return {
+        i: ends
+        for i, behind in enumerate(before)
+        if i not in ahead and ahead.issuperset(behind)
+    }
 
 
 def order_dependencies(
@@ -142,6 +190,7 @@ def order_dependencies(
     nodes, sizes = program.nodes, program.sizes
     edges = _Edges(program, order)
     buffer = list(range(len(sizes)))
+    readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
     waits: list[tuple[int, list[int]]] = []
     unordered: list[tuple[int, list[int]]] = []
@@ -156,10 +205,13 @@ def order_dependencies(
             if queue.loose_bytes > bound:
                 before = [*before, *queue.loose]
                 queue.loose, queue.loose_bytes = [], 0
+            # A variable that others read while it changes has two buffers.
+            read = [j for t in node.updates for j in readers.get(t, ())]
+            before = [*before, *(j for j in read if edges.precedes(j, i))]
             missing = edges.not_before(i, before)
             waiting = missing and can_wait(i)
             allowed = {j for j in missing if waiting and may_await(i, j)}
-            blocked = [j for j in missing if j not in allowed]
+            blocked = edges.last([j for j in missing if j not in allowed])
             if allowed:
                 awaited = edges.last([j for j in missing if j in allowed])
                 edges.add(i, awaited)
@@ -175,6 +227,20 @@ def order_dependencies(
             queue.loose.append(i)
             queue.loose_bytes += sum(held)
     return OrderDependencies(waits, unordered)
+
+
+def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]:
+    """Map some tensors to the nodes that read them, or what hands them on."""
+    origin = {t: t for t in tensors}
+    readers: dict[int, list[int]] = {}
+    for i, node in enumerate(program.nodes):
+        for t in dict.fromkeys(node.inputs):
+            if t in origin:
+                readers.setdefault(origin[t], []).append(i)
+        for out, place in node.aliases:
+            if node.inputs[place] in origin:
+                origin[node.outputs[out]] = origin[node.inputs[place]]
+    return readers
 
 
 def _own(node: Node, buffer: list[int]) -> list[int]:
@@ -198,6 +264,10 @@ class _Edges:
         for place, i in enumerate(order):
             self._place[i] = place
         self._added: dict[int, list[int]] = {}
+
+    def precedes(self, i: int, j: int) -> bool:
+        """Tell whether a node comes before another one in the order."""
+        return self._place[i] < self._place[j]
 
     def add(self, i: int, before: list[int]) -> None:
         """Let a node wait for others."""

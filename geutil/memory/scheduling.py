@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from geutil.memory.execution import execution_order
@@ -109,6 +109,8 @@ class _Scheduler:
         self._buffers = _Buffers(program)
         self._small = negligible_size(program)
         self._fetched = frozenset(program.fetched)
+        # Nodes whose burst has to wait until a variable is read, by its old buffer.
+        self._blocked: dict[int, set[int]] = {}
         nodes = program.nodes
         self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
         self._ready: list[tuple[bool, int, int]] = []
@@ -143,6 +145,8 @@ class _Scheduler:
         for j in self._successors[i]:
             self._pending[j] -= 1
         changed = self._buffers.run(self._program.nodes[i])
+        for buffer in self._buffers.let_go:
+            changed += sorted(self._blocked.pop(buffer, ()))
         for j in dict.fromkeys(self._successors[i]):
             if not self._pending[j]:
                 self._offer(j)
@@ -159,8 +163,9 @@ class _Scheduler:
     def _used_up(self, i: int) -> list[int] | None:
         """Return a node and those behind it that use up all that they make, in order.
 
-        None if somebody else reads it, too, or reads besides what is not there yet, or
-        if something larger is made on the way.
+        None if somebody else reads it, too, or reads besides what is not there yet, if
+        something larger is made on the way, or if a variable is changed on the way that
+        others are still to read.
         """
         nodes, sizes = self._program.nodes, self._program.sizes
         largest = max(sizes[t] for t in nodes[i].outputs)
@@ -183,7 +188,12 @@ class _Scheduler:
                 # What only waits (for all updates, say) is no part of it.
                 if not left[after] and after in readers:
                     waiting.append(after)
-        return burst if readers.issubset(burst) else None
+        if not readers.issubset(burst):
+            return None
+        waits = {b for j in burst for b in self._buffers.read_besides(j, burst)}
+        for buffer in waits:
+            self._blocked.setdefault(buffer, set()).add(i)
+        return None if waits else burst
 
 
 def _ranks(
@@ -207,6 +217,7 @@ class _Buffers:
 
     Attributes:
         readers: the nodes that read each tensor, once for each place.
+        let_go: the variables' buffers that the last node was the last to read.
     """
 
     def __init__(self, program: Program) -> None:
@@ -223,6 +234,12 @@ class _Buffers:
         self._left = list(self._reads)
         self._buffer = list(range(len(program.sizes)))
         self._sharing: dict[int, dict[int, None]] = {}
+        self._renewing: dict[int, list[int]] = {}
+        for i, node in enumerate(program.nodes):
+            for tensor in node.updates:
+                self._renewing.setdefault(tensor, []).append(i)
+        self._nodes = program.nodes
+        self.let_go: list[int] = []
         self._holders = [0] * len(program.sizes)
 
     def growth(self, node: Node) -> int:
@@ -231,8 +248,21 @@ class _Buffers:
         freed = {b for b, count in counts.items() if self._holders[b] == count}
         shared = dict(self._shared(node))
         freed.difference_update(b for t, b in shared.items() if self._reads[t])
-        made = (t for t in node.outputs if t not in shared and self._reads[t])
+        made = [t for t in node.outputs if t not in shared and self._reads[t]]
+        if any(self._holders[self._buffer[tensor]] for tensor in node.updates):
+            made.append(node.outputs[0])
         return sum(self._sizes[t] for t in made) - sum(self._sizes[b] for b in freed)
+
+    def read_besides(self, i: int, readers: Collection[int]) -> Iterator[int]:
+        """Yield the old buffers of what a node changes that others are to read."""
+        for buffer in {self._buffer[tensor] for tensor in self._nodes[i].updates}:
+            known = sum(
+                self._buffer[tensor] == buffer
+                for j in readers
+                for tensor in self._nodes[j].inputs
+            )
+            if self._holders[buffer] > known:
+                yield buffer
 
     def run(self, node: Node) -> list[int]:
         """Hold what a node makes, and let go of what it read.
@@ -246,9 +276,13 @@ class _Buffers:
         for tensor in node.outputs:
             self._holders[self._buffer[tensor]] += self._reads[tensor]
         last: list[int] = []
+        self.let_go = []
         for tensor in node.inputs:
             taken = self._buffer[tensor]
             self._holders[taken] -= 1
+            if taken in self._renewing and not self._holders[taken]:
+                self.let_go.append(taken)
+                last += self._renewing[taken]
             self._left[tensor] -= 1
             if not self._left[tensor]:
                 self._sharing.get(taken, {}).pop(tensor, None)

@@ -12,7 +12,8 @@ from tests.documented import missing_parts, signature
 NAMES = """
     KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of by_name
     by_type capture_ops checkpointed explain format_ops gradients gradients_collection
-    gradients_memory gradients_speed inside larger_than last_report not_ toposort
+    gradients_memory gradients_speed inside larger_than last_report not_ order_updates
+    toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -26,12 +27,12 @@ checkpointed(fn: F, checkpoints: str | Policy = memory, *, min_checkpoint_size: 
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
-    TapeEngine = tensorflow, **kwargs: Any) -> Report
+    TapeEngine = tensorflow, order: bool = True, **kwargs: Any) -> Report
 format_ops(ops: Any, sort_outputs: bool = True) -> list[str]
 gradients(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = collection, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
-    TapeEngine = tensorflow, **kwargs: Any) -> list[Any]
+    TapeEngine = tensorflow, order: bool = True, **kwargs: Any) -> list[Any]
 gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs:
     Any) -> list[Any]
 gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any)
@@ -42,10 +43,18 @@ inside(scope: str) -> Policy
 larger_than(size: int) -> Policy
 last_report() -> Report | None
 not_(policy: Policy) -> Policy
+order_updates(*fetches: Any) -> Report | None
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """
-WHOLE = ["capture_ops", "checkpointed", "explain", "gradients", "toposort"]
+WHOLE = [
+    "capture_ops",
+    "checkpointed",
+    "explain",
+    "gradients",
+    "order_updates",
+    "toposort",
+]
 
 
 def frozen() -> dict[str, str]:

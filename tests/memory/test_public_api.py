@@ -11,8 +11,8 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     Environment LiveTensor Measurement Moment Node Program Simulation Timeline
-    TimelineComparison bytes_of compare execution_order measure predict simulate
-    step_program
+    TimelineComparison WorstCase bytes_of compare execution_order measure predict
+    simulate step_program worst_case
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
@@ -30,8 +30,11 @@ simulate(program: Program, order: Sequence[int] | None = None, *, seed: int | No
     None) -> Simulation
 step_program(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, grappler: bool = False) -> Program
+worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
+    GivenShapes | None = None, threads: int | None = 8, grappler: bool = True, onednn:
+    bool | None = None) -> WorstCase
 """
-WHOLE = ["compare", "measure", "predict"]
+WHOLE = ["compare", "measure", "predict", "worst_case"]
 
 
 def frozen() -> dict[str, str]:

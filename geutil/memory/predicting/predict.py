@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +27,7 @@ from geutil.memory.sizes import GivenShapes
 from geutil.memory.timeline import Timeline
 from geutil.select.lists import get_unique_graph
 
+_LOWERED = "_lower_using_switch_merge"
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
 
@@ -181,6 +183,7 @@ def _read(
     fed = [*given, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
     graph_def = step_graph_def(graph, ops, given)
     names = [f.name for f in fetches if f not in given]
+    _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
     for node in graph_def.node:
@@ -193,6 +196,17 @@ def _read(
         program = with_column_buffers(program, scratch)
     known.check(fed)
     return program
+
+
+def _keep_loops(graph_def: Any) -> None:
+    """Keep Grappler from taking loops and conditionals apart.
+
+    It knows no shapes in what they become, and the memory is the same.
+    """
+    functions = (function.node_def for function in graph_def.library.function)
+    for node in chain(graph_def.node, *functions):
+        if _LOWERED in node.attr:
+            node.attr[_LOWERED].b = False
 
 
 def _fetches(ys_or_fetches: Any) -> Sequence[Any]:

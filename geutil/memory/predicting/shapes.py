@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PredictionError
+from geutil.graph.functions import body_graph
 from geutil.graph.identity import dereference
 from geutil.graph.kinds import Graph, Tensor, is_tensor
 from geutil.memory.sizes import (
@@ -68,7 +69,9 @@ class Shapes:
         """
         dims = dims_of(tensor)
         size = bytes_of_shape(tensor.dtype, dims)
-        if size is None and not hasattr(tensor.graph, "outer_graph"):
+        if size is None and hasattr(tensor.graph, "outer_graph"):
+            size = bytes_of_shape(tensor.dtype, self._in_a_function(tensor))
+        elif size is None:
             shape = self._given.get(tensor.name)
             if shape is None:
                 shape = self._static(tensor.name)
@@ -78,6 +81,17 @@ class Shapes:
             self._open.append(tensor)
             return 0
         return size
+
+    def _in_a_function(self, tensor: Tensor) -> list[int | None] | None:
+        """Return what the function says from which the body of a call was made."""
+        body = body_graph(self._graph, tensor.graph.name)
+        if body is None:
+            return None
+        try:
+            shape = body.get_tensor_by_name(tensor.name).shape
+        except (KeyError, ValueError):
+            return None  # The optimizer made it.
+        return None if shape.rank is None else shape.as_list()
 
     def _static(self, name: str) -> tf.TensorShape | None:
         """Return what the caller's graph says, by `set_shape` beyond what follows."""

@@ -1,0 +1,237 @@
+"""A step runs in its planned order, whatever the number of threads."""
+
+import itertools
+
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil.gradients import gradients, last_report
+from geutil.gradients.step_order import SCOPE
+from geutil.memory import predict, worst_case
+from tests.gradients.checking import assert_close, run
+from tests.settings import slow
+
+v1 = tf.compat.v1
+pytestmark = slow
+WIDTH = 512
+
+
+def normalized(h, name):
+    """Return a batch norm made of simple ops, whose gradient has several ways."""
+    with tf.name_scope(name):
+        mean, variance = tf.nn.moments(h, [0])
+        return tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
+
+
+def network(x, layers=4):
+    kept = []
+    for i in range(layers):
+        x = tf.nn.relu6(normalized(tf.tanh(tf.sin(x)), f"norm{i}"))
+        kept.append(x)
+    return tf.reduce_sum(tf.sin(x)), kept
+
+
+def branches(x, count=6):
+    """Return branches that nothing orders, of which each ends in something small."""
+    return tf.add_n(
+        [
+            tf.reduce_mean(tf.sin(tf.tanh(tf.cos(x * float(i + 1)))), axis=0)
+            for i in range(count)
+        ]
+    )
+
+
+def waiting(graph):
+    return [op for op in graph.get_operations() if op.name.startswith(f"{SCOPE}/")]
+
+
+def test_values_and_validity():
+    with tf.Graph().as_default() as graph:
+        start = np.random.default_rng(0).normal(size=[64, WIDTH]).astype("float32")
+        x = tf.constant(start)
+        z, kept = network(x)
+        plain = tf.gradients(z, x)
+        ours = gradients(z, x, checkpoints=kept)
+        assert waiting(graph)
+        ge.verify(graph)
+        assert_close(*run(graph, [ours, plain]))
+        assert_close(*run(graph, [ours, plain], optimize=True))
+
+
+def edges_of(graph):
+    edges = nx.DiGraph()
+    for op in graph.get_operations():
+        for p in (*(t.op for t in op.inputs), *op.control_inputs):
+            edges.add_edge(p, op)
+    return edges
+
+
+def test_large_ops_are_in_one_line():
+    """Any two of them are ordered by edges, so threads cannot change their order."""
+    with tf.Graph().as_default() as graph:
+        x = tf.identity(tf.ones([64, WIDTH]))
+        z, kept = network(x)
+        (ours,) = gradients(z, x, checkpoints=kept)
+    edges = edges_of(graph)
+    behind = {ours.op, *nx.ancestors(edges, ours.op)}
+    same = ("PlaceholderWithDefault", "Identity", "Const", "AddN", "Reshape")
+    large = [
+        op
+        for op in nx.lexicographical_topological_sort(edges, key=lambda op: op.name)
+        if op in behind
+        and op.type not in same
+        and any(t.shape.num_elements() == 64 * WIDTH for t in op.outputs)
+    ]
+    assert len(large) > 30
+    for earlier, later in itertools.pairwise(large):
+        assert nx.has_path(edges, earlier, later), (earlier.name, later.name)
+
+
+def test_the_forward_pass_is_ordered():
+    """Branches of which each holds much while it runs, one after the other."""
+    bytes_each = 2048 * WIDTH * 4
+    peaks = []
+    for order in (False, True):
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, [2048, WIDTH])
+            h = tf.stop_gradient(branches(x))
+            w = tf.constant(np.ones([WIDTH], np.float32))
+            z = tf.reduce_sum(w * h)
+            (slope,) = gradients(z, w, checkpoints=None, order=order)
+            peaks.append(worst_case([z, slope], threads=None).peak)
+    free, ordered = peaks
+    # All branches at once, or what one op of one of them reads and makes.
+    assert free >= 6 * bytes_each
+    assert ordered < 2.1 * bytes_each
+
+
+def test_the_loss_alone_does_not_run_the_backward_pass():
+    with tf.Graph().as_default():
+        x = tf.constant(np.ones([64, WIDTH], np.float32))
+        z, kept = network(x)
+        before = needed_by(z.op)
+        gradients(z, x, checkpoints=kept)
+        added = needed_by(z.op) - before
+        assert all(op.name.startswith(f"{SCOPE}/") for op in added)
+
+
+def needed_by(op):
+    needed, left = {op}, [op]
+    while left:
+        op = left.pop()
+        for p in (*(t.op for t in op.inputs), *op.control_inputs):
+            if p not in needed:
+                needed.add(p)
+                left.append(p)
+    return needed
+
+
+def traced_peak(session, fetch, feed):
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    session.run(fetch, feed, options=options, run_metadata=metadata)
+    records = sorted(
+        (record.alloc_micros, record.alloc_bytes)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    )
+    return np.cumsum([size for _, size in records]).max()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_every_session_holds_what_was_predicted(threads):
+    """In the first step everything runs in another order, unless it is held to one."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [2048, WIDTH])
+        z, kept = network(x)
+        (ours,) = gradients(z, x, checkpoints=kept)
+        fetch = tf.reduce_sum(ours)
+        peak = last_report().peak
+        assert predict(fetch).peak == pytest.approx(peak, rel=0.03)
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=threads, use_per_session_threads=True
+        )
+        feed = {x: np.ones([2048, WIDTH], np.float32)}
+        for _ in range(3):
+            with v1.Session(graph=graph, config=config) as session:
+                for _ in range(2):
+                    assert traced_peak(session, fetch, feed) <= 1.05 * peak
+
+
+def test_without_an_order_nothing_waits():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([64, WIDTH])
+        z, kept = network(x)
+        gradients(z, x, checkpoints=kept, order=False)
+        assert not waiting(graph)
+
+
+def test_plain_gradients_are_ordered_too():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(np.random.default_rng(0).normal(size=[64, WIDTH]))
+        y = tf.reduce_sum(tf.sin(branches(x)))
+        ours = gradients(y, x, checkpoints=None)
+        report = last_report()
+        assert waiting(graph)
+        assert report.peak <= report.plain_peak
+        assert report.worst < report.plain_worst
+        assert_close(*run(graph, [ours, tf.gradients(y, x)]))
+
+
+def test_ops_that_a_session_has_run_are_left_alone():
+    """A Session would not see that they have to wait."""
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(np.ones([64, WIDTH], np.float32))
+        y = branches(x)
+        with v1.Session() as session:
+            session.run(y)
+            before = [list(op.inputs) for op in graph.get_operations()]
+            ours = gradients(tf.reduce_sum(tf.sin(y)), x, checkpoints=None)
+            after = [list(op.inputs) for op in graph.get_operations()][: len(before)]
+            assert all(
+                a is b
+                for old, new in zip(before, after, strict=True)
+                for a, b in zip(old, new, strict=True)
+            )
+            assert_close(
+                *session.run([ours, tf.gradients(tf.reduce_sum(tf.sin(y)), x)])
+            )
+
+
+def test_ops_of_several_devices_do_not_wait_for_each_other():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([64, WIDTH])
+        losses = []
+        for place in ("/device:CPU:0", "/device:CPU:1"):
+            with tf.device(place):
+                losses.append(network(tf.identity(x), 2))
+        kept = [t for _, tensors in losses for t in tensors]
+        gradients([z for z, _ in losses], x, checkpoints=kept)
+        assert waiting(graph)
+        for op in waiting(graph):
+            places = {c.device for c in (*op.control_inputs, *op.inputs[0].consumers())}
+            assert len(places - {""}) < 2, op.name
+
+
+def test_weight_gradients_do_not_wait_for_sums_over_towers():
+    with tf.Graph().as_default() as graph:
+        w = tf.ones([WIDTH, WIDTH])
+        losses = []
+        for place in ("/device:CPU:0", "/device:CPU:1"):
+            with tf.device(place):
+                h = tf.tanh(tf.matmul(tf.tanh(tf.matmul(tf.ones([64, WIDTH]), w)), w))
+                losses.append((tf.reduce_sum(tf.sin(h)), h))
+        gradients([z for z, _ in losses], w, checkpoints=[h for _, h in losses])
+        both = {
+            op
+            for op in graph.get_operations()
+            if len({t.op.device for t in op.inputs} - {""}) > 1
+        }
+        assert both
+        waited = {c for op in waiting(graph) for c in op.control_inputs}
+        assert not waited & both
