@@ -76,7 +76,7 @@ class StepProgram:
         program = self.program(segments)
         if not segments or not self._ordered:
             return simulate(program).peak
-        later = after_all(program, self._ends(program))
+        later = after_all(program, self.ends(program))
         order = frugal_order(with_controls(program, later.items()))
         return simulate(program, order).peak
 
@@ -91,11 +91,11 @@ class StepProgram:
         """
         program = self.program(segments)
         if ordered and self._ordered:
-            later = after_all(program, self._ends(program))
+            later = after_all(program, self.ends(program))
             return plan_order(program, later=later)
         return Plan(simulate(program))
 
-    def _ends(self, program: Program) -> list[int]:
+    def ends(self, program: Program) -> list[int]:
         """Return the nodes that make the ys: the backward pass comes after them."""
         return [
             i

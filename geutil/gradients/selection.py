@@ -81,13 +81,20 @@ class Keeping:
         return self.always.why(tensor)
 
 
-def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
+def resolve(
+    step: Step,
+    checkpoints: Any,
+    min_checkpoint_size: int,
+    *,
+    among_others: bool = False,
+) -> Keeping:
     """Return what to keep.
 
     Args:
         step: the step with plain gradients.
         checkpoints: as in `gradients`.
         min_checkpoint_size: tensors of fewer elements are chosen by no mode or policy.
+        among_others: as in `choose_for_memory`.
 
     Raises:
         ArgumentTypeError, SelectionError: as `checked`.
@@ -99,7 +106,8 @@ def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
     if choice is None:
         return Keeping("none", IdentitySet(), always, recomputes=False)
     if isinstance(choice, str):
-        return _resolve_mode(step, choice, min_checkpoint_size, always)
+        smallest = min_checkpoint_size
+        return _resolve_mode(step, choice, smallest, always, among_others)
     if isinstance(choice, tuple):
         return _resolve_list(step, choice, "list", always)
     chosen = _chosen_by(step, choice, min_checkpoint_size, always)
@@ -112,7 +120,9 @@ def resolve(step: Step, checkpoints: Any, min_checkpoint_size: int) -> Keeping:
     return keeping
 
 
-def _resolve_mode(step: Step, mode: str, smallest: int, always: AlwaysKept) -> Keeping:
+def _resolve_mode(
+    step: Step, mode: str, smallest: int, always: AlwaysKept, among_others: bool
+) -> Keeping:
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
@@ -124,7 +134,7 @@ def _resolve_mode(step: Step, mode: str, smallest: int, always: AlwaysKept) -> K
                 "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
             )
         return keeping
-    choice = choose_for_memory(step, always, smallest)
+    choice = choose_for_memory(step, always, smallest, among_others=among_others)
     keeping = Keeping(mode, IdentitySet(choice.kept), always)
     if choice.reason is not None:
         keeping.warnings.append(f"these are plain gradients: {choice.reason}")

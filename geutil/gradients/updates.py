@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.errors import SelectionError, StaleGraphError
 from geutil.gradients.last import last_report, replace_last
 from geutil.gradients.report import Report
@@ -42,12 +44,17 @@ _HOLDS = (
 )
 _TOO_LATE = (
     "a Session has run the graph before its updates were known, so they are not "
-    "ordered, and the step may hold more than '{peak:,}' bytes: call "
+    "ordered, and the step may hold more than {peak:,} bytes: call "
     "geutil.gradients.order_updates(train_op) before the first run of the graph"
 )
 _FINALIZED = (
     "the graph is finalized, so its updates are not ordered, and the step may hold "
     "more than {peak:,} bytes: call geutil.gradients.order_updates(train_op) before"
+)
+_FED = (
+    "a tensor is fed that the graph computes otherwise, so updates are not ordered, and "
+    "the step may hold more than {peak:,} bytes: call "
+    "geutil.gradients.order_updates(train_op) before the first run of the graph"
 )
 _FORCED = (
     "the run would also run '{op}' ({type}), which changes state and which it does not "
@@ -127,7 +134,9 @@ def order_updates(*fetches: Any) -> Report | None:
         >>> report.peak < report.plain_peak
         True
     """
-    found = flatten(list(fetches))
+    if is_func_graph(tf.compat.v1.get_default_graph()):
+        return last_report()
+    found = [_op_or_tensor(f) for f in flatten(list(fetches))]
     graph = get_unique_graph(found)
     orders: _Orders | None = state_of(graph).step_order
     if orders is None:
@@ -181,13 +190,11 @@ class _Orders:
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
-        if is_func_graph(self._graph):
-            return
         if self._waits is None and self._was_run():
             raise StaleGraphError(_TOO_LATE.format(peak=self._peak))
-        complete(self._graph, map(_op_or_tensor, fetches))
+        complete(self._graph, fetches)
         if self._waits is None:
-            names = ", ".join(f"'{_op_or_tensor(f).name}'" for f in fetches[:3])
+            names = ", ".join(f"'{f.name}'" for f in fetches[:3])
             raise SelectionError(
                 f"{names}: no op behind them changes a variable by gradients of "
                 "geutil.gradients; pass the train op"
@@ -219,12 +226,15 @@ class _Orders:
         after = _after(ops, self._backward)
         if not any(changes_state(op) for op in after):
             return
-        if self._graph.finalized or self._was_run():
-            message = _FINALIZED if self._graph.finalized else _TOO_LATE
-            self._warn(message.format(peak=self._peak))
+        obstacle = self._obstacle(use)
+        if obstacle is not None:
+            self._warn(obstacle.format(peak=self._peak))
             return
+        # What is fed counts as a part of the step, as it is.
+        targets = [*targets, *(t.op for t in use.feeds)]
+        ops = topological_sort(step_ops(targets, IdentitySet()))
         if _pass_by_joints(ops, self._backward):
-            ops = topological_sort(step_ops(targets, use.feeds))
+            ops = topological_sort(step_ops(targets, IdentitySet()))
         changing = _with_readers(ops, (op for op in ops if changes_state(op)))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
@@ -247,6 +257,16 @@ class _Orders:
             if op not in asked and changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
+
+    def _obstacle(self, use: Use) -> str | None:
+        """Return why updates cannot be ordered for a run, or None."""
+        if self._graph.finalized:
+            return _FINALIZED
+        if self._was_run():
+            return _TOO_LATE
+        if any(t.op.inputs or t.op.control_inputs for t in use.feeds):
+            return _FED
+        return None
 
     def _was_run(self) -> bool:
         return has_been_run(self._graph, self._backward)

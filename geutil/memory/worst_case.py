@@ -121,8 +121,6 @@ def worst_case(
         problems", 1976.
 
     Example:
-        Two products that nothing orders:
-
         >>> import tensorflow as tf
         >>> from geutil.memory import predict, worst_case
         >>> with tf.Graph().as_default():

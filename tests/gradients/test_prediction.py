@@ -9,6 +9,7 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
+from geutil.memory.ordering import after_all, with_controls
 from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
 from tests.gradients.networks import small_step, trace_forward
@@ -27,8 +28,11 @@ def assert_as_built(step):
     with step.graph.as_default():
         built_step = build_recomputation(plan)
     # Read from the graph, where the plan is no plan any more.
-    built = StepProgram(built_step).program()
-    assert predicted == simulate(built, frugal_order(built)).peak
+    reading = StepProgram(built_step)
+    built = reading.program()
+    later = after_all(built, reading.ends(built))
+    order = frugal_order(with_controls(built, later.items()))
+    assert predicted == simulate(built, order).peak
 
 
 @pytest.mark.parametrize("name", ["chain", "EfficientNetB0", "U-Net", "encoder"])

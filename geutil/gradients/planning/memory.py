@@ -47,7 +47,11 @@ class MemoryChoice:
 
 
 def choose_for_memory(
-    step: Step, always: Keeps, min_checkpoint_size: int = 0
+    step: Step,
+    always: Keeps,
+    min_checkpoint_size: int = 0,
+    *,
+    among_others: bool = False,
 ) -> MemoryChoice:
     """Return the tensors to keep for the least predicted peak.
 
@@ -60,11 +64,13 @@ def choose_for_memory(
         step: the step with plain gradients.
         always: tells which tensors are kept whatever is chosen.
         min_checkpoint_size: no tensor of fewer elements is chosen.
+        among_others: whether the step is one of several whose kept tensors are held
+            together.
 
     Cost: linear in the ops of the step and their edges.
     """
     with _without_collector():
-        return _choose(step, always, min_checkpoint_size)
+        return _choose(step, always, min_checkpoint_size, among_others)
 
 
 @contextmanager
@@ -82,7 +88,9 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _choose(step: Step, always: Keeps, smallest: int) -> MemoryChoice:
+def _choose(
+    step: Step, always: Keeps, smallest: int, among_others: bool
+) -> MemoryChoice:
     trials = Trials(step, always)
     plain = trials.plain()
     forward = read_forward(step, always, smallest)
@@ -91,7 +99,8 @@ def _choose(step: Step, always: Keeps, smallest: int) -> MemoryChoice:
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
-    search = Search(forward, trials, places, _most_trials(trials.program.size))
+    most = _most_trials(trials.program.size)
+    search = Search(forward, trials, places, most, among_others=among_others)
     search.start(_cuttings(stretches))
     search.descend()
     search.sweep()

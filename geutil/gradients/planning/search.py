@@ -28,24 +28,36 @@ class Search:
         trials: what tries a choice out.
         places: the places where it may be cut, ascending.
         most: how many choices are tried out at most.
+        among_others: whether other steps hold what they keep at the same time. How
+            many is not known; what is kept counts as if one more did so.
     """
 
     def __init__(
-        self, forward: ForwardPass, trials: Trials, places: Iterable[int], most: int
+        self,
+        forward: ForwardPass,
+        trials: Trials,
+        places: Iterable[int],
+        most: int,
+        *,
+        among_others: bool = False,
     ) -> None:
         self._forward = forward
         self._trials = trials
         self._places = list(places)
         self._left = most
-        self._least = math.inf
+        self._among_others = among_others
         self._known: dict[Cuts, Trial] = {}
         self._same: dict[tuple[int, ...], Trial] = {}
 
     def best(self) -> Trial | None:
         """Return the choice with the least to compute of those with the least peak."""
         tried = self._same.values()
-        good = (trial for trial in tried if trial.peak <= AS_GOOD * self._least)
-        return min(good, key=lambda trial: (trial.cost, trial.peak), default=None)
+        least = min(map(self._bytes, tried), default=0)
+        good = (trial for trial in tried if self._bytes(trial) <= AS_GOOD * least)
+        return min(good, key=lambda t: (t.cost, self._bytes(t)), default=None)
+
+    def _bytes(self, trial: Trial) -> int:
+        return trial.peak + trial.held if self._among_others else trial.peak
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -115,7 +127,6 @@ class Search:
                     return None
                 self._left -= 1
                 trial = self._trials.run(kept)
-                self._least = min(self._least, trial.peak)
                 self._same[key] = trial
             self._known[cuts] = self._same[key]
         return self._known[cuts]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from geutil.gradients.costs import multiply_adds
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Segment, plan_recomputation
+from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step
 from geutil.graph.kinds import Operation, Tensor
 
@@ -20,11 +21,13 @@ class Trial:
         kept: the tensors.
         peak: the predicted peak in bytes.
         cost: the multiply-adds that are done again.
+        held: the bytes of the tensors.
     """
 
     kept: tuple[Tensor, ...]
     peak: int
     cost: int
+    held: int
 
 
 class Trials:
@@ -64,7 +67,7 @@ class Trials:
     def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
         peak = self.program.peak(segments)
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
-        return Trial(kept, peak, cost)
+        return Trial(kept, peak, cost, sum(map(tensor_bytes, kept)))
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:

@@ -95,7 +95,9 @@ def _choose(
         return inputs, whole
     size = sum(map(_bytes_of, whole.segments))
     ends = not call.alone and _is_little(later, _LITTLE * size)
-    keeping = resolve(step, options.checkpoints, options.min_checkpoint_size)
+    # In a graph of its own, a call may be one of any number.
+    smallest = options.min_checkpoint_size
+    keeping = resolve(step, options.checkpoints, smallest, among_others=call.alone)
     if len(keeping.chosen):
         plan = plan_recomputation(step, keeping, spare_last=ends)
         if options.checkpoints != "memory" or ends or _pays(call, keeping, plan, size):

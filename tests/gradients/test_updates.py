@@ -1,0 +1,323 @@
+"""Updates are a part of the order, wherever they are written."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import SelectionError, StaleGraphError
+from geutil.gradients import (
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+    order_updates,
+)
+from geutil.gradients.step_order import SCOPE
+from geutil.memory import measure, predict, worst_case
+from tests.gradients.checking import assert_close
+from tests.settings import needs_eager, slow
+
+v1 = tf.compat.v1
+pytestmark = slow
+WIDTH, ROWS, LAYERS = 256, 32, 12
+BYTES = WIDTH * WIDTH * 4
+"""Of a weight, which is larger than what a layer yields."""
+
+
+def start():
+    rng = np.random.default_rng(0)
+    return [
+        rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(LAYERS)
+    ]
+
+
+def loss_of(x, weights):
+    for w in weights:
+        x = tf.tanh(tf.matmul(x, w))
+    return tf.reduce_mean(tf.square(x))
+
+
+def batch():
+    return np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def descend(weights, slopes):
+    return [w.assign_sub(0.1 * g) for w, g in zip(weights, slopes, strict=True)]
+
+
+def plain_descent(weights):
+    return lambda slopes: descend(weights, slopes)
+
+
+def adam(weights):
+    """Do what Adam does, with slots and temporaries."""
+    slots = [[tf.Variable(tf.zeros_like(w)) for _ in range(2)] for w in weights]
+
+    def apply(slopes):
+        for w, g, (m, v) in zip(weights, slopes, slots, strict=True):
+            m.assign_add(0.1 * (g - m))
+            v.assign_add(0.001 * (tf.square(g) - v))
+            w.assign_sub(0.001 * m / (tf.sqrt(v) + 1e-7))
+
+    return apply
+
+
+def accumulate(weights):
+    sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+    def apply(slopes):
+        for s, g in zip(sums, slopes, strict=True):
+            s.assign_add(g)
+
+    return apply
+
+
+def keras_adam(weights):
+    optimizer = keras.optimizers.Adam(0.001)
+    wrapped = [keras.Variable(w.numpy()) for w in weights]
+    optimizer.build(wrapped)
+    return lambda slopes: optimizer.apply(slopes, wrapped)
+
+
+def clipped(weights):
+    def apply(slopes):
+        slopes, _ = tf.clip_by_global_norm(slopes, 1.0)
+        descend(weights, slopes)
+
+    return apply
+
+
+UPDATES = {
+    "descend": (plain_descent, 3),
+    "adam": (adam, 5),
+    "accumulate": (accumulate, 3),
+    "keras adam": (keras_adam, 6),
+}
+
+
+def traced(make_update, **how):
+    """Return a step as a function, its weights, and the report on its gradients."""
+    weights = [tf.Variable(w) for w in start()]
+    update = make_update(weights)
+
+    @tf.function(autograph=False)
+    def step(x):
+        loss = loss_of(x, weights)
+        update(gradients(loss, weights, **how))
+        return loss
+
+    concrete = step.get_concrete_function(tf.TensorSpec((ROWS, WIDTH)))
+    # Nothing else holds what the update made.
+    concrete.kept = update
+    return concrete, weights, last_report()
+
+
+def asked_for(function):
+    return [*function.graph.outputs, *function.graph.control_outputs]
+
+
+@needs_eager
+@pytest.mark.parametrize("name", UPDATES)
+def test_no_schedule_holds_many_weight_gradients(name):
+    """Each is used up before the next, which nothing but the order says."""
+    update, most = UPDATES[name]
+    free, _, _ = traced(update, checkpoints=None, order=False)
+    ordered, _, report = traced(update, checkpoints=None)
+    worst = worst_case(asked_for(ordered))
+    assert worst_case(asked_for(free)).reached > 0.9 * LAYERS * BYTES
+    assert worst.peak < most * BYTES + 1.2 * (LAYERS + 2) * ROWS * WIDTH * 4
+    assert worst.peak <= 1.15 * report.peak
+    assert report.worst <= 1.15 * report.peak
+    assert predict(asked_for(ordered)).peak == pytest.approx(report.peak, rel=0.03)
+
+
+@needs_eager
+def test_the_values_are_those_of_plain_gradients():
+    ordered, weights, _ = traced(plain_descent, checkpoints="memory")
+    x = tf.constant(batch())
+    losses = [float(ordered(x)) for _ in range(3)]
+    plain = [tf.Variable(w) for w in start()]
+    for loss in losses:
+        with tf.GradientTape() as tape:
+            expected = loss_of(x, plain)
+        descend(plain, tape.gradient(expected, plain))
+        assert_close([loss], [float(expected)])
+    assert_close([w.numpy() for w in weights], [w.numpy() for w in plain])
+
+
+@needs_eager
+def test_the_report_says_when_all_gradients_are_held(caplog):
+    with caplog.at_level(logging.WARNING, "geutil"):
+        _, _, report = traced(clipped, checkpoints=None)
+    assert "holds_gradients=True" in report.warnings[-1]
+    assert report.warnings[-1] in caplog.messages
+    _, _, told = traced(clipped, checkpoints=None, holds_gradients=True)
+    assert told.warnings == ()
+    assert told.peak == report.peak > LAYERS * BYTES
+    _, _, used_up = traced(plain_descent, checkpoints=None)
+    assert used_up.warnings == ()
+
+
+@needs_eager
+def test_fit_with_checkpointed_holds_no_heap_of_gradients():
+    """Keras' optimizers hand on all gradients together, in one op."""
+    layers = [
+        keras.layers.Dense(WIDTH, activation="tanh", use_bias=False)
+        for _ in range(LAYERS)
+    ]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    checkpointed(model)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    x = batch()
+    model.fit(x, x, batch_size=ROWS, epochs=1, verbose=0)
+    step = tf.function(
+        lambda x, y: model.train_step((x, y)), autograph=False
+    ).get_concrete_function(tf.TensorSpec(x.shape), tf.TensorSpec(x.shape))
+    worst = worst_case([*step.graph.outputs, *step.graph.control_outputs])
+    assert worst.peak < 0.5 * LAYERS * BYTES
+
+
+def version_1_step(**how):
+    x = v1.placeholder(tf.float32, [ROWS, WIDTH], name="x")
+    weights = [v1.get_variable(f"w{i}", initializer=w) for i, w in enumerate(start())]
+    loss = loss_of(x, weights)
+    slopes = gradients(loss, weights, **how)
+    return x, weights, loss, slopes
+
+
+def waiting(graph):
+    return [op for op in graph.get_operations() if op.name.startswith(f"{SCOPE}/")]
+
+
+@pytest.mark.parametrize("optimizer", ["GradientDescent", "Adam", "Momentum"])
+def test_a_train_op_of_version_1(optimizer):
+    make = {
+        "GradientDescent": lambda: v1.train.GradientDescentOptimizer(0.1),
+        "Adam": v1.train.AdamOptimizer,
+        "Momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),
+    }[optimizer]
+    with tf.Graph().as_default():
+        _, weights, loss, slopes = version_1_step(checkpoints=None)
+        train = make().apply_gradients(zip(slopes, weights, strict=True))
+        before = worst_case([train, loss])
+        report = order_updates(train, loss)
+        assert report is last_report()
+        assert before.reached > 0.9 * LAYERS * BYTES
+        worst = worst_case([train, loss])
+        assert worst.peak < 3 * BYTES + 1.2 * (LAYERS + 2) * ROWS * WIDTH * 4
+        assert worst.peak <= 1.15 * report.peak
+
+
+def test_a_session_orders_updates_at_a_first_run_that_has_them():
+    with tf.Graph().as_default() as graph:
+        x, weights, _, slopes = version_1_step(checkpoints=None)
+        updates = [u.op for u in descend(weights, slopes)]
+        before = len(waiting(graph))
+        with (
+            v1.Session() as session,
+            pytest.raises(tf.errors.FailedPreconditionError, match="variable"),
+        ):
+            session.run(updates, {x: batch()})
+        assert len(waiting(graph)) > before
+
+
+def test_updates_after_the_first_run_are_told_of(caplog):
+    with tf.Graph().as_default() as graph:
+        x, weights, loss, slopes = version_1_step(checkpoints=None)
+        train = tf.group(*(u.op for u in descend(weights, slopes)))
+        before = len(waiting(graph))
+        with v1.Session() as session, caplog.at_level(logging.WARNING, "geutil"):
+            session.run([v.initializer for v in weights])
+            assert caplog.messages == []
+            first = session.run([loss, train], {x: batch()})[0]
+            second = session.run([loss, train], {x: batch()})[0]
+            with pytest.raises(StaleGraphError, match="order_updates"):
+                order_updates(train)
+        assert second < first
+        assert len(waiting(graph)) == before
+        (message,) = caplog.messages
+        assert "order_updates" in message
+
+
+def test_no_run_changes_state_that_it_was_not_asked_to():
+    with tf.Graph().as_default():
+        x, weights, loss, slopes = version_1_step(checkpoints=None)
+        train = tf.group(*(u.op for u in descend(weights, slopes)))
+        order_updates(train, loss)
+        with v1.Session() as session:
+            session.run([v.initializer for v in weights])
+            values = session.run(weights)
+            # The forward pass waits for none of them.
+            session.run(loss, {x: batch()})
+            assert_close(session.run(weights), values)
+            with pytest.raises(StaleGraphError, match="does not ask for"):
+                session.run(slopes[0], {x: batch()})
+            assert_close(session.run(weights), values)
+            session.run([train, *slopes], {x: batch()})
+            assert not np.allclose(session.run(weights[0]), values[0])
+
+
+def test_a_finalized_graph_is_left_alone(caplog):
+    with tf.Graph().as_default() as graph:
+        x, weights, _, slopes = version_1_step(checkpoints=None)
+        train = [u.op for u in descend(weights, slopes)]
+        before = len(graph.get_operations())
+        graph.finalize()
+        with (
+            v1.Session() as session,
+            caplog.at_level(logging.WARNING, "geutil"),
+            pytest.raises(tf.errors.FailedPreconditionError),
+        ):
+            session.run(train, {x: batch()})
+        assert len(graph.get_operations()) == before
+        assert any("finalized" in message for message in caplog.messages)
+
+
+def test_what_cannot_be_ordered_is_refused():
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", [4])
+        with pytest.raises(SelectionError, match=r"gradients\(..., order=True\)"):
+            order_updates(w.assign_sub([1.0] * 4))
+        (slope,) = gradients(tf.reduce_sum(w * w), [w], checkpoints=None)
+        with pytest.raises(SelectionError, match="pass the train op"):
+            order_updates(slope)
+        with pytest.raises(SelectionError, match="pass the train op"):
+            order_updates(w.assign_sub([1.0] * 4))
+
+
+@needs_eager
+def test_in_a_function_the_call_does_nothing():
+    weights = [tf.Variable(w) for w in start()[:2]]
+
+    @tf.function(autograph=False)
+    def step(x):
+        loss = loss_of(x, weights)
+        updates = descend(weights, gradients(loss, weights, checkpoints=None))
+        order_updates(*updates)
+        return loss
+
+    step(tf.constant(batch()))
+    assert last_report().peak
+
+
+def test_the_order_is_that_of_explain():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [ROWS, WIDTH], name="x")
+        weights = [tf.constant(w) for w in start()]
+        loss = loss_of(x, weights)
+        expected = explain(loss, weights, checkpoints="memory")
+        gradients(loss, weights, checkpoints="memory")
+        assert last_report().peak == pytest.approx(expected.peak, rel=0.01)
+
+
+@needs_eager
+@pytest.mark.parametrize("threads", [1, 8])
+def test_a_function_holds_what_its_report_says(threads):
+    function, _, report = traced(keras_adam, checkpoints="memory")
+    measured = measure(function, (batch(),), steps=1, inter_op_threads=threads)
+    assert measured.peak <= 1.05 * report.peak
