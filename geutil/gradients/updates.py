@@ -52,7 +52,7 @@ _FINALIZED = (
     "more than {peak:,} bytes: call geutil.gradients.order_updates(train_op) before"
 )
 _FED = (
-    "a tensor is fed that the graph computes otherwise, so updates are not ordered, and "
+    "a tensor is fed that the graph computes, so its updates are not ordered, and "
     "the step may hold more than {peak:,} bytes: call "
     "geutil.gradients.order_updates(train_op) before the first run of the graph"
 )
