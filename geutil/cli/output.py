@@ -134,7 +134,10 @@ def plain(value: Any) -> Any:
         return value
     if is_dataclass(value):
         return {
-            field.name: plain(getattr(value, field.name)) for field in fields(value)
+            field.name: plain(getattr(value, field.name))
+            for field in fields(value)
+            # What is not shown is there for further questions.
+            if field.repr
         }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

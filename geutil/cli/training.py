@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from geutil.cli.files import CommandError
-from geutil.gradients import Report, explain, gradients
+from geutil.gradients import Report, gradients, last_report
 from geutil.graph.importing import capture
-from geutil.memory import Timeline, predict
+from geutil.memory import Timeline, predict, worst_case
+from geutil.memory.closure import has_solver
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
 
 if TYPE_CHECKING:
     from geutil.graph.kinds import Tensor
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class BuiltStep:
+    """A step as it would run.
+
+    Attributes:
+        fetches: what it is asked for.
+        report: what its gradients keep and recompute.
+    """
+
+    fetches: tuple[Any, ...]
+    report: Report
+
+    def timeline(self) -> Timeline:
+        """Return what the step holds, op by op."""
+        return predict(self.fetches)
+
+    def worst(self) -> int | None:
+        """Return the most it holds under any schedule; None without OR-Tools."""
+        return worst_case(self.fetches).peak if has_solver() else None
 
 
 class TrainingStep:
@@ -45,34 +66,24 @@ class TrainingStep:
             tf.TensorSpec(shapes[name], t.dtype) for name, t in model.inputs.items()
         ]
 
-    def plan(self) -> Report:
-        """Return what checkpoints would keep, and what would run again."""
-        return self._traced(lambda loss: explain(loss, self._weights))
-
-    def timeline(self, checkpoints: str | None) -> Timeline:
-        """Return what the step holds, op by op, with plain gradients or checkpoints."""
-
-        def predicted(loss: Tensor) -> Timeline:
-            slopes = gradients(loss, self._weights, checkpoints=checkpoints)
-            updates = [
-                weight.assign_sub(tf.convert_to_tensor(slope), read_value=False)
-                for weight, slope in zip(self._weights, slopes, strict=True)
-                if slope is not None
-            ]
-            return predict(updates)
-
-        return self._traced(predicted)
-
-    def _traced(self, build: Callable[[Tensor], T]) -> T:
-        """Call a function of the loss while a `tf.function` is traced."""
-        made: list[T] = []
+    def built(self, checkpoints: str | None) -> BuiltStep:
+        """Build the step, with plain gradients or with checkpoints."""
+        saves = checkpoints is not None
 
         @tf.function(autograph=False)
         def trace(*inputs: Tensor) -> None:
-            made.append(build(self._loss(inputs)))
+            loss = self._loss(inputs)
+            slopes = gradients(
+                loss, self._weights, checkpoints=checkpoints, order=saves
+            )
+            for weight, slope in zip(self._weights, slopes, strict=True):
+                if slope is not None:
+                    dense = tf.convert_to_tensor(slope)
+                    weight.assign_sub(dense, read_value=False)
 
-        trace.get_concrete_function(*self._specs)
-        return made[0]
+        graph = trace.get_concrete_function(*self._specs).graph
+        report = last_report()
+        return BuiltStep((*graph.outputs, *graph.control_outputs), cast(Report, report))
 
     def _loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         results = [r for r in self._inlined(inputs) if r.dtype.is_floating]

@@ -11,9 +11,10 @@ from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.sums import long_sums, order_of_addition
 from geutil.graph.adjacency import control_inputs, predecessors
 from geutil.graph.determinism import is_determinism_enabled
+from geutil.graph.identity import unique
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
-from geutil.memory.ordering import Plan, after_all, plan_order, with_controls
+from geutil.memory.ordering import Plan, plan_order, with_controls
 from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
@@ -53,7 +54,8 @@ class StepProgram:
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
-        self._ys = frozenset(self._numbers(step.ys))
+        self._starts = step.seeds
+        self._ends = unique(y.op for y in step.ys)
         held = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held for n in self._numbers([t])]
 
@@ -76,7 +78,7 @@ class StepProgram:
         program = self.program(segments)
         if not segments or not self._ordered:
             return simulate(program).peak
-        later = after_all(program, self.ends(program))
+        later = self.later(program)
         order = frugal_order(with_controls(program, later.items()))
         return simulate(program, order).peak
 
@@ -91,17 +93,17 @@ class StepProgram:
         """
         program = self.program(segments)
         if ordered and self._ordered:
-            later = after_all(program, self.ends(program))
-            return plan_order(program, later=later)
+            return plan_order(program, later=self.later(program))
         return Plan(simulate(program))
 
-    def ends(self, program: Program) -> list[int]:
-        """Return the nodes that make the ys: the backward pass comes after them."""
-        return [
-            i
-            for i, node in enumerate(program.nodes)
-            if not self._ys.isdisjoint(node.outputs)
-        ]
+    def later(self, program: Program) -> dict[int, list[int]]:
+        """Return the nodes that the backward pass begins with, and what is before."""
+        # What runs again has the same name, and comes later.
+        names: dict[str, int] = {}
+        for i, node in enumerate(program.nodes):
+            names.setdefault(node.name, i)
+        ys = [names[op.name] for op in self._ends if op.name in names]
+        return {names[op.name]: ys for op in self._starts if op.name in names}
 
     def program(self, segments: Iterable[Segment] = ()) -> Program:
         """Return the step with the ops of some segments run again.

@@ -13,9 +13,9 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
 from geutil.gradients.sizes import tensor_bytes
 from geutil.graph.kinds import Tensor
+from geutil.memory.bounds import WorstCase, worst_of
 from geutil.memory.closure import has_solver
 from geutil.memory.ordering import Plan
-from geutil.memory.worst_case import WorstCase, worst_of
 from geutil.select.walks import get_backward_walk_ops
 from geutil.showing import Shown
 
@@ -126,7 +126,7 @@ class Report(Shown):
         lines = [
             f"checkpoints: {self.mode}",
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
-            f"under any schedule: {self._worst_cases()}",
+            f"under any schedule: {self.worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {self._share()} of the forward pass",
         ]
@@ -137,7 +137,8 @@ class Report(Shown):
             lines += ["", *_table(self.kept)]
         return "\n".join(lines)
 
-    def _worst_cases(self) -> str:
+    def worst_cases(self) -> str:
+        """Say in words what the step can hold under any schedule."""
         if not has_solver():
             return "unknown; pip install 'geutil[plan]' tells"
         return f"at most {_mb(self.worst)}, plain {_mb(self.plain_worst)}"

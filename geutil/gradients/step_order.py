@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from geutil.gradients.eligibility import PARAMETERS
 from geutil.gradients.sizes import tensor_bytes
@@ -17,7 +18,7 @@ from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
 from geutil.graph.state import forget_order
 from geutil.graph.version_1_flow import unconditional
-from geutil.memory.ordering import Plan, after_all, plan_order
+from geutil.memory.ordering import Plan, plan_order
 from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
 from geutil.memory.predicting.reading import read_ops
 
@@ -39,6 +40,10 @@ _KEYS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1}
 """Where ops that read only integers can wait: what is no shape."""
 
 
+Phase: TypeAlias = tuple[Sequence[Operation], Sequence[Operation]]
+"""The first ops of a backward pass, and the last of the forward pass before it."""
+
+
 @dataclass(frozen=True, eq=False)
 class OrderedStep:
     """A step whose ops were put in order.
@@ -56,7 +61,7 @@ def order_step(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],
     may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
-    first: Iterable[Operation] = (),
+    phases: Iterable[Phase] = (),
 ) -> OrderedStep:
     """Let the ops of a step use memory in a planned order.
 
@@ -64,7 +69,7 @@ def order_step(
         ops: all ops that run, in topological order.
         fetched: the tensors that are held to the end.
         may_await: tells whether the first op may be made to wait for the second.
-        first: ops before which, with all that they read, the plan has no other.
+        phases: what begins, in the plan, only after something else has run.
 
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
@@ -82,13 +87,18 @@ def order_step(
         return place is not None
 
     fused = with_groups_fused(program, groups)
-    lasts = [ops[group[-1]] for group in groups]
-    first = frozenset(first)
+    number_of = {ops[i]: n for n, group in enumerate(groups) for i in group}
+    later = {
+        number_of[start]: [number_of[end] for end in ends if end in number_of]
+        for starts, ends in phases
+        for start in starts
+        if start in number_of
+    }
     plan = plan_order(
         fused,
         can_wait,
         lambda i, j: may_await(ops[groups[i][0]], ops[groups[j][-1]]),
-        after_all(fused, [number for number, op in enumerate(lasts) if op in first]),
+        later,
     )
     waits = []
     for number, awaited in plan.dependencies.waits:

@@ -18,7 +18,7 @@ from geutil.errors import SelectionError, StaleGraphError
 from geutil.gradients.last import last_report, replace_last
 from geutil.gradients.report import Report
 from geutil.gradients.step import Step, tensors_of
-from geutil.gradients.step_order import OrderedStep, order_step
+from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph.completion import Use, complete, on_completion
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.effects import changes_state
@@ -158,7 +158,7 @@ class _Orders:
         self._step: Step | None = None
         # What is run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
-        self._ys: list[Operation] = []
+        self._phases: list[Phase] = []
         self._warned = False
         # What was ordered last: no need to do so again.
         self._ordered: Any = None
@@ -171,7 +171,7 @@ class _Orders:
         self.add_backward(step.backward)
         self._report = report
         self._step = step
-        self._ys += [y.op for y in step.ys]
+        self._phases.append((step.seeds, [y.op for y in step.ys]))
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -185,8 +185,7 @@ class _Orders:
         ops = topological_sort(step_ops([t.op for t in wanted], IdentitySet()))
         forward = step_ops([y.op for y in step.ys], IdentitySet())
         self._forward.update(dict.fromkeys(forward))
-        first = [y.op for y in step.ys]
-        self._tell(order_step(ops, held, self._may_await, first))
+        self._tell(order_step(ops, held, self._may_await, self._phases))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -219,7 +218,7 @@ class _Orders:
             return
         if _pass_by_joints(ops, self._backward):
             ops = topological_sort(step_ops(targets, use.feeds))
-        self._tell(order_step(ops, use.tensors, first=self._ys), whole=True)
+        self._tell(order_step(ops, use.tensors, phases=self._phases), whole=True)
 
     def _order_for_session(self, targets: Sequence[Operation], use: Use) -> None:
         ops = topological_sort(step_ops(targets, use.feeds))
@@ -243,7 +242,7 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await, self._ys)
+        ordered = order_step(ops, use.tensors, may_await, self._phases)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 

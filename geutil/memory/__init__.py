@@ -1,5 +1,6 @@
 """What a step needs in memory: predicted from its graph, and measured."""
 
+from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare
 from geutil.memory.execution import execution_order
 from geutil.memory.measuring.measure import measure
@@ -9,7 +10,6 @@ from geutil.memory.program import Node, Program
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
-from geutil.memory.worst_case import WorstCase, worst_case
 
 __all__ = [
     "predict",

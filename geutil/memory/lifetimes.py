@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from geutil.errors import PredictionError
 from geutil.memory.program import Node, Program
@@ -19,12 +19,15 @@ class Buffer:
         maker: the node that makes it.
         last: the nodes of which the last one to end frees it. No order of the program
             has any other reader after all of these. Empty if it is held to the end.
+        gone: if there are several last nodes, one that starts only after all of these
+            have ended; None if there is none.
     """
 
     tensor: int
     bytes: int
     maker: int
     last: tuple[int, ...]
+    gone: int | None = None
 
 
 def buffers_of(program: Program) -> list[Buffer]:
@@ -89,7 +92,8 @@ class _Walk:
                 self._behind[i] = behind
             self._visit(i, node, behind)
         found = [*self._made(), *self._renewed()]
-        return sorted(found, key=lambda buffer: buffer.tensor)
+        found.sort(key=lambda buffer: buffer.tensor)
+        return _with_ends(self._program, self._maker, found)
 
     def _visit(self, i: int, node: Node, behind: int) -> None:
         program = self._program
@@ -159,6 +163,30 @@ class _Walk:
                 tensor = node.outputs[0]
                 size = self._program.sizes[tensor]
                 yield Buffer(tensor, size, i, tuple(sorted(late)))
+
+
+def _with_ends(
+    program: Program, maker: dict[int, int], buffers: list[Buffer]
+) -> list[Buffer]:
+    """Return buffers, those with several last readers with the node that follows."""
+    by_reader: dict[int, list[int]] = {}
+    left: dict[int, int] = {}
+    for place, buffer in enumerate(buffers):
+        if len(buffer.last) > 1:
+            left[place] = len(buffer.last)
+            for i in buffer.last:
+                by_reader.setdefault(i, []).append(place)
+    masks = {p: sum(1 << i for i in buffers[p].last) for p in left}
+    waiting: dict[int, None] = {}
+    for i, behind in _ancestors(program, maker):
+        for place in [p for p in waiting if behind & masks[p] == masks[p]]:
+            buffers[place] = replace(buffers[place], gone=i)
+            del waiting[place]
+        for place in by_reader.get(i, ()):
+            left[place] -= 1
+            if not left[place]:
+                waiting[place] = None
+    return buffers
 
 
 def _ancestors(program: Program, maker: dict[int, int]) -> Iterator[tuple[int, int]]:

@@ -123,38 +123,6 @@ def with_controls(
     return replace(program, nodes=nodes)
 
 
-def after_all(program: Program, ends: Sequence[int]) -> dict[int, Sequence[int]]:
-    """Return what has to wait so that all that some nodes need runs before the rest.
-
-    Args:
-        program: the nodes and their edges.
-        ends: the nodes.
-
-    Returns:
-        The first of the other nodes, each with `ends`.
-
-    Cost: linear in nodes and edges.
-    """
-    if not ends:
-        return {}
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
-    before = [
-        [*(maker[t] for t in node.inputs), *node.controls] for node in program.nodes
-    ]
-    ahead = set(ends)
-    waiting = list(ends)
-    while waiting:
-        for j in before[waiting.pop()]:
-            if j not in ahead:
-                ahead.add(j)
-                waiting.append(j)
-    return {
-        i: ends
-        for i, behind in enumerate(before)
-        if i not in ahead and ahead.issuperset(behind)
-    }
-
-
 def order_dependencies(
     program: Program,
     order: Sequence[int],

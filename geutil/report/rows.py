@@ -132,6 +132,7 @@ def _(report: GradientReport) -> Rows:
     summary = (
         f"checkpoints: {report.mode}",
         f"peak as the plan estimates it: {peaks}",
+        f"under any schedule: {report.worst_cases()}",
         f"kept: {len(kept)} tensors, {megabytes(report.kept_bytes)}",
         f"recomputed: {len(again)} ops in {report.segments} segments",
     )

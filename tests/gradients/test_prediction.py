@@ -9,7 +9,7 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
-from geutil.memory.ordering import after_all, with_controls
+from geutil.memory.ordering import with_controls
 from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
 from tests.gradients.networks import small_step, trace_forward
@@ -30,7 +30,7 @@ def assert_as_built(step):
     # Read from the graph, where the plan is no plan any more.
     reading = StepProgram(built_step)
     built = reading.program()
-    later = after_all(built, reading.ends(built))
+    later = reading.later(built)
     order = frugal_order(with_controls(built, later.items()))
     assert predicted == simulate(built, order).peak
 

@@ -33,7 +33,8 @@ def memory(
 
     The step computes the gradients of the mean square of all outputs by all weights
     that are trained, and updates them. Both steps are simulated op by op; variables are
-    not counted.
+    not counted. The worst case is the most that a step holds under any schedule, with 8
+    ops at once.
     """
     shapes = _shapes(size)
     check_page(html, force)
@@ -51,21 +52,32 @@ def memory(
     }
     step = TrainingStep(model, known)
     with working("planning"):
-        told = step.plan()
+        plain_step, saving_step = step.built(None), step.built("memory")
+    told = saving_step.report
     with working("predicting both steps"):
-        before, after = step.timeline(None), step.timeline("memory")
+        before, after = plain_step.timeline(), saving_step.timeline()
+        worst, plain_worst = saving_step.worst(), plain_step.worst()
     if html is not None:
         title = f"{path.absolute().name}, a training step"
         write_page(html, lambda: report.memory(before, after, title=title, report=told))
     if as_json:
-        peaks = {"plain_peak": before.peak, "peak": after.peak}
+        peaks = {
+            "plain_peak": before.peak,
+            "plain_worst": plain_worst,
+            "peak": after.peak,
+            "worst": worst,
+        }
         show({**plain(told), **peaks}, as_json=True)
         return
     rows = [
-        ("plain", f"{before.peak / _MEGA:.4g}"),
-        ("checkpoints", f"{after.peak / _MEGA:.4g}"),
+        ("plain", _mega(before.peak), _mega(plain_worst)),
+        ("checkpoints", _mega(after.peak), _mega(worst)),
     ]
-    show_rows(["gradients", "peak MB"], rows, as_json=False)
+    show_rows(["gradients", "peak MB", "worst case MB"], rows, as_json=False)
+
+
+def _mega(size: int | None) -> str:
+    return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g}"
 
 
 def _shapes(given: list[str] | None) -> dict[str, list[int]]:

@@ -175,8 +175,8 @@ class _States:
         self._requires = self._requirements()
         self._usual = execution_order(program)
         # What several nodes may be the last to read. Whether it is freed is no sum over
-        # these; between "never" (0) and "whenever all but one had ended" (1), each
-        # share is a bound.
+        # these; between "when what follows all of them starts" (0) and "a buffer for
+        # each that has not ended" (1), each share is a bound.
         self._shared = [b for b in self._buffers if len(b.last) > 1]
         self._shares = np.zeros(len(self._shared))
         self._bound: int | None = None
@@ -259,6 +259,8 @@ class _States:
         for buffer, share in zip(self._shared, self._shares, strict=True):
             part = int(share * buffer.bytes)
             weights[buffer.maker] += part * (len(buffer.last) - 1)
+            if buffer.gone is not None:
+                weights[buffer.gone] -= buffer.bytes - part
             for i in buffer.last:
                 weights[i + count] -= part
         return weights
@@ -277,7 +279,8 @@ class _States:
         for place, buffer in enumerate(self._shared):
             if state.started[buffer.maker]:
                 pending = sum(not state.ended[i] for i in buffer.last)
-                share = self._shares[place] - step * (pending - 1)
+                gone = buffer.gone is not None and state.started[buffer.gone]
+                share = self._shares[place] - step * (pending - (not gone))
                 self._shares[place] = min(1.0, max(0.0, share))
 
     def _note(self, state: _State) -> None:

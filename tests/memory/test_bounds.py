@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, predict, simulate, worst_case
+from geutil.memory.bounds import worst_of
 from geutil.memory.closure import heaviest_closure
 from geutil.memory.execution import execution_order
-from geutil.memory.worst_case import worst_of
 from tests.memory.test_simulation import chain, programs
 
 v1 = tf.compat.v1
