@@ -32,6 +32,7 @@ from benchmarks.gradients import rows as gradients
 from benchmarks.gradients import table as steps_table
 from benchmarks.graphs import Case, groups
 from benchmarks.rows import Row
+from benchmarks.schedules import rows as schedules
 
 WITH_BASELINE: dict[str, Callable[[Case], list[works.Work]]] = {
     "walks": walks.works,
@@ -52,6 +53,7 @@ ON_THEIR_OWN: dict[str, Callable[[bool], Iterator[Row]]] = {
     "inspect": inspecting.rows,
     "quantize": quantization.rows,
     "round_trip": round_trip.rows,
+    "schedules": schedules.rows,
 }
 FAMILIES = (*WITH_BASELINE, *ON_THE_LARGEST, *ON_THEIR_OWN, gradients.FAMILY)
 AnyRow = Row | gradients.StepRow

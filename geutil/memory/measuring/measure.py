@@ -49,7 +49,10 @@ def measure(
             their initial values, or with zeros if the graph has no variable object in
             its collections for them.
         inter_op_threads: how many ops run at once; None is TensorFlow's default. With 1
-            the order of the ops, and with it the peak, is the same in each run.
+            the order of the ops, and with it the peak, is the same in each run of this
+            process, but not in another one: where several ops become ready together
+            the order of their edges in memory decides. What no order can exceed is
+            told by `worst_case`; the steps of `geutil.gradients` are held to one order.
         intra_op_threads: how many threads share one op; None is TensorFlow's default.
         grappler: whether Grappler optimizes the graph.
         onednn: whether oneDNN is used; None is TensorFlow's default.

@@ -14,7 +14,6 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
-from geutil.memory.simulation import simulate
 from tests.gradients.planning.graphs import chain_step, random_step
 
 v1 = tf.compat.v1
@@ -43,7 +42,7 @@ def test_no_plan_holds_more_than_plain_gradients(seed, layers):
     with step.graph.as_default():
         built = build_recomputation(plan)
     # Of the graph as it was built, not of the plan.
-    assert simulate(StepProgram(built).program()).peak <= plain
+    assert StepProgram(built).plan().peak <= plain
 
 
 @given(st.integers(0, 10**6), st.integers(1, 14))
@@ -128,7 +127,7 @@ def test_of_large_graphs_few_choices_are_tried(layers, most, monkeypatch):
     def run(trials, kept):
         tried.append(kept)
         # All are as good, so the search goes on until it may not.
-        return Trial(tuple(kept), 1, 1)
+        return Trial(tuple(kept), 1, 1, 0)
 
     monkeypatch.setattr(Trials, "run", run)
     assert choose_for_memory(step, AlwaysKept(step)).peak == 1

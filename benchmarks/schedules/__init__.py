@@ -1,0 +1,1 @@
+"""What a step holds under many schedules, against what its report says."""

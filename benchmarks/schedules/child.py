@@ -1,0 +1,130 @@
+"""`python -m benchmarks.schedules.child peaks|times NETWORK OPTIMIZER COUNT`.
+
+The process that builds a step and runs it in many Sessions. It prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
+from geutil.memory import measure, predict, worst_case
+from geutil.memory.measuring.job import Options
+from geutil.memory.measuring.steps import SessionStep, initial_values
+from geutil.memory.measuring.subjects import job_of
+from geutil.memory.measuring.trace import timeline_of
+
+THREADS = (1, 2, 8, None)
+LOADS = (0, 2)
+"""How many busy loops run beside."""
+FUNCTION_THREADS = (1, None)
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep so many cores busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
+    """Return the peaks of a step, each of a Session of its own, and what was said.
+
+    Args:
+        network: a name in `SIZES`.
+        optimizer: one of `OPTIMIZERS`.
+        count: how many Sessions there are for each number of threads and each load.
+    """
+    step = traced(network, optimizer, MEMORY)
+    plain, ordered = (traced(network, optimizer, how) for how in (PLAIN, ORDERED))
+    worst = worst_case(step.fetches)
+    sessions, functions = [], []
+    for loops in LOADS:
+        with busy(loops):
+            for threads in THREADS:
+                sessions += _session_peaks(step, threads, count)
+            functions += [_function_peak(step, n) for n in FUNCTION_THREADS]
+    return {
+        "report": step.report.peak,
+        "report_plain": step.report.plain_peak,
+        "predicted": predict(step.fetches).peak,
+        "worst": worst.peak,
+        "worst_reached": worst.reached,
+        "plain_worst": worst_case(plain.fetches).peak,
+        "sessions": sessions,
+        "functions": functions,
+        "plain": _session_peaks(plain, 1, 1)[0],
+        "ordered": max(_session_peaks(ordered, None, 2)),
+        "ordered_report": ordered.report.peak,
+    }
+
+
+def _session_peaks(step: Traced, threads: int | None, count: int) -> list[int]:
+    """Return the peak of a traced step in each of some Sessions."""
+    job, _ = job_of(step.function, step.step.tensors(), {}, None, False)
+    values = initial_values(job)
+    found = []
+    for _ in range(count):
+        options = Options(1, threads, None, True, None, False, None)
+        run = SessionStep(job, options, values)
+        run()
+        timeline = timeline_of(run.trace(), job.op_types, "CPU:0", variable_bytes=0)
+        found.append(0 if timeline is None else timeline.peak)
+        run._session.close()
+    return found
+
+
+def _function_peak(step: Traced, threads: int | None) -> int | None:
+    """Return the peak of a step that eager code calls, as the allocator counts it."""
+    measured = measure(
+        step.function, step.step.tensors(), steps=1, inter_op_threads=threads
+    )
+    return measured.allocator_peak
+
+
+def times(network: str, optimizer: str, rounds: int) -> dict[str, Any]:
+    """Return the median seconds of a step of each kind, in interleaved rounds."""
+    steps = {
+        name: traced(network, optimizer, how)
+        for name, how in {
+            "plain": PLAIN,
+            "ordered": ORDERED,
+            "unordered": {**MEMORY, "order": False},
+            "memory": MEMORY,
+        }.items()
+    }
+    batches = {name: step.step.tensors() for name, step in steps.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            start = perf_counter()
+            step.function(*batches[name])
+            tf.test.experimental.sync_devices()
+            if number:
+                seconds[name].append(perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def main() -> None:
+    work, network, optimizer, count = sys.argv[1:]
+    found = {"peaks": peaks, "times": times}[work](network, optimizer, int(count))
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main()
