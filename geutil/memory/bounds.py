@@ -28,13 +28,12 @@ from geutil.memory.program import Program
 from geutil.memory.simulation import Memory
 from geutil.memory.sizes import GivenShapes
 from geutil.memory.text import megabytes
-from geutil.memory.timeline import LiveTensor
+from geutil.memory.timeline import LiveTensor, largest_lines
 
 THREADS = 8
 """How many ops run at once, unless somebody says otherwise."""
 _ROUNDS = 16
 _CLOSE = 0.002
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -65,19 +64,10 @@ class WorstCase:
     def __str__(self) -> str:
         ops = "any number of ops" if self.threads is None else f"{self.threads} ops"
         reached = "" if self.is_exact else f", {megabytes(self.reached)} are reached"
-        shown = self.tensors[:_SHOWN]
-        width = max((len(tensor.name) for tensor in shown), default=0)
-        lines = [
+        headline = (
             f"at most {megabytes(self.peak)} under any schedule, {ops} at once{reached}"
-        ]
-        lines += [
-            f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
-        ]
-        rest = self.tensors[_SHOWN:]
-        if rest:
-            size = megabytes(sum(tensor.bytes for tensor in rest))
-            lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
-        return "\n".join(lines)
+        )
+        return "\n".join([headline, *largest_lines(self.tensors)])
 
 
 def worst_case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,14 +117,22 @@ class Timeline(Shown):
             f"besides variables {megabytes(self.variable_bytes)} and constants "
             f"{megabytes(self.constant_bytes)}"
         )
-        shown = self.at_peak[:_SHOWN]
-        width = max((len(tensor.name) for tensor in shown), default=0)
-        lines = [headline]
-        lines += [
-            f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
-        ]
-        rest = self.at_peak[_SHOWN:]
-        if rest:
-            size = megabytes(sum(tensor.bytes for tensor in rest))
-            lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
+        lines = [headline, *largest_lines(self.at_peak)]
         return "\n".join(lines)
+
+
+def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
+    """Return a line for each of the first tensors, and one for the rest.
+
+    Args:
+        tensors: the largest first.
+    """
+    shown, rest = tensors[:_SHOWN], tensors[_SHOWN:]
+    width = max((len(tensor.name) for tensor in shown), default=0)
+    lines = [
+        f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
+    ]
+    if rest:
+        size = megabytes(sum(tensor.bytes for tensor in rest))
+        lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
+    return lines
