@@ -99,6 +99,8 @@ class Prepared:
         compiled = is_compiled_by_xla(self.plan.step.graph)
         ordered = recomputed if compiled else self.order
         report = make_report(self.plan, self.keeping, sent, ordered=ordered)
+        if compiled:
+            report = replace(report, plan=None, plain_plan=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 

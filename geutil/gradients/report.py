@@ -13,7 +13,7 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
 from geutil.gradients.sizes import tensor_bytes
 from geutil.graph.kinds import Tensor
-from geutil.memory.bounds import WorstCase, worst_of
+from geutil.memory.bounds import worst_of
 from geutil.memory.closure import has_solver
 from geutil.memory.ordering import Plan
 from geutil.select.walks import get_backward_walk_ops
@@ -95,25 +95,26 @@ class Report(Shown):
     plain_plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def worst(self) -> int:
+    def worst(self) -> int | None:
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 
         A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
-        what Grappler makes of it may differ by a few percent.
+        what Grappler makes of it may differ by a few percent. None under XLA, which has
+        an order of its own.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
         """
-        return _worst(self.plan).peak if self.plan else self.peak
+        return worst_of(self.plan.program).peak if self.plan else None
 
     @cached_property
-    def plain_worst(self) -> int:
+    def plain_worst(self) -> int | None:
         """The same for plain gradients, without their updates.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
         """
-        return _worst(self.plain_plan).peak if self.plain_plan else self.plain_peak
+        return worst_of(self.plain_plan.program).peak if self.plain_plan else None
 
     @property
     def kept_bytes(self) -> int:
@@ -139,9 +140,11 @@ class Report(Shown):
 
     def worst_cases(self) -> str:
         """Say in words what the step can hold under any schedule."""
+        if self.plan is None:
+            return "not known, since XLA has an order of its own"
         if not has_solver():
-            return "unknown; pip install 'geutil[plan]' tells"
-        return f"at most {_mb(self.worst)}, plain {_mb(self.plain_worst)}"
+            return "not known; pip install 'geutil[plan]' to have it computed"
+        return f"at most {_mb(self.worst or 0)}, plain {_mb(self.plain_worst or 0)}"
 
     def _share(self) -> str:
         return f"{self.extra_cost / (self.forward_cost or 1):.0%}"
@@ -197,10 +200,6 @@ def make_report(
         plan=planned,
         plain_plan=plain,
     )
-
-
-def _worst(plan: Plan) -> WorstCase:
-    return worst_of(plan.program)
 
 
 def _reason(tensor: Tensor, keeping: Keeping) -> str:

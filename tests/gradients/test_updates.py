@@ -321,3 +321,20 @@ def test_a_function_holds_what_its_report_says(threads):
     function, _, report = traced(keras_adam, checkpoints="memory")
     measured = measure(function, (batch(),), steps=1, inter_op_threads=threads)
     assert measured.peak <= 1.05 * report.peak
+
+
+@needs_eager
+def test_under_xla_nothing_is_promised():
+    weights = [tf.Variable(w) for w in start()[:3]]
+
+    @tf.function(autograph=False, jit_compile=True)
+    def step(x):
+        loss = loss_of(x, weights)
+        descend(weights, gradients(loss, weights, checkpoints="speed"))
+        return loss
+
+    graph = step.get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
+    assert not waiting(graph)
+    report = last_report()
+    assert report.worst is None
+    assert "XLA has an order of its own" in str(report)
