@@ -77,15 +77,19 @@ def application(
 NETWORKS: dict[str, MakeStep] = {
     "chain": chain,
     "ResNet50": partial(application, "ResNet50", batch=16),
-    "ResNet152": partial(application, "ResNet152"),
     "MobileNetV2": partial(application, "MobileNetV2", batch=16),
     "DenseNet121": partial(application, "DenseNet121"),
     "EfficientNetB0": partial(application, "EfficientNetB0"),
+    "U-Net": unet,
+    "encoder": encoder,
+}
+# What is run under many schedules besides.
+ALL_NETWORKS: dict[str, MakeStep] = {
+    **NETWORKS,
+    "ResNet152": partial(application, "ResNet152"),
     "InceptionV3": partial(application, "InceptionV3"),
     "NASNetMobile": partial(application, "NASNetMobile"),
     "ConvNeXtTiny": partial(application, "ConvNeXtTiny"),
-    "U-Net": unet,
-    "encoder": encoder,
     "decoder": decoder,
     "LSTM": recurrent,
 }

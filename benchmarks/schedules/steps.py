@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.networks import NETWORKS, Step
+from benchmarks.networks import ALL_NETWORKS, Step
 from geutil.gradients import Report, gradients, last_report
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def traced(network: str, optimizer: str, how: dict[str, Any]) -> Traced:
         optimizer: one of `OPTIMIZERS`.
         how: arguments of `gradients`.
     """
-    step = NETWORKS[network](**SIZES[network])
+    step = ALL_NETWORKS[network](**SIZES[network])
     update = (_descent if optimizer == "sgd" else _adam)(step.variables)
 
     @tf.function(autograph=False)

@@ -8,7 +8,7 @@ version 1, before a Session runs it or when `order_updates` is called.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -155,7 +155,9 @@ class _Orders:
         self._graph = graph
         self._backward: dict[Operation, None] = {}
         self._report: Report | None = None
-        self._step: Step | None = None
+        self._holds_gradients = True
+        # No step is held: it is the key of notes that lead back to the graph.
+        self._gradients: frozenset[str] = frozenset()
         # What is run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
         self._phases: list[Phase] = []
@@ -170,7 +172,8 @@ class _Orders:
         """Note a step."""
         self.add_backward(step.backward)
         self._report = report
-        self._step = step
+        self._holds_gradients = step.holds_gradients
+        self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
@@ -294,8 +297,8 @@ class _Orders:
         if report is None:
             return
         warnings = list(report.warnings)
-        if whole and self._step and not self._step.holds_gradients:
-            held = _held_gradients(ordered.plan, self._step)
+        if whole and not self._holds_gradients:
+            held = _held_gradients(ordered.plan, self._gradients)
             if held > _MUCH * ordered.plan.peak:
                 note = _HOLDS.format(held=held, peak=ordered.plan.peak)
                 warnings.append(note)
@@ -306,14 +309,18 @@ class _Orders:
         replace_last(report, self._report)
 
 
-def _held_gradients(plan: Plan, step: Step) -> int:
-    """Return what a plan holds at its peak of gradients if most of them are there."""
+def _held_gradients(plan: Plan, names: Collection[str]) -> int:
+    """Return what a plan holds at its peak of gradients if most of them are there.
+
+    Args:
+        plan: the order of the step.
+        names: of the ops that make the gradients.
+    """
     run = plan.simulation
     if not run.order:
         return 0
     peak = max(range(len(run.order)), key=run.held.__getitem__)
     alive = frozenset(run.alive(peak))
-    names = {t.op.name for t in tensors_of(step.gradients)}
     made = [t for node in run.program.nodes if node.name in names for t in node.outputs]
     total = sum(run.program.sizes[t] for t in made)
     held = sum(run.program.sizes[t] for t in made if t in alive)

@@ -62,6 +62,18 @@ def _values(step, x):
     return [y.numpy(), *(gradient.numpy() for gradient in gradients)]
 
 
+def _close(actual, expected):
+    """Check a result, and gradients at 1e-5 of the largest of them.
+
+    That of a bias in front of a norm is zero: the reference is what rounding leaves of
+    terms as large as the other gradients, on some processors more than 1e-5.
+    """
+    close(actual[:1], expected[:1])
+    size = max(1.0, *(np.abs(gradient).max() for gradient in expected[1:]))
+    for one, other in zip(actual[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
+
+
 @pytest.fixture(scope="module")
 def frozen_run():
     """A folded model and another of equal weights, run over the freeze side by side."""
@@ -77,7 +89,7 @@ def frozen_run():
 def test_a_model_is_as_it_was_until_the_freeze_and_then_as_deployed(frozen_run):
     folded, other, step, plain, reports = frozen_run
     for seed in range(2):
-        close(_values(step, _data(seed)), _values(plain, _data(seed)))
+        _close(_values(step, _data(seed)), _values(plain, _data(seed)))
         close(folded.get_weights(), other.get_weights())
     moving = folded.get_weights()
     deployed = _step(folded, training=False)
@@ -94,7 +106,7 @@ def test_without_a_freeze_nothing_is_counted():
     folded, other, reports = _model(1), _model(1), []
     step, plain = _step(folded, fold=True, reports=reports), _step(other)
     for seed in range(2):
-        close(_values(step, _data(seed)), _values(plain, _data(seed)))
+        _close(_values(step, _data(seed)), _values(plain, _data(seed)))
         close(folded.get_weights(), other.get_weights())
     assert reports[0].step is None
     graph = step.get_concrete_function(tf.constant(_data())).graph

