@@ -44,10 +44,10 @@ def gradients(
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
     (see `geutil.gradients.rounding`), and as far as `tf.gradients` repeats itself: the
     order in which TensorFlow adds three or more tensors can be left to chance (see
-    `geutil.gradients.chance`). Otherwise the backward pass also runs in an order that
-    holds little, and adds gradients up as they come: rounded like TensorFlow's as
-    Grappler leaves it by default, and to 1e-6 without Grappler or under XLA, unless
-    what is differentiated makes more of a rounding than that.
+    `geutil.gradients.chance`). Otherwise the step also runs in an order that holds
+    little, and adds gradients up as they come: rounded like TensorFlow's with Grappler
+    or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
+    under XLA, unless what is differentiated makes more of a rounding than that.
 
     Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
     prints keep what they yielded. Loops, branches and calls are recomputed whole.

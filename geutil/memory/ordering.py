@@ -104,7 +104,10 @@ def plan_order(
     simulation = replace(simulation, program=program)
     bound = max(simulation.peak // _PARTS, _HARMLESS)
     order = simulation.order
-    found = order_dependencies(program, order, bound, can_wait, may_await)
+    # In the forward pass little that is small is left behind, and what waits there may
+    # round otherwise: oneDNN chooses among kernels by what is around.
+    begin = min((order.index(i) for i in later), default=0)
+    found = order_dependencies(program, order, bound, can_wait, may_await, begin)
     return Plan(simulation, found)
 
 
@@ -129,6 +132,7 @@ def order_dependencies(
     bound: int,
     can_wait: CanWait = lambda _: True,
     may_await: MayAwait = lambda *_: True,
+    begin: int = 0,
 ) -> OrderDependencies:
     """Return who has to wait for whom so that memory is used as in an order.
 
@@ -142,6 +146,7 @@ def order_dependencies(
             something large is made adds up to no more than that, either.
         can_wait: tells whether a node can be made to wait.
         may_await: tells whether the first node may be made to wait for the second.
+        begin: from which place in the order on it counts what small nodes add up to.
 
     Cost: linear in nodes and edges.
 
@@ -191,7 +196,7 @@ def order_dependencies(
         held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
         if any(size > bound for size in held):
             queue.pending.append(i)
-        elif any(held):
+        elif any(held) and edges.place(i) >= begin:
             queue.loose.append(i)
             queue.loose_bytes += sum(held)
     return OrderDependencies(waits, unordered)
@@ -232,6 +237,10 @@ class _Edges:
         for place, i in enumerate(order):
             self._place[i] = place
         self._added: dict[int, list[int]] = {}
+
+    def place(self, i: int) -> int:
+        """Return where a node is in the order."""
+        return self._place[i]
 
     def precedes(self, i: int, j: int) -> bool:
         """Tell whether a node comes before another one in the order."""

@@ -18,6 +18,7 @@ order of TensorFlow's executor, or the order in which they were made."""
 SMALL = 64
 """Tensors below this part of the largest one do not matter for the order."""
 _LONGEST_BURST = 64
+_FEW = 3
 
 
 def negligible_size(program: Program) -> int:
@@ -286,8 +287,9 @@ class _Buffers:
             self._left[tensor] -= 1
             if not self._left[tensor]:
                 self._sharing.get(taken, {}).pop(tensor, None)
-            # A node seldom reads a tensor more than twice.
-            if self._holders[taken] in (1, 2) and self._sizes[taken] > self._small:
+            # A node seldom reads a tensor more often.
+            few = 0 < self._holders[taken] <= _FEW
+            if few and self._sizes[taken] > self._small:
                 for other in self._sharing.get(taken, [taken]):
                     last += self.readers[other]
         return last
