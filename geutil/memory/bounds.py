@@ -191,7 +191,7 @@ class _States:
 
     def result(self) -> WorstCase:
         """Return what was found."""
-        nodes, names = self._program.nodes, self._program.nodes
+        nodes = self._program.nodes
         tensors = [
             LiveTensor(
                 f"{nodes[b.maker].name}:{self._place(b)}", nodes[b.maker].type, b.bytes
@@ -210,8 +210,8 @@ class _States:
             reached=self._most,
             threads=self._threads,
             tensors=tuple(sorted(tensors, key=lambda t: -t.bytes)),
-            ended=tuple(names[i].name for i in self._order),
-            running=tuple(names[i].name for i in self._running),
+            ended=tuple(nodes[i].name for i in self._order),
+            running=tuple(nodes[i].name for i in self._running),
         )
 
     def _place(self, buffer: Buffer) -> int:
