@@ -2,24 +2,31 @@
 
 The executor runs whatever is ready. So each node that makes something large waits for
 all that the plan has before it and that holds, makes or lets go of something large:
-then no more can be held at that moment than the plan says. What is small runs freely,
-as long as all that may be left undone of it adds up to something small.
+then no more can be held at that moment than the plan says. Where the plan holds less
+than may be held, a node runs before the last of these, as far as there is room for it:
+several can run at once. What is small runs freely, as long as all that may be left
+undone of it adds up to something small.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import planned_order
-from geutil.memory.simulation import Simulation
+from geutil.memory.simulation import Memory, Simulation
 
 _PARTS = 100
 """Tensors of less than this part of the peak are small."""
 _HARMLESS = 1 << 14
-
+_ROOM = 50
+"""This part of the peak may be held besides, so that several nodes run at once."""
+_FURTHEST = 128
+"""So many places before the others of an order a node may run at most."""
 
 CanWait = Callable[[int], bool]
 MayAwait = Callable[[int, int], bool]
@@ -41,17 +48,34 @@ class OrderDependencies:
 
 @dataclass
 class _Queue:
-    """The nodes of one queue that the next large one has to wait for.
+    """The nodes of one queue that large ones have to wait for.
 
     Attributes:
-        pending: those that hold or made something large.
-        loose: those that hold something small.
+        recent: those that may still be undone, each with its place in the order and,
+            if it holds nothing large, the bytes that it holds.
+        pending: those that hold or made something large and must be done.
+        loose: those that hold something small and may be undone.
         loose_bytes: what these hold together.
     """
 
+    recent: deque[tuple[int, int, int | None]] = field(default_factory=deque)
     pending: list[int] = field(default_factory=list)
     loose: list[int] = field(default_factory=list)
     loose_bytes: int = 0
+
+    def before(self, place: int, bound: int) -> list[int]:
+        """Return what must be done if what is before a place may hold so much."""
+        while self.recent and self.recent[0][0] < place:
+            _, i, small = self.recent.popleft()
+            if small is None:
+                self.pending.append(i)
+            else:
+                self.loose.append(i)
+                self.loose_bytes += small
+        if self.loose_bytes > bound:
+            self.pending += self.loose
+            self.loose, self.loose_bytes = [], 0
+        return self.pending
 
 
 _NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -107,7 +131,8 @@ def plan_order(
     # In the forward pass little that is small is left behind, and what waits there may
     # round otherwise: oneDNN chooses among kernels by what is around.
     begin = min((order.index(i) for i in later), default=0)
-    found = order_dependencies(program, order, bound, can_wait, may_await, begin)
+    limit = simulation.peak + simulation.peak // _ROOM
+    found = order_dependencies(program, order, bound, can_wait, may_await, begin, limit)
     return Plan(simulation, found)
 
 
@@ -133,6 +158,7 @@ def order_dependencies(
     can_wait: CanWait = lambda _: True,
     may_await: MayAwait = lambda *_: True,
     begin: int = 0,
+    limit: int = 0,
 ) -> OrderDependencies:
     """Return who has to wait for whom so that memory is used as in an order.
 
@@ -147,6 +173,8 @@ def order_dependencies(
         can_wait: tells whether a node can be made to wait.
         may_await: tells whether the first node may be made to wait for the second.
         begin: from which place in the order on it counts what small nodes add up to.
+        limit: so much may be held. As far as there is room, nodes run before others
+            that the order has before them.
 
     Cost: linear in nodes and edges.
 
@@ -162,6 +190,7 @@ def order_dependencies(
     """
     nodes, sizes = program.nodes, program.sizes
     edges = _Edges(program, order)
+    earliest = _earliest_places(program, order, limit)
     buffer = list(range(len(sizes)))
     readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
@@ -173,15 +202,15 @@ def order_dependencies(
         if node.queue is None:
             continue
         queue = queues.setdefault(node.queue, _Queue())
+        place = edges.place(i)
+        held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
+        large = any(size > bound for size in held)
         if any(sizes[t] > bound for t in made) or node.temporary > bound:
-            before = queue.pending
-            if queue.loose_bytes > bound:
-                before = [*before, *queue.loose]
-                queue.loose, queue.loose_bytes = [], 0
+            queue.pending = edges.last(queue.before(earliest[place], bound))
             # A variable that others read while it changes has two buffers.
             read = [j for t in node.updates for j in readers.get(t, ())]
-            before = [*before, *(j for j in read if edges.precedes(j, i))]
-            missing = edges.not_before(i, before)
+            before = [*queue.pending, *(j for j in read if edges.precedes(j, i))]
+            missing = edges.not_before(i, dict.fromkeys(before))
             waiting = missing and can_wait(i)
             allowed = {j for j in missing if waiting and may_await(i, j)}
             blocked = edges.last([j for j in missing if j not in allowed])
@@ -191,15 +220,51 @@ def order_dependencies(
                 waits.append((i, awaited))
             if blocked:
                 unordered.append((i, blocked))
-            queue.pending = [*blocked, i]
-            continue
-        held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
-        if any(size > bound for size in held):
-            queue.pending.append(i)
-        elif any(held) and edges.place(i) >= begin:
-            queue.loose.append(i)
-            queue.loose_bytes += sum(held)
+            large = True
+        if large:
+            queue.recent.append((place, i, None))
+        elif any(held) and place >= begin:
+            queue.recent.append((place, i, sum(held)))
     return OrderDependencies(waits, unordered)
+
+
+def _earliest_places(
+    program: Program, order: Sequence[int], limit: int
+) -> Sequence[int]:
+    """Return for each place of an order before which one all must be done.
+
+    If all before a place are done, and what is there is not, then no more is held than
+    the order has there, and what is made from there on. That must stay within the
+    limit.
+    """
+    if not limit:
+        return range(len(order))
+    memory = Memory(program)
+    found: list[int] = []
+    # What would be held if nothing had been made since, the most first.
+    room: list[tuple[int, int]] = []
+    begin = made = 0
+    for place, i in enumerate(order):
+        heapq.heappush(room, (made - memory.held, place))
+        before = memory.held
+        memory.start(i)
+        made += _most(program, i, memory.held - before)
+        while room and made - room[0][0] > limit:
+            begin = max(begin, heapq.heappop(room)[1] + 1)
+        begin = max(begin, place - _FURTHEST)
+        found.append(min(begin, place))
+        memory.end(i)
+    return found
+
+
+def _most(program: Program, i: int, grown: int) -> int:
+    """Return how much a node makes, if it takes over nothing by chance."""
+    node = program.nodes[i]
+    shared = {out for out, _ in node.aliases}
+    made = (t for place, t in enumerate(node.outputs) if place not in shared)
+    if node.updates:
+        return max(grown, node.temporary)
+    return sum(program.sizes[t] for t in made) + node.temporary
 
 
 def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]:

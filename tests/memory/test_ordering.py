@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, simulate
 from geutil.memory.lifetimes import buffers_of
-from geutil.memory.ordering import order_dependencies, plan_order
+from geutil.memory.ordering import order_dependencies, plan_order, with_controls
 from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
 from tests.memory.test_simulation import programs
 
@@ -40,14 +40,23 @@ def test_any_order_holds_what_the_plan_holds(program, rng):
     program = queued(program)
     plan = plan_order(program)
     found = order_dependencies(program, plan.simulation.order, bound=0)
-    nodes = list(program.nodes)
-    for i, awaited in found.waits:
-        nodes[i] = nodes[i].changed(controls=[*nodes[i].controls, *awaited])
-    ordered = Program(nodes, program.sizes, program.fetched)
+    ordered = with_controls(program, found.waits)
     assert not found.unordered
     # The edges agree with the plan, and what does nothing with memory may run anywhere.
     simulate(ordered, plan.simulation.order)
     assert simulate(ordered, any_order(ordered, rng)).peak <= plan.peak
+
+
+@given(programs(), st.integers(0, 30), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_any_order_stays_within_a_limit(program, tenths, rng):
+    program = queued(program)
+    run = plan_order(program).simulation
+    limit = run.peak + run.peak * tenths // 10
+    found = order_dependencies(program, run.order, bound=0, limit=limit)
+    ordered = with_controls(program, found.waits)
+    simulate(ordered, run.order)
+    assert simulate(ordered, any_order(ordered, rng)).peak <= limit
 
 
 def fan(width, size=100):
@@ -65,6 +74,15 @@ def test_each_large_node_waits_for_the_end_of_the_last_one():
     program = fan(3)
     order = [0, 1, 2, 3, 4, 5, 6]
     assert order_dependencies(program, order, 10).waits == [(3, [2]), (5, [4])]
+
+
+def test_room_lets_nodes_run_beside_each_other():
+    program = fan(4)
+    order = range(9)
+    tight, wide = (order_dependencies(program, order, 10, limit=n) for n in (208, 310))
+    assert tight.waits == [(3, [2]), (5, [4]), (7, [6])]
+    assert wide.waits == [(5, [2]), (7, [2, 4])]
+    assert not order_dependencies(program, order, 10, limit=1000).waits
 
 
 def test_what_is_small_is_left_alone_until_it_adds_up():
