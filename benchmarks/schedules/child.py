@@ -1,23 +1,26 @@
-"""`python -m benchmarks.schedules.child peaks|times NETWORK OPTIMIZER COUNT`.
+"""`python -m benchmarks.schedules.child WORK NETWORK OPTIMIZER COUNT`.
 
-The process that builds a step and runs it in many Sessions. It prints one line of JSON.
+The process that builds a step and runs it: `peaks` in many Sessions, `functions` from
+eager code, `times` next to other kinds of step. It prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.schedules.requested import allocations, peaks_of
 from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
-from geutil.memory import measure, predict, worst_case
+from geutil.memory import predict, worst_case
 from geutil.memory.measuring.job import Options
 from geutil.memory.measuring.steps import SessionStep, initial_values
 from geutil.memory.measuring.subjects import job_of
@@ -26,7 +29,7 @@ from geutil.memory.measuring.trace import timeline_of
 THREADS = (1, 2, 8, None)
 LOADS = (0, 2)
 """How many busy loops run beside."""
-FUNCTION_THREADS = (1, None)
+_WARM_UP = 2
 
 
 @contextmanager
@@ -53,12 +56,12 @@ def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
     step = traced(network, optimizer, MEMORY)
     plain, ordered = (traced(network, optimizer, how) for how in (PLAIN, ORDERED))
     worst = worst_case(step.fetches)
-    sessions, functions = [], []
+    sessions = []
     for loops in LOADS:
         with busy(loops):
             for threads in THREADS:
                 sessions += _session_peaks(step, threads, count)
-            functions += [_function_peak(step, n) for n in FUNCTION_THREADS]
+    called = [p for n in (1, None) for p in _functions(network, optimizer, count, n)]
     return {
         "report": step.report.peak,
         "report_plain": step.report.plain_peak,
@@ -67,7 +70,8 @@ def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
         "worst_reached": worst.reached,
         "plain_worst": worst_case(plain.fetches).peak,
         "sessions": sessions,
-        "functions": functions,
+        "functions": [requested for requested, _ in called],
+        "chunks": [chunks for _, chunks in called],
         "plain": _session_peaks(plain, 1, 1)[0],
         "ordered": max(_session_peaks(ordered, None, 2)),
         "ordered_report": ordered.report.peak,
@@ -89,12 +93,38 @@ def _session_peaks(step: Traced, threads: int | None, count: int) -> list[int]:
     return found
 
 
-def _function_peak(step: Traced, threads: int | None) -> int | None:
-    """Return the peak of a step that eager code calls, as the allocator counts it."""
-    measured = measure(
-        step.function, step.step.tensors(), steps=1, inter_op_threads=threads
+def functions(network: str, optimizer: str, count: int) -> list[list[int]]:
+    """Return the peaks of a step that eager code calls.
+
+    Returns:
+        For each call, on an idle machine and on a busy one: by the bytes that were
+        asked for, and by the chunks that the allocator gave for them.
+    """
+    step = traced(network, optimizer, MEMORY)
+    batch = step.step.tensors()
+    for _ in range(_WARM_UP):
+        step.function(*batch)
+    found = []
+    for loops in LOADS:
+        with busy(loops):
+            for _ in range(count):
+                calls = allocations(lambda: step.function(*batch))
+                found.append(list(peaks_of(calls)))
+    return found
+
+
+def _functions(
+    network: str, optimizer: str, count: int, threads: int | None
+) -> list[list[int]]:
+    """Run `functions` in a process with so many threads between ops."""
+    command = [sys.executable, "-m", "benchmarks.schedules.child", "functions"]
+    command += [network, optimizer, str(count)]
+    settings = {} if threads is None else {"TF_NUM_INTEROP_THREADS": str(threads)}
+    run = subprocess.run(
+        command, capture_output=True, check=True, text=True, env=os.environ | settings
     )
-    return measured.allocator_peak
+    found: list[list[int]] = json.loads(run.stdout.splitlines()[-1])
+    return found
 
 
 def times(network: str, optimizer: str, rounds: int) -> dict[str, Any]:
@@ -122,7 +152,12 @@ def times(network: str, optimizer: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     work, network, optimizer, count = sys.argv[1:]
-    found = {"peaks": peaks, "times": times}[work](network, optimizer, int(count))
+    works: dict[str, Callable[[str, str, int], Any]] = {
+        "peaks": peaks,
+        "functions": functions,
+        "times": times,
+    }
+    found = works[work](network, optimizer, int(count))
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 

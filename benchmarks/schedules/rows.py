@@ -39,7 +39,7 @@ def _peaks(name: str, found: dict[str, Any]) -> Iterator[Row]:
             report,
             _MOST,
         ),
-        "highest of functions, by the allocator": (
+        f"highest of {len(found['functions'])} calls from eager code": (
             max(found["functions"]),
             report,
             _MOST,
