@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.schedules.requested import allocations, peaks_of
+from benchmarks.schedules import requested
 from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
 from geutil.memory import predict, worst_case
 from geutil.memory.measuring.job import Options
@@ -70,8 +70,8 @@ def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
         "worst_reached": worst.reached,
         "plain_worst": worst_case(plain.fetches).peak,
         "sessions": sessions,
-        "functions": [requested for requested, _ in called],
-        "chunks": [chunks for _, chunks in called],
+        "functions": [asked for asked, _ in called],
+        "chunks": [counted for _, counted in called],
         "plain": _session_peaks(plain, 1, 1)[0],
         "ordered": max(_session_peaks(ordered, None, 2)),
         "ordered_report": ordered.report.peak,
@@ -108,8 +108,7 @@ def functions(network: str, optimizer: str, count: int) -> list[list[int]]:
     for loops in LOADS:
         with busy(loops):
             for _ in range(count):
-                calls = allocations(lambda: step.function(*batch))
-                found.append(list(peaks_of(calls)))
+                found.append(list(requested.peaks(lambda: step.function(*batch))))
     return found
 
 

@@ -1,13 +1,14 @@
 """What a step asks TensorFlow's allocator for, by TensorFlow's profiler.
 
 The allocator's own counter adds up the chunks that it hands out, which can be nearly
-twice as large as what was asked for. The profiler notes both for each one.
+twice as large as what was asked for. The profiler notes both for each chunk. Neither
+counts what is smaller than 256 KiB, which comes from elsewhere.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +32,23 @@ class Allocation(NamedTuple):
     chunk: int
 
 
-def allocations(run: Callable[[], Any]) -> list[Allocation]:
-    """Return what is taken and given back during a call, in order of time.
+def peaks(run: Callable[[], Any]) -> tuple[int, int]:
+    """Return the most bytes that were held at once during a call.
 
-    What is smaller than a page is not among it: oneDNN's allocator hands that out from
-    elsewhere.
+    Returns:
+        By what was asked for, and by the chunks that were handed out for it.
     """
+    requested = chunks = most_requested = most_chunks = 0
+    for moment in _allocations(run):
+        requested += moment.requested
+        chunks += moment.chunk
+        most_requested = max(most_requested, requested)
+        most_chunks = max(most_chunks, chunks)
+    return most_requested, most_chunks
+
+
+def _allocations(run: Callable[[], Any]) -> list[Allocation]:
+    """Return what is taken and given back during a call, in order of time."""
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
     )
@@ -47,17 +59,6 @@ def allocations(run: Callable[[], Any]) -> list[Allocation]:
         (file,) = Path(folder).rglob("*.xplane.pb")
         content = file.read_bytes()
     return sorted(_read(content), key=lambda allocation: allocation.time)
-
-
-def peaks_of(moments: Iterable[Allocation]) -> tuple[int, int]:
-    """Return the most bytes that were held at once: asked for, and in chunks."""
-    requested = chunks = most_requested = most_chunks = 0
-    for moment in moments:
-        requested += moment.requested
-        chunks += moment.chunk
-        most_requested = max(most_requested, requested)
-        most_chunks = max(most_chunks, chunks)
-    return most_requested, most_chunks
 
 
 def _read(content: bytes) -> Iterator[Allocation]:

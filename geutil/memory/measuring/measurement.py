@@ -62,8 +62,9 @@ class Measurement:
             its graph, which may order the ops a little differently. None where there
             are no records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
-            counts the chunks that it hands out: up to twice what was asked for. None
-            where it keeps none: on the CPU with oneDNN off.
+            counts the chunks that it hands out: up to twice what was asked for. On the
+            CPU it counts nothing at all of what is smaller than 256 KiB. None where it
+            keeps none: on the CPU with oneDNN off.
         resident_peak: how far the process grew. Beside the step it holds what
             Grappler and XLA needed to compile it, and what the allocator keeps
             unused. None where the system does not tell: elsewhere than on Linux.

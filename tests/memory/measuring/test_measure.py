@@ -185,6 +185,20 @@ def test_a_function_that_xla_compiles(of_compiled):
     assert of_compiled.peak >= DEPTH * MIB
 
 
+@pytest.mark.skipif(not uses_onednn(), reason="only oneDNN's allocator counts")
+def test_what_the_allocator_does_not_count():
+    """Nothing of what is smaller than 256 KiB; records of a Session have it."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        return tf.add_n([tf.sin(x + i) for i in range(DEPTH)])
+
+    quarter = np.zeros([SIDE * SIDE // 4 - 64], np.float32)
+    measurement = measure(step, [quarter], steps=1)
+    assert measurement.allocator_peak == 0
+    assert measurement.peak == measurement.trace_peak >= DEPTH * quarter.nbytes
+
+
 def test_a_callable(module):
     measurement = measure(module.step, [SIDE], {"fill": 1.5}, steps=1)
     assert measurement.timeline is None
