@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from geutil.gradients.pairs import additions
 from geutil.gradients.segments import Segment
@@ -15,7 +16,15 @@ from geutil.graph.identity import unique
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.memory.ordering import Plan, plan_order, with_controls
-from geutil.memory.predicting.kernels import CHEAP, HELD, aliases, reuses
+from geutil.memory.predicting.calls import NOTHING
+from geutil.memory.predicting.kernels import (
+    CHEAP,
+    HELD,
+    aliases,
+    reuses,
+)
+from geutil.memory.predicting.loops import ListSizes
+from geutil.memory.predicting.reading import calls_of
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import frugal_order
@@ -44,6 +53,8 @@ class StepProgram:
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
+        self._calls = calls_of(walked)
+        self._lists = ListSizes(tensor_bytes)
         for op in topological_sort(walked):
             self._waits[op] = self._awaited(op)
             if op.type not in HELD:
@@ -93,6 +104,9 @@ class StepProgram:
         """
         program = self.program(segments)
         if ordered and self._ordered:
+            # Its loops are held to few iterations at once.
+            nodes = [node.changed(surge=0) for node in program.nodes]
+            program = replace(program, nodes=nodes)
             return plan_order(program, later=self.later(program))
         return Plan(simulate(program))
 
@@ -150,9 +164,12 @@ class StepProgram:
         straight = len(inputs) == len(op.inputs)
         first = len(self._sizes)
         self._place[op] = len(self._nodes)
-        for t in op.outputs:
+        called = self._calls.get(op, NOTHING)
+        listed = self._lists.add(op, called.results)
+        for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
-            self._sizes.append(tensor_bytes(t))
+            self._sizes.append(listed.get(i) or tensor_bytes(t))
+        shared = called.results.aliases or aliases(op)
         places = None if straight else self._places(op)
         self._nodes.append(
             Node(
@@ -161,9 +178,10 @@ class StepProgram:
                 inputs=inputs,
                 outputs=range(first, len(self._sizes)),
                 controls=self._waits[op],
-                aliases=_moved(aliases(op), places) if inputs else (),
+                aliases=_moved(shared, places) if inputs else (),
                 reuses=_moved(reuses(op), places) if inputs else (),
-                temporary=temporary_bytes(op),
+                temporary=temporary_bytes(op) + called.temporary,
+                surge=called.surge,
                 cheap=op.type in CHEAP,
                 queue="",
             )

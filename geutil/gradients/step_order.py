@@ -2,7 +2,8 @@
 
 The executor runs whatever is ready, in an order that depends on threads, load and
 addresses. Here the whole step, updates included, is planned and its large ops are made
-to wait for what the plan has before them (`geutil.memory.ordering`).
+to wait for what the plan has before them (`geutil.memory.ordering`). Loops run few
+iterations at once: each of 32 would hold gradients of all weights of its own.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import tensorflow as tf
+
 from geutil.gradients.eligibility import PARAMETERS
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.stand_ins import make_stand_in
+from geutil.graph.function_calls import limit_parallel_iterations
+from geutil.graph.functions import LOOPS
 from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
 from geutil.graph.state import forget_order
 from geutil.graph.version_1_flow import unconditional
 from geutil.memory.ordering import Plan, plan_order
+from geutil.memory.predicting.calls import ITERATIONS
 from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
-from geutil.memory.predicting.reading import read_ops
+from geutil.memory.predicting.reading import calls_of, read_ops
 
 SCOPE = "ordered"
 
@@ -73,7 +79,10 @@ def order_step(
 
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
-    program = read_ops(ops, fetched, tensor_bytes)
+    for op in ops:
+        if op.type in LOOPS:
+            limit_parallel_iterations(op, ITERATIONS)
+    program = read_ops(ops, fetched, tensor_bytes, calls_of(ops))
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])
     groups = fused_groups(program)
@@ -170,4 +179,6 @@ def _place_to_wait(op: Operation) -> int | None:
 def _has_values(tensor: Tensor) -> bool:
     """Tell whether a tensor can be handed on, and is no shape that must be known."""
     numbers = tensor.dtype.is_floating or tensor.dtype.is_complex
-    return numbers and not is_reference(tensor)
+    # Lists, of which zeros are made that are as large.
+    lists = tensor.dtype == tf.variant
+    return (numbers or lists) and not is_reference(tensor)

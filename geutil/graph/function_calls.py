@@ -15,6 +15,7 @@ from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import state_of
 
+_AT_ONCE = "parallel_iterations"
 _READ_ONLY = "_read_only_resource_inputs"
 _NONE = attr_value_pb2.AttrValue.ListValue()
 _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
@@ -137,6 +138,24 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
     if names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
+
+
+def parallel_iterations(op: Operation) -> int:
+    """Return how many iterations of a loop TensorFlow may run at once."""
+    return int(op.get_attr(_AT_ONCE))
+
+
+def limit_parallel_iterations(op: Operation, count: int) -> bool:
+    """Let TensorFlow run no more than so many iterations of a loop at once.
+
+    Returns:
+        Whether it would have run more.
+    """
+    if parallel_iterations(op) <= count:
+        return False
+    op._set_attr(_AT_ONCE, attr_value_pb2.AttrValue(i=count))
+    state_of(op.graph).edits += 1
+    return True
 
 
 def _forget_traces(caller: Caller) -> None:

@@ -11,7 +11,7 @@ ops run at once is a price on each of them; any price gives a bound (Lagrange).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,11 @@ def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
 
     Cost: as in `worst_case`, without what prepares the step.
     """
-    states = _States(program, threads)
+    nodes = [
+        node.changed(temporary=node.temporary + node.surge, surge=0)
+        for node in program.nodes
+    ]
+    states = _States(replace(program, nodes=nodes), threads)
     states.search()
     return states.result()
 

@@ -23,6 +23,8 @@ class Node(NamedTuple):
         reuses: pairs (output, input) of places, best first: the output takes over the
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
+        surge: the bytes that it may hold besides under a bad schedule: more iterations
+            of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
         queue: nodes with the same one can wait for each other
             (`geutil.memory.ordering`); None if a node runs as soon as it can.
@@ -40,6 +42,7 @@ class Node(NamedTuple):
     aliases: Sequence[tuple[int, int]] = ()
     reuses: Sequence[tuple[int, int]] = ()
     temporary: int = 0
+    surge: int = 0
     cheap: bool = False
     queue: str | None = None
     updates: Sequence[int] = ()

@@ -6,40 +6,95 @@ its temporary memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from geutil.graph.body_shapes import body_for_call
-from geutil.graph.function_calls import Caller, callers_in
-from geutil.graph.kinds import Graph, Operation
+from geutil.graph.function_calls import Caller, callers_in, parallel_iterations
+from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.memory.predicting.loops import Loops, Piled
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
 
-ReadBody = Callable[[Graph, "dict[Operation, int]"], Program]
-"""Reads the graph of a function, given the temporary bytes of its calls."""
+SizeOf = Callable[[Tensor], int]
+"""The bytes of a tensor of the graph that is read."""
+ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
+"""Reads the graph of a function, given what its own calls hold."""
 
 
-def call_bytes(graph: Graph, read: ReadBody) -> dict[Operation, int]:
-    """Return what the functions that a graph's ops run hold beyond the ops' results.
+@dataclass(frozen=True)
+class Called:
+    """What an op holds by the functions that it runs.
 
-    Of a conditional the larger branch counts, of a loop one iteration.
+    Attributes:
+        temporary: the bytes beyond those of the op's results.
+        surge: the bytes that it may hold besides, if more iterations run at once.
+        results: what the results of a loop hold.
+    """
+
+    temporary: int = 0
+    surge: int = 0
+    results: Piled = field(default_factory=Piled)
+
+
+NOTHING = Called()
+ITERATIONS = 2
+"""How many iterations of a loop count."""
+
+
+def called_functions(
+    graph: Graph,
+    read: ReadBody,
+    size_of: SizeOf,
+    among: Collection[Operation] | None = None,
+) -> dict[Operation, Called]:
+    """Return what the functions hold that a graph's ops run.
+
+    Of a conditional the larger branch counts. Of a loop two iterations do, since one
+    begins before the last one has ended, and the lists that it adds to each time, if
+    constants tell how often it runs.
 
     Args:
         graph: the graph of the calls.
         read: how to read a body.
+        size_of: the bytes of a tensor in a body.
+        among: the ops that count; all if None.
 
     Cost: linear in the ops of the bodies, each as often as it is called.
     """
-    return {caller.op: _bytes(graph, caller, read) for caller in callers_in(graph)}
-
-
-def _bytes(graph: Graph, caller: Caller, read: ReadBody) -> int:
-    arguments = list(caller.op.inputs)[caller.first_argument :]
-    most = 0
-    for name in caller.names:
-        body = body_for_call(graph, name, arguments)
-        if body is None:
+    found: dict[Operation, Called] = {}
+    loops: dict[Operation, tuple[Graph, Graph]] = {}
+    for caller in callers_in(graph):
+        if among is not None and caller.op not in among:
             continue
-        program = read(body, call_bytes(body, read))
-        results = sum(program.sizes[t] for t in program.fetched)
-        most = max(most, simulate(program).peak - results)
-    return most
+        bodies = _bodies(graph, caller)
+        once = max((_bytes(body, read, size_of) for body in bodies), default=0)
+        found[caller.op] = Called(once)
+        if caller.is_loop and len(bodies) > 1:
+            loops[caller.op] = (bodies[0], bodies[1])
+    known = Loops(loops, size_of)
+    for op in loops:
+        found[op] = _of_loop(op, known, found[op].temporary)
+    return found
+
+
+def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
+    """Return what a loop holds of which one iteration holds so much."""
+    most = parallel_iterations(op)
+    times = loops.times(op)
+    if times is not None:
+        most = min(most, times)
+    usual = min(most, ITERATIONS)
+    return Called(usual * once, (most - usual) * once, loops.piled(op))
+
+
+def _bodies(graph: Graph, caller: Caller) -> list[Graph]:
+    arguments = list(caller.op.inputs)[caller.first_argument :]
+    bodies = (body_for_call(graph, name, arguments) for name in caller.names)
+    return [body for body in bodies if body is not None]
+
+
+def _bytes(body: Graph, read: ReadBody, size_of: SizeOf) -> int:
+    program = read(body, called_functions(body, read, size_of))
+    results = sum(program.sizes[t] for t in program.fetched)
+    return simulate(program).peak - results

@@ -54,8 +54,10 @@ def predict(
     except that a variable which is changed before all have read it has two buffers, of
     which one counts until the old one has been read. An op that runs functions (`If`,
     `While`, a call) counts as one: what its function holds comes on top while it runs,
-    the larger branch of a conditional and one iteration of a loop; lists that a loop
-    accumulates for its gradient are left out.
+    the larger branch of a conditional and two iterations of a loop, for one begins
+    before the last one has ended. What a loop adds to lists each time, for its gradient
+    or as a result, counts once for each time, if constants tell how often it runs; of
+    loops of version 1 it is left out.
     Ops of all devices are counted together.
 
     Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_inputs, is_back_edge
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.memory.predicting.calls import call_bytes
+from geutil.memory.predicting.calls import NOTHING, Called, SizeOf, called_functions
 from geutil.memory.predicting.kernels import (
     CHEAP,
     HELD,
@@ -16,14 +16,13 @@ from geutil.memory.predicting.kernels import (
     reuses,
     updates_variable,
 )
+from geutil.memory.predicting.loops import ListSizes
+from geutil.memory.predicting.shapes import Shapes
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
 
 _VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
-
-SizeOf = Callable[[Tensor], int]
-"""The bytes of a tensor of the graph that is read."""
 
 
 def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
@@ -36,27 +35,55 @@ def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Pr
 
     Cost: linear in ops and edges, those of called functions included.
     """
+    calls = calls_in(graph, size_of)
+    return read_ops(graph.get_operations(), fetched, size_of, calls)
 
-    def read_body(body: Graph, calls: Mapping[Operation, int]) -> Program:
+
+def calls_in(
+    graph: Graph, size_of: SizeOf, among: Collection[Operation] | None = None
+) -> dict[Operation, Called]:
+    """Return what the functions hold that a graph's ops run.
+
+    Args:
+        graph: the graph of the calls.
+        size_of: the bytes of a tensor of the graph or of a function's body.
+        among: the ops that count; all if None.
+
+    Cost: linear in the ops of the bodies, each as often as it is called.
+    """
+
+    def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
         return read_ops(body.get_operations(), body.outputs, size_of, calls)
 
-    calls = call_bytes(graph, read_body)
-    return read_ops(graph.get_operations(), fetched, size_of, calls)
+    return called_functions(graph, read_body, size_of, among)
+
+
+def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
+    """Return what the functions hold that some ops of a graph run.
+
+    What has no known shape in a body counts nothing.
+
+    Cost: linear in the ops of the graph, and of the bodies.
+    """
+    for op in ops:
+        return calls_in(op.graph, Shapes(op.graph, None).bytes_of, frozenset(ops))
+    return {}
 
 
 def read_ops(
     ops: Sequence[Operation],
     fetched: Iterable[Tensor],
     size_of: SizeOf,
-    calls: Mapping[Operation, int] | None = None,
+    calls: Mapping[Operation, Called] | None = None,
 ) -> Program:
     """Return some ops of a graph as a program.
 
     Args:
-        ops: the ops, with all that they read and wait for.
+        ops: the ops, with all that they read and wait for; each after what it reads,
+            but for loops of version 1.
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
-        calls: the bytes that functions hold which ops call, beside the ops' results.
+        calls: what functions hold that ops run.
 
     Cost: linear in the ops and their edges.
     """
@@ -64,12 +91,14 @@ def read_ops(
     place = {op: i for i, op in enumerate(ops)}
     tensors: dict[int, int] = {}
     sizes: list[int] = []
+    lists = ListSizes(size_of)
     for op in ops:
         held = op.type in HELD
-        for tensor in op.outputs:
+        listed = lists.add(op, calls.get(op, NOTHING).results)
+        for i, tensor in enumerate(op.outputs):
             tensors[id(tensor)] = len(sizes)
-            sizes.append(0 if held else size_of(tensor))
-    nodes = [_node(op, tensors, place, calls.get(op, 0)) for op in ops]
+            sizes.append(0 if held else listed.get(i) or size_of(tensor))
+    nodes = [_node(op, tensors, place, calls.get(op, NOTHING)) for op in ops]
     _add_updates(ops, tensors, nodes, sizes)
     return Program(
         nodes=nodes,
@@ -84,7 +113,7 @@ def _node(
     op: Operation,
     tensors: Mapping[int, int],
     place: Mapping[Operation, int],
-    called: int,
+    called: Called,
 ) -> Node:
     inputs: Sequence[Tensor] = op.inputs
     if op.type in ("Merge", "RefMerge"):
@@ -95,9 +124,10 @@ def _node(
         inputs=[tensors[id(t)] for t in inputs],
         outputs=[tensors[id(t)] for t in op.outputs],
         controls=[place[c] for c in control_inputs(op)],
-        aliases=aliases(op) if inputs else (),
+        aliases=called.results.aliases or aliases(op) if inputs else (),
         reuses=reuses(op),
-        temporary=temporary_bytes(op) + called,
+        temporary=temporary_bytes(op) + called.temporary,
+        surge=called.surge,
         cheap=op.type in CHEAP,
     )
 

@@ -1,0 +1,121 @@
+"""What loops pile up, against the records of traced Sessions."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from geutil.gradients import gradients, last_report, order_updates
+from geutil.memory import predict, worst_case
+from geutil.memory.predicting.reading import calls_in
+from geutil.memory.sizes import bytes_of
+from tests.memory.tracing import peak_of, trace
+
+WIDTH = 128
+TIMES = 20
+STATE = 4 * WIDTH * WIDTH
+
+
+def recurrent(graph, *, times=TIMES, at_once=1, weights=None):
+    """Return the loss of a loop, and the weights that it reads each time."""
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH], name="x")
+        if weights is None:
+            weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
+        _, last = tf.while_loop(
+            lambda i, _: i < times,
+            lambda i, state: (i + 1, tf.tanh(tf.matmul(state, weights))),
+            [tf.constant(0), x],
+            parallel_iterations=at_once,
+        )
+        return tf.reduce_sum(last), weights
+
+
+def feeds(graph):
+    return {graph.get_tensor_by_name("x:0"): [[0.5] * WIDTH] * WIDTH}
+
+
+def test_the_lists_of_a_gradient_are_counted():
+    graph = tf.Graph()
+    loss, weights = recurrent(graph)
+    with graph.as_default():
+        fetches = [loss, *tf.gradients(loss, weights)]
+    traced = peak_of(trace(graph, fetches, feeds(graph)))
+    # The state each time, once though it is result and argument, and no weights.
+    assert traced >= TIMES * STATE
+    assert predict(fetches).peak == pytest.approx(traced, rel=0.1)
+    assert worst_case(fetches).peak >= traced
+
+
+def test_weights_of_many_iterations_are_in_the_worst_case():
+    graph = tf.Graph()
+    loss, weights = recurrent(graph, at_once=32)
+    with graph.as_default():
+        fetches = [loss, *tf.gradients(loss, weights)]
+    peaks = [peak_of(trace(graph, fetches, feeds(graph))) for _ in range(3)]
+    assert max(peaks) <= worst_case(fetches).peak
+    assert predict(fetches).peak < 2 / 3 * worst_case(fetches).peak
+
+
+def test_ordered_loops_run_few_iterations_at_once():
+    graph = tf.Graph()
+    with graph.as_default():
+        weights = tf.Variable(tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH)
+        loss, _ = recurrent(graph, at_once=32, weights=weights)
+        (slope,) = gradients(loss, [weights], checkpoints=None)
+        update = weights.assign_sub(slope).op
+        order_updates(update)
+    loops = [op for op in graph.get_operations() if "While" in op.type]
+    assert {op.get_attr("parallel_iterations") for op in loops} == {2}
+    peaks = [peak_of(trace(graph, [loss, update], feeds(graph))) for _ in range(3)]
+    assert max(peaks) <= 1.05 * last_report().peak
+
+
+def test_lists_of_a_result_are_counted():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [TIMES, WIDTH, WIDTH], name="x")
+        y = tf.reduce_sum(tf.map_fn(tf.exp, x, parallel_iterations=1))
+    traced = peak_of(trace(graph, [y], {x: [[[0.5] * WIDTH] * WIDTH] * TIMES}))
+    assert predict(y).peak == pytest.approx(traced, rel=0.1)
+
+
+def states(graph, times):
+    """Return what is piled up by a loop that runs so often."""
+    with graph.as_default():
+        loss, weights = recurrent(graph, times=times)
+        tf.gradients(loss, weights)
+    calls = calls_in(graph, lambda t: bytes_of(t) or 0)
+    (piled,) = (c.results for op, c in calls.items() if "grad" not in op.name)
+    return sum(piled.sizes.values()) // STATE
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, 1), (7, 7), (0, 0)])
+def test_how_often_a_loop_runs(times, expected):
+    assert states(tf.Graph(), times) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "bound", "step", "expected"),
+    [(0, 10, 3, 4), (2, 10, 4, 2), (9, 10, 1, 1), (10, 10, 1, 0)],
+)
+def test_counters_that_count_otherwise(start, bound, step, expected):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.ones([WIDTH, WIDTH])
+        _, y = tf.while_loop(
+            lambda i, _: i <= bound - 1,
+            lambda i, state: (step + i, tf.exp(state)),
+            [start, x],
+        )
+        tf.gradients(y, x)
+    calls = calls_in(graph, lambda t: bytes_of(t) or 0)
+    (piled,) = (c.results for op, c in calls.items() if "grad" not in op.name)
+    assert sum(piled.sizes.values()) == expected * STATE
+
+
+def test_a_bound_that_data_decides_is_not_guessed():
+    graph = tf.Graph()
+    with graph.as_default():
+        times = tf.compat.v1.placeholder(tf.int32, [], name="times")
+    assert states(graph, times) == 0
