@@ -16,6 +16,7 @@ from geutil.graph import adjacency
 from geutil.graph.frames import check_control_frames, check_frames
 from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
 from geutil.graph.order import Rewiring, TopologicalOrder
+from geutil.graph.rewired_gradients import follow_inputs
 from geutil.graph.staleness import check_editable
 from geutil.graph.state import UndoStep, state_of
 
@@ -220,8 +221,15 @@ def _rewirings(
 
 def _set_input(op: Operation, index: int, tensor: Tensor | None) -> UndoStep:
     before = op.inputs[index]
+    unfollow = follow_inputs(op)
     op._update_input(index, tensor)
-    return UndoStep(lambda: op._update_input(index, before), op)
+
+    def undo() -> None:
+        op._update_input(index, before)
+        if unfollow is not None:
+            unfollow()
+
+    return UndoStep(undo, op)
 
 
 def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> UndoStep:

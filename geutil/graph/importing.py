@@ -151,7 +151,7 @@ def set_control_inputs(op: Operation, control_inputs: Sequence[Operation]) -> No
 
 
 def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
-    """Set an input of an op that was made just now, to close a loop."""
+    """Set an input of an op that was made just now."""
     op._update_input(index, tensor)
 
 

@@ -42,6 +42,10 @@ class GraphState:
         journals: one list of undo steps for each open transaction.
         gradient_copies: for each gradient registered for ops copied into this graph,
             the copies of the tensors that its closure reads.
+        gradient_reads: for each such gradient, and each closure of this graph, the
+            tensors of this graph that it reads, once that was asked for.
+        rewired_ops: for each gradient that follows the inputs of an op, the op and what
+            it read before.
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
@@ -60,6 +64,8 @@ class GraphState:
     stale_allowed: int = 0
     journals: list[list[UndoStep]] = field(default_factory=list)
     gradient_copies: dict[str, Any] = field(default_factory=dict)
+    gradient_reads: dict[str, Any] = field(default_factory=dict)
+    rewired_ops: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
     edits: int = 0
     retired: dict[Operation, None] = field(default_factory=dict)

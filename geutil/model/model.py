@@ -26,6 +26,7 @@ from geutil.model.frozen import freezing, thawing
 from geutil.model.functions.library import Functions, Library
 from geutil.model.holdings import Holdings
 from geutil.model.programs.building import build, ops_to_run
+from geutil.model.programs.closures import prune
 from geutil.model.programs.materializing import Parts, materialize
 from geutil.model.programs.program import Program
 from geutil.model.restoring import check_initialized, restore
@@ -832,7 +833,7 @@ class Model(Shown):
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
         if checked:
-            program.prune()
+            prune(program)
         return program
 
     def derived(

@@ -10,14 +10,15 @@ over with every captured tensor replaced by its copy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import gradient_registry
-from geutil.graph.identity import IdentityMap, MutableIdentityMap
+from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap, unique
 from geutil.graph.importing import capture
 from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tensor
 from geutil.graph.names import scope_finalize
@@ -39,7 +40,7 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
 
 
 def carried_gradient(
-    op: Operation, gradient: str, graph_: Graph, copies: Mapping[Any, Tensor]
+    op: Operation, gradient: str, graph_: Graph, copies: IdentityMap[Tensor]
 ) -> str:
     """Register a gradient for an op that stands in `graph_` for `op`; return its name.
 
@@ -59,20 +60,17 @@ def carried_gradient(
         copy_graph = target() if op_ is None else op_.graph
         copies = _copies_for(name, copy_graph, op)
         current = tf.compat.v1.get_default_graph()
-        body = gradient_registry.new_body("copied_gradient")
-        with body.as_default():
-            stand_ins = [None if g is None else _stand_in(g) for g in grads_]
-            results = gradient_registry.lookup(gradient)(op, *stand_ins)
-        results = list(results) if isinstance(results, list | tuple) else [results]
+        traced = _traced(op, gradient, grads_)
+        body, results = traced.body, traced.results
 
         def copy_of(outside: Any) -> Tensor:
             return _copy_of(outside, copies, source, copy_graph, current, op)
 
         inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        for stand_in, grad in zip(stand_ins, grads_, strict=True):
+        for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
             if stand_in is not None:
                 inputs[stand_in] = grad
-        for outside, inside in gradient_registry.captures_of(body):
+        for outside, inside in traced.read:
             inputs[inside] = copy_of(outside)
         carried = _carry_over(body, inputs, current)
 
@@ -94,8 +92,72 @@ def carried_gradient(
     return name
 
 
-def _copies_for(name: str, graph_: Graph | None, op: Operation) -> Mapping[Any, Tensor]:
-    copies: Mapping[Any, Tensor] | None = None
+def read_by_gradient(op: Operation) -> list[Tensor]:
+    """Return the tensors of its graph that the gradient of an op reads.
+
+    None if the gradient is no closure: then it reads what the op reads and makes. None,
+    too, if it cannot be built; whoever differentiates learns why.
+
+    Cost: that of tracing the gradient, the first time.
+    """
+    gradient = gradient_registry.gradient_of(op) if op.type == "IdentityN" else None
+    if gradient is None or not gradient_registry.is_closure(gradient):
+        return []
+    state = state_of(op.graph)
+    rewired = state.rewired_ops.get(gradient)
+    if rewired is not None:
+        gradient = rewired.gradient
+    if gradient not in state.gradient_reads:
+        state.gradient_reads[gradient] = _read_by_closure(op, gradient)
+    reads: list[Tensor] = state.gradient_reads[gradient]
+    if rewired is None:
+        return reads
+    now = [(t, rewired.stand_ins().get(t, t)) for t in reads]
+    return [t if t_ is None else t_ for t, t_ in now]
+
+
+def _read_by_closure(op: Operation, gradient: str) -> list[Tensor]:
+    try:
+        traced = _traced(op, gradient, op.outputs)
+    except Exception:  # It is anybody's code.
+        return []
+    leaves = tf.nest.flatten(traced.results, expand_composites=True)
+    met = (*(outside for outside, _ in traced.read), *leaves)
+    return unique(t for t in met if is_tensor(t) and t.graph is op.graph)
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A gradient, built in a graph of its own.
+
+    Attributes:
+        body: the graph.
+        stand_ins: its placeholder for each incoming gradient, None where there is none.
+        results: what the gradient returned.
+        read: (outside tensor, placeholder inside) for each that the gradient reads.
+    """
+
+    body: Graph
+    stand_ins: Sequence[Tensor | None]
+    results: list[Any]
+    read: Sequence[tuple[Any, Tensor]]
+
+
+def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Traced:
+    body = gradient_registry.new_body("copied_gradient")
+    with body.as_default():
+        stand_ins = [None if g is None else _stand_in(g) for g in grads]
+        results = gradient_registry.lookup(gradient)(op, *stand_ins)
+    results = list(results) if isinstance(results, list | tuple) else [results]
+    read = IdentitySet(t for o in body.get_operations() for t in o.inputs)
+    for leaf in tf.nest.flatten(results, expand_composites=True):
+        read.add(leaf)
+    captures = gradient_registry.captures_of(body)
+    return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
+
+
+def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:
+    copies: IdentityMap[Tensor] | None = None
     if graph_ is not None:
         copies = state_of(graph_).gradient_copies.get(name)
     if copies is None:
@@ -112,7 +174,7 @@ def _stand_in(grad: Tensor) -> Tensor:
 
 def _copy_of(
     outside: Any,
-    copies: Mapping[Any, Tensor],
+    copies: IdentityMap[Tensor],
     source: Graph,
     copy_graph: Graph,
     current: Graph,

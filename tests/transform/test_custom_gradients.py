@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.graph.edits import InputEdit, apply_edits
 from tests.settings import evaluate
 
 v1 = tf.compat.v1
@@ -158,3 +159,82 @@ def test_in_every_setting(setting):
         return [y, *tf.gradients(y, x), y_, *tf.gradients(y_, z)]
 
     assert setting.run(body) == [4.0, 20.0, 9.0, 30.0]
+
+
+# -- ops that are rewired in place -----------------------------------------------------
+
+
+def test_the_gradient_is_that_of_what_the_op_reads_now(setting):
+    def body():
+        x, z = tf.constant(2.0), tf.constant(3.0)
+        y = square_with_odd_gradient(x) + 0.0
+        ge.reroute_ts(z, x)
+        return [y, *tf.gradients(y, z)]
+
+    assert setting.run(body) == [9.0, 30.0]
+
+
+def test_a_copy_of_what_was_rewired_and_rewired_again(model):
+    x, y = model
+    with x.graph.as_default():
+        z = tf.constant(3.0, name="z")
+    ge.reroute_ts(z, x)
+    _, info = ge.copy(x.graph, tf.Graph())
+    y_, z_ = info.transformed([y, z])
+    assert evaluate(y_.graph, [y_, gradient(y_, z_)]) == [9.0, 30.0]
+    with y_.graph.as_default():
+        u_ = tf.constant(4.0)
+    ge.reroute_ts(u_, z_)
+    assert evaluate(y_.graph, [y_, gradient(y_, u_)]) == [16.0, 40.0]
+
+
+def test_an_undone_rerouting_leaves_the_gradient_as_it_was(model):
+    x, y = model
+    before = x.graph.as_graph_def()
+    with x.graph.as_default():
+        z = tf.constant(3.0, name="z")
+    with pytest.raises(KeyError), ge.transaction(x.graph):
+        ge.reroute_ts(z, x)
+        raise KeyError
+    after = x.graph.as_graph_def()
+    after.node.remove(z.op.node_def)
+    assert after == before
+    assert evaluate(x.graph, [gradient(y, x)], {x: 2.0}) == [20.0]
+
+
+def test_one_input_in_the_place_of_which_two_are_read():
+    with tf.Graph().as_default() as graph:
+        x, z = tf.constant(2.0, name="x"), tf.constant(3.0, name="z")
+
+        @tf.custom_gradient
+        def product(a, b):
+            return a * b, lambda dy: (dy * b, dy * a)
+
+        y = product(x, x)
+        (op,) = ge.filter_ops(graph, ge.op_type("IdentityN"))
+        apply_edits(graph, [InputEdit(op, 1, z)])
+        with pytest.raises(ge.TransformError, match=r"'IdentityN' reads .* two others"):
+            tf.gradients(y, z)
+
+
+def test_sparse_gradients_and_results_that_are_read_follow_too():
+    @tf.custom_gradient
+    def odd(table, indices):
+        rows = tf.gather(table, indices)
+
+        def gradient_function(dy):
+            return tf.IndexedSlices(dy * rows, indices, tf.shape(table)), None
+
+        return rows, gradient_function
+
+    with tf.Graph().as_default():
+        table = v1.placeholder(tf.float32, [4, 2])
+        old, new = tf.constant([1, 3, 1]), tf.constant([0, 2, 0])
+        loss = tf.reduce_sum(odd(table, old))
+        ge.reroute_ts(new, old)
+        slices = tf.gradients(loss, table)[0]
+        assert isinstance(slices, tf.IndexedSlices)
+        dense = tf.convert_to_tensor(slices)
+    values = np.arange(8.0).reshape(4, 2)
+    (value,) = evaluate(table.graph, [dense], {table: values})
+    np.testing.assert_array_equal(value, values * [[2], [0], [1], [0]])

@@ -16,6 +16,7 @@ from geutil.model.errors import ModelError
 from geutil.model.frozen.handle_flow import Value
 from geutil.model.frozen.handle_replacing import replace_handles
 from geutil.model.holdings import Holdings
+from geutil.model.programs.closures import prune
 from geutil.model.programs.constants import become_const
 from geutil.model.programs.program import Program, fresh_name, legal_name, node_of
 from geutil.model.programs.rewiring import rename_placeholders
@@ -104,7 +105,7 @@ def frozen_program(model: Model) -> Program:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    program.prune()
+    prune(program)
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program

@@ -6,7 +6,7 @@ the design). So a function is built from a copy, and the graph itself stays edit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ from geutil.model.holdings import Holdings
 from geutil.model.programs.program import fresh_name
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.copying import copy_with_input_replacements
+from geutil.transform.custom_gradients import read_by_gradient
 
 
 def ops_to_run(
@@ -39,14 +40,12 @@ def ops_to_run(
     Raises:
         ModelError: one is a placeholder that nothing feeds.
     """
-    inner = [placeholder for _, placeholder in bindings(graph)]
+    stops = [*inputs.values(), *(placeholder for _, placeholder in bindings(graph))]
     behind = get_backward_walk_ops(
-        [*sinks.values(), side_effects],
-        stop_at_ts=[*inputs.values(), *inner],
-        control_inputs=True,
+        [*sinks.values(), side_effects], stop_at_ts=stops, control_inputs=True
     )
     # Ops may wait for what is given, which costs no wait.
-    given = {t.op for t in (*inputs.values(), *inner)}
+    given = {t.op for t in stops}
     needed = frozenset(op for op in behind if op not in given)
     for op in behind:
         if op.type == "Placeholder" and op not in given:
@@ -59,7 +58,31 @@ def ops_to_run(
                 f"placeholder '{op.name}' is no input, and '{reader}' depends on it: "
                 "rewire its readers, or make it an input with model.cut(inputs=[...])"
             )
+    needed |= _needed_by_gradients(needed, stops)
     return [op for op in graph.get_operations() if op in needed]
+
+
+def _needed_by_gradients(
+    needed: Collection[Operation], stops: Iterable[Tensor]
+) -> frozenset[Operation]:
+    """Return the other ops that the gradients of some read, if these can run."""
+    given = {t.op for t in stops}
+    found: set[Operation] = set()
+    waiting = list(needed)
+    while waiting:
+        read = [t.op for op in waiting for t in read_by_gradient(op)]
+        waiting = []
+        for start in dict.fromkeys(read):
+            if start in needed or start in found or start in given:
+                continue
+            behind = get_backward_walk_ops(
+                [start], stop_at_ts=stops, control_inputs=True
+            )
+            new = [op for op in behind if op not in given]
+            if not any(op.type == "Placeholder" for op in new):
+                waiting += [op for op in new if op not in found]
+                found.update(new)
+    return frozenset(found)
 
 
 def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tensor]]:

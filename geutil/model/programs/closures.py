@@ -8,47 +8,52 @@ of such a graph get gradients that read their own graph's tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from geutil.graph import gradient_registry
 from geutil.graph.functions import body_graph
+from geutil.graph.identity import IdentityMap
 from geutil.graph.inlining import Origin
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.model.programs.program import Ancestor
-from geutil.transform.custom_gradients import carried_gradient
+from geutil.graph.state import state_of
+from geutil.model.programs.program import (
+    Ancestor,
+    Program,
+    canonical,
+    node_of,
+    nodes_by_name,
+)
+from geutil.transform.custom_gradients import carried_gradient, read_by_gradient
+
+_NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
 
 
-class _Copies(Mapping[Any, Tensor]):
-    """The tensors of a graph that stand for those of another one, found by name."""
+@dataclass(frozen=True)
+class _Closure:
+    """A node of a program whose op has a gradient that exists in Python only.
 
-    def __init__(
-        self, graph: Graph, source: Graph, rename: Callable[[str], str]
-    ) -> None:
-        self._graph = graph
-        self._source = source
-        self._rename = rename
+    Attributes:
+        node: the node.
+        gradient: the name of the gradient.
+        op: the op that it was made from.
+        rename: gives the name in the program of a tensor near that op.
+    """
 
-    def __getitem__(self, t: Any) -> Tensor:
-        if t.graph is not self._source:
-            raise KeyError(t.name)
-        try:
-            found: Tensor = self._graph.get_tensor_by_name(self._rename(t.name))
-        except ValueError as error:
-            raise KeyError(t.name) from error
-        return found
+    node: Any
+    gradient: str
+    op: Operation
+    rename: Callable[[str], str]
 
-    def get(self, t: Any, default: Any = None) -> Any:
-        """Return the tensor that stands for `t`; tensors cannot be compared."""
-        try:
-            return self[t]
-        except KeyError:
-            return default
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    def read(self) -> Iterator[tuple[Tensor, str]]:
+        """Yield what the gradient reads near that op, and what it is in the program."""
+        for t in read_by_gradient(self.op):
+            # Edits of a program let the node read other tensors than the op does.
+            slots = (i for i, read in enumerate(self.op.inputs) if read is t)
+            slot = next(slots, None)
+            named = self.rename(t.name) if slot is None else self.node.input[slot]
+            yield t, canonical(named)
 
 
 def carry_closures(
@@ -65,8 +70,45 @@ def carry_closures(
         ancestors: the graphs whose nodes it was made from.
         origins: where ops that were in the body of a function come from.
 
-    Cost: linear in the nodes.
+    Cost: linear in the nodes; the gradients are traced.
     """
+    reads = state_of(graph).gradient_reads
+    for closure in _closures(nodes, ancestors, origins):
+        named = [(t, _tensor(graph, name)) for t, name in closure.read()]
+        copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
+        carried = carried_gradient(closure.op, closure.gradient, graph, copies)
+        op_ = graph.get_operation_by_name(closure.node.name)
+        gradient_registry.set_gradient(op_, carried)
+        reads[carried] = list(copies.values())
+
+
+def prune(program: Program, origins: Mapping[str, Origin] = _NO_ORIGINS) -> None:
+    """Drop the nodes of a program that neither ends need nor gradients of those.
+
+    Args:
+        program: the program, which is changed.
+        origins: where nodes that were in the body of a function come from.
+
+    Cost: linear in nodes and edges, once for each gradient that reads what only another
+    gradient reads; the gradients are traced.
+    """
+    read: dict[str, None] = {}
+    known = nodes_by_name(program.graph_def)
+    while True:
+        nodes = program.needed(read)
+        names = {node.name for node in nodes}
+        closures = _closures(nodes, program.ancestors, origins)
+        met = (node_of(name) for closure in closures for _, name in closure.read())
+        new = [name for name in met if name in known and name not in names]
+        if not new:
+            program.keep(nodes)
+            return
+        read.update(dict.fromkeys(new))
+
+
+def _closures(
+    nodes: Iterable[Any], ancestors: Iterable[Ancestor], origins: Mapping[str, Origin]
+) -> Iterator[_Closure]:
     ancestors = list(ancestors)
     for node in nodes:
         # Of an op, TensorFlow tells what attributes it has by raising.
@@ -75,32 +117,26 @@ def carry_closures(
         gradient = node.attr[gradient_registry.ATTRIBUTE].s.decode()
         if not gradient_registry.is_closure(gradient):
             continue
-        op_ = graph.get_operation_by_name(node.name)
         for ancestor in ancestors:
-            found = _origin(ancestor, op_, origins.get(op_.name))
-            if (
-                found is not None
-                and gradient_registry.gradient_of(found[0]) == gradient
-            ):
-                copies = _Copies(graph, found[0].graph, found[1])
-                carried = carried_gradient(found[0], gradient, graph, copies)
-                gradient_registry.set_gradient(op_, carried)
+            found = _origin(ancestor, node.name, origins.get(node.name))
+            if found and gradient_registry.gradient_of(found[0]) == gradient:
+                yield _Closure(node, gradient, *found)
                 break
 
 
 def _origin(
-    ancestor: Ancestor, op_: Operation, origin: Origin | None
+    ancestor: Ancestor, name: str, origin: Origin | None
 ) -> tuple[Operation, Callable[[str], str]] | None:
-    """Return the op that `op_` was made from, and what tensors near it are called."""
+    """Return the op that a node was made from, and what tensors near it are called."""
     if origin is not None:
         body = body_graph(ancestor.graph, origin.function)
         if body is None:
             return None
         op = _op(body, origin.node)
         return None if op is None else (op, _renaming(body, origin))
-    if not op_.name.startswith(ancestor.prefix):
+    if not name.startswith(ancestor.prefix):
         return None
-    op = _op(ancestor.graph, op_.name.removeprefix(ancestor.prefix))
+    op = _op(ancestor.graph, name.removeprefix(ancestor.prefix))
     return None if op is None else (op, ancestor.tensor)
 
 
@@ -118,3 +154,11 @@ def _op(graph: Graph, name: str) -> Operation | None:
     except (KeyError, ValueError):
         return None
     return op
+
+
+def _tensor(graph: Graph, name: str) -> Tensor | None:
+    try:
+        tensor: Tensor = graph.get_tensor_by_name(name)
+    except (KeyError, ValueError):
+        return None
+    return tensor

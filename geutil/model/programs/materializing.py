@@ -15,7 +15,7 @@ from geutil.graph.importing import import_ops, neutral
 from geutil.graph.inlining import Kept, Origin, inline_calls
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.errors import ModelError
-from geutil.model.programs.closures import carry_closures
+from geutil.model.programs.closures import carry_closures, prune
 from geutil.model.programs.program import (
     Program,
     canonical,
@@ -68,7 +68,7 @@ def materialize(
     """
     _check_ends(program, what)
     program = replace(program)
-    program.prune()
+    prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: canonical(t) for name, t in program.outputs.items()}
@@ -90,7 +90,7 @@ def materialize(
     program = replace(
         program, graph_def=graph_def, outputs=outputs, side_effects=effects
     )
-    program.prune()
+    prune(program, origins)
     graph_def = program.graph_def
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)

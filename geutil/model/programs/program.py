@@ -58,13 +58,16 @@ class Program:
     side_effects: list[str] = field(default_factory=list)
     ancestors: list[Ancestor] = field(default_factory=list)
 
-    def prune(self) -> None:
-        """Drop the nodes that no end needs."""
+    def needed(self, more: Iterable[str] = ()) -> list[Any]:
+        """Return the nodes that the ends need, and some more by name."""
         stops = [node_of(t) for t in (*self.inputs.values(), *self.captures)]
         ends = [*self.inputs.values(), *self.outputs.values(), *self.side_effects]
-        nodes = nodes_behind(self.graph_def, map(node_of, ends), stops)
+        return nodes_behind(self.graph_def, [*map(node_of, ends), *more], stops)
+
+    def keep(self, nodes: Iterable[Any]) -> None:
+        """Drop all nodes but some."""
         self.graph_def = subgraph(self.graph_def, nodes)
-        left = {node.name for node in nodes}
+        left = {node.name for node in self.graph_def.node}
         self.captures = {t: e for t, e in self.captures.items() if node_of(t) in left}
 
 
