@@ -14,15 +14,11 @@ from geutil.cli.options import Format
 from geutil.cli.output import working
 from geutil.cli.starting import start_tensorflow
 from geutil.errors import GeutilError
+from geutil.formats import format_by_name, refusal
 
 if TYPE_CHECKING:
     from geutil.model import Model
 
-_BY_SUFFIX = {
-    ".pb": Format.graph_def,
-    ".pbtxt": Format.pbtxt,
-    ".tflite": Format.tflite,
-}
 _SUFFIXES_READ = (".pb", ".pbtxt", ".keras")
 _READ = "a SavedModel directory, or a .pb, .pbtxt or .keras file"
 
@@ -49,7 +45,15 @@ def read_model(path: Path, signature: str | None = None) -> Model:
         return open(str(path), signature=signature)
 
 
-def check_target(path: Path, force: bool) -> None:
+def check_target(path: Path, chosen: Format | None, force: bool) -> None:
+    """Refuse to write a model where it cannot be, before there is any work done."""
+    reason = refusal(path, format_of(path, chosen).value)
+    if reason is not None:
+        raise CommandError(reason)
+    check_place(path, force)
+
+
+def check_place(path: Path, force: bool) -> None:
     """Refuse to write where something is, before there is any work done."""
     if path.exists() and not force:
         raise CommandError(f"'{path}' is there already; pass --force to replace it")
@@ -59,7 +63,7 @@ def check_target(path: Path, force: bool) -> None:
 
 def format_of(path: Path, chosen: Format | None) -> Format:
     """Return the format that is asked for, or that the name of the output says."""
-    return chosen or _BY_SUFFIX.get(path.suffix, Format.saved_model)
+    return chosen or Format(format_by_name(path))
 
 
 def write_model(model: Model, path: Path, chosen: Format | None, force: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geutil.cli.files import CommandError, check_target
+from geutil.cli.files import CommandError, check_place
 from geutil.cli.output import working
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def check_page(path: Path | None, force: bool) -> None:
         raise CommandError(
             f"'{path}' is no name of a page; name a file that ends in .html"
         )
-    check_target(path, force)
+    if path.is_dir():
+        raise CommandError(f"'{path}' is a directory, and is not replaced by a page")
+    check_place(path, force)
 
 
 def write_page(path: Path, make: Callable[[], Page]) -> None:

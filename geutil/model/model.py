@@ -359,7 +359,8 @@ class Model(Shown):
                 `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
                 if an input leads to it (else `outputs=` is needed, which is logged).
                 "tflite", one file with this signature, frozen, for TensorFlow Lite.
-            overwrite: whether to replace what is at `path`.
+            overwrite: whether to replace what is at `path`: a model by a model, a file
+                by a file.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
                 TensorFlow's own, for interpreters that come with them.
 
@@ -367,8 +368,9 @@ class Model(Shown):
             The path.
 
         Raises:
-            ModelError: there is something at `path`; the format is unknown; or the
-                model holds what the format cannot: the message names it.
+            ModelError: there is something at `path`; the format is unknown, or its name
+                says another one; or the model holds what the format cannot: the message
+                names it.
 
         Cost: linear in the ops and the bytes of the variables.
 

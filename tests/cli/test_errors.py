@@ -58,6 +58,22 @@ def test_what_is_there_is_not_replaced(geutil, folder, tmp_path):
     assert geutil("fold", folder / "net", "-o", place, "--force").code == 0
 
 
+@pytest.mark.parametrize("name", ["small.keras", "small.h5", "small.onnx"])
+def test_a_file_is_not_replaced_by_a_directory(geutil, folder, tmp_path, name):
+    (tmp_path / name).write_text("somebody's work")
+    # A source that cannot be opened: the name is refused before.
+    (tmp_path / "net.pb").write_text("no model")
+    said = geutil("fold", tmp_path / "net.pb", "-o", tmp_path / name, "--force")
+    _refused(said, "geutil does not write", ".pb, .pbtxt, .tflite")
+    assert (tmp_path / name).read_text() == "somebody's work"
+
+
+def test_a_page_does_not_replace_a_directory(geutil, folder, tmp_path):
+    page = tmp_path / "page.html"
+    page.mkdir()
+    _refused(geutil("view", folder / "net", "-o", page, "--force"), "is a directory")
+
+
 def test_no_directory_to_write_to(geutil, folder, tmp_path):
     target = tmp_path / "no" / "where"
     _refused(geutil("fold", folder / "net", "-o", target), "no directory")

@@ -31,15 +31,13 @@ def new():
     return geutil_model.open(affine(2.0).f)
 
 
-@pytest.fixture(params=["directory", "file", "nothing"])
+@pytest.fixture(params=["directory", "nothing"])
 def old(request, tmp_path):
-    """What is at the path before: a model, a file, or nothing."""
+    """What is at the path before: a model, or nothing."""
     path = tmp_path / "here" / "model"
     path.parent.mkdir()
     if request.param == "directory":
         geutil_model.open(affine(1.0).f).save(path)
-    elif request.param == "file":
-        path.write_text("a file")
     return path
 
 
@@ -102,6 +100,46 @@ def test_formats_are_overwritten_alike(tmp_path, new, format):
     new.save(path, format=format, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     assert path.is_dir() == (format == "saved_model")
+
+
+def full(path):
+    path.mkdir()
+    (path / "photo").write_text("of a cat")
+
+
+def single(path):
+    path.write_text("a file")
+
+
+REFUSED = [
+    (full, "model", "saved_model", "holds something else than a model"),
+    (full, "model", "graph_def", "is a directory, and is not replaced by a file"),
+    (Path.mkdir, "model", "tflite", "is a directory, and is not replaced by a file"),
+    (single, "model", "saved_model", "is a file, and is not replaced by a directory"),
+    (single, "m.keras", "saved_model", r"a \.keras file.*\.pb, \.pbtxt, \.tflite file"),
+    (single, "m.H5", "tflite", r"a \.h5 file.*SavedModel directory, or a \.pb"),
+    (single, "m.onnx", "graph_def", r"a \.onnx file, which geutil does not write"),
+    (single, "m.tflite", "saved_model", "format 'tflite', and 'saved_model' would"),
+]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("make", "name", "format", "words"), REFUSED)
+def test_nothing_is_replaced_by_another_kind_of_thing(
+    new, tmp_path, make, name, format, words, overwrite
+):
+    make(tmp_path / name)
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match=words):
+        new.save(tmp_path / name, format, overwrite=overwrite)
+    assert contents(tmp_path) == before
+
+
+def test_a_suffix_of_another_format_is_refused_before_any_work(new, tmp_path):
+    with pytest.raises(ModelError, match=r"a \.keras file"):
+        new.save(tmp_path / "m.keras")
+    assert contents(tmp_path) == {}
+    assert new.save(tmp_path / "net.v2").is_dir()
 
 
 CHILD = """

@@ -47,7 +47,7 @@ def cut(
         raise CommandError("say where to cut: pass --input or --to")
     starts, ends = named(inputs), named(outputs)
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     model = read_model(path, signature).cut(starts, ends)
     write_model(model, output, form, force)
     show_written(model, output, as_json=as_json)
@@ -82,7 +82,7 @@ def splice(
     replaced, fed = _pairs(replace), _pairs(feed)
     check_source(path)
     check_source(other)
-    check_target(output, force)
+    check_target(output, form, force)
     model = read_model(path, signature)
     spliced = model.splice(read_model(other), replaced, fed)
     write_model(spliced, output, form, force)
@@ -114,7 +114,7 @@ def rename(
     if not (taken or given or to_signature):
         raise CommandError("say what to rename: --input, --result or --to-signature")
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     model = read_model(path, signature)
     renamed = model.rename(taken, given, to_signature)
     write_model(renamed, output, form, force)
@@ -139,7 +139,7 @@ def batch_size(
     if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     model = read_model(path, signature)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
@@ -161,7 +161,7 @@ def strip(
 ) -> None:
     """Take out of a model what serves training alone."""
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     model = read_model(path, signature)
     with working("stripping"):
         stripped = model.strip_training(keep=keep or ())
@@ -186,7 +186,7 @@ def fold(
 ) -> None:
     """Fold the batch norms of a model into its layers."""
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     check_page(html, force)
     model = read_model(path, signature)
     from geutil import report

@@ -75,7 +75,7 @@ def quantize(
     Batch norms are folded first.
     """
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     check_page(html, force)
     batches = None if data is None else Batches(data, batch)
     if format_of(output, form) is Format.tflite and batches is None:
@@ -132,7 +132,7 @@ def calibrate(
 ) -> None:
     """Set the ranges of a quantized model from data."""
     check_source(path)
-    check_target(output, force)
+    check_target(output, form, force)
     batches = Batches(data, batch)
     model = read_model(path, signature)
     report = _calibrated(model, batches, method)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from geutil.formats import refusal
 from geutil.graph.trackables import new_trackable, owner_of
 from geutil.graph.trainable import flags_as_noted, is_trainable
 from geutil.model.errors import ModelError
@@ -39,6 +40,9 @@ def save(
         if format != "tflite":
             raise ModelError(f"select_tf_ops=True is for 'tflite', not for '{format}'")
         write = write_tflite_with_tf_ops
+    reason = refusal(path, format)
+    if reason is not None:
+        raise ModelError(reason)
     with written_atomically(path, overwrite=overwrite) as new:
         write(model, new)
     return path
