@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geutil import model
 from geutil.model.batching.judging import Kind, judge, windows
@@ -529,3 +531,73 @@ def test_a_dimension_that_grows():
     assert [sizes.factor(d) for d in (211, 422, 4, None, 0)] == [1, 2, 0, 0, 0]
     assert [sizes.before(d) for d in (211, 422, 7)] == [4, 8, 7]
     assert sizes.axis((3, 633, None)) == 1
+
+
+# -- targets that are computed, with a -1 in them --------------------------------------
+
+ROWS = [(4, 6), (24,), (2, 12), (2, 2, 6), (2, 3, 4), (8, 3)]
+
+
+@st.composite
+def computed_targets(draw):
+    """Return what makes the target of a reshape of [n, 4, 6] from its shape."""
+    row = draw(st.sampled_from(ROWS))
+    merged = len(row) > 1 and draw(st.booleans())
+    # 0 stands for the batch, perhaps merged with the first axis.
+    dims = [0, *row[1:]] if merged else [0, *row]
+    factor = row[0] if merged else 1
+    free = draw(st.integers(-1, len(dims) - 1))
+    dynamic = [draw(st.booleans()) for _ in dims]
+    joined = draw(st.booleans())
+
+    def target(x):
+        s = tf.shape(x)
+        known = {4: s[1], 6: s[2]}
+        parts = []
+        for i, (dim, is_dynamic) in enumerate(zip(dims, dynamic, strict=True)):
+            whole = known.get(dim, dim) if is_dynamic else dim
+            part = whole if dim else s[0] * factor
+            parts.append(-1 if i == free else part)
+        if joined:
+            return tf.concat([[part] for part in parts], 0)
+        return tf.stack(parts)
+
+    return target
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(computed_targets(), min_size=1, max_size=3),
+    st.sampled_from([(4, 6), (None, 6), (4, None), (None, None)]),
+    st.sampled_from([None, 4]),
+)
+def test_computed_targets_of_a_model_whose_batch_is_fixed(targets, shape, new):
+    def function(x):
+        for target in targets:
+            y = tf.reshape(x, target(x))
+            y = tf.nn.softmax(y, -1) + tf.cast(tf.shape(y)[-1], tf.float32)
+            x = x + tf.reshape(y, tf.concat([tf.shape(x)[:-1], [-1]], 0))
+        return x
+
+    fixed = opened(function, shape, None).set_batch_size(3, verify=False)
+    samples = {"x": sample(4, (4, 6))}
+    changed = fixed.set_batch_size(new, samples=samples)
+    for batch in [1, 4] if new is None else [new]:
+        x = sample(batch, (4, 6))
+        np.testing.assert_allclose(
+            result(changed, x), function(tf.constant(x)), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_attention_and_back_again():
+    def attention(x):
+        q = tf.reshape(x @ W, tf.stack([rows(x), -1, 2, 3]))
+        q = tf.transpose(q, [0, 2, 1, 3])
+        seen = tf.nn.softmax(q @ tf.transpose(q, [0, 1, 3, 2])) @ q
+        seen = tf.transpose(seen, [0, 2, 1, 3])
+        return tf.reshape(seen, tf.concat([tf.shape(x)[:2], [-1]], 0))
+
+    m = opened(attention, (5, 6), None)
+    again = m.set_batch_size(3).set_batch_size(2).set_batch_size(None)
+    x = sample(4, (5, 6))
+    np.testing.assert_allclose(result(again, x), result(m, x), rtol=1e-5, atol=1e-5)

@@ -45,13 +45,16 @@ class Verdict:
 def windows(size: int, old: int) -> list[Array]:
     """Return the rows that the old model is run on: at most six windows of `old` rows.
 
-    A window that is longer than the batch begins anew at its start.
+    A window that is longer than the batch begins anew at its start; of such there are
+    two, so that rows change their places.
 
     Example:
         >>> [w.tolist() for w in windows(5, 2)]
         [[0, 1], [2, 3], [3, 4]]
         >>> [w.tolist() for w in windows(1, 2)]
         [[0, 0]]
+        >>> [w.tolist() for w in windows(2, 3)]
+        [[0, 1, 0], [1, 0, 1]]
     """
     return list(_windows(size, old))
 
@@ -60,6 +63,8 @@ def _windows(size: int, old: int) -> Iterator[Array]:
     starts = list(range(0, size, old))
     if size > old:
         starts[-1] = size - old
+    elif size > 1:
+        starts.append(1)
     picked = np.linspace(0, len(starts) - 1, min(len(starts), _MOST_WINDOWS))
     for index in dict.fromkeys(int(i) for i in picked):
         yield (starts[index] + np.arange(old)) % size

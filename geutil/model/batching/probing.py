@@ -107,16 +107,34 @@ class Probing:
         return tf.get_static_value(tensor)
 
     def dims(self, tensor: Tensor) -> list[int | None] | None:
-        """Return what is known of the elements of a vector."""
-        value = tf.get_static_value(tensor, partial=True)
-        if value is not None and np.ndim(value) == 1 and None not in value:
+        """Return what is known of the elements of a vector.
+
+        A -1 that is put into it counts as known.
+        """
+        value = tf.get_static_value(tensor)
+        if value is not None and np.ndim(value) == 1:
             return [int(v) for v in value]
         if tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank != 1:
             return None
-        # TensorFlow evaluates more of it where it is a shape.
+        found: list[int | None] = []
+        for part in _joined(tensor):
+            known = self._dims_of_part(part)
+            if known is None:
+                return None
+            found += known
+        return found
+
+    def _dims_of_part(self, tensor: Tensor) -> list[int | None] | None:
+        # TensorFlow evaluates more of it where it is a shape, but a -1 means there that
+        # nothing is known.
         with self._graph.as_default():
-            shape = shape_of(tf.raw_ops.Fill(dims=tensor, value=0))
-        return None if shape is None else list(shape)
+            anything = tf.compat.v1.placeholder(tf.int32)
+            shape = shape_of(tf.raw_ops.Reshape(tensor=anything, shape=tensor))
+        packed = tf.get_static_value(tensor, partial=True)
+        if shape is None or packed is None:
+            return None if shape is None else list(shape)
+        pairs = zip(packed, shape, strict=True)
+        return [d if v is None else int(v) for v, d in pairs]
 
     def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether it is certain that all slices along an axis are equal."""
@@ -134,3 +152,17 @@ class Probing:
             if tensor.op.type not in _COPIES:
                 return False
             tensor = tensor.op.inputs[0]
+
+
+def _joined(tensor: Tensor) -> list[Tensor]:
+    """Return the vectors that a vector is a concatenation of."""
+    found, waiting = [], [tensor]
+    while waiting:
+        part = waiting.pop()
+        if part.op.type == "ConcatV2":
+            waiting += reversed(part.op.inputs[:-1])
+        elif part.op.type == "Identity":
+            waiting += part.op.inputs
+        else:
+            found.append(part)
+    return found
