@@ -848,14 +848,12 @@ class Model(Shown):
     ) -> Model:
         """Return a model of a program, with the other signatures unless it is alone."""
         parts = materialize(program, inline=False, what=repr(self))
-        others = self._signatures.without(self.signature)
+        name = self.signature if signature is None else signature
+        others = self._signatures.vacated(self.signature, name)
         if alone:
             others = others.alone()
         return Model(
-            parts,
-            self.signature if signature is None else signature,
-            others,
-            self._holdings if holdings is None else holdings,
+            parts, name, others, self._holdings if holdings is None else holdings
         )
 
     def rebuilt(self, programs: Mapping[str, Program], holdings: Holdings) -> Model:

@@ -76,9 +76,9 @@ class Signatures(Mapping[str, "Model"]):
         closed = [name for name in self._names if name not in self._opened]
         return {name: self._source.functions[name] for name in closed}
 
-    def without(self, name: str) -> Signatures:
-        """Return the other signatures."""
-        names = tuple(n for n in self._names if n != name)
+    def vacated(self, name: str, new: str) -> Signatures:
+        """Return the other signatures, with the place of one for a model called new."""
+        names = tuple(new if n == name else n for n in self._names)
         opened = {n: m for n, m in self._opened.items() if n != name}
         return Signatures(self._source, self._inline, opened, names)
 

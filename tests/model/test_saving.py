@@ -175,3 +175,51 @@ def test_a_failure_leaves_nothing(opened, tmp_path, monkeypatch):
         opened.save(tmp_path / "m", overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
     assert tf.saved_model.load(str(tmp_path / "m")).signatures
+
+
+ORDERS = {
+    "replace_op": lambda m: m.replace_op("Relu", "Relu6"),
+    "set_batch_size": lambda m: m.set_batch_size(2),
+    "freeze": lambda m: m.freeze(),
+    "thaw": lambda m: m.freeze().thaw("w"),
+    "strip_training": lambda m: m.strip_training(),
+    "rename": lambda m: m.rename(outputs={"z": "y"}).rename(outputs={"y": "z"}),
+}
+
+
+@pytest.fixture(scope="module")
+def ordered(tmp_path_factory):
+    """A SavedModel whose signatures and outputs are in no alphabetical order."""
+    module = tf.Module()
+    module.w = tf.Variable([1.0, -2.0], name="w")
+
+    def function(scale):
+        def call(x):
+            y = tf.nn.relu(x * module.w) * scale
+            names = ("z", "a", *(f"o_{i}" for i in range(11)))
+            return {name: y * i for i, name in enumerate(names)}
+
+        return tf.function(call, [tf.TensorSpec([None, 2], name="x")], autograph=False)
+
+    signatures = {n: function(i + 1.0) for i, n in enumerate(("u", "c", "v", "a"))}
+    path = tmp_path_factory.mktemp("ordered") / "m"
+    tf.saved_model.save(module, str(path), signatures)
+    return path
+
+
+@pytest.mark.parametrize("signature", ["u", "v"])
+@pytest.mark.parametrize("method", ORDERS)
+def test_signatures_and_outputs_keep_their_order(ordered, method, signature):
+    m = model.open(ordered, signature=signature)
+    changed = ORDERS[method](m)
+    assert list(changed.signatures) == ["u", "c", "v", "a"]
+    # A SavedModel holds a map of outputs, which has no order.
+    outputs = ["a", *(f"o_{i}" for i in range(11)), "z"]
+    for name in changed.signatures:
+        assert list(changed.signatures[name].outputs) == outputs
+
+
+def test_a_signature_that_is_renamed_keeps_its_place(ordered):
+    renamed = model.open(ordered, signature="c").rename(signature="first")
+    assert list(renamed.signatures) == ["u", "first", "v", "a"]
+    assert renamed.signatures["first"] is renamed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ def _program(function: Any, name: str, what: str) -> Program:
         ModelError: the function is not what a signature is.
     """
     try:
-        return program_of_function(function)
+        program = program_of_function(function)
     except ModelError:
         raise
     except Exception as error:
@@ -74,6 +75,15 @@ def _program(function: Any, name: str, what: str) -> Program:
             f"signature '{name}' of {what} cannot be opened, the file is damaged: "
             f"{type(error).__name__}: {error}"
         ) from error
+    # The file holds a map of them, which each process reads in an order of its own.
+    program.outputs = dict(sorted(program.outputs.items(), key=_by_name))
+    return program
+
+
+def _by_name(output: tuple[str, str]) -> list[Any]:
+    """Return what outputs are sorted by: `output_9` goes before `output_10`."""
+    parts = re.split(r"(\d+)", output[0])
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
