@@ -11,7 +11,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.kinds import Graph, Tensor, require_tensor
 from geutil.graph.names import absolute_unique_name, scope_finalize
 from geutil.quantize import simulation
-from geutil.quantize.applying.variables import RangeVariables
+from geutil.quantize.applying.variables import NewRange, RangeVariables
 from geutil.quantize.arithmetic import Range, check_bits
 from geutil.quantize.spec import Format, check_decay, checked_ends
 
@@ -103,8 +103,9 @@ def moving_avg_quantize(
     """Quantize a tensor in a moving average of its ranges, as activations are.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    what comes out; see `geutil.quantize.simulation` for the formula. Otherwise the
-    range is the one that is kept.
+    what comes out; see `geutil.quantize.simulation` for the formula. The range to start
+    with has no part in it: the first step takes that of its tensor. Otherwise the range
+    is the one that is kept.
 
     Args:
         inputs: a float32 tensor of the default graph: a v1 graph, or the FuncGraph of
@@ -114,7 +115,7 @@ def moving_avg_quantize(
         init_max: the high end to start with.
         ema_decay: how much of the range a step keeps.
         name_prefix: the name of the range, below the current name scope; its variables
-            are `<range>/min` and `<range>/max`.
+            are `<range>/min` and `<range>/max`, and `<range>/learnt` in training.
         vars_collection: a collection of a v1 graph to put them in, besides
             `GLOBAL_VARIABLES`.
         is_training: move the range.
@@ -122,7 +123,8 @@ def moving_avg_quantize(
         narrow_range: leave the lowest integer out.
         symmetric: widen the range of each batch until it is symmetric about zero.
         variables: variables by name. Those that are there are used: that is how traces
-            of a function share a range. Those that are made are put in.
+            of a function share a range. Those that are made are put in. Ends that are
+            given without `learnt` count as learnt.
 
     Returns:
         The quantized tensor. Gradients pass where values are in the range, else they
@@ -143,14 +145,19 @@ def moving_avg_quantize(
         ...     return moving_avg_quantize(x, ema_decay=0.5, variables=ranges)
         >>> _ = step(tf.constant([-2.0, 8.0]))
         >>> {name: float(variable) for name, variable in ranges.items()}
-        {'MovingAvgQuantize/min': -4.0, 'MovingAvgQuantize/max': 7.0}
+        {'MovingAvgQuantize/min': -2.0, 'MovingAvgQuantize/max': 8.0, \
+'MovingAvgQuantize/learnt': 0.5}
     """
     check_decay(ema_decay)
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
-    with _Range(inputs, name_prefix, form, initial, vars_collection, variables) as made:
+    with _Range(
+        inputs, name_prefix, form, initial, vars_collection, variables, is_training
+    ) as made:
         if is_training:
-            _, ends = simulation.moving_average([inputs], made.handles, form, ema_decay)
+            _, ends = simulation.moving_average(
+                [inputs], made.handles, made.learnt, form, ema_decay
+            )
         else:
             ends = simulation.read(made.handles)
         return simulation.fake_quant(inputs, ends, form)
@@ -211,6 +218,7 @@ class _Range:
         initial: tuple[float, float],
         collection: str | None,
         variables: Variables,
+        averages: bool = False,
     ) -> None:
         graph: Graph = inputs.graph
         scope = scope_finalize(graph.get_name_scope())
@@ -219,8 +227,9 @@ class _Range:
         ranges = RangeVariables(graph, given, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
         ranges.check(name, shape)
-        ranges.make([(name, shape, Range(*initial))])
+        ranges.make([NewRange(name, shape, Range(*initial), averages)])
         self.handles = ranges.handles(name)
+        self.learnt = ranges.learnt(name) if averages else None
         given.update(ranges.by_name)
         # The variables have ops of this scope, too: one that ends in a slash is not
         # made unique again.

@@ -72,7 +72,8 @@ def quantize(
             needs them.
         per_channel: let each output channel of a convolution's weights have a range of
             its own. Other layers have one, since TFLite's converter fails otherwise.
-        ema_decay: how much of an activation's range a training step keeps.
+        ema_decay: how much of an activation's range a training step keeps. The average
+            is of the steps alone: the range to start with has no part in it.
         quant_delay: the number of training steps before values are rounded; ranges are
             learnt meanwhile. An int64 variable `fake_quantization_step` counts. None
             or 0 starts at once, and counts nothing.

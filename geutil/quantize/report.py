@@ -80,7 +80,8 @@ class QuantizeReport(Shown):
         quantized: the ops that are quantized, in the order of the graph.
         skipped: those that are not.
         warnings: what is odd about the call, such as a scope that holds no ops.
-        variables: the variables of the ranges by name, `<range>/min` and `/max`.
+        variables: the variables of the ranges by name: `<range>/min` and `/max`, and
+            `<range>/learnt`, which counts a moving average in training.
         step: the variable that counts the training steps, where one does.
         rewritten: what was written in another form, which has int8 kernels.
     """

@@ -37,7 +37,7 @@ class RewriteReport:
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """The variables of the ranges by name, `<range>/min` and `/max`."""
+        """The variables of the ranges by name: `<range>/min`, `/max` and `/learnt`."""
         return self.quantization.variables
 
     @property

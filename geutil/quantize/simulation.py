@@ -4,11 +4,13 @@ A range is learnt in training steps. The last value of a tensor is what weights 
 which are known when they are read. Activations take a moving average of what the
 batches showed,
 
-    average = decay * average + (1 - decay) * batch
+    learnt  = decay * learnt + (1 - decay)
+    average = average + (batch - average) * (1 - decay) / learnt
 
-which starts at what it is initialized with, and is not corrected for that start: after
-n steps decay^n of it is left, with 0.999 for example 37 % after 1,000 steps and 1 %
-after 4,600. Ranges are widened to hold zero before they are averaged.
+where `learnt` starts at 0: after n steps it is 1 - decay^n. So the average is that of
+the batches alone, however few they are, and the range to start with has no part in it
+(Kingma and Ba 2014, arXiv 1412.6980, section 3). Ranges are widened to hold zero before
+they are averaged.
 """
 
 from __future__ import annotations
@@ -115,10 +117,17 @@ def assign(handles: Pair, ends: Pair) -> Pair:
     No gradients go through them: what is learnt is not by descent, and a range that is
     taken from a tensor would hand the gradients of its clipped values to its extremes.
     """
-    writes = [
+    return _behind(ends, _written(handles, ends))
+
+
+def _written(handles: Pair, ends: Pair) -> list[Any]:
+    return [
         tf.raw_ops.AssignVariableOp(resource=handle, value=end)
         for handle, end in zip(handles, ends, strict=True)
     ]
+
+
+def _behind(ends: Pair, writes: Sequence[Any]) -> Pair:
     with tf.control_dependencies(writes):
         low, high = (tf.stop_gradient(end) for end in ends)
     return low, high
@@ -130,14 +139,32 @@ def last_value(xs: Sequence[Tensor], handles: Pair, form: Format) -> Pair:
 
 
 def moving_average(
-    xs: Sequence[Tensor], handles: Pair, form: Format, decay: float
+    xs: Sequence[Tensor], handles: Pair, learnt: Any, form: Format, decay: float
 ) -> tuple[Pair, Pair]:
-    """Move a range towards that of tensors; return it as it was, and as it is now."""
-    before = read(handles)
+    """Move a range towards that of tensors; return it as it was, and as it is now.
+
+    Args:
+        xs: the tensors.
+        handles: the handles of the variables of the range.
+        learnt: the handle of the variable that tells how much of the range is learnt.
+        form: how the tensors are stored.
+        decay: how much of the range stays.
+    """
+    share = tf.constant(1.0 - decay)
+    known = _read(learnt)
+    # A replica may move the range meanwhile: what is read of it is not older than that.
+    with tf.control_dependencies([known]):
+        before = read(handles)
+    total = known + (1.0 - known) * share
+    stays = 1.0 - share / total
     batch = ends_of(xs, form)
-    rate = tf.constant(1.0 - decay)
-    moved = [old - (old - new) * rate for old, new in zip(before, batch, strict=True)]
-    return before, assign(handles, (moved[0], moved[1]))
+    low, high = (
+        new + (old - new) * stays for old, new in zip(before, batch, strict=True)
+    )
+    writes = _written(handles, (low, high))
+    with tf.control_dependencies(writes):
+        counted = tf.raw_ops.AssignVariableOp(resource=learnt, value=total)
+    return before, _behind((low, high), [*writes, counted])
 
 
 def delayed(quantized: Tensor, x: Tensor, steps: Tensor, delay: int) -> Tensor:

@@ -12,11 +12,11 @@ from geutil.errors import ArgumentTypeError, QuantizeError, StaleGraphError
 from geutil.graph.verify import verify
 from geutil.quantize import fixed_quantize, insert_quant_op, quantize
 from tests.quantize.tiny import (
+    averaged,
     close,
     ends,
     fake_quant,
     fake_quants,
-    moved,
     session,
     types,
 )
@@ -88,24 +88,25 @@ def test_ranges_are_learnt(setting, moving, bits, narrow):
             ema_decay=0.9,
             narrow_range=narrow,
         )
-        assert list(report.variables) == ["q/min", "q/max"]
+        count = ["q/learnt"] if moving else []
+        assert list(report.variables) == ["q/min", "q/max", *count]
         verify(default_graph())
         return [y]
 
-    low, high = moved((-1.0, 2.0), ends(X), 0.9) if moving else ends(X)
+    low, high = ends(X)
     close(setting.run(body)[0], fake_quant(X, low, high, bits, narrow), 2e-6)
 
 
 def test_in_training_a_range_moves_once_a_step():
     graph = _graph()
     report = _insert(graph, NAMES, ema_decay=0.5, init_min=-1.0, init_max=1.0)
-    expected = (-1.0, 1.0)
     fetched = [_op(graph, name).outputs[0] for name in NAMES]
     with session(graph) as opened:
-        for _ in range(3):
+        for step in range(3):
             opened.run(fetched)
-            expected = moved(expected, ends(X), 0.5)
-            close(opened.run(list(report.variables.values())), expected)
+            low, high, learnt = opened.run(list(report.variables.values()))
+            close([low, high], averaged([ends(X)] * (step + 1), 0.5))
+            assert learnt == 1 - 0.5 ** (step + 1)
 
 
 def test_otherwise_nothing_is_assigned():
@@ -148,9 +149,10 @@ def test_names_and_collections():
     report = _insert(graph, NAMES[:1], vars_collection="mine")
     names = ["block/x_quant/min", "block/x_quant/max"]
     assert report.range == "block/x_quant"
-    assert list(report.variables) == names
+    count = "block/x_quant/learnt"
+    assert list(report.variables) == [*names, count]
     assert [v.op.name for v in graph.get_collection("mine")] == names
-    assert [v.op.name for v in graph.get_collection("variables")] == names
+    assert [v.op.name for v in graph.get_collection("variables")] == [*names, count]
     assert report.tensor.name == "block/x_quant/FakeQuantWithMinMaxVars:0"
 
 
@@ -158,7 +160,7 @@ def test_a_name_that_is_taken_is_numbered():
     with tf.Graph().as_default():
         x, y = (tf.identity(tf.constant(X)) for _ in range(2))
         reports = [
-            insert_quant_op("a", "q", t.op, [tf.exp(t).op], is_training=True)
+            insert_quant_op("a", "q", t.op, [tf.exp(t).op], is_training=False)
             for t in (x, y)
         ]
         assert [r.range for r in reports] == ["a/q", "a/q_1"]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.graph.verify import verify
 from geutil.quantize import create_eval_graph, experimental_create_training_graph
-from tests.quantize.tiny import close, session, types
+from tests.quantize.tiny import close, of_ranges, session, types
 from tests.quantize.trained_net import build
 
 v1 = tf.compat.v1
@@ -61,7 +61,7 @@ class Graphs:
 def test_ranges_have_the_same_names_and_shapes(resource, norms, freeze, delay):
     graphs = Graphs(norms, freeze=freeze, delay=delay)
     trained, evaluated = graphs.trained.variables, graphs.evaluated.variables
-    assert {n: v.shape for n, v in trained.items()} == {
+    assert {n: v.shape for n, v in of_ranges(trained).items()} == {
         n: v.shape for n, v in evaluated.items()
     }
     assert ("VariableV2" in types(graphs.train)) == (resource == "ref")
@@ -81,7 +81,9 @@ def test_ranges_have_the_same_names_and_shapes(resource, norms, freeze, delay):
         "last/act_quant",
     ]
     ends = [f"{n}/{e}" for n, e in itertools.product(names, ("min", "max"))]
-    assert sorted(trained) == sorted(ends)
+    assert sorted(evaluated) == sorted(ends)
+    counts = [f"{n}/learnt" for n in names if not n.endswith("weights_quant")]
+    assert sorted(trained) == sorted([*ends, *counts])
     for report in (graphs.trained, graphs.evaluated):
         assert report.quantization.coverage == 1.0
         assert not report.folds.refused
@@ -117,7 +119,7 @@ def test_a_checkpoint_is_restored_by_name(resource, norms, tmp_path):
             opened.run(graphs.step, {graphs.x: x})
         # Ranges move, weights do not.
         expected = opened.run(graphs.out, {graphs.x: STEPS[0]})
-        kept = opened.run(dict(graphs.trained.variables))
+        kept = opened.run(of_ranges(graphs.trained.variables))
         path = graphs.saver.save(opened, str(tmp_path / "model"))
     with session(graphs.eval) as opened:
         graphs.eval_saver.restore(opened, path)

@@ -16,12 +16,13 @@ from geutil.quantize import (
     moving_avg_quantize,
 )
 from tests.quantize.tiny import (
+    averaged,
     check_fake_quant,
     close,
     ends,
     fake_quant,
     fake_quants,
-    moved,
+    of_ranges,
     passes,
     session,
     types,
@@ -71,8 +72,6 @@ def test_in_training(setting, kind, per_channel, symmetric, narrow):
 
     for bits, value in zip(BITS, setting.run(body), strict=True):
         low, high = _ends(x, per_channel, symmetric, narrow, bits)
-        if kind == "average":
-            low, high = moved((-6.0, 6.0), (low, high))
         check_fake_quant(value, x, low, high, bits, narrow)
         assert len(np.unique(value[:, 0])) <= 2**bits - narrow
 
@@ -83,8 +82,6 @@ def test_channels_are_the_last_axis_of_any_rank(setting, kind):
         x = _data(1, shape)
         body = lambda: [LEARNING[kind](tf.constant(x), per_channel=True)]  # noqa: B023, E731
         low, high = ends(x, tuple(range(x.ndim - 1)))
-        if kind == "average":
-            low, high = moved((-6.0, 6.0), (low, high))
         # A channel of one element is as good as its range.
         np.testing.assert_array_less(low - 1e-9, high)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -139,17 +136,34 @@ def test_a_moving_average_over_steps():
         y = moving_avg_quantize(
             x, init_min=-1.0, init_max=2.0, ema_decay=0.7, variables=ranges
         )
-    expected = (-1.0, 2.0)
     with session(graph) as opened:
-        for batch in data:
+        for step, batch in enumerate(data):
             value = opened.run(y, {x: batch})
-            expected = moved(expected, ends(batch), 0.7)
-            low, high = opened.run(list(ranges.values()))
-            close([low, high], expected)
+            low, high, learnt = opened.run(list(ranges.values()))
+            close([low, high], averaged([ends(b) for b in data[: step + 1]], 0.7))
+            close(learnt, 1 - 0.7 ** (step + 1))
             close(value, fake_quant(batch, low, high))
-    # In closed form: what is left of the start, and the weight of each batch.
+    # In closed form: the weight of each batch, and no start.
     lows = [0.3 * 0.7 ** (5 - i) * ends(batch)[0] for i, batch in enumerate(data)]
-    close(low, 0.7**6 * -1.0 + sum(lows))
+    close(low, sum(lows) / (1 - 0.7**6))
+
+
+def test_a_range_that_is_given_counts_as_learnt():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5])
+        ranges = {}
+        moving_avg_quantize(x, False, -2.0, 2.0, is_training=False, variables=ranges)
+        y = moving_avg_quantize(
+            x, ema_decay=0.5, name_prefix="other", variables=_renamed(ranges, "other")
+        )
+    with session(graph) as opened:
+        opened.run(y, {x: _data()})
+        expected = np.mean([(-2.0, 2.0), ends(_data())], 0)
+        close(opened.run(list(of_ranges(ranges).values())), expected)
+
+
+def _renamed(ranges, prefix):
+    return {f"{prefix}/{n.rpartition('/')[2]}": v for n, v in ranges.items()}
 
 
 def test_the_last_value_is_kept_and_read_by_others():
@@ -199,7 +213,7 @@ def test_no_gradients_go_into_ranges(kind, per_channel):
         (gradient,) = tf.gradients(y, given, tf.constant(_data(1)))
     with session(graph) as opened:
         actual = opened.run(gradient)
-        low, high = opened.run(list(ranges.values()))
+        low, high = opened.run(list(of_ranges(ranges).values()))
     expected = _data(1) * passes(x, low, high, 4)
     np.testing.assert_array_equal(actual, expected)
     assert np.any(expected == 0)
@@ -217,9 +231,9 @@ def test_traces_of_a_function_share_given_variables():
     kept = list(ranges.values())
     step(tf.constant([[-2.0, 9.0]]))
     assert len(step._list_all_concrete_functions()) == 2
-    assert [a is b for a, b in zip(kept, ranges.values(), strict=True)] == [True, True]
-    expected = moved(moved((-6.0, 6.0), (-2.0, 8.0), 0.5), (-2.0, 9.0), 0.5)
-    assert [float(v) for v in ranges.values()] == list(expected)
+    assert [a is b for a, b in zip(kept, ranges.values(), strict=True)] == [True] * 3
+    expected = averaged([(-2.0, 8.0), (-2.0, 9.0)], 0.5)
+    close([float(v) for v in of_ranges(ranges).values()], expected)
     assert not any(v.trainable for v in ranges.values())
 
 
@@ -233,8 +247,8 @@ def test_compiled_by_xla():
 
     x = _data()
     value = step(tf.constant(x)).numpy()
-    low, high = moved((-6.0, 6.0), ends(x), 0.5)
-    close([float(v) for v in ranges.values()], [low, high])
+    low, high = ends(x)
+    close([float(v) for v in ranges.values()], [low, high, 0.5])
     close(value, fake_quant(x, low, high))
 
 
@@ -247,8 +261,12 @@ def test_names_and_collections():
         last_value_quantize(x, vars_collection=v1.GraphKeys.GLOBAL_VARIABLES)
         names = [
             f"{scope}/{end}"
-            for scope in ("a/MovingAvgQuantize", "a/act_quant", "LastValueQuant")
-            for end in ("min", "max")
+            for scope, counts in (
+                ("a/MovingAvgQuantize", ["learnt"]),
+                ("a/act_quant", ["learnt"]),
+                ("LastValueQuant", []),
+            )
+            for end in ("min", "max", *counts)
         ]
         assert [v.op.name for v in v1.global_variables()] == names
         assert [v.op.name for v in graph.get_collection("mine")] == names[:2]

@@ -8,7 +8,14 @@ import tensorflow as tf
 
 from geutil.quantize import simulation
 from geutil.quantize.spec import Format
-from tests.quantize.tiny import check_fake_quant, close, ends, fake_quant, moved
+from tests.quantize.tiny import (
+    averaged,
+    check_fake_quant,
+    close,
+    ends,
+    fake_quant,
+    session,
+)
 from tests.settings import evaluate
 
 v1 = tf.compat.v1
@@ -91,14 +98,36 @@ def test_symmetric_ends(bits, narrow, sign):
     assert np.isclose(low, x.min()) or np.isclose(high, x.max())
 
 
-def test_a_moving_average_returns_both():
+@pytest.mark.parametrize("learnt", [0.0, 1.0])
+def test_a_moving_average_returns_both(learnt):
     def body():
-        pair = simulation.moving_average([tf.constant(X)], _handles(), Format(), 0.75)
+        count = v1.get_variable("learnt", initializer=learnt, use_resource=True)
+        pair = simulation.moving_average(
+            [tf.constant(X)], _handles(), count.handle, Format(), 0.75
+        )
         return [*pair[0], *pair[1]]
 
     values = _values(body)
     close(values[:2], [-1.0, 1.0])
-    close(values[2:], moved((-1.0, 1.0), ends(X), 0.75))
+    settled = 0.75 * np.array([-1.0, 1.0]) + 0.25 * np.array(ends(X))
+    close(values[2:], settled if learnt else ends(X))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_range_to_start_with_has_no_part_in_an_average(scale):
+    data = [np.float32(np.random.default_rng(i).normal(size=20)) for i in range(40)]
+    batches = [batch * np.float32(scale) for batch in data]
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32)
+        handles = _handles(-6.0, 6.0)
+        learnt = v1.get_variable("learnt", initializer=0.0, use_resource=True)
+        _, after = simulation.moving_average([x], handles, learnt.handle, Format(), 0.9)
+    with session(graph) as opened:
+        for index, batch in enumerate(batches):
+            found = opened.run(after, {x: batch})
+            expected = averaged([ends(b) for b in batches[: index + 1]], 0.9)
+            np.testing.assert_allclose(found, expected, rtol=3e-6)
+        close(opened.run(learnt), 1 - 0.9**40)
 
 
 def test_what_is_returned_waits_for_the_assignment():

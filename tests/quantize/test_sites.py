@@ -18,6 +18,7 @@ from tests.quantize.small_networks import (
     spec,
     two_branches,
 )
+from tests.quantize.tiny import of_ranges
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -41,7 +42,7 @@ def test_each_range_is_found_once_with_its_variables(quantized):
     m, report = quantized
     sites = find_sites(m.graph, m.variables)
     names = {f"{site.name}/{end}" for site in sites for end in ("min", "max")}
-    assert names == set(report.variables)
+    assert names == set(of_ranges(report.variables))
     for site in sites:
         assert site.low is report.variables[f"{site.name}/min"].handle
         assert site.high is report.variables[f"{site.name}/max"].handle
@@ -58,6 +59,8 @@ def test_setting_and_reading(quantized):
     site.set((np.float64(-1.5), 2.5))
     assert site.read() == (-1.5, 2.5)
     assert float(report.variables[f"{site.name}/max"]) == 2.5
+    learnt = report.variables.get(f"{site.name}/learnt")
+    assert learnt is None or float(learnt) == 1.0
 
 
 def test_a_probe_sees_the_network_before_it_was_quantized(quantized):

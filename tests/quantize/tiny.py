@@ -63,9 +63,18 @@ def symmetric_ends(x, axes=None):
     return -size, size
 
 
-def moved(old, new, decay=0.999):
-    """Return both ends of a moving average after one more step."""
-    return tuple(decay * a + (1 - decay) * b for a, b in zip(old, new, strict=True))
+def averaged(batches, decay=0.999):
+    """Return the moving average of the ends of batches, of nothing but them."""
+    weights = decay ** np.arange(len(batches))[::-1]
+    low, high = zip(*batches, strict=True)
+    return tuple(
+        np.average(np.stack(end), axis=0, weights=weights) for end in (low, high)
+    )
+
+
+def of_ranges(variables):
+    """Return the variables that hold ends of ranges."""
+    return {n: v for n, v in variables.items() if n.endswith(("/min", "/max"))}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from geutil.graph.staleness import check_editable
 from geutil.quantize import simulation
 from geutil.quantize.applying.variables import (
     KnownValues,
+    NewRange,
     RangeVariables,
     range_of,
     shape_of,
@@ -147,8 +148,15 @@ class _Builder:
 
     def make_variables(self, groups: list[RangeGroup]) -> None:
         """Make the variables of ranges."""
+        learns = self._mode.is_training
         self._variables.make(
-            [(g.name, shape_of(g), self._initial(g)) for g in groups if not g.fixed]
+            [
+                NewRange(
+                    g.name, shape_of(g), self._initial(g), learns and not g.weights
+                )
+                for g in groups
+                if not g.fixed
+            ]
         )
 
     def add(self, group: RangeGroup) -> None:
@@ -201,7 +209,7 @@ class _Builder:
             ("moving average", form, group.decay, len(sources)),
             _moving_average(form, group.decay),
             scope,
-            [*handles, *sources],
+            [*handles, self._variables.learnt(group.name), *sources],
             device,
         )
         return (made[0], made[1]), (made[2], made[3])
@@ -245,8 +253,8 @@ def _last_value(form: Any) -> Callable[..., list[Tensor]]:
 
 
 def _moving_average(form: Any, decay: float) -> Callable[..., list[Tensor]]:
-    def function(low: Any, high: Any, *xs: Tensor) -> list[Tensor]:
-        early, late = simulation.moving_average(xs, (low, high), form, decay)
+    def function(low: Any, high: Any, learnt: Any, *xs: Tensor) -> list[Tensor]:
+        early, late = simulation.moving_average(xs, (low, high), learnt, form, decay)
         return [*early, *late]
 
     return function

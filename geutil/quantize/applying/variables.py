@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,24 @@ from geutil.quantize.simulation import Pair
 from geutil.quantize.spec import Format
 
 ENDS = ("min", "max")
+LEARNT = "learnt"
+"""How much of a moving average the batches made: 0 before the first, then up to 1."""
+
+
+class NewRange(NamedTuple):
+    """A range that needs variables.
+
+    Attributes:
+        name: its name, as in `<name>/min`.
+        shape: the shape of its ends.
+        ends: the range to start with.
+        averages: whether a moving average is learnt, which is counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ends: Range
+    averages: bool = False
 
 
 class RangeVariables:
@@ -45,14 +63,14 @@ class RangeVariables:
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise QuantizeError if a given variable cannot hold an end of a range."""
-        for end in ENDS:
+        for end, needed in zip((*ENDS, LEARNT), (shape, shape, ()), strict=True):
             variable = self._given.get(f"{name}/{end}")
             if variable is None:
                 continue
-            if tuple(variable.shape) != shape:
+            if tuple(variable.shape) != needed:
                 raise QuantizeError(
                     f"'{name}/{end}' is given with shape {variable.shape}, and a range "
-                    f"of shape {list(shape)} is needed"
+                    f"of shape {list(needed)} is needed"
                 )
             owner = getattr(variable.handle, "graph", self._graph)
             if owner is not self._graph and not is_func_graph(self._graph):
@@ -61,26 +79,30 @@ class RangeVariables:
                     "through a checkpoint, by name"
                 )
 
-    def make(self, ranges: Sequence[tuple[str, tuple[int, ...], Range]]) -> None:
-        """Make the variables of ranges that are not given, in one go.
-
-        Args:
-            ranges: the name of each range, the shape of its ends, and its ends.
-        """
+    def make(self, ranges: Sequence[NewRange]) -> None:
+        """Make the variables of ranges that are not given, in one go."""
         wanted = []
-        for name, shape, ends in ranges:
-            for end, value in zip(ENDS, ends, strict=True):
-                given = self._given.get(f"{name}/{end}")
-                if given is None:
-                    initial = np.broadcast_to(np.asarray(value, np.float32), shape)
-                    wanted.append((f"{name}/{end}", initial))
-                else:
-                    self.by_name[f"{name}/{end}"] = given
+        for name, initial in (v for new in ranges for v in self._values(new)):
+            given = self._given.get(name)
+            if given is None:
+                wanted.append((name, initial))
+            else:
+                self.by_name[name] = given
         made = variables_outside(self._graph, wanted)
         for (name, _), variable in zip(wanted, made, strict=True):
             self.by_name[name] = variable
-            if self._collection is not None:
+            if self._collection is not None and not name.endswith(f"/{LEARNT}"):
                 self._add_to(self._collection, variable)
+
+    def _values(self, new: NewRange) -> Iterator[tuple[str, Any]]:
+        """Yield the names and the first values of the variables of a range."""
+        for end, value in zip(ENDS, new.ends, strict=True):
+            initial = np.broadcast_to(np.asarray(value, np.float32), new.shape)
+            yield f"{new.name}/{end}", initial
+        if new.averages:
+            # A range that is given was learnt elsewhere.
+            known = all(f"{new.name}/{end}" in self._given for end in ENDS)
+            yield f"{new.name}/{LEARNT}", np.float32(known)
 
     def handles(self, name: str) -> Pair:
         """Return the handles of the two variables of a range, as the graph has them."""
@@ -88,6 +110,10 @@ class RangeVariables:
             handle_in(self._graph, self.by_name[f"{name}/{end}"]) for end in ENDS
         )
         return low, high
+
+    def learnt(self, name: str) -> Any:
+        """Return the handle of the variable that counts a moving average."""
+        return handle_in(self._graph, self.by_name[f"{name}/{LEARNT}"])
 
     def _add_to(self, collection: str, variable: Any) -> None:
         held = self._graph.get_collection_ref(collection)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import bindings
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.quantize.applying.variables import LEARNT
 from geutil.quantize.arithmetic import Range
 from geutil.quantize.finding.kernels import FAKE_QUANT
 from geutil.quantize.spec import Format
@@ -32,6 +33,8 @@ class Site:
         form: how values are stored.
         is_weights: whether it is the range of weights.
         ops: the FakeQuant ops.
+        learnt: the variable that counts its moving average in training, if there is
+            one.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Site:
     form: Format
     is_weights: bool
     ops: list[Operation] = field(default_factory=list)
+    learnt: Any = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -60,6 +64,9 @@ class Site:
             tf.raw_ops.AssignVariableOp(
                 resource=handle, value=np.asarray(value, np.float32)
             )
+        if self.learnt is not None:
+            # Else the next step of training would begin anew.
+            self.learnt.assign(1.0)
 
 
 def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
@@ -85,7 +92,9 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
         if site is None:
             name = names.get(id(low), op.name).removesuffix(_ENDS)
             is_weights = origins.is_parameter(op.inputs[0])
-            site = found[id(low)] = Site(name, low, high, _format(op), is_weights)
+            site = Site(name, low, high, _format(op), is_weights)
+            site.learnt = variables.get(f"{name}/{LEARNT}")
+            found[id(low)] = site
         site.ops.append(op)
     return list(found.values())
 
