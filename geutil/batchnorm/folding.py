@@ -73,8 +73,8 @@ def fold_batch_norms(
         graph_or_model: a graph, or a `geutil.model.Model`.
         is_training: fold norms in training for training. Norms at inference, of
             frozen layers for example, are folded as always.
-        freeze_batch_norm_delay: the number of training steps after which norms change
-            over to the moving statistics, which stop moving. An int64 variable
+        freeze_batch_norm_delay: the training step, counted from 1, from which on norms
+            take the moving statistics, which stop moving. An int64 variable
             `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
             are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than

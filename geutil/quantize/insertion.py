@@ -104,8 +104,8 @@ def insert_quant_op(
         init_max: the high end.
         bits: the number of bits, 2 to 16.
         ema_decay: how much of a moving average a training step keeps.
-        quant_delay: the number of training steps before values are rounded; None or 0
-            starts at once.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded; None or 0 starts at once.
         vars_collection: a collection of a v1 graph to put the variables in, besides
             `GLOBAL_VARIABLES`.
         narrow_range: leave the lowest integer out.

@@ -24,8 +24,9 @@ def last_value_quantize(
     per_channel: bool = False,
     init_min: float = -6.0,
     init_max: float = 6.0,
-    name_prefix: str = "LastValueQuant",
     vars_collection: str | None = None,
+    name_prefix: str = "LastValueQuant",
+    *,
     is_training: bool = True,
     num_bits: int = 8,
     narrow_range: bool = False,
@@ -43,10 +44,10 @@ def last_value_quantize(
         per_channel: give each element of the last axis a range of its own.
         init_min: the low end to start with.
         init_max: the high end to start with.
+        vars_collection: a collection of a v1 graph to put the variables in, besides
+            `GLOBAL_VARIABLES`.
         name_prefix: the name of the range, below the current name scope; its variables
             are `<range>/min` and `<range>/max`.
-        vars_collection: a collection of a v1 graph to put them in, besides
-            `GLOBAL_VARIABLES`.
         is_training: set the range.
         num_bits: the number of bits, 2 to 16.
         narrow_range: leave the lowest integer out.
@@ -92,8 +93,9 @@ def moving_avg_quantize(
     init_min: float = -6.0,
     init_max: float = 6.0,
     ema_decay: float = 0.999,
+    vars_collection: str | None = tf.compat.v1.GraphKeys.MOVING_AVERAGE_VARIABLES,
     name_prefix: str = "MovingAvgQuantize",
-    vars_collection: str | None = None,
+    *,
     is_training: bool = True,
     num_bits: int = 8,
     narrow_range: bool = False,
@@ -114,10 +116,10 @@ def moving_avg_quantize(
         init_min: the low end to start with.
         init_max: the high end to start with.
         ema_decay: how much of the range a step keeps.
+        vars_collection: a collection of a v1 graph to put both ends in, besides
+            `GLOBAL_VARIABLES`; None is no other.
         name_prefix: the name of the range, below the current name scope; its variables
             are `<range>/min` and `<range>/max`, and `<range>/learnt` in training.
-        vars_collection: a collection of a v1 graph to put them in, besides
-            `GLOBAL_VARIABLES`.
         is_training: move the range.
         num_bits: the number of bits, 2 to 16.
         narrow_range: leave the lowest integer out.
@@ -202,7 +204,7 @@ def fixed_quantize(
         [0.0, 1.0, 3.0]
     """
     form = _format(inputs, False, num_bits, False, narrow_range)
-    ends = checked_ends(init_min, init_max)
+    ends = checked_ends(init_min, init_max, stays=True)
     with tf.name_scope(scope or "FixedQuantize"):
         return simulation.fixed_fake_quant(inputs, ends, form)
 

@@ -74,9 +74,10 @@ def quantize(
             its own. Other layers have one, since TFLite's converter fails otherwise.
         ema_decay: how much of an activation's range a training step keeps. The average
             is of the steps alone: the range to start with has no part in it.
-        quant_delay: the number of training steps before values are rounded; ranges are
-            learnt meanwhile. An int64 variable `fake_quantization_step` counts. None
-            or 0 starts at once, and counts nothing.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded; ranges are learnt before, too. An int64 variable
+            `fake_quantization_step` counts. None or 0 starts at once, and counts
+            nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
         vars_collection: a collection of a v1 graph to put the variables of the ranges

@@ -76,8 +76,8 @@ def create_training_graph(
     Args:
         input_graph: the graph; None is the default one, which may be the FuncGraph of
             a function that is being traced.
-        quant_delay: the number of training steps before values are rounded. Let the
-            network settle first where it is trained from scratch.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded. Let the network settle first where it is trained from scratch.
 
     Returns:
         What was folded and quantized, and what was not and why.
@@ -161,9 +161,10 @@ def experimental_create_training_graph(
             it converts others, but refuses to allocate tensors. This is why it is the
             default, other than in tf.contrib.quantize. Ranges of activations are
             asymmetric in any case.
-        quant_delay: the number of training steps before values are rounded.
-        freeze_bn_delay: the number of training steps after which batch norms change
-            over to their moving statistics, which is what the eval graph has. None
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded.
+        freeze_bn_delay: the training step, counted from 1, from which on batch norms
+            take their moving statistics, which is what the eval graph has. None
             never does; a number fits one network and batch size only. Some time before
             the end of training is good, when the averages have settled.
         scope: fold and quantize in this name scope only; None is all.

@@ -168,6 +168,6 @@ def moving_average(
 
 
 def delayed(quantized: Tensor, x: Tensor, steps: Tensor, delay: int) -> Tensor:
-    """Return a tensor as it is for some steps, and quantized from then on."""
+    """Return a tensor as it is, and quantized from the step `delay` on."""
     starts = tf.greater_equal(steps, tf.constant(delay, steps.dtype))
     return tf.where(starts, quantized, x)

@@ -54,16 +54,25 @@ def check_decay(decay: float) -> None:
         raise QuantizeError(f"ema_decay={decay} is out of range: pass 0 <= decay < 1")
 
 
-def checked_ends(low: float, high: float) -> tuple[float, float]:
+def checked_ends(
+    low: float, high: float, *, stays: bool = False
+) -> tuple[float, float]:
     """Return the range to start with.
 
+    Args:
+        low: its low end.
+        high: its high end.
+        stays: it is not learnt. Else it may be empty: before anything was learnt, all
+            values are quantized to zero.
+
     Raises:
-        QuantizeError: it does not hold zero, or is empty.
+        QuantizeError: it does not hold zero, or is empty and stays so.
     """
-    if not _is_range((low, high)):
+    if not low <= 0.0 <= high or (stays and low == high):
+        more = ", and not both 0" if stays else ""
         raise QuantizeError(
             f"init_min={low} and init_max={high} are no range: pass "
-            "init_min <= 0 <= init_max, and not both 0"
+            f"init_min <= 0 <= init_max{more}"
         )
     return float(low), float(high)
 

@@ -21,7 +21,7 @@ class StepCounter:
 
     Attributes:
         variable: an int64 variable that is not trained.
-        value: how many steps there were before this one. Who reads it has the step
+        value: the number of this step; the first is 1. Who reads it has the step
             counted; all readers together have it counted once.
     """
 
@@ -33,7 +33,7 @@ class StepCounter:
             with tf.control_dependencies([before]):
                 counted = variable.assign_add(1, read_value=False)
             with tf.control_dependencies([counted]):
-                self.value: Tensor = tf.identity(before, name="value")
+                self.value: Tensor = tf.add(before, 1, name="value")
 
 
 def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
@@ -65,7 +65,7 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
         >>> with tf.compat.v1.Session(graph=graph) as session:
         ...     session.run(start)
         ...     [int(session.run(value)) for _ in range(3)]
-        [0, 1, 2]
+        [1, 2, 3]
     """
     if variable is not None:
         check_step_variable(variable)

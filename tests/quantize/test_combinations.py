@@ -151,7 +151,7 @@ class Trial:
     def check(self, step, values):
         for name, net in self.nets.items():
             fetched, old_x, x, w = values[name]
-            rounds = not self.delay or step >= self.delay
+            rounds = not self.delay or step + 1 >= self.delay
             for slot, (source, result, low, high) in fetched.items():
                 weights = slot.endswith("weights_quant")
                 if low.size == SIZE and source.shape[-1] == 1:

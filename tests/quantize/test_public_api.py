@@ -42,14 +42,15 @@ insert_quant_op(context: str | None, name: str, producer: Operation, consumers:
     narrow_range: bool = False, producer_scope: str | None = None, consumer_scope:
     str | None = None) -> InsertReport
 last_value_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
-    -6.0, init_max: float = 6.0, name_prefix: str = LastValueQuant, vars_collection:
-    str | None = None, is_training: bool = True, num_bits: int = 8, narrow_range:
-    bool = False, symmetric: bool = False, variables: Variables = None) -> Tensor
+    -6.0, init_max: float = 6.0, vars_collection: str | None = None, name_prefix:
+    str = LastValueQuant, *, is_training: bool = True, num_bits: int = 8,
+    narrow_range: bool = False, symmetric: bool = False, variables: Variables =
+    None) -> Tensor
 moving_avg_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
-    -6.0, init_max: float = 6.0, ema_decay: float = 0.999, name_prefix: str =
-    MovingAvgQuantize, vars_collection: str | None = None, is_training: bool = True,
-    num_bits: int = 8, narrow_range: bool = False, symmetric: bool = False,
-    variables: Variables = None) -> Tensor
+    -6.0, init_max: float = 6.0, ema_decay: float = 0.999, vars_collection: str |
+    None = moving_average_variables, name_prefix: str = MovingAvgQuantize, *,
+    is_training: bool = True, num_bits: int = 8, narrow_range: bool = False,
+    symmetric: bool = False, variables: Variables = None) -> Tensor
 quantize(graph_or_model: Any, *, is_training: bool = True, weight_bits: int = 8,
     activation_bits: int = 8, symmetric_weights: bool = True, per_channel: bool =
     True, ema_decay: float = 0.999, quant_delay: int | None = None, step: Any =

@@ -276,6 +276,36 @@ def test_names_and_collections():
         verify(graph)
 
 
+def test_arguments_by_place_and_collections_are_those_of_old():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(_data())
+        last_value_quantize(x, False, -1.0, 1.0, "mine", "last")
+        moving_avg_quantize(x, False, -1.0, 1.0, 0.9, "mine", "average")
+        moving_avg_quantize(x, vars_collection=None)
+        moving_avg_quantize(x, name_prefix="default")
+    names = {
+        key: [v.op.name for v in graph.get_collection(key)]
+        for key in ("mine", v1.GraphKeys.MOVING_AVERAGE_VARIABLES)
+    }
+    assert names == {
+        "mine": ["last/min", "last/max", "average/min", "average/max"],
+        "moving_average_variables": ["default/min", "default/max"],
+    }
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("kind", LEARNING)
+def test_a_range_to_start_with_may_be_empty(kind, is_training):
+    x = _data()
+    with tf.Graph().as_default() as graph:
+        y = LEARNING[kind](
+            tf.constant(x), init_min=0.0, init_max=0.0, is_training=is_training
+        )
+    with session(graph) as opened:
+        expected = fake_quant(x, *ends(x)) if is_training else np.zeros_like(x)
+        close(opened.run(y), expected)
+
+
 def test_surroundings_count_as_for_any_op():
     with tf.Graph().as_default():
         x = tf.constant([1.0])

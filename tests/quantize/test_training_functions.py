@@ -136,7 +136,7 @@ def test_a_delay_inside_a_traced_function():
         kept = w.numpy()
         value = step(tf.constant(x)).numpy()
         plain = np.maximum(x @ kept, 0)
-        if index < 3:
+        if index + 1 < 3:
             close(value, plain)
             expected = expected - RATE * x.T @ (2 * plain)
             close(w, expected, 2e-6)

@@ -22,8 +22,8 @@ def test_a_session_counts_once_for_all_readers():
         variable = step_counter(graph).variable
     with v1.Session(graph=graph) as session:
         session.run(start)
-        assert session.run([first, second]) == [0, 10]
-        assert session.run([second]) == [11]
+        assert session.run([first, second]) == [1, 11]
+        assert session.run([second]) == [12]
         assert session.run(apart) == 1
         assert session.run(variable) == 2
 
@@ -62,7 +62,7 @@ def test_the_graph_keeps_the_variable_alive():
     for _ in range(3):
         values.append(int(step()))
         gc.collect()
-    assert values == [0, 1, 2]
+    assert values == [1, 2, 3]
 
 
 @needs_eager
@@ -76,9 +76,9 @@ def test_traces_share_a_variable(jit):
             x, tf.int64
         )
 
-    assert int(step(tf.zeros([1]))) == 1
-    assert int(step(tf.zeros([5]))) == 6
-    assert int(step(tf.zeros([1]))) == 3
+    assert int(step(tf.zeros([1]))) == 2
+    assert int(step(tf.zeros([5]))) == 7
+    assert int(step(tf.zeros([1]))) == 4
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_another_variable_than_before():
         assert len(graph.get_operations()) == size
         return value
 
-    assert int(step()) == 0
+    assert int(step()) == 1

@@ -39,7 +39,7 @@ class Mode:
 
     Attributes:
         is_training: learn them; else they are read.
-        delay: how many training steps go by before anything is quantized.
+        delay: the training step from which on anything is quantized; 0 is at once.
         step: the variable that counts the steps; None makes one where it is needed.
     """
 

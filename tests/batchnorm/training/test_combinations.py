@@ -94,7 +94,7 @@ def test_without_a_freeze(layer, fused):
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_with_a_freeze(layer, fused):
-    trial = Trial(layer, fused, 2)
+    trial = Trial(layer, fused, 3)
     assert len(trial.report.folded) == 4
     # Nets share one counter.
     assert len(ops_by_type(trial.graph, "AssignAddVariableOp")) == 1
@@ -115,7 +115,7 @@ def test_with_a_freeze(layer, fused):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
 def test_ref_variables(fused):
-    trial = Trial("conv", fused, 2, resource=False)
+    trial = Trial("conv", fused, 3, resource=False)
     assert ops_by_type(trial.graph, "VariableV2")
     with _session(trial.graph) as session:
         for _ in range(2):

@@ -76,7 +76,7 @@ class Folded:
                 update(variable(values, trainable=False), statistic, True)
             tf.nn.relu(z, name="result")
             report = fold_batch_norms(
-                self.graph, is_training=True, freeze_batch_norm_delay=1
+                self.graph, is_training=True, freeze_batch_norm_delay=2
             )
             self.start = v1.global_variables_initializer()
         add = self.graph.get_operation_by_name(report.folded[0].into)

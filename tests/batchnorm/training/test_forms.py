@@ -195,7 +195,7 @@ def _check(pair, delay):
                 assert (one == other).all()
 
 
-@pytest.mark.parametrize("delay", [None, 2])
+@pytest.mark.parametrize("delay", [None, 3])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
 def test_norms(form, delay):
     pair = Pair(form, delay)
@@ -205,9 +205,9 @@ def test_norms(form, delay):
 
 @pytest.mark.parametrize("layer", [_transposed, _frozen_norm_between])
 def test_layers(layer):
-    pair = Pair(_bessel, 2, layer)
+    pair = Pair(_bessel, 3, layer)
     assert len(pair.report.folded) >= 1
-    _check(pair, 2)
+    _check(pair, 3)
 
 
 def test_a_fused_norm_is_not_run_any_more():
@@ -224,8 +224,8 @@ def test_a_fused_norm_is_not_run_any_more():
 
 @pytest.mark.parametrize("form", [_bessel, _averaging])
 def test_a_gamma_of_zero_gives_no_nan(form):
-    pair = Pair(form, 2, gamma=np.zeros(CHANNELS))
-    _check(pair, 2)
+    pair = Pair(form, 3, gamma=np.zeros(CHANNELS))
+    _check(pair, 3)
 
 
 def test_a_batch_of_one_value():
@@ -235,7 +235,7 @@ def test_a_batch_of_one_value():
     _check(pair, None)
 
 
-@pytest.mark.parametrize("delay", [None, 2])
+@pytest.mark.parametrize("delay", [None, 3])
 def test_a_second_time_nothing_changes(delay):
     for form in (_bessel, _averaging):
         pair = Pair(form, delay)

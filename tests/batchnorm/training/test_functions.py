@@ -80,7 +80,7 @@ def frozen_run():
     folded, other = _model(), _model()
     reports = []
     step = _step(
-        folded, fold=True, reports=reports, freeze_batch_norm_delay=2, strict=True
+        folded, fold=True, reports=reports, freeze_batch_norm_delay=3, strict=True
     )
     plain = _step(other)
     return folded, other, step, plain, reports
@@ -152,7 +152,7 @@ def test_mixed_precision():
         folded, other = _model(), _model()
     finally:
         keras.config.set_dtype_policy("float32")
-    step, plain = _step(folded, fold=True, freeze_batch_norm_delay=1), _step(other)
+    step, plain = _step(folded, fold=True, freeze_batch_norm_delay=2), _step(other)
     values, expected = _values(step, _data()), _values(plain, _data())
     # float16 has ten bits behind the leading one, and layers round in turn.
     np.testing.assert_allclose(values[0], expected[0], atol=5e-3)
@@ -202,7 +202,7 @@ def test_an_opened_model():
         return model(x, training=True)
 
     opened = geutil.model.open(result)
-    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=2)
     folded, plain = opened.to_function(), _model()
     for step, training in enumerate((True, False)):
         x = tf.constant(_data(step))
@@ -232,7 +232,7 @@ def test_a_result_that_nobody_reads_yet(axis):
         graph = tf.compat.v1.get_default_graph()
         for _ in range(2):
             reports.append(
-                fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=1)
+                fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=2)
             )
         return y
 
@@ -257,7 +257,7 @@ def test_an_opened_model_that_ends_in_a_norm():
         return tf.identity(model(x, training=True))
 
     opened = geutil.model.open(result)
-    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=1)
+    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=2)
     assert len(report.folded) == 1
     folded = opened.to_function()
     for seed, training in enumerate((True, False)):

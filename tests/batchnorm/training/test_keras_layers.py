@@ -75,7 +75,7 @@ def _steps(make, x, modes, *, fold):
         graph = tf.compat.v1.get_default_graph()
         if fold:
             report = fold_batch_norms(
-                graph, is_training=True, freeze_batch_norm_delay=1
+                graph, is_training=True, freeze_batch_norm_delay=2
             )
             folds.append((len(report.folded), len(report.refused)))
         handles = [graph.capture(v.value.handle) for v in model.trainable_variables]
