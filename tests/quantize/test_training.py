@@ -29,6 +29,7 @@ B1 = np.float32(RANDOM.normal(size=6))
 W2 = np.float32(RANDOM.normal(size=(6, 3)))
 STEPS = [np.float32(RANDOM.normal(size=(8, 5)) * 2) for _ in range(5)]
 RATE = 0.01
+ENDS = ("min", "max", "learnt")
 # Decisions that only a delay makes.
 CHOOSING = {"SelectV2", "Select", "If", "StatelessIf", "Switch", "Merge", "Where"}
 
@@ -314,6 +315,30 @@ def test_ranges_for_each_channel_are_last_values():
         size = np.abs(flat).max((0, 1))
         close(opened.run(pair), [-size, size])
         check_fake_quant(values[2], flat, -size, size, narrow_range=True)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_ops_of_a_range_stand_where_it_is_used(resource, is_training):
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5], "x")
+        w = _variable("w", W1, resource)
+        with tf.device("/device:CPU:1"):
+            y = tf.nn.relu(tf.matmul(x, w, name="one/product"), name="one/relu")
+        with tf.device("/device:CPU:2"):
+            y = tf.multiply(y, _variable("b", B1, resource), name="two/scaled")
+            tf.matmul(y, tf.constant(W2), name="two/product")
+    quantize(graph, is_training=is_training, quant_delay=3 if is_training else None)
+    places = {"one": "/device:CPU:1", "x": "/device:CPU:1", "two": "/device:CPU:2"}
+    made = [op for op in graph.get_operations() if "_quant/" in op.name]
+    made = [op for op in made if not op.name.split("_quant/")[1].startswith(ENDS)]
+    assert len(fake_quants(graph)) >= 6
+    for op in made:
+        assert op.device == places[op.name.partition("/")[0]], op.name
+    for op in fake_quants(graph):
+        with graph.as_default():
+            (gradient,) = tf.gradients(op.outputs[0], op.inputs[0])
+        assert gradient.op.device == op.device
 
 
 # -- towers ----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,7 +77,8 @@ def insert(
     for group in groups:
         if not group.fixed:
             variables.check(group.name, shape_of(group))
-    builder = _Builder(graph, mode, variables)
+    devices = {id(p): _device(p, edges[id(p)]) for g in groups for p in g.points}
+    builder = _Builder(graph, mode, variables, devices)
     builder.make_variables(groups)
     for group in groups:
         builder.add(group)
@@ -125,13 +126,31 @@ def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
     ]
 
 
+def _device(point: Point, edges: list[Edge]) -> str:
+    """Return where a tensor is quantized: weights where they are read.
+
+    What reads a variable stands where that does, or nowhere.
+    """
+    own = str(point.tensor.op.device)
+    reading = str(edges[0].op.device) if edges else ""
+    return reading or own if point.group.weights else own or reading
+
+
 class _Builder:
     """Makes the ops of many ranges."""
 
-    def __init__(self, graph: Graph, mode: Mode, variables: RangeVariables) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        mode: Mode,
+        variables: RangeVariables,
+        devices: Mapping[int, str],
+    ) -> None:
         self._graph = graph
         self._mode = mode
         self._variables = variables
+        # By the ids of points.
+        self._devices = devices
         self._values = KnownValues(graph)
         self._stencils = Stencils(graph)
         self._results: list[tuple[Point, Later]] = []
@@ -189,7 +208,7 @@ class _Builder:
         """Return the range for all points of it but the last, and for the last."""
         form = group.form
         scope = f"{name}/range"
-        device = group.points[0].tensor.op.device
+        device = self._devices[id(group.points[0])]
         if not self._mode.is_training:
             add = partial(self._stencils.add, "read", _read)
             low, high = add(scope, handles, device)
@@ -231,7 +250,7 @@ class _Builder:
             _quantize(form, fixed, self._mode.delay if self._steps is not None else 0),
             name,
             arguments,
-            tensor.op.device,
+            self._devices[id(point)],
         )
         self._results.append((point, result))
 
