@@ -16,6 +16,8 @@ from geutil.graph.kinds import Operation, Tensor
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
 
+_LISTED = 8
+"""How many edges TensorFlow keeps in a list."""
 _NEXT_ITERATION = frozenset({"NextIteration", "RefNextIteration"})
 _MERGE = frozenset({"Merge", "RefMerge"})
 
@@ -41,6 +43,19 @@ def control_inputs(op: Operation) -> list[Operation]:
     if len(ops) > 1:
         ops.sort(key=creation_index)
     return ops
+
+
+def control_input_orders(op: Operation) -> tuple[list[Operation], list[Operation]]:
+    """Return the ops that `op` waits for as TensorFlow lists and as it writes them.
+
+    Few edges of an op are kept in a list, many in a hash set, whose order means
+    nothing: then both are in the order of the op's definition.
+    """
+    ops: list[Operation] = op.control_inputs
+    names = (name[1:] for name in op.node_def.input if name.startswith("^"))
+    place = {name: index for index, name in enumerate(names)}
+    written = sorted(ops, key=lambda c: (place.get(c.name, len(place)), c._id))
+    return (ops if len(ops) + len(op.inputs) <= _LISTED else written), written
 
 
 def control_outputs(op: Operation) -> list[Operation]:

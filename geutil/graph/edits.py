@@ -10,9 +10,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
-from geutil.graph import adjacency
+from geutil.graph.adjacency import control_input_orders
 from geutil.graph.frames import check_control_frames, check_frames
 from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
 from geutil.graph.order import Rewiring, TopologicalOrder
@@ -40,7 +41,11 @@ class InputEdit:
 
 @dataclass(frozen=True, eq=False)
 class ControlEdit:
-    """The control inputs of `op` shall be `control_inputs`, in this order."""
+    """The control inputs of `op` shall be `control_inputs`.
+
+    Those that it has keep their order as long as all of them stay; others come in this
+    order.
+    """
 
     op: Operation
     control_inputs: tuple[Operation, ...]
@@ -71,16 +76,13 @@ def apply_edits(
         return
     _check(graph, inputs, controls, keep_order=True)
     state_of(graph).edits += 1
-    journal: list[UndoStep] = []
-    try:
+    with _journal(graph) as journal:
+        journal.extend(_control_steps(inputs, controls))
         for edit in inputs:
-            journal.append(_set_input(edit.op, edit.index, edit.tensor))
+            journal.append(_input_step(edit.op, edit.index))
+            _set_input(edit.op, edit.index, edit.tensor)
         for change in controls:
-            journal.append(_set_controls(change.op, change.control_inputs))
-    except BaseException:
-        _undo(graph, journal)
-        raise
-    note_undo(graph, *journal)
+            _set_controls(change.op, change.control_inputs)
 
 
 def check_edits(
@@ -115,10 +117,29 @@ def _check(
 
 
 def note_undo(graph: Graph, *steps: UndoStep) -> None:
-    """Add undo steps to the innermost open transaction of `graph`, if there is one."""
+    """Add undo steps to the innermost open transaction of `graph`, if there is one.
+
+    Call it before the change: one that fails halfway is undone then, too.
+    """
     journals = state_of(graph).journals
     if journals:
         journals[-1].extend(steps)
+
+
+@contextmanager
+def _journal(graph: Graph) -> Iterator[list[UndoStep]]:
+    """Undo what is noted in a block that raises; else the block around undoes it."""
+    journals = state_of(graph).journals
+    journal: list[UndoStep] = []
+    journals.append(journal)
+    try:
+        yield journal
+    except BaseException:
+        journals[:] = [j for j in journals if j is not journal]
+        _undo(graph, journal)
+        raise
+    journals[:] = [j for j in journals if j is not journal]
+    note_undo(graph, *journal)
 
 
 @contextmanager
@@ -153,18 +174,12 @@ def transaction(graph: Graph) -> Iterator[None]:
         'x:0'
     """
     require_graph(graph)
-    journals = state_of(graph).journals
-    journal: list[UndoStep] = []
-    journals.append(journal)
-    try:
-        yield
-    except BaseException:
-        journals[:] = [j for j in journals if j is not journal]
-        _warn_of_runs(graph, journal)
-        _undo(graph, journal)
-        raise
-    journals[:] = [j for j in journals if j is not journal]
-    note_undo(graph, *journal)
+    with _journal(graph) as journal:
+        try:
+            yield
+        except BaseException:
+            _warn_of_runs(graph, journal)
+            raise
 
 
 def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
@@ -219,10 +234,9 @@ def _rewirings(
     return rewirings
 
 
-def _set_input(op: Operation, index: int, tensor: Tensor | None) -> UndoStep:
+def _input_step(op: Operation, index: int) -> UndoStep:
     before = op.inputs[index]
     unfollow = follow_inputs(op)
-    op._update_input(index, tensor)
 
     def undo() -> None:
         op._update_input(index, before)
@@ -232,21 +246,54 @@ def _set_input(op: Operation, index: int, tensor: Tensor | None) -> UndoStep:
     return UndoStep(undo, op)
 
 
-def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> UndoStep:
-    before = adjacency.control_inputs(op)
+def _set_input(op: Operation, index: int, tensor: Tensor | None) -> None:
+    op._update_input(index, tensor)
 
-    def put(ops: Sequence[Operation]) -> None:
+
+def _control_steps(
+    inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
+) -> Iterator[UndoStep]:
+    """Yield how to put back what each op waits for, and in which order.
+
+    An op whose inputs change lists its control inputs in another order afterwards.
+    """
+    changed = dict.fromkeys(edit.op for edit in controls)
+    moved = dict.fromkeys(edit.op for edit in inputs)
+    for op in moved:
+        if op not in changed and op.control_inputs:
+            changed[op] = None
+    for op in changed:
+        yield UndoStep(partial(_restore_controls, op, control_input_orders(op)), op)
+
+
+def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
+    """Set what an op waits for; where nothing goes, what it has stays untouched.
+
+    TensorFlow can take off all control inputs only, not one, and needs quadratic time
+    to put many on.
+    """
+    present = dict.fromkeys(op.control_inputs)
+    if not present.keys() <= frozenset(control_inputs):
         op._remove_all_control_inputs()
-        op._add_control_inputs(list(ops))
+        present = {}
+    op._add_control_inputs([c for c in control_inputs if c not in present])
 
-    put(control_inputs)
-    return UndoStep(lambda: put(before), op)
+
+def _restore_controls(op: Operation, before: tuple[list[Operation], ...]) -> None:
+    if control_input_orders(op) != before:
+        op._remove_all_control_inputs()
+        op._add_control_inputs(before[0])
 
 
 def _undo(graph: Graph, journal: list[UndoStep]) -> None:
+    for step in reversed(journal):
+        try:
+            step.undo()
+        except BaseException as error:
+            # The others are undone all the same; the caller raises what came first.
+            place = "something" if step.op is None else f"'{step.op.name}'"
+            _logger.error("%s could not be put back: %s", place, error)
     state = state_of(graph)
     state.edits += 1
-    for step in reversed(journal):
-        step.undo()
     # The order was mended for edges that are gone again; the next edit makes it anew.
     state.order = None

@@ -13,7 +13,7 @@ from geutil.graph.calls import CALLS
 from geutil.graph.functions import BRANCHINGS, LOOPS
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
-from geutil.graph.state import state_of
+from geutil.graph.state import UndoStep, state_of
 
 _AT_ONCE = "parallel_iterations"
 _READ_ONLY = "_read_only_resource_inputs"
@@ -158,13 +158,36 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
     return True
 
 
+def recalling(caller: Caller) -> UndoStep:
+    """Note which functions an op calls, and what else `call_others` changes."""
+    op = caller.op
+    node = op.node_def
+    named = [callee.attribute for callee in caller.callees]
+    kept = [name for name in (*named, _READ_ONLY, ATTRIBUTE) if name in node.attr]
+    traced = {name: getattr(op, name, None) for name in _traces(caller)}
+
+    def undo() -> None:
+        for name in kept:
+            op._set_attr(name, node.attr[name])
+        for name, value in traced.items():
+            if value is not None:
+                setattr(op, name, value)
+        state_of(op.graph).edits += 1
+
+    return UndoStep(undo, op)
+
+
 def _forget_traces(caller: Caller) -> None:
     """Make Python forget the functions that an op was traced with."""
-    caller.op._gradient_function = None
-    branches = (f"_branch_graph_{i}" for i in range(len(caller.callees)))
-    for name in (*_TRACED, *branches):
+    for name in _traces(caller):
         if getattr(caller.op, name, None) is not None:
             setattr(caller.op, name, None)
+
+
+def _traces(caller: Caller) -> list[str]:
+    """Return the attributes in which Python keeps what an op was traced with."""
+    branches = (f"_branch_graph_{i}" for i in range(len(caller.callees)))
+    return ["_gradient_function", *_TRACED, *branches]
 
 
 def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:

@@ -26,5 +26,5 @@ def set_results(graph: Graph, tensors: Iterable[Tensor]) -> None:
     def undo() -> None:
         graph.outputs = before
 
-    graph.outputs = list(tensors)
     note_undo(graph, UndoStep(undo))
+    graph.outputs = list(tensors)

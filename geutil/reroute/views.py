@@ -196,6 +196,8 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
     passthrough tensors and the outputs.
     """
     before = view.copy()
+    if view.graph is not None:
+        note_undo(view.graph, UndoStep(lambda: view._assign_from(before)))
     position = index_by_identity(view.inputs)
     passing = index_by_identity(view.passthroughs)
 
@@ -205,5 +207,3 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
     view._output_ts = [successor(t) for t in view.outputs]
     view._passthrough_ts = [successor(t) for t in view.passthroughs]
     view._input_ts = list(inputs)
-    if view.graph is not None:
-        note_undo(view.graph, UndoStep(lambda: view._assign_from(before)))

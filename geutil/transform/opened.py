@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from geutil.graph.bodies import flat_body
 from geutil.graph.edits import note_undo
-from geutil.graph.function_calls import Caller, call_others, callers_in
+from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.function_defs import define, definition_in, functions_behind
 from geutil.graph.function_graphs import new_function_graph
 from geutil.graph.function_registry import callees_first, register, unused_name
@@ -22,7 +22,6 @@ from geutil.graph.functions import add_functions, publish_functions
 from geutil.graph.importing import add_control_edges, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph
 from geutil.graph.staleness import check_editable
-from geutil.graph.state import UndoStep
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.body_graphs import import_nodes, make_arguments, side_effects
 
@@ -196,14 +195,9 @@ def _called_others(
                 # What is traced finds the functions it calls outside its graph.
                 listed = [d.signature.name for d in (*behind, definition)]
                 publish_functions(graph, listed)
+        note_undo(graph, recalling(caller))
         call_others(caller, names)
-        note_undo(graph, UndoStep(_recalling(caller, names)))
     return found
-
-
-def _recalling(caller: Caller, names: Mapping[str, str]) -> Any:
-    back = {new: old for old, new in names.items()}
-    return lambda: call_others(caller, back)
 
 
 def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:

@@ -111,6 +111,78 @@ def test_a_failure_at_any_step_undoes_the_steps_before(line, fails_at, monkeypat
     assert ge.reroute_ts(line.a, line.b) == 1
 
 
+def control_orders(graph):
+    """Return what each op waits for, in order, as Python and its definition have it."""
+    return {
+        op.name: (
+            settings.names(op.control_inputs),
+            [name for name in op.node_def.input if name.startswith("^")],
+        )
+        for op in graph.get_operations()
+    }
+
+
+def failing_once(patch, method, call, *, early):
+    """Let one call of a method of ops fail, before or after its work."""
+    original = getattr(tf.Operation, method)
+    calls = []
+
+    def wrapper(self, *args):
+        calls.append(self)
+        if early and len(calls) == call:
+            raise StopError
+        original(self, *args)
+        if len(calls) == call:
+            raise StopError
+
+    patch.setattr(tf.Operation, method, wrapper)
+    return calls
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize(
+    "method", ["_update_input", "_remove_all_control_inputs", "_add_control_inputs"]
+)
+def test_an_edit_that_fails_halfway_is_undone(method, call, early, line, monkeypatch):
+    with line.graph.as_default(), tf.control_dependencies([line.d, line.i, line.c]):
+        e, f = tf.add(line.a, line.x, name="e"), tf.negative(line.a, name="f")
+    before, orders = snapshot(line.graph), control_orders(line.graph)
+    inputs = [InputEdit(e.op, 0, line.x), InputEdit(f.op, 0, line.b)]
+    waited = (line.x.op, line.c.op)
+    controls = [ControlEdit(e.op, waited), ControlEdit(f.op, waited)]
+    with monkeypatch.context() as patch:
+        calls = failing_once(patch, method, call, early=early)
+        with pytest.raises(StopError):
+            apply_edits(line.graph, inputs, controls)
+        assert len(calls) >= call
+    assert snapshot(line.graph) == before
+    assert control_orders(line.graph) == orders
+
+
+def test_an_edit_that_fails_halfway_is_undone_in_a_transaction(line, monkeypatch):
+    before, orders = snapshot(line.graph), control_orders(line.graph)
+    with ge.transaction(line.graph):
+        failing_once(monkeypatch, "_add_control_inputs", 1, early=True)
+        with pytest.raises(StopError):
+            apply_edits(line.graph, (), [ControlEdit(line.d.op, (line.i.op,))])
+        assert control_orders(line.graph) == orders
+    assert snapshot(line.graph) == before
+
+
+def test_what_cannot_be_undone_is_told_and_the_rest_undone(line, monkeypatch, caplog):
+    def broken(*_):
+        raise OSError("out of edges")
+
+    with pytest.raises(StopError), ge.transaction(line.graph):
+        ge.reroute_ts(line.x, line.a)
+        ge.remove_control_inputs(line.d.op, line.x.op)
+        monkeypatch.setattr(tf.Operation, "_add_control_inputs", broken)
+        raise StopError
+    assert "'d' could not be put back: out of edges" in caplog.text
+    assert line.reads() == ["a", "b", "c"]
+
+
 LEAVES_NOTHING = {
     "connect": lambda p, q: ge.connect(q, p, disconnect_first=True),
     # Each output paired with the other op's input: middle would read itself.
@@ -263,6 +335,27 @@ def test_a_block_that_raises_is_undone(error, line):
         raise error
     assert snapshot(line.graph) == before
     assert state_of(line.graph).journals == []
+
+
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_control_inputs_come_back_in_their_order(count):
+    with tf.Graph().as_default() as graph:
+        x, y = tf.constant(1.0, name="x"), tf.constant(2.0, name="y")
+        awaited = [tf.no_op(f"c{i}") for i in range(count)]
+        with tf.control_dependencies(awaited[::-1]):
+            z = tf.add(x, x, name="z")
+    before = z.op.node_def, settings.names(z.op.control_inputs)
+    with pytest.raises(StopError), ge.transaction(graph):
+        ge.reroute_ts(y, x)
+        ge.add_control_inputs(z.op, y.op)
+        ge.remove_control_inputs(z.op, awaited[1])
+        ge.reroute_ts(x, y)
+        raise StopError
+    after = z.op.node_def, settings.names(z.op.control_inputs)
+    written = [list(node.input)[2:] for node, _ in (before, after)]
+    assert written[1] == written[0] == [f"^c{i}" for i in reversed(range(count))]
+    # TensorFlow itself returns many in the order of a hash set.
+    assert count > 8 or after[1] == before[1]
 
 
 def test_undo_runs_backward_over_edits_of_the_same_input(line):

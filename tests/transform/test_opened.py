@@ -115,6 +115,28 @@ def test_a_transaction_puts_the_calls_back():
     np.testing.assert_array_equal(value(graph, y), EXPECTED[nested][0])
 
 
+def test_calls_that_are_changed_halfway_are_put_back(monkeypatch):
+    graph, y = calling_graph(branch)
+    (cond,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+    before = cond.node_def
+    functions = OpenedFunctions(graph)
+    edited = edit(functions)
+    original = tf.Operation._set_attr
+    calls = []
+
+    def failing(self, name, value):
+        calls.append(name)
+        if len(calls) == 2:
+            raise KeyError(name)
+        original(self, name, value)
+
+    with pytest.raises(KeyError), transaction(graph):
+        monkeypatch.setattr(tf.Operation, "_set_attr", failing)
+        functions.write_back(edited)
+    assert cond.node_def == before
+    np.testing.assert_allclose(value(graph, y), EXPECTED[branch][0])
+
+
 def test_callers_come_before_what_they_call():
     graph, _ = calling_graph(nested)
     outer, inner = OpenedFunctions(graph).opened

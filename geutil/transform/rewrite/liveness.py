@@ -8,6 +8,7 @@ remembers them from one call to the next; one that somebody reads again counts a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from geutil.graph.adjacency import control_outputs, graph_order
 from geutil.graph.edits import note_undo
@@ -100,8 +101,8 @@ class Liveness:
             self._retired.setdefault(op)
 
     def _mark(self, op: Operation) -> None:
-        self._retired[op] = None
         note_undo(self._graph, UndoStep(lambda: self._unmark(op)))
+        self._retired[op] = None
 
     def _unmark(self, op: Operation) -> None:
         self._retired.pop(op, None)
@@ -118,6 +119,7 @@ class Liveness:
                 continue
             self.forget([op])
             if self.readers(op) or self.waiting(op):
+                note_undo(self._graph, UndoStep(partial(self.abandon, [op])))
                 self._unmark(op)
                 revived.append(op)
                 producers = [t.op for t in op.inputs]

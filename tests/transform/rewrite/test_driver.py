@@ -171,6 +171,17 @@ def test_a_retired_op_that_is_read_again_counts_again(graph):
     assert len(match(graph, Op("Exp"))) == 1
 
 
+def test_an_op_that_counts_again_does_not_when_that_is_undone(graph):
+    old = tf.exp(tf.constant(X))
+    y = tf.negative(old)
+    rewrite(graph, swap("Exp", tf.sin))
+    with pytest.raises(KeyError), ge.transaction(graph):
+        ge.reroute_ts(old, y.op.inputs[0])
+        assert len(match(graph, Op("Exp"))) == 1
+        raise KeyError
+    assert not match(graph, Op("Exp"))
+
+
 @pytest.mark.parametrize(
     ("options", "check", "reason"),
     [
