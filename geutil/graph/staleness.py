@@ -5,12 +5,14 @@ Two facts (TensorFlow 2.16 to 2.21), each with a test that reproduces it:
 1. A Session takes over the ops of its graph when it runs. An input changed afterwards
    changes nothing for that Session: it goes on returning the old result.
 2. A ConcreteFunction takes over the ops of its FuncGraph when tracing ends. A FuncGraph
-   edited afterwards changes nothing for the function.
+   edited afterwards changes nothing for the function. So it is with `Defun`, the
+   function of version 1.
 
-To know about both, `watch` wraps the two places where TensorFlow takes the ops over:
-`BaseSession._extend_graph` and `AtomicFunction.__init__`. Sessions and functions that
-are older than that are found by one scan of the garbage collector's objects; such a
-Session is taken to have run, because TensorFlow keeps no record that tells.
+To know about both, `watch` wraps the places where TensorFlow takes the ops over:
+`BaseSession._extend_graph`, `AtomicFunction.__init__` and, for version 1,
+`func_graph_from_py_func`. Sessions and functions that are older than that are found by
+one scan of the garbage collector's objects; such a Session is taken to have run,
+because TensorFlow keeps no record that tells.
 
 Watching begins with `import geutil` if TensorFlow is imported by then. If it is
 imported after geutil, watching begins with the first use of a name that needs
@@ -27,6 +29,8 @@ from typing import Any
 
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+from tensorflow.python.framework import function as version_1_functions
+from tensorflow.python.framework import ops
 
 from geutil.errors import FinalizedGraphError, StaleGraphError
 from geutil.graph.kinds import Graph, Operation, require_graph
@@ -68,6 +72,11 @@ def _note_function(function: Any) -> None:
         state_of(graph).function = function.name.decode()
 
 
+def _note_traced(graph: Any) -> None:
+    """Note that a function of version 1 is being built from a graph."""
+    state_of(graph).function = graph.name
+
+
 def _wrap(owner: type, name: str, note: Callable[[Any], None]) -> None:
     """Make `owner.name` call `note(self)` after it has done its work."""
     original = getattr(owner, name)
@@ -84,6 +93,19 @@ def _wrap(owner: type, name: str, note: Callable[[Any], None]) -> None:
     setattr(owner, name, wrapper)
 
 
+def _wrap_tracing() -> None:
+    """Note each graph that a function of version 1 was traced into, once it is."""
+    original = version_1_functions.func_graph_from_py_func
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        graph = original(*args, **kwargs)
+        _note_traced(graph)
+        return graph
+
+    version_1_functions.func_graph_from_py_func = wrapper
+
+
 def _with_subclasses(cls: type) -> set[type]:
     found = {cls}
     waiting = [cls]
@@ -98,6 +120,8 @@ def _scan() -> None:
     """Note the open Sessions and the functions that exist already."""
     sessions = _with_subclasses(BaseSession)
     functions = _with_subclasses(AtomicFunction)
+    bodies = _with_subclasses(version_1_functions._FuncGraph)
+    being_traced = {id(graph) for graph in ops._default_graph_stack.stack}
     # type() and not isinstance(): the latter asks proxies for their __class__, which
     # makes lazily loaded modules load.
     for obj in gc.get_objects():
@@ -106,6 +130,8 @@ def _scan() -> None:
             _note_session(obj)
         elif kind in functions and hasattr(obj, "_cached_graph"):
             _note_function(obj)
+        elif kind in bodies and id(obj) not in being_traced:
+            _note_traced(obj)
 
 
 def watch() -> None:
@@ -114,6 +140,7 @@ def watch() -> None:
         return
     _wrap(BaseSession, "_extend_graph", _note_session)
     _wrap(AtomicFunction, "__init__", _note_function)
+    _wrap_tracing()
     _scan()
 
 
@@ -174,9 +201,10 @@ def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
     if state.function is not None:
         raise StaleGraphError(
             f"function '{state.function}' is built already: it would not see an edit "
-            "of its FuncGraph. Edit while tf.function traces, or copy the graph with "
-            "geutil.copy(graph, tf.Graph()) and build a function from the copy; to "
-            "edit all the same, use `with geutil.allow_stale(graph):`"
+            "of its FuncGraph. Edit while tf.function traces (or Defun, in version 1), "
+            "or copy the graph with geutil.copy(graph, tf.Graph()) and build a "
+            "function from the copy; to edit all the same, use `with "
+            "geutil.allow_stale(graph):`"
         )
     newest = _newest_run(graph)
     for op in ops:

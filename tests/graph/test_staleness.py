@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 import geutil as ge
 from geutil.graph import staleness
@@ -440,6 +441,72 @@ def test_a_body_is_edited_while_it_is_made(control_flow_v2):
     assert settings.evaluate(graph, [result]) == [4.0]
 
 
+# -- functions of version 1 ------------------------------------------------------------
+
+
+def doubled_in_version_1(inside):
+    """A function of version 1 that doubles; `inside` gets its result in tracing."""
+
+    @function.Defun(tf.float32, func_name="Double")
+    def double(x):
+        result = tf.identity(x * 2.0, name="result")
+        inside(result)
+        return result
+
+    return double
+
+
+def of_two(double):
+    """Return what a Session computes of a function at 2."""
+    with tf.Graph().as_default():
+        result = double(tf.constant(2.0))
+        with Session() as session:
+            return float(session.run(result))
+
+
+def test_fact_a_version_1_function_does_not_see_edits_of_its_graph():
+    graphs = []
+    double = doubled_in_version_1(lambda result: graphs.append(result.graph))
+    assert of_two(double) == 4.0
+    (graph,) = graphs
+    graph.get_operation_by_name("result")._update_input(0, graph.inputs[0])
+    assert of_two(double) == 4.0
+
+
+def test_a_built_version_1_function_is_refused():
+    graphs = []
+    double = doubled_in_version_1(lambda result: graphs.append(result.graph))
+    assert of_two(double) == 4.0
+    (graph,) = graphs
+    before = settings.edges(graph)
+    with pytest.raises(ge.StaleGraphError, match=r"'Double' is built already.*Defun"):
+        edit_function(graph)
+    assert settings.edges(graph) == before
+    with ge.allow_stale(graph):
+        assert edit_function(graph) == 1
+
+
+def test_a_version_1_function_sees_edits_while_it_is_traced():
+    double = doubled_in_version_1(lambda result: edit_function(result.graph))
+    assert of_two(double) == 2.0
+
+
+def test_bodies_of_version_1_datasets_are_built():
+    graphs = []
+
+    def body(x):
+        result = tf.identity(x + 1, name="result")
+        graphs.append(result.graph)
+        return result
+
+    with tf.Graph().as_default():
+        numbers = tf.compat.v1.data.Dataset.range(3).map_with_legacy_function(body)
+        tf.compat.v1.data.make_one_shot_iterator(numbers)
+    for graph in graphs:
+        with pytest.raises(ge.StaleGraphError, match="is built already"):
+            edit_function(graph)
+
+
 # -- older than geutil -----------------------------------------------------------------
 
 
@@ -471,6 +538,13 @@ closed.close()
 def function(x):
     return tf.identity(x * 2.0, name="result")
 concrete = function.get_concrete_function(tf.TensorSpec([], tf.float32))
+from tensorflow.python.framework import function as version_1
+@version_1.Defun(tf.float32)
+def defun(x):
+    global body
+    body = tf.identity(x * 2.0, name="result").graph
+with tf.Graph().as_default():
+    defun(tf.constant(1.0))
 assert not any(name.startswith("geutil") for name in sys.modules)
 
 import geutil as ge
@@ -487,11 +561,13 @@ session.close()
 attempt(y, x, z.op)
 result = concrete.graph.get_operation_by_name("result")
 attempt(concrete.graph.inputs[0], result.inputs[0], result)
+result = body.get_operation_by_name("result")
+attempt(body.inputs[0], result.inputs[0], result)
 """
 
 
 def test_sessions_and_functions_older_than_geutil_are_known():
-    assert run_script(OLDER) == ["live", "1", "1", "built"]
+    assert run_script(OLDER) == ["live", "1", "1", "built", "built"]
 
 
 BEFORE = """
