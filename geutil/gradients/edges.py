@@ -9,8 +9,11 @@ from weakref import WeakKeyDictionary
 
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import predecessors
+from geutil.graph.identity import unique
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.order import topological_sort
 from geutil.graph.version_1_flow import back_edges_among, unconditional
+from geutil.select.walks import get_backward_walk_ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,8 @@ class BackwardEdges:
         tied: pairs of ops of which the second waits for what the first waits for,
             although it comes before it.
         awaitable: the ops that run once whenever the step is run.
+        forward: the forward ops behind what backward ops read, each with its place in a
+            topological order. After an edit the order of creation is none.
     """
 
     reads: tuple[Read, ...]
@@ -46,6 +51,7 @@ class BackwardEdges:
     readers: dict[Operation, tuple[Operation, ...]]
     tied: tuple[tuple[Operation, Operation], ...]
     awaitable: tuple[Operation, ...]
+    forward: dict[Operation, int]
 
 
 _known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
@@ -54,7 +60,7 @@ _known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
 def backward_edges(step: Step) -> BackwardEdges:
     """Return the edges of the backward pass of a step.
 
-    Cost: linear in the backward ops and their inputs at the first call for a step,
+    Cost: linear in the ops of the step and their inputs at the first call for a step,
     which must come before its graph is changed; none at later ones.
     """
     edges = _known.get(step)
@@ -86,7 +92,15 @@ def _look_up(step: Step) -> BackwardEdges:
         readers,
         tuple(tied),
         awaitable,
+        _forward_places(step, (read.tensor for read in reads)),
     )
+
+
+def _forward_places(step: Step, read: Iterable[Tensor]) -> dict[Operation, int]:
+    ops = get_backward_walk_ops(
+        unique(t.op for t in read), within_ops_fn=step.covers, control_inputs=True
+    )
+    return {op: place for place, op in enumerate(topological_sort(ops))}
 
 
 def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:

@@ -144,11 +144,11 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
 def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
     """Tell whether the forward pass ends in the group that is needed first.
 
-    Helpers of gradient functions count in the forward pass, but were made after it.
+    Helpers of gradient functions count in the forward pass, but come after it.
     """
-    after = min(map(creation_index, step.seeds), default=0)
+    place = backward_edges(step).forward
     ends = [
-        max((i for i in map(creation_index, group.ops) if i < after), default=-1)
+        max((place[op] for op in group.ops if not step.is_helper(op)), default=-1)
         for group in groups
     ]
     return ends[0] == max(ends)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph.adjacency import creation_index
 from geutil.graph.identity import unique
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import plain_gradients
 from geutil.graph.surroundings import count_ops, ops_since
 
@@ -53,6 +55,15 @@ class Step:
         """Tell whether an op is part of the step; what others yield is given."""
         index = creation_index(op)
         return index >= self.first and index not in self.gap
+
+    def is_helper(self, op: Operation) -> bool:
+        """Tell whether a gradient function made an op that runs in the forward pass."""
+        return creation_index(op) > self._start
+
+    @cached_property
+    def _start(self) -> int:
+        """The creation index from which on gradients were built."""
+        return min(map(creation_index, self.seeds), default=0)
 
 
 def build_step(
@@ -200,13 +211,16 @@ def _dependent(
 
 
 def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:
-    """Return the ops that some gradient depends on; others never run."""
+    """Return the ops that some gradient depends on, in topological order.
+
+    Others never run. A gradient function may have edited what it made.
+    """
     members = frozenset(ops)
     needed = _reached(
         (t.op for t in tensors_of(gradients)),
         lambda op: (p for p in _producers(op) if p in members),
     )
-    return [op for op in ops if op in needed]
+    return topological_sort(op for op in ops if op in needed)
 
 
 def _producers(op: Operation) -> Iterator[Operation]:

@@ -96,19 +96,26 @@ def _holds(tensor: Tensor) -> str:
 
 def _parameters(ops: Sequence[Operation]) -> list[str]:
     """Return the names of ops that hold or read weights and constants."""
-    found: dict[str, None] = {}
-    for op in ops:
-        # A constant that waits, as in the loops of version 1, is one all the same.
-        if op.control_inputs and op.type != "Const":
-            continue
-        if (
-            op.type in _HOLDERS
-            or op.type in ("Const", "NoOp")
-            or (op.type == "Placeholder" and op.outputs[0].dtype.name == "resource")
-            or (op.type in _HANDERS and op.inputs[0].op.name in found)
-        ):
-            found[op.name] = None
-    return list(found)
+    # A constant that waits, as in the loops of version 1, is one all the same.
+    free = [op for op in ops if op.type == "Const" or not op.control_inputs]
+    handers = {op for op in free if op.type in _HANDERS}
+    waiting = [op for op in free if _is_parameter(op)]
+    found = set(waiting)
+    while waiting:
+        for t in waiting.pop().outputs:
+            for reader in t.consumers():
+                if reader in handers and reader not in found:
+                    found.add(reader)
+                    waiting.append(reader)
+    return [op.name for op in ops if op in found]
+
+
+def _is_parameter(op: Operation) -> bool:
+    return (
+        op.type in _HOLDERS
+        or op.type in ("Const", "NoOp")
+        or (op.type == "Placeholder" and op.outputs[0].dtype.name == "resource")
+    )
 
 
 def _calls(ops: Sequence[Operation], pages: Mapping[str, str]) -> dict[int, list[str]]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import gradients, gradients_speed, last_report
+from geutil.gradients import checkpointed, gradients, gradients_speed, last_report
+from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_as_near, assert_close, check, copied, run
 from tests.settings import needs_eager
 
@@ -116,6 +117,23 @@ def test_functions(layer):
         return gradients(y, x, checkpoints=kept, min_checkpoint_size=0)
 
     assert_close([take(False)[0].numpy()], [take(True)[0].numpy()])
+
+
+def test_backward_ops_are_sorted_where_a_gradient_function_edits():
+    """What is checkpointed inside reads copies that were made after it."""
+    block = checkpointed(lambda h: deep(deep(deep(h))), "inputs")
+    with tf.Graph().as_default():
+        x = start()
+        step = build_step(deep(block(deep(block(x)))), [x])
+    place = {op: i for i, op in enumerate(step.backward)}
+    producers = [
+        (op, p)
+        for op in place
+        for p in (*(t.op for t in op.inputs), *op.control_inputs)
+    ]
+    assert all(place[p] < place[op] for op, p in producers if p in place)
+    created = [op._id for op in step.backward]
+    assert created != sorted(created)
 
 
 @pytest.mark.parametrize(

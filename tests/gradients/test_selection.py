@@ -12,6 +12,7 @@ from geutil.gradients import (
     larger_than,
     last_report,
 )
+from geutil.reroute import reroute_ts
 from tests.gradients.checking import assert_close, check, copied, run
 
 v1 = tf.compat.v1
@@ -39,6 +40,24 @@ def test_casts_are_no_checkpoints(graph):
     gradients(deep(last), x, checkpoints=by_type("Cast"), min_checkpoint_size=0)
     assert chosen() == ["Sin_1:0"]
     assert "two" in copied(graph)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_order_of_creation_does_not_matter(graph, order):
+    x = tf.ones([64])
+    layers = {}
+    for i in order:
+        before = v1.placeholder(tf.float32, [64])
+        layers[i] = before, deep(before)
+    kept = [layers[i][1] for i in range(3)]
+    for i, after in enumerate([x, *kept[:2]]):
+        reroute_ts([after], [layers[i][0]])
+    y = kept[-1]
+    ours = gradients(y, x, checkpoints=kept[:2], min_checkpoint_size=0)
+    # The sine and the exponential of all but the last layer.
+    again = {op.inputs[0].op.name for t in kept[:2] for op in (t.op, t.op.inputs[0].op)}
+    assert {op.name for op in last_report().recomputed} == again
+    assert_close(*run(graph, (ours, tf.gradients(y, x))))
 
 
 def test_a_listed_cast_is_kept(graph):

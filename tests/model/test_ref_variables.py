@@ -61,6 +61,22 @@ def test_assignments_of_values_and_differences():
     np.testing.assert_array_equal(m.run(x=[2.0, 3.0])["y"], [1.5, 2.75])
 
 
+def test_nodes_may_come_in_any_order():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], "x")
+        w = ref_variable(1.0, "w")
+        first = v1.assign(w, x)
+        second = v1.assign_add(first, 2.0)
+        third = v1.assign_sub(second, 0.5)
+        tf.identity(third * 2.0, name="y")
+    graph_def = graph.as_graph_def()
+    turned = v1.GraphDef(versions=graph_def.versions, node=graph_def.node[::-1])
+    m = model.open(turned, outputs=["y"])
+    m.variables["w"].assign(0.0)
+    assert float(m.run(x=3.0)["y"]) == 9.0
+    assert float(m.variables["w"]) == 4.5
+
+
 def test_an_update_without_a_twin_is_refused():
     with tf.Graph().as_default() as graph:
         w = ref_variable([1.0, 2.0], "w")

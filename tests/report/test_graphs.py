@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from geutil import report
 from geutil.errors import ArgumentTypeError
+from geutil.reroute import reroute_ts
 from geutil.select.subgraph import SubGraphView
 from tests.report import samples
 
@@ -102,6 +103,16 @@ def test_long_attributes_are_cut():
 
 def named(data, places):
     return {data["names"][place] for place in places}
+
+
+def test_parameters_may_be_made_after_what_hands_them_on():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        twice = tf.identity(tf.cast(x, tf.float64, name="cast"), name="twice")
+        reroute_ts([tf.constant([1.0, 2.0], name="weights")], [x])
+        tf.square(twice, name="square")
+    data = drawn(graph)
+    assert named(data, data["parameters"]) == {"cast", "twice", "weights"}
 
 
 def test_parameters_are_what_holds_and_reads_weights():

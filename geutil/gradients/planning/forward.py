@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from geutil.gradients.edges import backward_edges
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
 from geutil.gradients.sizes import tensor_bytes, tensor_elements
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index
 from geutil.graph.kinds import Operation, Tensor
 from geutil.memory.predicting.kernels import aliases
 
@@ -104,23 +104,34 @@ def _ordered(
 
     One without inputs (zeros, say) goes where the other inputs of its reader are.
     """
-    start = min(map(creation_index, step.seeds), default=0)
-    beside: dict[Operation, int] = {}
-    for t, reader in read:
-        if creation_index(t.op) < start:
-            beside[reader] = max(beside.get(reader, 0), creation_index(t.op))
-    near: dict[Operation, int] = {}
-    for t, reader in read:
-        near.setdefault(t.op, beside.get(reader, start))
+    place = backward_edges(step).forward
+    near = _places_of_others(step, place, read)
     key: dict[Operation, int] = {}
     for op in ops:
-        key[op] = creation_index(op)
-        if key[op] > start:
-            makers = (t.op for t in op.inputs)
-            behind = (key.get(m, creation_index(m)) for m in makers)
-            place = max((k for k in behind if k <= start), default=-1)
-            key[op] = near.get(op, start) if place < 0 else place
+        if not step.is_helper(op):
+            key[op] = place[op]
+            continue
+        known = (t.op for t in op.inputs if t.op in key or not step.is_helper(t.op))
+        # What is no part of the step was there before.
+        behind = [key[m] if m in key else place.get(m, -1) for m in known]
+        key[op] = max(behind) if behind else near.get(op, len(place))
     return sorted(key, key=key.__getitem__)
+
+
+def _places_of_others(
+    step: Step,
+    place: Mapping[Operation, int],
+    read: Sequence[tuple[Tensor, Operation]],
+) -> dict[Operation, int]:
+    """Return for each op where its first backward reader's other inputs are made."""
+    beside: dict[Operation, int] = {}
+    for t, reader in read:
+        if not step.is_helper(t.op):
+            beside[reader] = max(beside.get(reader, 0), place.get(t.op, 0))
+    near: dict[Operation, int] = {}
+    for t, reader in read:
+        near.setdefault(t.op, beside.get(reader, len(place)))
+    return near
 
 
 def _sharing(

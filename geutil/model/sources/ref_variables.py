@@ -7,6 +7,7 @@ variables: same names, same values read at the same points of a run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from geutil.model.errors import ModelError
@@ -32,23 +33,10 @@ def with_resource_variables(graph_def: Any) -> None:
     variables = {n.name: n for n in graph_def.node if n.op in REF_VARIABLES}
     if not variables:
         return
-    # A reference passes through these; what reads them reads the variable.
-    through: dict[str, str] = {name: name for name in variables}
+    through = _variable_behind(graph_def, variables)
     taken = {node.name for node in graph_def.node}
     added: list[Any] = []
     reads: dict[str, str] = {}
-    for node in graph_def.node:
-        source = through.get(node_of(node.input[0])) if node.input else None
-        if source is None or node.input[0].startswith("^"):
-            continue
-        if node.op in _ASSIGNMENTS:
-            through[node.name] = source
-        elif node.op.startswith(_MUTATING):
-            raise ModelError(
-                f"'{node.name}' ({node.op}) changes the reference variable '{source}': "
-                "only Assign, AssignAdd and AssignSub can be turned into ops of "
-                "resource variables; freeze the graph before you open it"
-            )
     for node in list(graph_def.node):
         if node.name in variables:
             continue
@@ -76,6 +64,33 @@ def with_resource_variables(graph_def: Any) -> None:
     for node in variables.values():
         _as_handle(node)
     graph_def.node.extend(added)
+
+
+def _variable_behind(graph_def: Any, variables: Iterable[str]) -> dict[str, str]:
+    """Map each node that hands a reference out to its variable.
+
+    An assignment hands on what it changes. The nodes may come in any order.
+    """
+    readers: dict[str, list[Any]] = {}
+    for node in graph_def.node:
+        if node.input:
+            readers.setdefault(node.input[0].removesuffix(":0"), []).append(node)
+    behind = {name: name for name in variables}
+    waiting = list(behind)
+    while waiting:
+        name = waiting.pop()
+        for node in readers.get(name, ()):
+            if node.op in _ASSIGNMENTS:
+                behind[node.name] = behind[name]
+                waiting.append(node.name)
+            elif node.op.startswith(_MUTATING):
+                raise ModelError(
+                    f"'{node.name}' ({node.op}) changes the reference variable "
+                    f"'{behind[name]}': only Assign, AssignAdd and AssignSub can be "
+                    "turned into ops of resource variables; freeze the graph before "
+                    "you open it"
+                )
+    return behind
 
 
 def _as_assignment(node: Any, variable: str, definition: Any) -> None:

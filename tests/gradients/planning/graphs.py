@@ -13,6 +13,7 @@ from geutil.gradients.planning.forward import ForwardPass, read_forward
 from geutil.gradients.planning.trials import Trial, Trials
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import Step, build_step
+from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1
 MOST_CUTS = 3
@@ -27,6 +28,23 @@ def chain_step(widths: Sequence[int], rows: int = 256) -> Step:
             weights.append(v1.get_variable(f"w{len(weights)}", [before, after]))
             x = tf.tanh(x @ weights[-1])
         return build_step(tf.reduce_mean(tf.square(x)), weights)
+
+
+def rewired_chain_step(order: Sequence[int], width: int = 64, rows: int = 256) -> Step:
+    """Return the step of a chain whose layers were made in some order, then joined."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [rows, width])
+        ends = {}
+        for layer in order:
+            w = v1.get_variable(f"w{layer}", [width, width])
+            before = v1.placeholder(tf.float32, [rows, width])
+            ends[layer] = before, tf.tanh(before @ w), w
+        after = x
+        for before, result, _ in map(ends.__getitem__, sorted(ends)):
+            reroute_ts([after], [before])
+            after = result
+        weights = [w for _, _, w in map(ends.__getitem__, sorted(ends))]
+        return build_step(tf.reduce_mean(tf.square(after)), weights)
 
 
 def random_step(seed: int, layers: int = 8) -> Step:

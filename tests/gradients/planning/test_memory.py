@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.networks import NETWORKS
+from geutil.batchnorm import fold_batch_norms
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.planning.search import AS_GOOD
 from geutil.gradients.planning.trials import Trials
@@ -12,7 +13,12 @@ from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from tests.gradients.networks import SMALL, trace_forward
-from tests.gradients.planning.graphs import Everything, chain_step, random_step
+from tests.gradients.planning.graphs import (
+    Everything,
+    chain_step,
+    random_step,
+    rewired_chain_step,
+)
 
 v1 = tf.compat.v1
 # Of the random steps with seeds 0 to 70, all are within 1 % of the best but 16 and 44,
@@ -63,6 +69,40 @@ def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
     plan = plan_of(step, choice)
     again = [op for segment in plan.segments for op in segment.ops]
     assert len(again) == len(set(again))
+
+
+@pytest.mark.parametrize(
+    "order", [range(20)[::-1], [*range(1, 20, 2), *range(0, 20, 2)]]
+)
+def test_the_order_of_creation_does_not_matter(order):
+    straight = choose(chain_step([64] * 21))
+    step = rewired_chain_step(order)
+    choice = choose(step)
+    assert choice.reason is None
+    assert choice.peak == straight.peak
+    assert choice.plain_peak == straight.plain_peak
+    assert len(choice.kept) == len(straight.kept)
+
+
+def test_batch_norms_that_were_folded_for_training():
+    """A fold makes new ops, and lets older ones read them."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [4, 16, 16, 16])
+        weights = []
+        for layer in range(5):
+            w = v1.get_variable(f"w{layer}", [3, 3, 16, 16])
+            gamma, beta = (v1.get_variable(f"{n}{layer}", [16]) for n in ("g", "b"))
+            x = tf.nn.conv2d(x, w, 1, "SAME")
+            x, *statistics = v1.nn.fused_batch_norm(x, gamma, beta)[:3]
+            for name, value in zip(("mean", "variance"), statistics, strict=True):
+                moving = v1.get_variable(f"{name}{layer}", [16], use_resource=True)
+                moving.assign_sub(0.1 * (moving - value))
+            x = tf.nn.relu(x)
+            weights += [w, gamma, beta]
+        assert len(fold_batch_norms(graph, is_training=True).folded) == 5
+        step = build_step(tf.reduce_mean(tf.square(x)), weights)
+    choice = choose(step)
+    assert choice.peak < 0.6 * choice.plain_peak
 
 
 def test_segments_are_shorter_near_the_loss():
