@@ -8,7 +8,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from geutil.gradients.data_barriers import can_wait, data_barrier, is_given
-from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.eligibility import is_parameter
 from geutil.gradients.heavy import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment
@@ -84,7 +84,7 @@ def _delayed(segment: Segment) -> IdentitySet:
     Variables and constants are read directly where something else delays the op.
     """
     kept = IdentitySet(segment.kept)
-    delayed = IdentitySet(t for t in kept if t.op.type not in PARAMETERS)
+    delayed = IdentitySet(t for t in kept if not is_parameter(t.op))
     for op in segment.ops:
         if all(t in kept and t not in delayed for t in op.inputs):
             delayed.add(op.inputs[0])
@@ -138,7 +138,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
     held = IdentitySet(
         t
         for op, t in readers
-        if t in kept and not (t.op.type in PARAMETERS and op.type in PRODUCTS)
+        if t in kept and not (is_parameter(t.op) and op.type in PRODUCTS)
     )
     return [
         t

@@ -6,9 +6,10 @@ from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.kinds import Operation, is_reference
 from geutil.graph.plain_gradients import in_version_1_control_flow, is_stateful
 from geutil.graph.xla import is_compiled_by_xla
+from geutil.memory.predicting.kernels import HELD, passes_on
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
-"""Types of ops whose outputs are there all the time."""
+"""Types of ops that yield variables and constants."""
 
 _GIVEN = PARAMETERS | {
     "Placeholder",
@@ -40,9 +41,28 @@ def why_kept(op: Operation) -> str | None:
         return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
         return "it belongs to a loop or conditional of version 1"
+    if source_of(op).type in HELD:
+        return "it is given"
     if is_determinism_enabled() and is_left_to_chance(op):
         return "the order in which it adds is left to chance"
     return None
+
+
+def source_of(op: Operation) -> Operation:
+    """Return the op whose first output an op hands on as it is, itself if it does not.
+
+    Reads of version 1 variables are such: an Identity hands out the variable's buffer.
+
+    Cost: linear in the ops in between.
+    """
+    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
+        op = op.inputs[0].op
+    return op
+
+
+def is_parameter(op: Operation) -> bool:
+    """Tell whether an op yields a variable or constant, or hands one on."""
+    return source_of(op).type in PARAMETERS
 
 
 def is_left_to_chance(op: Operation) -> bool:

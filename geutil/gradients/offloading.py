@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.eligibility import is_parameter
 from geutil.gradients.segments import Recomputation
 from geutil.graph.adjacency import consumers
 from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
@@ -53,7 +53,7 @@ def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
     return [
         t
         for t in needed
-        if t.op.type not in PARAMETERS
+        if not is_parameter(t.op)
         # What is in a loop or branch of version 1 cannot be read outside.
         and not in_version_1_control_flow(t.op)
         and offload.takes(t)

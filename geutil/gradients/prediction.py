@@ -166,10 +166,12 @@ class StepProgram:
         self._place[op] = len(self._nodes)
         called = self._calls.get(op, NOTHING)
         listed = self._lists.add(op, called.results)
+        shared = called.results.aliases or aliases(op)
+        passed = self._held_outputs(op)
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
-            self._sizes.append(listed.get(i) or tensor_bytes(t))
-        shared = called.results.aliases or aliases(op)
+            size = listed.get(i) or tensor_bytes(t)
+            self._sizes.append(0 if i in passed else size)
         places = None if straight else self._places(op)
         self._nodes.append(
             Node(
@@ -186,6 +188,10 @@ class StepProgram:
                 queue="",
             )
         )
+
+    def _held_outputs(self, op: Operation) -> list[int]:
+        """Return the outputs that are the buffer of what is held all the time."""
+        return [o for o, i in aliases(op) if id(op.inputs[i]) not in self._number]
 
     def _awaited(self, op: Operation) -> list[int]:
         """Return the nodes that an op waits for besides what it reads.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from geutil.gradients.costs import multiply_adds
-from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.eligibility import is_parameter
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
@@ -187,7 +187,7 @@ def make_report(
         kept=tuple(
             KeptTensor(t.name, t.op.type, tensor_bytes(t), _reason(t, keeping))
             for t in plan.kept
-            if t.op.type not in PARAMETERS
+            if not is_parameter(t.op)
         ),
         recomputed=tuple(recomputed),
         segments=len(plan.segments),

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients.checkpoints import checked, collected
-from geutil.gradients.eligibility import PARAMETERS, why_kept
+from geutil.gradients.eligibility import is_parameter, why_kept
 from geutil.gradients.heavy import is_heavy
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.policies import name_of_policy
@@ -29,7 +29,7 @@ class AlwaysKept:
         self._given = frozenset(given)
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
         read = IdentitySet(t for _, _, t in forward_inputs(step))
-        held = (t for t in read if t.op.type not in PARAMETERS)
+        held = (t for t in read if not is_parameter(t.op))
         self._negligible = negligible_bytes(tensor_bytes(t) for t in held)
 
     def __call__(self, tensor: Tensor) -> bool:

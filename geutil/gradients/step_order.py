@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from geutil.gradients.eligibility import PARAMETERS
+from geutil.gradients.eligibility import is_parameter
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.stand_ins import make_stand_in
 from geutil.graph.function_calls import limit_parallel_iterations
@@ -170,7 +170,7 @@ def _place_to_wait(op: Operation) -> int | None:
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     if op.type in _JOINED:
         places = [i for i in places if op.inputs[i].op.type not in _JOINED_WITH]
-    given = [i for i in places if op.inputs[i].op.type in PARAMETERS]
+    given = [i for i in places if is_parameter(op.inputs[i].op)]
     for place in [i for i in places if i not in given] + given:
         return place
     return None

@@ -15,6 +15,8 @@ from geutil.memory.simulation import simulate
 from tests.gradients.networks import small_step, trace_forward
 from tests.gradients.planning.graphs import chain_step, random_step
 
+v1 = tf.compat.v1
+
 
 def planned(step):
     always = AlwaysKept(step)
@@ -69,6 +71,37 @@ def test_variables_constants_and_feeds_do_not_count():
         "VariableV2",
         "ReadVariableOp",
     }
+
+
+READS = {
+    "a resource variable": lambda w: w,
+    "a reference variable": lambda w: w,
+    "an Identity of it": tf.identity,
+    "its own shape": lambda w: tf.reshape(tf.reshape(w, [-1]), [64, 64]),
+}
+
+
+def reading_step(kind):
+    """Return the step of a chain that reads its weights in some way."""
+    with tf.Graph().as_default():
+        x = h = v1.placeholder(tf.float32, [64, 64])
+        for i in range(16):
+            use_resource = kind != "a reference variable"
+            w = v1.get_variable(f"w{i}", [64, 64], use_resource=use_resource)
+            h = tf.tanh(h @ READS[kind](w))
+        return build_step(tf.reduce_mean(h), [x])
+
+
+@pytest.mark.parametrize("kind", list(READS))
+def test_what_hands_a_variable_on_takes_nothing(kind):
+    step = reading_step(kind)
+    peak = StepProgram(step).peak()
+    # 16 results of tanh, and the gradients of two of them.
+    assert 16 * 64 * 64 * 4 <= peak <= 18.5 * 64 * 64 * 4
+    choice = choose_for_memory(step, AlwaysKept(step))
+    assert choice.reason is None
+    assert choice.peak <= 0.6 * peak
+    assert {t.op.type for t in choice.kept} == {"Tanh"}
 
 
 def test_gradients_alone():

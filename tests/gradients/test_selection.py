@@ -13,7 +13,7 @@ from geutil.gradients import (
     last_report,
 )
 from geutil.reroute import reroute_ts
-from tests.gradients.checking import assert_close, check, copied, run
+from tests.gradients.checking import assert_close, barriers, check, copied, run
 
 v1 = tf.compat.v1
 
@@ -141,6 +141,18 @@ def test_tiny_tensors_are_kept(graph):
     reasons = {t.name: t.reason for t in last_report().kept}
     assert reasons["Rsqrt:0"] == "it is too small to matter"
     assert "mean" not in copied(graph)
+
+
+def test_reads_of_version_1_variables_are_variables(graph):
+    x = h = tf.ones([64, 64])
+    for i in range(6):
+        w = v1.get_variable(f"w{i}", [64, 64], use_resource=False)
+        h = tf.tanh(h @ w)
+    gradients(h, x, checkpoints=by_name("Tanh_[13]"), offload=True)
+    report = last_report()
+    assert not [t.name for t in report.kept if "read" in t.name]
+    assert not [name for name in report.offloaded if "read" in name]
+    assert not [op.name for op in barriers(graph) if "read" in op.name]
 
 
 def test_one_output_of_several(graph):
