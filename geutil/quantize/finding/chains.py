@@ -81,9 +81,8 @@ def chain_from(
         elif takes_bias and _is_correction(reader, index, network):
             taken += [*passed, reader]
             passed = []
-        elif op in network.layers and _passes(reader):
-            # The converter moves a bias over some of these, and an atrous convolution
-            # is a SpaceToBatch, a convolution and a BatchToSpace.
+        elif op in network.layers and _may_stand_between(reader, network):
+            # The converter moves a bias over some of these.
             passed.append(reader)
             cursor = reader.outputs[0]
             continue
@@ -96,6 +95,14 @@ def chain_from(
 def _passes(op: Operation) -> bool:
     kernel = KERNELS.get(op.type)
     return kernel is not None and kernel.treatment is Treatment.PASSES
+
+
+def _may_stand_between(op: Operation, network: Network) -> bool:
+    """Tell whether an op may stand between a layer and its bias.
+
+    A BatchToSpace does in a dilated convolution only.
+    """
+    return _passes(op) and (op.type != "BatchToSpaceND" or op in network.gathered)
 
 
 def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:

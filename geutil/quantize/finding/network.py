@@ -11,6 +11,7 @@ from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.quantize.finding.dilations import find_moved
 from geutil.quantize.finding.kernels import FAKE_QUANT, SHAPES
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
@@ -45,6 +46,7 @@ class Network:
     Attributes:
         ops: the ops, in topological order.
         layers: those of them that multiply data by weights.
+        gathered: the last ops of dilated convolutions that are written as three.
 
     Cost: linear in ops and edges.
     """
@@ -61,6 +63,7 @@ class Network:
         self.layers: dict[Operation, Layer] = {
             op: layer for op, layer in layers if layer is not None
         }
+        self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
         self._region = None if self.results else self._before_layers()
 
     def is_data(self, tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import tensorflow as tf
 from geutil.graph.function_graphs import build_function
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Operation, Tensor
-from geutil.quantize.copying import PartialCopy
+from geutil.quantize.copying import Amend, PartialCopy
 from geutil.quantize.freezing import frozen, range_values, variable_values
+from geutil.quantize.int8.dilating import Dilated, find_dilated, left_out
 from geutil.quantize.int8.mending import mended, nudge
 from geutil.quantize.int8.running import file_names
 
@@ -28,22 +30,27 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
 
     Args:
         model: a `geutil.model.Model`.
-        mend: change values that TFLite's converter would store wrong, by less than
-            it rounds them.
+        mend: make of it what TFLite's converter understands: change values that it
+            would store wrong, by less than it rounds them, and write dilated
+            convolutions as one op.
 
     Cost: one copy of the graph; with `mend`, one run of what biases depend on.
     """
     graph = model.graph
     values = range_values(graph) | variable_values(graph)
+    dilated = find_dilated(graph) if mend else []
     if mend:
         values |= mended(graph, values)
-    known = frozen(values)
+    known, moves = frozen(values), left_out(dilated)
 
     def replace(op: Operation) -> Tensor | Array | None:
         # The converter has no word for it.
-        return op.inputs[0] if op.type == "PlaceholderWithDefault" else known(op)
+        if op.type == "PlaceholderWithDefault":
+            return op.inputs[0]
+        return moves[op] if op in moves else known(op)
 
-    copy = PartialCopy(graph, model.inputs, replace, nudge if mend else None)
+    amend = _amendments(dilated) if mend else None
+    copy = PartialCopy(graph, model.inputs, replace, amend)
     made = copy.of(list(model.outputs.values()))
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     by_handle = {id(v.handle): v for v in model.variables.values()}
@@ -55,3 +62,14 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
         }
     given = {inputs[name]: t for name, t in copy.inputs.items()}
     return build_function(copy.graph, given, results, [], variables)
+
+
+def _amendments(dilated: Sequence[Dilated]) -> Amend:
+    by_op = {each.convolution: each for each in dilated}
+
+    def amend(node: Any, op: Operation) -> None:
+        nudge(node, op)
+        if op in by_op:
+            by_op[op].amend(node)
+
+    return amend

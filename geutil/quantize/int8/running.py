@@ -16,6 +16,7 @@ from geutil.graph.kinds import type_name
 
 Array = np.ndarray[Any, Any]
 
+_LARGE = 256
 _OTHER = "it is of another model, or was not made by geutil.quantize.to_int8"
 
 
@@ -130,10 +131,27 @@ def interpreter_of(blob: bytes) -> Any:
                 model_content=bytes(blob),
                 experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             )
-        interpreter.allocate_tensors()
+        _allocate(interpreter)
     except (ValueError, RuntimeError) as error:
         raise QuantizeError(f"TFLite cannot run the file: {error}") from error
     return interpreter
+
+
+def _allocate(interpreter: Any) -> None:
+    """Allocate tensors; where sizes are not known, for some that are large enough.
+
+    Without zeros around it a window does not fit into the smallest images.
+    """
+    try:
+        interpreter.allocate_tensors()
+    except RuntimeError:
+        details = interpreter.get_input_details()
+        if all(-1 not in detail["shape_signature"] for detail in details):
+            raise
+        for detail in details:
+            sizes = [_LARGE if n == -1 else n for n in detail["shape_signature"]]
+            interpreter.resize_tensor_input(detail["index"], sizes)
+        interpreter.allocate_tensors()
 
 
 def _ends(
