@@ -19,8 +19,8 @@ from geutil.formats import format_by_name, refusal
 if TYPE_CHECKING:
     from geutil.model import Model
 
-_SUFFIXES_READ = (".pb", ".pbtxt", ".keras")
-_READ = "a SavedModel directory, or a .pb, .pbtxt or .keras file"
+_SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
+_READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
 
 
 class CommandError(GeutilError, ValueError):

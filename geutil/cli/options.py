@@ -30,7 +30,9 @@ class Method(str, Enum):
 
 Source = Annotated[
     Path,
-    typer.Argument(help="A SavedModel directory, or a .pb, .pbtxt or .keras file."),
+    typer.Argument(
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file."
+    ),
 ]
 Target = Annotated[
     Path,

@@ -14,7 +14,8 @@ from geutil.graph.function_graphs import bindings
 from geutil.graph.kinds import is_graph, type_name
 from geutil.graph.trainable import set_trainable
 from geutil.model.errors import ModelError
-from geutil.model.files.reading import read_graph_def
+from geutil.model.files.keras_files import KERAS_SUFFIXES
+from geutil.model.files.reading import read_graph_def, what_is
 from geutil.model.files.validation import check_graph_def
 from geutil.model.holdings import Holdings
 from geutil.model.model import Model
@@ -25,9 +26,9 @@ from geutil.model.sources.saved_models import open_saved_model
 from geutil.model.sources.source import DEFAULT_SIGNATURE, Source
 
 ACCEPTED = (
-    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras file, a "
-    "tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a tf.function with an "
-    "input signature, or a Keras model"
+    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras or .h5 "
+    "file, a tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a tf.function "
+    "with an input signature, or a Keras model"
 )
 
 
@@ -48,9 +49,9 @@ def open(
 
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
-            `.keras` file, a `tf.compat.v1.GraphDef`, a `tf.Graph`, a concrete function,
-            a `tf.function` with an input signature, or a Keras model (opened as it is
-            called for inference).
+            `.keras` or `.h5` file, a `tf.compat.v1.GraphDef`, a `tf.Graph`, a concrete
+            function, a `tf.function` with an input signature, or a Keras model, of
+            tf_keras too (opened as it is called for inference).
         signature: the signature of a SavedModel; `serving_default` or the only one if
             None. Other sources have one signature, which gets this name.
         tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
@@ -122,8 +123,10 @@ def _source(
         if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
             graph_def = read_graph_def(path)
             return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
-        if path.suffix == ".keras" and path.exists():
+        if path.suffix in KERAS_SUFFIXES and path.is_file():
             return _of_keras_model(keras_models.load_keras_file(path), name)
+        if path.is_file():
+            raise ModelError(f"'{path}' is {what_is(path)}; pass {ACCEPTED}")
         return open_saved_model(path, tags)
     if isinstance(source, tf.compat.v1.GraphDef):
         copy = type(source)()
@@ -171,19 +174,26 @@ def _of_graph(
     program = programs[name]
     program.ancestors.append(Ancestor(graph))
     if hasattr(graph, "captures"):
-        program.captures |= {inner.name: outer for outer, inner in bindings(graph)}
-        holdings.add_variables(graph.variables)
+        captures = bindings(graph)
+        program.captures |= {inner.name: outer for outer, inner in captures}
+        read = functions.ordered(graph.variables, (outer for outer, _ in captures))
+        holdings.add_variables(read)
     return _single(what, name, program, holdings)
 
 
 def _of_keras_model(model: Any, name: str) -> Source:
-    program = keras_models.program_of_keras_model(model)
+    program, read = keras_models.program_of_keras_model(model)
+    weights = keras_models.weights_of(model)
     holdings = Holdings()
-    holdings.add_variables(
-        (v.value for v in model.variables), (v.path for v in model.variables)
-    )
-    for v in model.variables:
-        set_trainable(v.value, v.trainable)
+    holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
+    for weight in weights:
+        set_trainable(weight.variable, weight.trainable)
+    listed = {id(weight.variable) for weight in weights}
+    for variable in read:
+        if id(variable) not in listed:
+            # A state that a layer keeps between calls: the model does not train it.
+            set_trainable(variable, False)
+    holdings.add_variables(read)
     return _single(f"Keras model '{model.name}'", name, program, holdings)
 
 
@@ -191,7 +201,8 @@ def _of_function(function: Any, name: str) -> Source:
     what = f"function '{tf.compat.as_str(function.name)}'"
     holdings = Holdings()
     try:
-        holdings.add_variables(function.variables)
+        read = functions.ordered(function.variables, function.captured_inputs)
+        holdings.add_variables(read)
     except AssertionError as error:
         # TensorFlow holds the variables of a function weakly.
         raise ModelError(

@@ -27,7 +27,7 @@ from geutil.model.files.inspection import (
     TensorInfo,
     VariableInfo,
 )
-from geutil.model.files.keras_files import inspect_keras
+from geutil.model.files.keras_files import KERAS_SUFFIXES, inspect_keras
 from geutil.model.files.kinds import GRAPH_DEF, SAVED_MODEL
 from geutil.model.files.payloads import Span, elements, mapped, message, spans
 from geutil.model.files.reading import (
@@ -57,7 +57,7 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
 
     Args:
         path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef,
-            or a `.keras` file.
+            or a `.keras` or `.h5` file.
         tags: exactly the tags of the MetaGraph of a SavedModel; None stands for
             "serve", or for the only one there is.
 
@@ -79,7 +79,7 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         raise ModelError(f"'{source}' does not exist")
     if source.is_dir():
         return _inspect_directory(source, tags)
-    if source.suffix == ".keras":
+    if source.suffix in KERAS_SUFFIXES:
         return inspect_keras(source)
     return _inspect_file(source)
 

@@ -1,4 +1,4 @@
-"""What a `.keras` file says of itself; no Keras object is made."""
+"""What a file of Keras says of itself; no Keras object is made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from geutil.model.errors import ModelError
 from geutil.model.files.inspection import Inspection, LayerInfo
 
 KERAS = "Keras"
+KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 _CONFIG, _METADATA = "config.json", "metadata.json"
 _WEIGHTS = ".weights.h5"
+_CODE = ("Lambda", "__lambda__")
 _FAULTS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -28,16 +30,53 @@ _FAULTS = (
 
 
 def inspect_keras(file: Path) -> Inspection:
-    """Tell what a `.keras` file is: its Keras version, its layers, its size.
+    """Tell what a file of Keras is: its Keras version, its layers, its size.
 
     Args:
-        file: a `.keras` file.
+        file: a `.keras` or HDF5 file.
 
     Raises:
         ModelError: it is no such file, or it is damaged.
 
     Cost: linear in the configuration; weights are not read.
     """
+    if file.suffix == ".keras":
+        config, version, weights = _in_archive(file)
+    else:
+        config, version, weights = _in_hdf5(file)
+    return Inspection(
+        KERAS,
+        file,
+        version=version,
+        layers=tuple(_layers(config)),
+        bytes_total=file.stat().st_size,
+        bytes_variables=weights,
+    )
+
+
+def refuse_code(file: Path) -> None:
+    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
+
+    Raises:
+        ModelError: it holds code, or no model.
+    """
+    config, _, _ = _in_hdf5(file)
+    waiting = [config]
+    while waiting:
+        item = waiting.pop()
+        if _item(item, "class_name") in _CODE:
+            raise ModelError(
+                f"'{file}' holds code of Python (a Lambda layer), which geutil does "
+                "not run: load it with Keras if you trust it, and pass the model"
+            )
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+
+
+def _in_archive(file: Path) -> tuple[Any, str, int]:
+    """Return the configuration, the version, and the bytes of the weights."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -56,14 +95,32 @@ def inspect_keras(file: Path) -> Inspection:
         raise ModelError(
             f"'{file}' is no whole .keras file, which is a zip archive: {error}"
         ) from error
-    return Inspection(
-        KERAS,
-        file,
-        version=str(_item(metadata, "keras_version") or ""),
-        layers=tuple(_layers(config)),
-        bytes_total=file.stat().st_size,
-        bytes_variables=weights,
-    )
+    return config, str(_item(metadata, "keras_version") or ""), weights
+
+
+def _in_hdf5(file: Path) -> tuple[Any, str, int]:
+    """Return the configuration, the version, and the bytes of the weights."""
+    import h5py
+
+    sizes: list[int] = []
+
+    def count(_: str, item: Any) -> None:
+        sizes.append(getattr(item, "nbytes", 0))
+
+    try:
+        with h5py.File(file) as opened:
+            told = opened.attrs.get("model_config")
+            version = opened.attrs.get("keras_version", "")
+            opened.visititems(count)
+        config = None if told is None else json.loads(told)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
+    if config is None:
+        raise ModelError(
+            f"'{file}' holds weights and no model: make the model, load them with its "
+            "load_weights, and pass the model"
+        )
+    return config, str(version), sum(sizes)
 
 
 def _layers(config: Any) -> list[LayerInfo]:

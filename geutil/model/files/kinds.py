@@ -11,7 +11,7 @@ from geutil.model.files.wire import BYTES, VARINT, Buffer, Field, fields
 GRAPH_DEF, META_GRAPH, SAVED_MODEL = "GraphDef", "MetaGraphDef", "SavedModel"
 _MAGIC = {
     b"PK\x03\x04": "a zip archive (a .keras file is one: name it so)",
-    b"\x89HDF": "an HDF5 file (load it with keras and pass the model)",
+    b"\x89HDF": "an HDF5 file (a model of Keras is one: name it .h5)",
     b"\x1f\x8b": "a gzip archive (unpack it first)",
 }
 _TFLITE = b"TFL3"
@@ -44,7 +44,10 @@ def foreign_kind(head: bytes) -> str | None:
         if head.startswith(magic):
             return kind
     if head[4:8] == _TFLITE:
-        return "a TensorFlow Lite model"
+        return (
+            "a TensorFlow Lite model (run it with an interpreter, such as that of "
+            "ai_edge_litert, and open the model that it was made from)"
+        )
     return None
 
 

@@ -181,6 +181,13 @@ def read_bytes(file: Path) -> bytes:
     return data
 
 
+def what_is(file: Path) -> str:
+    """Return what a file is, if it can be told: for messages."""
+    with file.open("rb") as opened:
+        kind = foreign_kind(opened.read(16))
+    return kind or f"a file, and its suffix '{file.suffix}' says no format"
+
+
 def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
     """Check which proto a file holds, by the look of it.
 

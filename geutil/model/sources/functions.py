@@ -32,6 +32,19 @@ def concrete_function_of(function: Any) -> Any:
     return function.get_concrete_function()
 
 
+def ordered(
+    variables: Iterable[tf.Variable], captured: Iterable[Any]
+) -> list[tf.Variable]:
+    """Return variables in the order in which a function captured them.
+
+    TensorFlow lists them in another order in each process. Those that were not captured
+    go last, by name.
+    """
+    rest = {id(v.handle): v for v in variables}
+    found = [rest.pop(id(t)) for t in captured if id(t) in rest]
+    return [*found, *sorted(rest.values(), key=lambda v: str(v.name))]
+
+
 def program_of_function(function: Any) -> Program:
     """Return the program of a concrete function; named as its arguments and results.
 

@@ -1,0 +1,158 @@
+"""Models of Keras, and of tf_keras where that is installed, and their files."""
+
+import importlib.util
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.model import ModelError, inspect
+
+X = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+
+
+@pytest.fixture(params=["keras", "tf_keras"])
+def keras(request):
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return importlib.import_module(request.param)
+
+
+def stateful(keras):
+    """Return a model whose layers keep states that it does not list as variables."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    x = inputs = keras.Input(batch_shape=X.shape, name="x")
+    x = layers.LSTM(4, stateful=True, return_sequences=True)(x)
+    x = layers.GRU(4, stateful=True, name="y")(x)
+    return keras.Model(inputs, x)
+
+
+def small(keras):
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    x = inputs = keras.Input([3], name="x")
+    x = layers.LayerNormalization()(layers.Dense(4, name="dense")(x))
+    return keras.Model(inputs, layers.Dropout(0.5, name="y")(x))
+
+
+def test_states_between_calls_are_saved(keras, tmp_path):
+    net = stateful(keras)
+    m = model.open(net)
+    states = [v for v in m.variables.values() if v.shape == [2, 4]]
+    assert len(states) == 3
+    m.save(tmp_path / "m")
+    found = [m.run(x=X)["y"] for _ in range(3)]
+    for state in states:
+        state.assign(tf.zeros_like(state))
+    np.testing.assert_array_equal(found, [net(X).numpy() for _ in range(3)])
+    assert not np.array_equal(found[0], found[1])
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    call = loaded.signatures["serving_default"]
+    np.testing.assert_array_equal(found, [call(x=X)["y"].numpy() for _ in range(3)])
+    assert len(loaded.trainable_variables) == 6
+
+
+def test_what_the_model_does_not_train_is_not_trained(keras):
+    net = small(keras)
+    net.get_layer("dense").trainable = False
+    m = model.open(net)
+    trained = m.to_function().trainable_variables
+    assert sorted(v.shape.as_list() for v in trained) == [[4], [4]]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".keras"])
+def test_files_of_keras(tmp_path, suffix):
+    net = small(tf.keras)
+    file = tmp_path / f"net{suffix}"
+    net.save(file)
+    x = X[:, 0]
+    np.testing.assert_array_equal(model.open(file).run(x=x)["y"], net(x).numpy())
+    found = inspect(file)
+    assert (found.kind, found.version) == ("Keras", tf.keras.__version__)
+    types_found = [layer.type for layer in found.layers]
+    assert types_found == ["InputLayer", "Dense", "LayerNormalization", "Dropout"]
+
+
+def test_the_weights_of_an_hdf5_file_are_counted(tmp_path):
+    small(tf.keras).save(tmp_path / "net.h5")
+    assert inspect(tmp_path / "net.h5").bytes_variables == 4 * (3 * 4 + 4 + 4 + 4)
+
+
+def test_weights_alone_are_no_model(tmp_path):
+    small(tf.keras).save_weights(tmp_path / "net.weights.h5")
+    with pytest.raises(ModelError, match="weights and no model: make the model"):
+        model.open(tmp_path / "net.weights.h5")
+
+
+def test_code_in_an_hdf5_file_is_not_run(tmp_path):
+    ran = []
+    x = inputs = tf.keras.Input([5, 3])
+    double = tf.keras.layers.Lambda(lambda t: [t * 2, ran.append(1)][0])
+    x = tf.keras.layers.TimeDistributed(double)(x)
+    tf.keras.Model(inputs, x).save(tmp_path / "net.h5")
+    ran.clear()
+    with pytest.raises(ModelError, match="holds code of Python"):
+        model.open(tmp_path / "net.h5")
+    assert not ran
+
+
+FOREIGN = {
+    "net.tflite": (b"\x1c\0\0\0TFL3" + bytes(20), "TensorFlow Lite.*interpreter"),
+    "net": (b"\x89HDF\r\n\x1a\n" + bytes(20), "HDF5.*name it .h5"),
+    "net.zip": (b"PK\x03\x04" + bytes(20), "zip archive"),
+    "net.onnx": (b"\x08\x07\x12" + bytes(20), "its suffix '.onnx' says no format"),
+    "net.h5": (b"no file of this kind", "no whole HDF5 file"),
+    "net.bin": (b"", "its suffix '.bin' says no format"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_other_files_are_called_what_they_are(tmp_path, name):
+    data, words = FOREIGN[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ModelError, match=words):
+        model.open(tmp_path / name)
+
+
+class LegacyModel(tf.Module):
+    """What a model of tf_keras looks like: its variables are TensorFlow's own."""
+
+    def __init__(self):
+        super().__init__("legacy")
+        self.w = tf.Variable([[1.0], [2.0]], name="dense/kernel")
+        self.frozen = tf.Variable([3.0], name="dense/bias")
+        self.input = tf.TensorSpec([None, 2], name="x")
+        self.inputs, self.output_names = [self.input], ["dense"]
+
+    @property
+    def trainable_variables(self):
+        return [self.w]
+
+    def __call__(self, x, training):
+        assert not training
+        return x @ self.w + self.frozen
+
+
+def test_a_model_whose_variables_are_those_of_tensorflow(monkeypatch):
+    backend = types.SimpleNamespace(backend=lambda: "tensorflow")
+    library = types.SimpleNamespace(
+        Model=LegacyModel, Sequential=type("Sequential", (), {}), backend=backend
+    )
+    monkeypatch.setitem(sys.modules, "tf_keras", library)
+    m = model.open(LegacyModel())
+    assert list(m.variables) == ["dense/bias", "dense/kernel"]
+    assert [v.name for v in m.to_function().trainable_variables] == ["dense/kernel:0"]
+    np.testing.assert_array_equal(m.run(x=[[1.0, 1.0]])["dense"], [[6.0]])
+
+
+def test_another_backend_is_refused(monkeypatch):
+    net = small(tf.keras)
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    with pytest.raises(
+        ModelError, match=r"computes with jax.*KERAS_BACKEND=tensorflow"
+    ):
+        model.open(net)
