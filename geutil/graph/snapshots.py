@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.function.trace_type.default_types import Literal
 from tensorflow.python.eager.polymorphic_function import function_type_utils
 from tensorflow.python.util import _pywrap_util_port
 
@@ -33,17 +34,38 @@ def bound_arguments(
     if function.function_type is None:
         values = [tf.convert_to_tensor(value) for value in args]
     else:
-        kind, defaults = function.function_type, None
-        if traced_from is not None:
-            kind, defaults = traced_from.function_type, traced_from._default_values
-        bound = function_type_utils.canonicalize_function_inputs(
-            tuple(args), dict(kwargs), kind, defaults
-        )
-        values = list(function.function_type.unpack_inputs(bound))
+        values = _canonical(function.function_type, args, kwargs, traced_from)
     wanted = len(inputs) - len(captured)
     if len(values) != wanted:
         raise TypeError(f"{len(values)} values for {wanted} tensor arguments")
     return list(zip([*values, *captured], inputs, strict=True))
+
+
+def _canonical(
+    kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
+) -> list[Tensor]:
+    """Return the tensors that a call passes to a trace of some type."""
+    asked, defaults = kind, None
+    if traced_from is not None:
+        asked, defaults = traced_from.function_type, traced_from._default_values
+    else:
+        kwargs = {**_fixed(kind, args, kwargs), **kwargs}
+    bound = function_type_utils.canonicalize_function_inputs(
+        tuple(args), dict(kwargs), asked, defaults
+    )
+    # A trace has a parameter for each value that `*args` takes.
+    bound = kind.bind(*bound.args, **bound.kwargs)
+    return list(kind.unpack_inputs(bound))
+
+
+def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of Python that a trace was made for and a call leaves out."""
+    given = kind.bind_partial(*args, **kwargs).arguments
+    return {
+        name: parameter.type_constraint.value
+        for name, parameter in kind.parameters.items()
+        if name not in given and isinstance(parameter.type_constraint, Literal)
+    }
 
 
 def is_compiled(function: Any) -> bool:

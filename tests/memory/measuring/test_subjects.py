@@ -121,6 +121,32 @@ def test_arguments_are_those_of_the_function():
     FunctionStep(a_job, OPTIONS, values_of(a_job))()
 
 
+def _sum_of_all(first, *others, factor=1.0, **more):
+    return first + sum(others) * factor + sum(more.values())
+
+
+SEVERAL = {
+    "only by position": ([1.0, 2.0, 3.0], {}, 6.0),
+    "none of the others": ([1.0], {}, 1.0),
+    "a default that is given": ([1.0, 2.0], {"factor": 3.0}, 7.0),
+    "by keyword": ([1.0, 2.0], {"factor": 3.0, "z": 4.0, "a": 5.0}, 16.0),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("case", SEVERAL)
+def test_any_number_of_arguments(case, traced):
+    args, kwargs, expected = SEVERAL[case]
+    args = [tf.constant(value) for value in args]
+    kwargs = {name: tf.constant(value) for name, value in kwargs.items()}
+    f = tf.function(_sum_of_all)
+    a_job = job(f.get_concrete_function(*args, **kwargs) if traced else f, args, kwargs)
+    given = [*args, *kwargs.values()]
+    assert sorted(a_job.feeds.values()) == sorted(t.numpy() for t in given)
+    assert f(*args, **kwargs).numpy() == expected
+    FunctionStep(a_job, OPTIONS, values_of(a_job))()
+
+
 def test_a_variable_as_argument():
     @tf.function
     def f(variable):
