@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2
 
 from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
-from geutil.graph.calls import CALLS
-from geutil.graph.functions import BRANCHINGS, LOOPS
+from geutil.graph.calls import CALLS, Library
+from geutil.graph.function_defs import definition_in
+from geutil.graph.functions import BRANCHINGS, LOOPS, has_function
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import UndoStep, state_of
@@ -72,6 +73,29 @@ class Caller:
     def first_argument(self) -> int:
         """Return which input of the op is the first argument of the functions."""
         return 1 if self.is_branching else 0
+
+
+def called_function(op: Operation) -> str:
+    """Return the name of the function that an op calls and does nothing else; or ""."""
+    if op.type in CALLS:
+        return str(op.get_attr("f").name)
+    return str(op.type) if has_function(op.graph, op.type) else ""
+
+
+def reason_to_stay(op: Operation) -> str:
+    """Return why a call is not replaced by the function's body when a model is opened.
+
+    "" if nothing of the call or the function speaks against it. Whether the function
+    calls itself is not looked at.
+
+    Cost: linear in the nodes of the function.
+    """
+    name = called_function(op)
+    definition = definition_in(op.graph, name)
+    if definition is None:
+        return ""
+    library = function_pb2.FunctionDefLibrary(function=[definition])
+    return Library(library).reason_to_keep(op.node_def, name)
 
 
 def callers_in(graph: Graph) -> list[Caller]:

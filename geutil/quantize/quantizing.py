@@ -88,7 +88,8 @@ def quantize(
             tower or replica moves them in a step.
         scope: only ops of this name scope; None is all.
         overrides: for ops, or for regular expressions that are searched for in names
-            of ops, a `Spec` or "skip". The first one that fits counts.
+            of ops, a `Spec` or "skip". The first one that fits counts. What a `Spec`
+            asks for has to be possible for one of its ops at least.
         activations: the names of the activation functions to quantize.
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
 
@@ -98,9 +99,9 @@ def quantize(
 
     Raises:
         ArgumentTypeError: an argument is of another type.
-        QuantizeError: a number is out of range, an override is for no op, the graph
-            holds gradients or optimizer ops, or, with `strict`, the coverage is below
-            1; nothing is changed.
+        QuantizeError: a number is out of range, an override is for no op or cannot be
+            obeyed, the graph holds gradients or optimizer ops, or, with `strict`, the
+            coverage is below 1; nothing is changed.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -152,14 +153,14 @@ result 8 bits (conv/act_quant)
         for _, graph, _ in places:
             stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan in zip(places, plans, strict=True):
-            rewritten = (
-                *lower_prelus(graph, plan.prelus),
-                *lower_negations(graph, plan.negations),
-            )
+            rewritten = lower_prelus(graph, plan.prelus)
+            lines, products = lower_negations(graph, plan.negations)
+            rewritten = (*rewritten, *lines)
             if rewritten:
                 # A result may be another tensor now.
                 results = {n: found for n, _, found in _places(graph_or_model)}
-                plan = plan_quantization(graph, results[name], choices)
+                again = replace(choices, stands_for=products)
+                plan = plan_quantization(graph, results[name], again)
             ranges = RangeVariables(graph, known, vars_collection)
             made = insert(graph, plan.groups, mode, ranges)
             known.update(ranges.by_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.function import Defun
 
 import geutil as ge
 from geutil import model
@@ -278,6 +279,75 @@ def test_overrides():
         )
 
 
+def test_overrides_of_a_kernel_are_taken_together():
+    def function(a):
+        return tf.nn.relu(biased(a, name="first"), name="relu")
+
+    m = opened(function, IMAGE)
+    overrides = {"first": Spec(weight_bits=4), "relu": Spec(activation_bits=6)}
+    report = quantize(m, is_training=False, overrides=overrides)
+    entries = {entry.op: entry for entry in report.quantized}
+    assert entries["first"].weights.bits == 4
+    assert entries["first"].result.bits == 6
+    # What reads an input says nothing of the input's own range.
+    assert entries["a"].result.bits == 8
+
+
+def test_an_override_for_a_negation_follows_it_into_a_product():
+    for find in (lambda graph: "^turned$", lambda g: g.get_operation_by_name("turned")):
+        m = opened(lambda a: tf.negative(biased(a), name="turned"), IMAGE)
+        overrides = {find(m.graph): Spec(activation_bits=5)}
+        report = quantize(m, is_training=False, overrides=overrides)
+        (entry,) = [e for e in report.quantized if e.op.startswith("turned/")]
+        assert entry.result.bits == 5
+
+
+def _ended(end):
+    """Return a graph of version 1, whose results nobody names."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 4])
+        y = tf.matmul(x, MATRIX, name="logits")
+        end(x, tf.multiply(y, [1.0, 2.0, 3.0, 4.0], name="scaled"))
+    return graph
+
+
+def _labels():
+    return tf.compat.v1.placeholder(tf.float32, [None, 4])
+
+
+ENDS = {
+    "result": (lambda x, y: tf.nn.softmax(y, name="shares"), 1 / 2),
+    "class": (lambda x, y: tf.argmax(tf.nn.softmax(y), 1), 1 / 2),
+    "norm": (lambda x, y: y / tf.cast(tf.shape(y)[0], tf.float32), 1 / 2),
+    "loss": (lambda x, y: tf.reduce_mean(tf.square(y)), 1.0),
+    "labels": (lambda x, y: y - _labels(), 1.0),
+    "copy": (lambda x, y: tf.reduce_sum((y - x) ** 2), 1.0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_left_behind_the_last_layer_counts_unless_it_is_a_loss(end):
+    function, coverage = ENDS[end]
+    report = quantize(_ended(function), is_training=False)
+    (entry,) = [e for e in report.skipped if e.op == "scaled"]
+    assert "behind the last layer" in entry.reason
+    assert "override" in entry.reason
+    assert entry.has_kernel == (coverage < 1.0)
+    assert report.coverage == pytest.approx(coverage)
+
+
+def test_overrides_behind_the_last_layer_are_obeyed():
+    graph = _ended(lambda x, y: tf.nn.softmax(y, name="shares"))
+    overrides = {"scaled": Spec(range=(-4.0, 4.0)), "shares": Spec()}
+    report = quantize(graph, is_training=False, overrides=overrides, strict=True)
+    entries = {entry.op: entry for entry in report.quantized}
+    assert entries["scaled"].result_range == ""
+    assert report.coverage == 1.0
+    (made,) = graph.get_operation_by_name("shares").outputs
+    assert is_simulated(report.tensor(made).op)
+    assert is_simulated(made.op.inputs[0].op)
+
+
 def test_a_scope_is_quantized_up_to_its_ends():
     def function(a):
         with tf.name_scope("body"):
@@ -327,4 +397,41 @@ def test_bodies_are_reported_with_the_remedy(body):
     (entry,) = [e for e in report.skipped if body in e.op_type]
     assert "not looked into" in entry.reason
     assert "geutil.model.open" in entry.reason
+    assert report.coverage < 1.0
+
+
+def rectified(x):
+    return tf.nn.relu(x)
+
+
+def test_calls_of_old_are_told_as_well():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1, 8, 8, 4])
+        called = Defun(tf.float32, func_name="rectified")(rectified)
+        conv(called(conv(x)))
+    report = quantize(graph, is_training=False)
+    (entry,) = report.skipped
+    assert "not looked into" in entry.reason
+    assert report.coverage < 1.0
+
+
+STAYING = {
+    "jit": (lambda f: tf.function(f, jit_compile=True), "XLA compiles it as a whole"),
+    "noinline": (
+        lambda f: tf.function(f, experimental_attributes={"_noinline": True}),
+        "it is marked to stay a call",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STAYING)
+def test_calls_that_stay_in_an_opened_model_are_not_said_to_be_inlined(kind):
+    decorated, reason = STAYING[kind]
+    m = opened(decorated(lambda a: tf.nn.relu(biased(a))), IMAGE)
+    (kept,) = m.kept_calls
+    report = quantize(m, is_training=False)
+    (entry,) = [e for e in report.skipped if "Call" in e.op_type]
+    assert reason in entry.reason
+    assert kept.reason in entry.reason
+    assert "inlines it" not in entry.reason
     assert report.coverage < 1.0

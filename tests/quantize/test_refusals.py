@@ -115,6 +115,42 @@ def test_overrides_for_no_op(key):
     _refused(_graph(), QuantizeError, message, overrides={key: "skip"})
 
 
+IMPOSSIBLE = {
+    "weights of an input": (
+        {"^x$": Spec(weight_bits=4)},
+        "asks for weight_bits=4, which cannot be: 'x' (Placeholder) has no weights",
+    ),
+    "channels of a dense layer": (
+        {"two/product": Spec(per_channel=True)},
+        "cannot be: 'two/product' (MatMul) has weights that can have one range only",
+    ),
+    "no kernel": ({"sine": Spec()}, "'sine' (Sin) TFLite has no int8 kernel for Sin"),
+    "outside": (
+        {"two/product": Spec(activation_bits=4)},
+        "'two/product' (MatMul) is outside the scope 'one'",
+    ),
+    "passed on": (
+        {"flat": Spec(range=(0.0, 2.0))},
+        "asks for range=(0.0, 2.0), which cannot be: 'flat' (Reshape) hands values on",
+    ),
+    "both of one kernel": (
+        {"one/product": Spec(activation_bits=4), "relu": Spec(activation_bits=5)},
+        "'one/product' and 'one/relu' are computed by one kernel, and overrides ask",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_overrides_that_cannot_be_obeyed(case):
+    overrides, message = IMPOSSIBLE[case]
+    graph = _graph()
+    with graph.as_default():
+        y = tf.sin(tf.reshape(_logits(graph), [-1, 1], name="flat"), name="sine")
+        tf.matmul(y, tf.ones([1, 2]), name="three/product")
+    scope = "one" if case == "outside" else None
+    _refused(graph, QuantizeError, re.escape(message), overrides=overrides, scope=scope)
+
+
 def test_overrides_for_an_op_of_another_graph():
     other = _graph().get_operation_by_name("one/relu")
     _refused(

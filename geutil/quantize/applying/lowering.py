@@ -61,7 +61,9 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
     )
 
 
-def lower_negations(graph: Graph, ops: Sequence[Operation]) -> tuple[str, ...]:
+def lower_negations(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
     """Let `-x` be computed as `x * -1`, which is the same; TFLite has a kernel for it.
 
     Args:
@@ -69,7 +71,7 @@ def lower_negations(graph: Graph, ops: Sequence[Operation]) -> tuple[str, ...]:
         ops: Neg ops in it.
 
     Returns:
-        For each what was done, in words.
+        For each what was done, in words; and by the products what they stand in for.
 
     Raises:
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
@@ -78,7 +80,7 @@ def lower_negations(graph: Graph, ops: Sequence[Operation]) -> tuple[str, ...]:
     Cost: linear in the ops and their readers.
     """
     if not ops:
-        return ()
+        return (), {}
     stencils = Stencils(graph)
     names = absolute_unique_names(graph, [f"{op.name}/product" for op in ops])
     products = [
@@ -100,7 +102,8 @@ def lower_negations(graph: Graph, ops: Sequence[Operation]) -> tuple[str, ...]:
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
     Liveness(graph).retire(ops, lambda op: False)
-    return tuple(f"'{op.name}' (Neg) computes x * -1" for op in ops)
+    lines = tuple(f"'{op.name}' (Neg) computes x * -1" for op in ops)
+    return lines, {new.op: old.op for old, new in by_tensor.items()}
 
 
 def _minimum(x: tf.Tensor) -> list[tf.Tensor]:

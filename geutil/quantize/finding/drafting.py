@@ -35,6 +35,8 @@ class Drafts:
         self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
         self.kernels: dict[Operation, Operation] = {}
         self.bits: MutableIdentityMap[int] = MutableIdentityMap()
+        # What ops read besides data and weights.
+        self.constants: dict[Operation, list[Draft]] = {}
 
     def can_share(self, tensors: list[Tensor]) -> bool:
         """Tell whether tensors can have one range."""
@@ -100,20 +102,17 @@ class Drafts:
             # Only what asks for it reads it quantized; but inputs are int8 for all.
             everywhere = source.op.type in INPUTS and not outside
             anchor = op if outside else source.op
-            draft = self.input(source, anchor, None if everywhere else [], op)
+            draft = self.input(source, anchor, None if everywhere else [])
         edges = None if draft is None else draft.readers
         if edges is not None and edge not in edges:
             edges.append(edge)
 
     def input(
-        self,
-        tensor: Tensor,
-        anchor: Operation,
-        readers: list[Edge] | None,
-        reader: Operation | None = None,
+        self, tensor: Tensor, anchor: Operation, readers: list[Edge] | None
     ) -> Draft | None:
         """Let a tensor be quantized that no kernel makes."""
-        spec = self.overrides.spec([reader or anchor])
+        # What overrides say of an op that reads it is about what that makes.
+        spec = self.overrides.spec([tensor.op])
         draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
         if draft is not None and tensor.op.type in INPUTS:
             self.kernels[tensor.op] = tensor.op
@@ -127,7 +126,8 @@ class Drafts:
             return
         spec = self.overrides.spec([op])
         form = constant_format(spec)
-        self.parameter(tensor, Edge(op, index), op, spec, form)
+        draft = self.parameter(tensor, Edge(op, index), op, spec, form)
+        self.constants.setdefault(op, []).append(draft)
 
     def parameter(
         self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format

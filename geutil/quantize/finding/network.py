@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from geutil.graph.calls import CALLS
+from geutil.graph.function_calls import called_function, reason_to_stay
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
@@ -17,11 +19,10 @@ from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _FLOW = frozenset(
     ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 )
-BODIES = _CALLS | _FLOW
+BODIES = CALLS | _FLOW
 """Types of ops that compute in the body of a function."""
 
 
@@ -65,6 +66,7 @@ class Network:
         }
         self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
         self._region = None if self.results else self._before_layers()
+        self._losses: set[Operation] | None = None
 
     def is_data(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is data, no parameter and no statistic."""
@@ -104,11 +106,28 @@ class Network:
         """
         return self._region is not None and op not in self._region
 
+    def leads_to_loss(self, op: Operation) -> bool:
+        """Tell whether an op behind the last layer looks like part of a loss.
+
+        That is, if what depends on it ends in a single number, or meets data that no
+        layer sees: the labels.
+        """
+        if self._losses is None:
+            self._losses = self._before_losses()
+        return op in self._losses
+
     def obstacle(self, op: Operation) -> str:
         """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
         if in_version_1_control_flow(op):
             return "is in a loop or conditional of version 1, where ranges are not kept"
-        if op.type in _CALLS:
+        if called_function(op):
+            reason = reason_to_stay(op)
+            if reason:
+                return (
+                    "calls a function, whose body is not looked into, and which "
+                    f"geutil.model.open leaves a call: {reason}; open a model that was "
+                    "traced without that"
+                )
             return (
                 "calls a function, whose body is not looked into; geutil.model.open "
                 "inlines it"
@@ -141,9 +160,17 @@ class Network:
             return False
         readers = self.live.readers(op)
         if not readers and not ends_known:
-            # What assigns to a version 1 variable returns it, and is no result.
-            return any(self.is_data(t) and not is_reference(t) for t in op.outputs)
+            return any(self._may_be_result(t) for t in op.outputs)
         return any(r in needed and _reads_values(r, op) for r in readers)
+
+    def _may_be_result(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor that nothing reads may be one: numbers, or choices."""
+        op = tensor.op
+        # What assigns to a version 1 variable returns it.
+        if is_reference(tensor) or self.origins.of(tensor) is not None:
+            return False
+        chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs
+        return tensor.dtype.is_floating or (bool(chosen) and op.type not in SHAPES)
 
     def _before_layers(self) -> set[Operation]:
         region: set[Operation] = set()
@@ -151,6 +178,25 @@ class Network:
             if op in self.layers or any(r in region for r in self.live.readers(op)):
                 region.add(op)
         return region
+
+    def _before_losses(self) -> set[Operation]:
+        region = self._region or set()
+        behind = [op for op in self.ops if op not in region]
+        known = set(region)
+        found: set[Operation] = set()
+        for op in behind:
+            data = {t.op for t in op.inputs if self.origins.of(t) is None}
+            if known.isdisjoint(data):
+                continue
+            known.add(op)
+            numbers = (t for t in op.outputs if t.dtype.is_floating)
+            if not known.issuperset(data) or any(t.shape.rank == 0 for t in numbers):
+                found.add(op)
+        for op in reversed(behind):
+            readers = (r for r in self.live.readers(op) if r.type not in SHAPES)
+            if not found.isdisjoint(readers):
+                found.add(op)
+        return found
 
 
 def _reads_values(reader: Operation, op: Operation) -> bool:

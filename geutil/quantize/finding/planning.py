@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from geutil.graph.function_calls import called_function
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
@@ -26,6 +27,7 @@ from geutil.quantize.finding.kernels import (
 )
 from geutil.quantize.finding.naming import named
 from geutil.quantize.finding.network import BODIES, Edge, Network
+from geutil.quantize.finding.obeying import check_obeyed
 from geutil.quantize.finding.points import Point, RangeGroup, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.refusals import BEHIND, SUMS, Refusals
@@ -91,7 +93,7 @@ def plan_quantization(
         choices: what the caller asks for.
 
     Raises:
-        QuantizeError: an override is for no op.
+        QuantizeError: an override is for no op, or cannot be obeyed.
 
     Cost: linear in ops and edges.
     """
@@ -126,15 +128,22 @@ class _Planner(Refusals):
         prelus = self._prelus()
         inside = {op for prelu in prelus for op in prelu.ops}
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
-        return Plan(
+        weights = {op: points[draft.tensor] for op, draft in self.weights.items()}
+        plan = Plan(
             groups,
             self.kernels,
             self.skips,
-            {op: points[draft.tensor] for op, draft in self.weights.items()},
+            weights,
             {op: points[draft.tensor] for op, draft in self.results.items()},
             prelus,
             [op for op in self._negations() if op not in inside],
         )
+        parameters = {op: [point] for op, point in weights.items()}
+        for op, drafts in self.constants.items():
+            more = [points[draft.tensor] for draft in drafts]
+            parameters[op] = [*parameters.get(op, ()), *more]
+        check_obeyed(self.overrides, plan, parameters, self.network)
+        return plan
 
     def _negations(self) -> list[Operation]:
         return [
@@ -213,8 +222,10 @@ class _Planner(Refusals):
 
     def _skip(self, op: Operation, reason: str) -> None:
         # What is in a body may well have kernels.
-        known = op.type in KERNELS or op.type in BODIES or op in self.network.layers
-        has_kernel = known and reason not in (BEHIND, _DIVIDES)
+        known = op.type in (*KERNELS, *BODIES) or op in self.network.layers
+        known = known or called_function(op) != ""
+        in_loss = reason == BEHIND and self.network.leads_to_loss(op)
+        has_kernel = known and not in_loss and reason != _DIVIDES
         self.skips[op] = Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:

@@ -16,7 +16,10 @@ from geutil.quantize.finding.network import Network
 
 _NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 SUMS = frozenset(("Add", "AddV2", "AddN"))
-BEHIND = "is behind the last layer, and may be part of a loss"
+BEHIND = (
+    "is behind the last layer, and may be part of a loss; an override with a "
+    "geutil.quantize.Spec for it quantizes it"
+)
 _FOLD = "fold it first, with geutil.batchnorm.fold_batch_norms"
 _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
@@ -54,9 +57,8 @@ class Refusals(Drafts):
         kernel = KERNELS.get(op.type)
         if kernel and kernel.activation not in ("", *self.choices.activations):
             return f"is no activation that is asked for ({kernel.activation})"
-        if self.network.is_behind_layers(op) and not self._may_end(op, kernel):
-            return BEHIND
-        return ""
+        behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
+        return BEHIND if behind and not self._may_end(op, kernel) else ""
 
     def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
         """Tell whether an op behind the last layer is still part of the network."""

@@ -1,0 +1,108 @@
+"""Whether a plan does what overrides ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from geutil.errors import QuantizeError
+from geutil.graph.kinds import Operation
+from geutil.quantize.finding.choices import Overrides, chosen
+from geutil.quantize.finding.network import Network
+from geutil.quantize.finding.points import Point, RangeGroup
+from geutil.quantize.finding.weights import is_quantized
+
+if TYPE_CHECKING:
+    from geutil.quantize.finding.planning import Plan
+
+Parameters = Mapping[Operation, Sequence[Point]]
+"""The points of the parameters that ops read."""
+
+_OF_WEIGHTS = frozenset(("weight_bits", "symmetric_weights", "per_channel"))
+
+
+def check_obeyed(
+    overrides: Overrides, plan: Plan, parameters: Parameters, network: Network
+) -> None:
+    """Raise QuantizeError for an override that no op is quantized by.
+
+    An override of a regular expression may be for ops of many kinds: it is obeyed where
+    each of its fields is, by one of them.
+
+    Cost: linear in overrides and their ops.
+    """
+    obeyed = _Obeyed(plan, parameters, network)
+    for name, spec, ops in overrides.specs:
+        for field, value in chosen(spec) or [("", None)]:
+            faults = [obeyed.fault(op, field, value) for op in ops]
+            if faults and all(faults):
+                asked = f"{field}={value}" if field else "quantization"
+                raise QuantizeError(
+                    f"the override '{name}' asks for {asked}, which cannot be: "
+                    f"'{ops[0].name}' ({ops[0].type}) {faults[0]}; nothing was changed"
+                )
+
+
+class _Obeyed:
+    def __init__(self, plan: Plan, parameters: Parameters, network: Network) -> None:
+        self._plan = plan
+        self._parameters = parameters
+        self._network = network
+        self._parts: dict[Operation, list[Operation]] = {}
+        for op, kernel in plan.kernels.items():
+            self._parts.setdefault(kernel, []).append(op)
+        # Of these another plan is made, once they are written in another form.
+        self._rewritten = {*plan.negations, *(op for p in plan.prelus for op in p.ops)}
+
+    def fault(self, op: Operation, field: str, value: Any) -> str:
+        """Return why a field of an override is not obeyed for an op; "" if it is."""
+        kernel = self._plan.kernels.get(op)
+        if kernel is None:
+            skip = self._plan.skips.get(op)
+            reason = skip.reason if skip else "makes no values that are quantized"
+            return "" if op in self._rewritten else reason
+        if not field:
+            return ""
+        parts = self._parts[kernel]
+        return (
+            self._fault_of_weights(parts, field, value)
+            if field in _OF_WEIGHTS
+            else self._fault_of_result(parts, field, value)
+        )
+
+    def _fault_of_weights(self, parts: list[Operation], field: str, value: Any) -> str:
+        found = [point for op in parts for point in self._parameters.get(op, ())]
+        if found:
+            return _fault_of(found, field, value)
+        there = any(is_quantized(t) for op in parts for t in op.inputs)
+        return "" if there else "has no weights"
+
+    def _fault_of_result(self, parts: list[Operation], field: str, value: Any) -> str:
+        found = [p for op in parts if (p := self._plan.results.get(op)) is not None]
+        if found:
+            return _fault_of(found, field, value)
+        quantized = self._network.quantized
+        if any(quantized(t) is not None for op in parts for t in op.outputs):
+            return ""
+        return "hands values on in the range of what it reads; ask for it there"
+
+
+def _fault_of(points: list[Point], field: str, value: Any) -> str:
+    if any(_values(point.group)[field] == value for point in points):
+        return ""
+    if field == "per_channel":
+        return "has weights that can have one range only, for all channels"
+    return f"has the range '{points[0].group.name}', which is that of other ops"
+
+
+def _values(group: RangeGroup) -> dict[str, Any]:
+    """Return what the range of a tensor is like, by the names of a Spec's fields."""
+    form = group.form
+    return {
+        "weight_bits": form.bits,
+        "activation_bits": form.bits,
+        "symmetric_weights": form.symmetric,
+        "per_channel": bool(form.axes),
+        "range": group.initial if group.fixed else None,
+        "ema_decay": group.decay,
+    }
