@@ -11,8 +11,6 @@ from geutil.quantize.finding.points import SharedRanges
 from geutil.quantize.finding.weights import constant_format, is_quantized, source_of
 from geutil.quantize.spec import Format, Spec
 
-INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
-
 
 class Drafts:
     """The tensors of a network that shall be quantized, and those that are.
@@ -100,7 +98,7 @@ class Drafts:
         if draft is None:
             outside = not self.choices.in_scope(source.op)
             # Only what asks for it reads it quantized; but inputs are int8 for all.
-            everywhere = source.op.type in INPUTS and not outside
+            everywhere = self.network.is_input(source.op) and not outside
             anchor = op if outside else source.op
             draft = self.input(source, anchor, None if everywhere else [])
         edges = None if draft is None else draft.readers
@@ -114,7 +112,7 @@ class Drafts:
         # What overrides say of an op that reads it is about what that makes.
         spec = self.overrides.spec([tensor.op])
         draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
-        if draft is not None and tensor.op.type in INPUTS:
+        if draft is not None and self.network.is_input(tensor.op):
             self.kernels[tensor.op] = tensor.op
             self.results[tensor.op] = draft
         return draft

@@ -22,6 +22,7 @@ from geutil.transform.rewrite.liveness import Liveness
 _FLOW = frozenset(
     ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 )
+INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
 BODIES = CALLS | _FLOW
 """Types of ops that compute in the body of a function."""
 
@@ -67,6 +68,10 @@ class Network:
         self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
         self._region = None if self.results else self._before_layers()
         self._losses: set[Operation] | None = None
+
+    def is_input(self, op: Operation) -> bool:
+        """Tell whether an op is an input, or a constant that stands in for one."""
+        return op.type in INPUTS or op in self.origins.inputs
 
     def is_data(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is data, no parameter and no statistic."""

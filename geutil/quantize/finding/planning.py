@@ -13,7 +13,6 @@ from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
 from geutil.quantize.finding.delays import delayed_input
-from geutil.quantize.finding.drafting import INPUTS
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
     DECISIONS,
@@ -161,7 +160,8 @@ class _Planner(Refusals):
 
     def _finish(self) -> None:
         """Let inputs and results be quantized, whatever reads or makes them."""
-        inputs = (op.outputs[0] for op in self.network.ops if op.type in INPUTS)
+        network = self.network
+        inputs = (op.outputs[0] for op in network.ops if network.is_input(op))
         for tensor in inputs:
             if tensor not in self.drafts and self._is_input(tensor):
                 self.input(tensor, tensor.op, None)
@@ -185,7 +185,7 @@ class _Planner(Refusals):
         if op.type in DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
-        if not floats or op.type in SHAPES or op.type in INPUTS:
+        if not floats or op.type in SHAPES or self.network.is_input(op):
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])

@@ -14,6 +14,7 @@ import tensorflow as tf
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import is_stateful
+from geutil.select.networks.constant_inputs import constant_inputs
 
 _CONSTANTS = frozenset(("Const",))
 _VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
@@ -54,13 +55,25 @@ class Origins:
     Args:
         graph: the graph. It may grow afterwards; new ops count as data.
 
+    Attributes:
+        inputs: constants and variables that count as data, since nothing is fed.
+
     Cost: linear in ops and edges.
     """
 
     def __init__(self, graph: Graph) -> None:
+        self.inputs: frozenset[Operation] = frozenset()
+        ops = topological_sort(graph.get_operations())
+        self._trace(ops)
+        found = constant_inputs(ops, self.is_parameter)
+        if found:
+            self.inputs = found
+            self._trace(ops)
+
+    def _trace(self, ops: Sequence[Operation]) -> None:
         self._origins: dict[Operation, Origin] = {}
         self._spreads: dict[Operation, frozenset[Operation]] = {}
-        for op in topological_sort(graph.get_operations()):
+        for op in ops:
             origin = self._origin(op)
             if origin is not None:
                 self._origins[op] = origin
@@ -86,6 +99,8 @@ class Origins:
 
     def _origin(self, op: Operation) -> Origin | None:
         kind = op.type
+        if op in self.inputs:
+            return None
         if kind in _CONSTANTS:
             return Origin.CONSTANT
         if kind in _VARIABLES:
