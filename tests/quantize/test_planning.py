@@ -226,6 +226,61 @@ def test_no_tensor_is_quantized_twice():
     assert result.model.graph.as_graph_def() == before
 
 
+HANDED_ON = {
+    "reshape": lambda y: tf.reshape(y, [1, 256]),
+    "transpose": lambda y: tf.transpose(y, [0, 2, 1, 3]),
+    "pool and slice": lambda y: tf.nn.max_pool2d(y, 2, 2, "SAME")[:, 1:],
+    "pad": lambda y: tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]]),
+}
+
+
+def _fixed(y):
+    return tf.quantization.fake_quant_with_min_max_args(y, 0.0, 6.0)
+
+
+@pytest.mark.parametrize("kind", HANDED_ON)
+def test_a_fake_quant_is_seen_behind_what_hands_values_on(kind):
+    def function(a):
+        y = _fixed(HANDED_ON[kind](tf.nn.relu6(biased(a))))
+        return biased(y, POINT) if y.shape.rank == 4 else y @ weights(256, 4)
+
+    result = converted(function, IMAGE)
+    assert "Relu6" not in sources(result.model)
+    assert not result.floats
+    assert result.most <= 1
+    assert result.report.coverage == 1.0
+
+
+def test_all_that_hands_values_on_has_to_be_quantized():
+    def function(a):
+        y = tf.nn.relu6(biased(a))
+        z = _fixed(tf.reshape(y, [1, 16, 16])) * 2.0
+        return {"y": y[:, 1:] * 2.0, "z": z}
+
+    result = converted(function, IMAGE)
+    assert "Relu6" in sources(result.model)
+    assert not result.floats
+    both = lambda a: [_fixed(f(tf.nn.relu6(biased(a)))) for f in HANDED_ON.values()]  # noqa: E731
+    assert "Relu6" not in sources(converted(both, IMAGE).model)
+
+
+def test_a_fake_quant_is_seen_before_weights_that_are_turned():
+    def function(a):
+        turned = tf.transpose(tf.reshape(MATRIX.T, [4, 4, 1, 1]), [2, 3, 1, 0])
+        given = tf.quantization.fake_quant_with_min_max_args(turned, -2.0, 2.0)
+        return conv(a, tf.transpose(given, [0, 1, 3, 2]))
+
+    m = opened(function, IMAGE)
+    quantize(m, is_training=False)
+    assert not [name for name in names(m) if "weights_quant" in name]
+
+
+def test_a_fake_quant_is_seen_behind_an_input():
+    result = converted(lambda a: _fixed(tf.reshape(a, [16, 16])) * 2.0, IMAGE, low=0.0)
+    assert "Placeholder" not in sources(result.model)
+    assert result.most <= 1
+
+
 def test_inputs_and_outputs_are_quantized_around_what_has_no_kernel():
     result = converted(lambda a, b: {"y": tf.sin(a), "z": tf.cos(b) + a}, IMAGE, IMAGE)
     assert sources(result.model).count("Placeholder") == 2

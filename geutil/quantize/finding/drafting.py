@@ -71,6 +71,9 @@ class Drafts:
             self.bits[self.shared.root(tensor)] = bits
         if self.network.quantized(tensor) is not None:
             return None
+        # What is kept or joined has to have the range of what it is made of.
+        if counts and readers is None and self.network.is_quantized_behind(tensor):
+            return None
         draft = Draft(
             tensor,
             anchor,

@@ -14,7 +14,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.quantize.finding.dilations import find_moved
-from geutil.quantize.finding.kernels import FAKE_QUANT, SHAPES
+from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
@@ -103,6 +103,28 @@ class Network:
             if op.type in FAKE_QUANT and not self.live.is_retired(op):
                 return op.outputs[0]
         return None
+
+    def is_quantized_behind(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is quantized by all that its values are handed on to.
+
+        A Reshape may stand between it and the FakeQuant op, for example.
+
+        Cost: linear in the ops that hand it on.
+        """
+        waiting = [tensor]
+        for passed in waiting:
+            edges = self.readers(passed)
+            if passed in self.results or not edges:
+                return False
+            for op, index in edges:
+                kernel = KERNELS.get(op.type)
+                if kernel is None or kernel.treatment is not Treatment.PASSES:
+                    return False
+                if index not in kernel.data_inputs(op):
+                    return False
+                if self.quantized(op.outputs[index]) is None:
+                    waiting.append(op.outputs[index])
+        return True
 
     def is_behind_layers(self, op: Operation) -> bool:
         """Tell whether an op may be part of a loss.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
-from geutil.quantize.finding.kernels import FAKE_QUANT
+from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer
 
 _READS = frozenset(("Identity", "ReadVariableOp"))
-_AROUND = frozenset(("Reshape", "Identity", "SelectV2", "Select"))
+# What hands values on, and what chooses while quantization is delayed.
+_AROUND = frozenset(
+    (
+        "SelectV2",
+        "Select",
+        *(n for n, k in KERNELS.items() if k.treatment is Treatment.PASSES),
+    )
+)
 # With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
 # "'tfl.transpose' op has mismatched quantized axes").
 _BY_CHANNEL = frozenset(("Conv2D", "DepthwiseConv2dNative"))
