@@ -1,5 +1,7 @@
 """Standing in for `tf.gradients` in a whole process."""
 
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,6 +49,20 @@ def test_the_replaced_name(replaced):
         ours = tf.gradients(loss, v)
         plain = plain_gradients(loss, v)
         assert_close(*run(graph, (ours, plain)))
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2"]
+)
+def test_the_attribute_of_every_module_of_tensorflow(monkeypatch, name):
+    module = importlib.import_module(name)
+    monkeypatch.setattr(module, "gradients", gradients_memory)
+    with tf.Graph().as_default():
+        x = y = tf.ones([1024])
+        for _ in range(30):
+            y = tf.tanh(y)
+        module.gradients(y, x)
+    assert last_report().recomputed
 
 
 def test_optimizers_of_version_1(replaced):
