@@ -8,6 +8,8 @@ from geutil.select.boundary import (
     compute_boundary_ts,
     get_ops_ios,
     get_within_boundary_ops,
+    inputs_of,
+    outputs_of,
 )
 from geutil.select.controls import ControlOutputs, check_cios
 from geutil.select.filters import (
@@ -25,6 +27,10 @@ from geutil.select.walks import (
     get_walks_intersection_ops,
     get_walks_union_ops,
 )
+
+# Code that was written for the old module reads these.
+_get_input_ts = inputs_of
+_get_output_ts = outputs_of
 
 __all__ = [
     "ControlOutputs",

@@ -103,6 +103,28 @@ def compute_boundary_ts(
     return inputs, outputs, inside
 
 
+def inputs_of(ops: Any) -> list[Tensor]:
+    """Return the tensors that ops read, each once, in order of their first use.
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+
+    Cost: linear in the ops and their inputs.
+    """
+    return unique(t for op in make_list_of_op(ops) for t in op.inputs)
+
+
+def outputs_of(ops: Any) -> list[Tensor]:
+    """Return the tensors that ops make, in order of the ops.
+
+    Raises:
+        ArgumentTypeError: `ops` is not made of ops.
+
+    Cost: linear in the ops and their outputs.
+    """
+    return [t for op in make_list_of_op(ops) for t in op.outputs]
+
+
 def ends_of(ops: list[Operation]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the inputs and outputs of a set of ops, as `compute_boundary_ts` does.
 

@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.select.lists import as_list, check_graphs, get_unique_graph
+from geutil.select.lists import as_list, check_graphs, get_unique_graph, is_iterable
 from geutil.select.listview import ListView
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import names
@@ -289,6 +290,17 @@ def test_get_unique_graph(setting):
         assert get_unique_graph([g.a, g.b.op]) is g.graph
         with pytest.raises(ge.SelectionError, match="'b' and 'a:0'"):
             get_unique_graph([g.a, other.b.op])
+
+    setting.run(body)
+
+
+def test_is_iterable(setting):
+    def body():
+        g = diamond()
+        with looking():
+            assert not any(map(is_iterable, (g.a, g.a.op, 1, None, tf.constant)))
+            assert all(map(is_iterable, ([g.a], (), {}, "abc", iter([]), np.ones(2))))
+            assert is_iterable(ge.sgv(g.a.op).inputs)
 
     setting.run(body)
 
