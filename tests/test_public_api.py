@@ -11,6 +11,7 @@ import re
 import types
 
 import pytest
+import tensorflow as tf
 
 import geutil as ge
 
@@ -61,7 +62,17 @@ COMPATIBLE = {
 # Packages with names of their own; see the tests of each.
 PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize", "report"]
 # Names of one submodule that another has, too.
-EXTRA = {"select": ["ControlOutputs"]}
+EXTRA = {
+    "select": ["ControlOutputs"],
+    "util": [
+        "ListView",
+        "check_graphs",
+        "is_iterable",
+        "scope_basename",
+        "scope_dirname",
+        "scope_finalize",
+    ],
+}
 ALIASES = {
     "sgv": "make_view",
     "sgv_scope": "make_view_from_scope",
@@ -195,10 +206,12 @@ SubGraphView.input_index(self, t: Tensor) -> int
 SubGraphView.output_index(self, t: Tensor) -> int
 SubGraphView.find_op_by_name(self, op_name: str) -> Operation
 SubGraphView.copy(self) -> SubGraphView
-SubGraphView.remap_inputs(self, new_input_indices: Iterable[int]) -> SubGraphView
-SubGraphView.remap_outputs(self, new_output_indices: Iterable[int]) -> SubGraphView
-SubGraphView.remap(self, new_input_indices: Iterable[int] | None = None,
-    new_output_indices: Iterable[int] | None = None) -> SubGraphView
+SubGraphView.remap_inputs(self, new_input_indices: Iterable[int | Tensor]) ->
+    SubGraphView
+SubGraphView.remap_outputs(self, new_output_indices: Iterable[int | Tensor]) ->
+    SubGraphView
+SubGraphView.remap(self, new_input_indices: Iterable[int | Tensor] | None = None,
+    new_output_indices: Iterable[int | Tensor] | None = None) -> SubGraphView
 SubGraphView.remap_default(self, remove_input_map: bool = True, remove_output_map: bool
     = True) -> SubGraphView
 SubGraphView.remap_outputs_make_unique(self) -> SubGraphView
@@ -306,6 +319,20 @@ def test_compatible_names_exist_flat_and_in_their_submodule(module, name):
 def test_submodules_export_nothing_else(module):
     expected = COMPATIBLE[module].split() + EXTRA.get(module, [])
     assert sorted(getattr(ge, module).__all__) == sorted(expected)
+
+
+def test_private_names_that_published_code_reads():
+    with tf.Graph().as_default():
+        x = tf.constant([1.0], name="x")
+        parts = tf.split(tf.add(x, x), 1)
+    ops = [x.op, x.consumers()[0], parts[0].op]
+    read = ge.select._get_input_ts(ops)
+    assert [t.name for t in read] == ["x:0", "split/split_dim:0", "Add:0"]
+    assert [t.name for t in ge.select._get_output_ts(ops)] == [
+        "x:0",
+        "Add:0",
+        "split:0",
+    ]
 
 
 @pytest.mark.parametrize("alias", ALIASES)

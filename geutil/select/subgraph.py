@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from operator import index as as_index
 from types import TracebackType
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.adjacency import consumers
 from geutil.graph.identity import index_by_identity, unique
-from geutil.graph.kinds import Element, Graph, Operation, Tensor, type_name
+from geutil.graph.kinds import (
+    Element,
+    Graph,
+    Operation,
+    Tensor,
+    is_tensor,
+    type_name,
+)
 from geutil.select.boundary import ends_of
-from geutil.select.lists import get_unique_graph, make_list_of_op, make_list_of_t
+from geutil.select.lists import (
+    get_unique_graph,
+    is_iterable,
+    make_list_of_op,
+    make_list_of_t,
+)
 from geutil.select.listview import ListView
 from geutil.select.walks import get_walks_union_ops
 from geutil.showing import Shown
@@ -205,53 +218,83 @@ class SubGraphView(Shown):
 
     __copy__ = copy
 
-    def remap_inputs(self, new_input_indices: Iterable[int]) -> SubGraphView:
+    def remap_inputs(self, new_input_indices: Iterable[int | Tensor]) -> SubGraphView:
         """Return a view with these inputs only, in this order.
 
         Args:
-            new_input_indices: indices into the inputs, without repetitions.
+            new_input_indices: indices into the inputs, or inputs, without repetitions.
 
         Raises:
-            SelectionError: an index is out of range or repeated.
+            ArgumentTypeError: something is no index and no tensor.
+            SelectionError: an index is out of range, a tensor is no input, or one of
+                them is repeated.
 
         Example:
             >>> import tensorflow as tf
             >>> import geutil as ge
             >>> with tf.Graph().as_default():
             ...     z = tf.add(tf.constant(1.0, name="x"), tf.constant(2.0, name="y"))
-            >>> [t.name for t in ge.sgv(z.op).remap_inputs([1]).inputs]
+            >>> view = ge.sgv(z.op)
+            >>> [t.name for t in view.remap_inputs([1]).inputs]
+            ['y:0']
+            >>> [t.name for t in view.remap_inputs([view.inputs[1]]).inputs]
             ['y:0']
         """
         return self.remap(new_input_indices=new_input_indices)
 
-    def remap_outputs(self, new_output_indices: Iterable[int]) -> SubGraphView:
+    def remap_outputs(self, new_output_indices: Iterable[int | Tensor]) -> SubGraphView:
         """Return a view with these outputs, in this order; repetitions are allowed.
 
+        Args:
+            new_output_indices: indices into the outputs, or outputs.
+
         Raises:
-            SelectionError: an index is out of range.
+            ArgumentTypeError: something is no index and no tensor.
+            SelectionError: an index is out of range, or a tensor is no output.
         """
         return self.remap(new_output_indices=new_output_indices)
 
     def remap(
         self,
-        new_input_indices: Iterable[int] | None = None,
-        new_output_indices: Iterable[int] | None = None,
+        new_input_indices: Iterable[int | Tensor] | None = None,
+        new_output_indices: Iterable[int | Tensor] | None = None,
     ) -> SubGraphView:
         """Return a view with other inputs and outputs; None keeps those there are.
 
         Raises:
-            SelectionError: an index is out of range, or an input index repeated.
+            ArgumentTypeError: something is no index and no tensor.
+            SelectionError: an index is out of range, a tensor is none of the view's, or
+                an input is repeated.
         """
         result = self.copy()
         if new_input_indices is not None:
-            indices = _checked(new_input_indices, len(self._input_ts), repetition=False)
+            chosen = _listed(new_input_indices)
+            indices = [self._place("_input_ts", i, "an input") for i in chosen]
+            if len(set(indices)) != len(indices):
+                raise SelectionError(f"an input may be listed once only, got {indices}")
             result._input_ts = [self._input_ts[i] for i in indices]
         if new_output_indices is not None:
-            indices = _checked(
-                new_output_indices, len(self._output_ts), repetition=True
-            )
+            chosen = _listed(new_output_indices)
+            indices = [self._place("_output_ts", i, "an output") for i in chosen]
             result._output_ts = [self._output_ts[i] for i in indices]
         return result
+
+    def _place(self, attribute: str, chosen: Any, what: str) -> int:
+        """Return the index of what a caller chose by its index or as a tensor."""
+        if is_tensor(chosen):
+            return self._position(attribute, chosen, what)
+        try:
+            place = as_index(chosen)
+        except TypeError:
+            raise ArgumentTypeError(
+                f"expected an index or a tensor, got {type_name(chosen)}"
+            ) from None
+        count = len(getattr(self, attribute))
+        if not 0 <= place < count:
+            raise SelectionError(
+                f"there is no index {place}: the view has {count} here"
+            )
+        return place
 
     def remap_default(
         self, remove_input_map: bool = True, remove_output_map: bool = True
@@ -355,13 +398,10 @@ class SubGraphView(Shown):
         return f"{name} *" if self.is_passthrough(element) else name
 
 
-def _checked(indices: Iterable[int], count: int, *, repetition: bool) -> Sequence[int]:
-    listed = list(indices)
-    for index in listed:
-        if not 0 <= index < count:
-            raise SelectionError(
-                f"there is no index {index}: the view has {count} here"
-            )
-    if not repetition and len(set(listed)) != len(listed):
-        raise SelectionError(f"an input may be listed once only, got {listed}")
-    return listed
+def _listed(chosen: Any) -> list[Any]:
+    # To iterate over a tensor would make ops.
+    if not is_iterable(chosen):
+        raise ArgumentTypeError(
+            f"expected a list of indices or tensors, got {type_name(chosen)}"
+        )
+    return list(chosen)

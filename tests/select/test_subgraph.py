@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -138,6 +139,12 @@ def test_refuses_what_makes_no_view(setting, make, error, builtin):
         (lambda v: v.remap_outputs([0, 0]), None, "c c"),
         (lambda v: v.remap_outputs([]), None, ""),
         (lambda v: v.remap_outputs(iter([1, 1])), None, "x x"),
+        (lambda v: v.remap_inputs([v.inputs[2], v.inputs[0]]), "x a", None),
+        (lambda v: v.remap_inputs([v.inputs[2], 0]), "x a", None),
+        (lambda v: v.remap_inputs(v.inputs), "a b x", None),
+        (lambda v: v.remap_outputs([v.outputs[1], 0, v.outputs[1]]), None, "x c x"),
+        (lambda v: v.remap(v.inputs[1:], v.outputs[:1]), "b x", "c"),
+        (lambda v: v.remap_outputs(np.array([1, 0])), None, "x c"),
         (lambda v: v.remap(), None, None),
         (lambda v: v.remap([0]), "a", None),
         (lambda v: v.remap([0], [1]), "a", "x"),
@@ -208,6 +215,9 @@ def test_remap_to_consumers_counts_each_input_and_drops_the_unread(setting):
         (lambda v: v.remap([9], [0]), ["9"]),
         (lambda v: v.remap([0], [9]), ["9"]),
         (lambda v: v.remap([0, 0], [0]), ["once"]),
+        (lambda v: v.remap_inputs([v.outputs[0]]), ["'c:0' is not an input"]),
+        (lambda v: v.remap_outputs([v.inputs[0]]), ["'a:0' is not an output"]),
+        (lambda v: v.remap_inputs([v.inputs[0], 0]), ["once", "[0, 0]"]),
     ],
 )
 def test_remap_refuses(setting, remap, words):
@@ -221,6 +231,27 @@ def test_remap_refuses(setting, remap, words):
         for word in words:
             assert word in str(caught.value)
         assert described(view) == before
+
+    setting.run(body)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (lambda v: v.inputs[0], "expected a list of indices or tensors, got"),
+        (lambda v: 0, "expected a list of indices or tensors, got"),
+        (lambda v: ["a:0"], "expected an index or a tensor, got"),
+        (lambda v: [v.ops[0]], "expected an index or a tensor, got"),
+        (lambda v: [0.0], "expected an index or a tensor, got"),
+    ],
+)
+@pytest.mark.parametrize("remap", ["remap", "remap_inputs", "remap_outputs"])
+def test_remap_refuses_what_is_no_index(setting, remap, chosen, words):
+    def body():
+        view = view_of(diamond(), "c", "x")
+        with looking(), pytest.raises(ge.ArgumentTypeError) as caught:
+            getattr(view, remap)(chosen(view))
+        assert words in str(caught.value)
 
     setting.run(body)
 
