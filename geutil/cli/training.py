@@ -82,7 +82,7 @@ class TrainingStep:
                     weight.assign_sub(dense, read_value=False)
 
         graph = trace.get_concrete_function(*self._specs).graph
-        report = last_report()
+        report = last_report(graph)
         return BuiltStep((*graph.outputs, *graph.control_outputs), cast(Report, report))
 
     def _loss(self, inputs: tuple[Tensor, ...]) -> Tensor:

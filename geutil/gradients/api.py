@@ -129,7 +129,7 @@ def gradients(
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
     step = build_recomputation(prepared.plan, prepared.offload)
-    publish(report)
+    publish(report, step.graph)
     if order:
         order_when_complete(step, report)
     return list(step.gradients)

@@ -111,8 +111,8 @@ def order_updates(*fetches: Any) -> Report | None:
             else each step runs.
 
     Returns:
-        The report on the gradients that were built last, with the peak of the step as
-        it runs now.
+        The report on the gradients of the graph that were built last, with the peak of
+        the step as it runs now.
 
     Raises:
         SelectionError: `fetches` change nothing by gradients of `geutil.gradients`.
@@ -134,8 +134,9 @@ def order_updates(*fetches: Any) -> Report | None:
         >>> report.peak < report.plain_peak
         True
     """
-    if is_func_graph(tf.compat.v1.get_default_graph()):
-        return last_report()
+    default = tf.compat.v1.get_default_graph()
+    if is_func_graph(default):
+        return last_report(default)
     found = [_op_or_tensor(f) for f in flatten(list(fetches))]
     graph = get_unique_graph(found)
     orders: _Orders | None = state_of(graph).step_order
@@ -145,7 +146,7 @@ def order_updates(*fetches: Any) -> Report | None:
             "geutil.gradients.gradients(..., order=True)"
         )
     orders.order_now(found)
-    return last_report()
+    return last_report(graph)
 
 
 class _Orders:
@@ -306,7 +307,7 @@ class _Orders:
         self._report = replace(
             report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
         )
-        replace_last(report, self._report)
+        replace_last(report, self._report, self._graph)
 
 
 def _held_gradients(plan: Plan, names: Collection[str]) -> int:

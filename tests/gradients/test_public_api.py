@@ -41,7 +41,7 @@ gradients_speed(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any
     list[Any]
 inside(scope: str) -> Policy
 larger_than(size: int) -> Policy
-last_report() -> Report | None
+last_report(of: Any = None) -> Report | None
 not_(policy: Policy) -> Policy
 order_updates(*fetches: Any) -> Report | None
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)

@@ -66,7 +66,7 @@ class CallGradients:
         prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
         report = prepared.report()
         step = build_recomputation(prepared.plan, prepared.offload)
-        publish(report)
+        publish(report, step.graph)
         order_when_complete(step)
         return step
 

@@ -134,3 +134,21 @@ def test_fit_with_a_model_that_is_offloaded():
     expected = fit(lambda model: None)
     assert_same(fit(wrap), expected)
     assert last_report().offloaded
+
+
+def test_the_report_of_a_strategy():
+    strategy = tf.distribute.MirroredStrategy([FIRST, SECOND])
+    before = last_report()
+    with strategy.scope():
+        weight = tf.Variable(start())
+
+    @tf.function
+    def slope():
+        with tf.GradientTape() as tape:
+            loss = checkpointed(chain([weight] * 4), "inputs")(start())
+        return tape.gradient(loss, weight)
+
+    graph = tf.function(lambda: strategy.run(slope)).get_concrete_function().graph
+    assert last_report() is not before
+    assert last_report(graph) is last_report()
+    assert last_report().recomputed

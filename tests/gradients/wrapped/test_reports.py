@@ -2,11 +2,13 @@
 
 import logging
 import re
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.errors import ArgumentTypeError
 from geutil.gradients import by_name, by_type, checkpointed, last_report
 from tests.settings import needs_eager
 
@@ -60,6 +62,97 @@ def test_the_last_report_is_on_the_call(place):
     assert report.segments == 1
     assert not report.warnings
     assert "recomputed" in str(report)
+
+
+def train_step(size):
+    """Return the graph of a step whose gradients keep what has so many elements."""
+    function = tf.function(lambda x: slope(checkpointed(deep, "inputs"), x))
+    return function.get_concrete_function(tf.TensorSpec([size])).graph
+
+
+def bytes_of_largest(report):
+    return max(t.bytes for t in report.kept)
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_the_report_of_a_thread_that_has_ended():
+    train_step(4096)
+    in_a_thread(lambda: train_step(8192)).join()
+    assert bytes_of_largest(last_report()) == 4 * 8192
+    train_step(2048)
+    assert bytes_of_largest(last_report()) == 4 * 2048
+
+
+def test_the_report_of_a_thread_that_goes_on_is_its_own():
+    built, done = threading.Event(), threading.Event()
+
+    def work():
+        train_step(8192)
+        built.set()
+        done.wait(60)
+
+    train_step(4096)
+    thread = in_a_thread(work)
+    try:
+        assert built.wait(60)
+        assert bytes_of_largest(last_report()) == 4 * 4096
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_report_of_a_graph(place):
+    graphs = []
+
+    def function(x):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return deep(x)
+
+    PLACES[place](checkpointed(function, "inputs"), tf.constant(X))
+    ours = last_report()
+    train_step(4096)
+    # TensorFlow may trace a function again, to find out what it reads.
+    assert ours in [last_report(graph) for graph in graphs]
+    assert ours is not last_report()
+
+
+def test_the_report_of_a_gradient_and_of_functions_inside():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([64])
+        (first,) = tf.gradients(checkpointed(deep, "inputs")(x), x)
+        report = last_report()
+    outer = tf.function(lambda x: PLACES["loop"](checkpointed(deep, "speed"), x))
+    inner = outer.get_concrete_function(tf.constant(X))
+    assert last_report(inner) is last_report(inner.graph) is last_report()
+    for of in (first, first.op, graph):
+        assert last_report(of) is report
+    assert last_report(tf.Graph()) is None
+
+
+def test_reports_of_what_has_no_graph_are_refused():
+    for of in (1, "graph", tf.function(deep)):
+        with pytest.raises(ArgumentTypeError, match="get_concrete_function returns"):
+            last_report(of)
+
+
+def test_the_report_after_a_fit_with_a_strategy():
+    """Its threads build the gradients."""
+    train_step(4096)
+    before = last_report()
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(32, "tanh") for _ in "abc"])
+        model.build([None, 32])
+        checkpointed(model, "inputs")
+        model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, X, batch_size=64, verbose=0)
+    assert last_report() is not before
+    assert any(op.op_type == "Tanh" for op in last_report().recomputed)
 
 
 @pytest.mark.parametrize("depth", [0, 5])
