@@ -35,6 +35,10 @@ _LOOP_OPS = _ENTER | {
 }
 
 
+_STEP_STATES = frozenset({"Stack", "StackV2", "TensorArrayV3"})
+_PASS_HANDLES = _ENTER | {"Identity", "RefIdentity", "Switch", "TensorArrayGradV3"}
+
+
 @dataclass(eq=False)
 class ContextMembers:
     """A context with the ops that belong to it, those of nested contexts included."""
@@ -104,6 +108,27 @@ def whole_loops(graph: Graph, ops: Iterable[Operation]) -> list[Operation]:
     return list(listed)
 
 
+def step_states(ops: Iterable[Operation]) -> list[Operation]:
+    """Return the stacks and arrays that `ops` use: what a step fills as it goes.
+
+    Loops keep in stacks what their gradients need, and in arrays what each round
+    yields. Two users that know nothing of each other spoil them.
+
+    Cost: linear in the ops.
+    """
+    found: dict[Operation, None] = {}
+    waiting = list(ops)
+    seen = set(waiting)
+    for op in waiting:
+        for producer in (t.op for t in op.inputs):
+            if producer.type in _STEP_STATES:
+                found[producer] = None
+            elif producer.type in _PASS_HANDLES and producer not in seen:
+                seen.add(producer)
+                waiting.append(producer)
+    return list(found)
+
+
 def copy_context(
     members: ContextMembers,
     graph: Graph,
@@ -152,6 +177,7 @@ def _prepare_protos(
     """Rename a context proto and those nested in it; return their contexts."""
     pairs = [(proto, context)]
     for definition, original in pairs:
+        _leave_out_foreign(definition, original)
         _rename_proto(definition, rename)
         definition.context_name = names[original.name]
         if original.IsCondContext() and not definition.pivot_name:
@@ -228,6 +254,27 @@ def set_context(op: Operation, context: Any) -> None:
 def can_copy_context(context: Any) -> bool:
     """Tell whether TensorFlow can write `context` to a proto."""
     return bool(context.IsWhileContext() or context.IsCondContext())
+
+
+def _leave_out_foreign(definition: Any, context: Any) -> None:
+    """Take names of ops outside off a context proto, but for those that enter.
+
+    A context knows some, such as the constants that its counters start with. Reading
+    the proto would move these ops into the new context.
+    """
+    graph = context._graph if context.IsWhileContext() else context.pred.graph
+    values = definition.values_def
+    values.values[:] = [
+        name
+        for name in values.values
+        if name in values.external_values or _runs_in(graph, name, context)
+    ]
+
+
+def _runs_in(graph: Graph, name: str, context: Any) -> bool:
+    found = graph.as_graph_element(name)
+    op = found if is_op(found) else found.op
+    return any(c is context for c in chain(control_flow_context(op)))
 
 
 def _rename_proto(definition: Any, rename: Callable[[str], str | None]) -> None:

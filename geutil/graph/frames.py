@@ -33,10 +33,11 @@ def reading_while_context(op: Operation) -> Any:
     An Enter op belongs to the loop that it leads into, and reads outside of it.
     """
     context = while_context(op)
-    if context is not None and control_flow_util.IsLoopEnter(op):
-        entrances = (*context.loop_enters, *context._external_values.values())
-        if any(t.op is op for t in entrances):
-            return control_flow_util.GetContainingWhileContext(context.outer_context)
+    if context is None or not control_flow_util.IsLoopEnter(op):
+        return context
+    # The context need not list the op: it knows one Enter for each tensor outside.
+    if op.get_attr("frame_name") == context.name.encode():
+        return control_flow_util.GetContainingWhileContext(context.outer_context)
     return context
 
 
@@ -74,10 +75,11 @@ def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | N
     if control_flow_context(op) is None and control_flow_context(producer) is None:
         return None
     reads, lives = reading_while_context(op), output_while_context(producer)
-    return None if reads is lives else (_where(reads), _where(lives))
+    return None if reads is lives else (where(reads), where(lives))
 
 
-def _where(context: Any) -> str:
+def where(context: Any) -> str:
+    """Say in words where ops of a while-loop context, or of none, run."""
     return f"in while loop '{context.name}'" if context else "outside every while loop"
 
 

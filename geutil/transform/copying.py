@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph.contexts import whole_loops
+from geutil.graph.adjacency import graph_order
+from geutil.graph.contexts import step_states, whole_loops
 from geutil.graph.identity import IdentityMap, IdentitySet, dereference
-from geutil.graph.kinds import Graph, Tensor, require_graph, require_tensor, type_name
+from geutil.graph.kinds import (
+    Graph,
+    Operation,
+    Tensor,
+    require_graph,
+    require_tensor,
+    type_name,
+)
 from geutil.graph.trees import flatten, map_leaves
 from geutil.select.controls import ControlOutputs
 from geutil.select.lists import get_unique_graph
@@ -138,7 +146,8 @@ def graph_replace(
 
     Copies what lies between the replaced tensors and the targets; everything else is
     shared with the original, or copied too when the result goes to another graph.
-    Version 1 while loops in between are copied whole.
+    Version 1 while loops in between are copied whole, with the stacks and arrays that
+    they fill, and what else these are used by.
 
     Args:
         target_ts: a tensor, or a nested structure of tensors.
@@ -183,14 +192,14 @@ def graph_replace(
         dst_graph = graph
     require_graph(dst_graph)
     behind = get_backward_walk_ops(targets, stop_at_ts=replaced, control_inputs=True)
-    ahead = get_forward_walk_ops(replaced, control_outputs=ControlOutputs(graph))
-    dependent = frozenset(behind).intersection(ahead)
+    dependent = _dependent(graph, replaced, behind)
     if not dependent:
         raise TransformError(
             f"none of {[t.name for t in targets]} depends on any of "
             f"{[t.name for t in replaced]}; check the direction, or swap the arguments"
         )
     needed = [op for op in behind if op in dependent or dst_graph is not graph]
+    needed += graph_order(dependent.difference(behind))
     _, info = copy_replacing(
         make_view(whole_loops(graph, needed)),
         replacements,
@@ -207,6 +216,31 @@ def graph_replace(
         return info.transformed(t, lambda original: original)
 
     return map_leaves(target_ts, result)
+
+
+def _dependent(
+    graph: Graph, replaced: Sequence[Tensor], behind: Sequence[Operation]
+) -> frozenset[Operation]:
+    """Return the ops that compute something else once tensors are replaced.
+
+    Who shares a stack or an array with such an op is among them.
+
+    Args:
+        graph: the graph.
+        replaced: the tensors.
+        behind: the ops that count: those behind the targets.
+    """
+    controls = ControlOutputs(graph)
+    needed = frozenset(behind)
+    found = needed.intersection(
+        get_forward_walk_ops(replaced, control_outputs=controls)
+    )
+    while True:
+        states = frozenset(step_states(whole_loops(graph, found))) - found
+        if not states:
+            return found
+        ahead = get_forward_walk_ops(states, control_outputs=controls)
+        found |= states | needed.intersection(ahead)
 
 
 def copy_replacing(

@@ -13,6 +13,7 @@ from geutil.errors import TransformError
 from geutil.graph import contexts
 from geutil.graph.adjacency import control_flow_context, control_inputs
 from geutil.graph.colocation import rename_entries, set_class_entries
+from geutil.graph.frames import output_while_context, reading_while_context, where
 from geutil.graph.importing import (
     add_control_edges,
     python_gradient,
@@ -109,6 +110,30 @@ def whole_contexts(info: TransformState) -> list[contexts.ContextMembers]:
     return whole
 
 
+def check_replacements(
+    info: TransformState, whole: Iterable[contexts.ContextMembers]
+) -> None:
+    """Refuse stand-ins that the copies would have to read across a loop's frame.
+
+    Raises:
+        TransformError: naming the two tensors, and the op whose copy would read.
+    """
+    copied = {id(m.context) for m in whole if contexts.is_loop(m.context)}
+    for t, t_ in info.replacements.items():
+        lives = output_while_context(t_.op)
+        for op in get_consuming_ops([t]):
+            reads = reading_while_context(op)
+            if op not in info.ops or (reads is lives and id(reads) not in copied):
+                continue
+            inside = where(reads).replace("in ", "in the copy of ", 1)
+            place = inside if id(reads) in copied else where(reads)
+            raise TransformError(
+                f"'{t_.name}' cannot stand in for '{t.name}': the copy of '{op.name}' "
+                f"would read {place}, but '{t_.name}' lives {where(lives)}; replace "
+                "what enters the loop, or what comes out of it"
+            )
+
+
 def name_contexts(
     info: TransformState, whole: Iterable[contexts.ContextMembers]
 ) -> None:
@@ -157,8 +182,6 @@ def copy_contexts(
             kept,
             _renaming(info, members),
         )
-    # Also for ops without a context: reading a loop's proto has drawn in whatever it
-    # names, such as the constants that enter it.
     for op, op_ in info.copied.items():
         context = control_flow_context(op)
         uncopied = context if info.same_graph else None

@@ -107,7 +107,8 @@ class Transformer:
         Raises:
             ArgumentTypeError: `sgv` makes no view, or `dst_graph` is no graph.
             TransformError: an op lies outside `src_scope`, part of a version 1 loop is
-                missing, a handler returned what it may not, or TensorFlow refuses.
+                missing or would read a replacement that lives outside, a handler
+                returned what it may not, or TensorFlow refuses.
             FinalizedGraphError: `dst_graph` is finalized.
 
         Cost: linear in the ops; copied in bulk, at most half as much again as
@@ -148,6 +149,7 @@ class Transformer:
         info.replacements = IdentityMap(
             (t, _checked(info, t, t_)) for t, t_ in self.replacements.items()
         )
+        finishing.check_replacements(info, whole)
         return whole
 
     @property

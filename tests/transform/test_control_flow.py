@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from tests.graph.building import snapshot
 from tests.settings import evaluate
 
 v1 = tf.compat.v1
@@ -129,6 +130,82 @@ def test_a_training_graph_is_copied_with_its_gradients(control_flow, build):
     x_, y_, dy_ = info.transformed([x, y, dy])
     ge.verify(x_.graph)
     assert [evaluate(x_.graph, [y_, dy_], {x_: p}) for p in POINTS] == expected
+
+
+def test_two_tensors_that_enter_a_loop_become_one(control_flow_v1):
+    with tf.Graph().as_default() as graph:
+        x, z = tf.constant(2.0, name="x"), tf.constant(3.0, name="z")
+        goes_on, start = (lambda i, a: i < 2), [tf.constant(0), tf.constant(1.0)]
+        y = v1.while_loop(goes_on, lambda i, a: (i + 1, a * x + z * z), start)[1]
+        y_ = ge.graph_replace(y, {x.ref(): z})
+    ge.verify(graph)
+    enters = [op for op in graph.get_operations() if op.type == "Enter"]
+    assert sum(op.inputs[0] is z for op in enters) == 3
+    with graph.as_default():
+        dy_ = tf.gradients(y_, z)[0]
+    ge.verify(graph)
+    # (z + z²) z + z² and its derivative.
+    assert evaluate(graph, [y, y_, dy_]) == [31.0, 45.0, 39.0]
+
+
+def test_a_copy_of_a_gradient_leaves_the_original_alone(control_flow_v1, build):
+    x, y, dy = model(build, gradient=True)
+    ops = x.graph.get_operations()
+    contexts = [op._get_control_flow_context() for op in ops]
+    with x.graph.as_default():
+        z = tf.constant(POINTS[1])
+    y_, dy_ = ge.graph_replace([y, dy], {x.ref(): z})
+    assert [op._get_control_flow_context() for op in ops] == contexts
+    ge.verify(x.graph)
+    expected = evaluate(x.graph, [y, dy], {x: POINTS[1]})
+    both = evaluate(x.graph, [y, dy, y_, dy_], {x: POINTS[0]})
+    assert both == [*evaluate(x.graph, [y, dy], {x: POINTS[0]}), *expected]
+
+
+def recurrent(x):
+    """Return a value by a loop that reads one array and fills another."""
+    given = tf.TensorArray(tf.float32, 3, element_shape=[]).unstack([1.0, 2.0, 3.0])
+    _, state, filled = v1.while_loop(
+        lambda i, s, out: i < 3,
+        lambda i, s, out: (i + 1, s * x + given.read(i), out.write(i, s * x)),
+        [0, x, tf.TensorArray(tf.float32, 3, element_shape=[])],
+    )
+    return state + tf.reduce_sum(filled.stack())
+
+
+@pytest.mark.parametrize("build", [*MODELS.values(), recurrent])
+def test_copies_fill_stacks_and_arrays_of_their_own(control_flow_v1, build):
+    x, y, dy = model(build, gradient=True)
+    seed = dy.graph.get_tensor_by_name("gradients/grad_ys_0:0")
+    with x.graph.as_default():
+        z, two = tf.constant(POINTS[1]), tf.constant(2.0)
+    y_ = ge.graph_replace(y, {x.ref(): z})
+    twice = ge.graph_replace(dy, {seed.ref(): two})
+    ge.verify(x.graph)
+    expected = [evaluate(x.graph, [y, dy], {x: point}) for point in POINTS]
+    found = evaluate(x.graph, [y, dy, y_, twice], {x: POINTS[0]})
+    assert found == [*expected[0], expected[1][0], 2 * expected[0][1]]
+
+
+def test_what_lives_outside_a_loop_cannot_stand_in_inside(control_flow_v1):
+    # TensorFlow would run such a copy into a wall: a segmentation fault.
+    x, y, _ = model(power)
+    product = next(op for op in x.graph.get_operations() if op.type == "Mul")
+    with pytest.raises(
+        ge.TransformError,
+        match=r"'x:0' cannot stand in for 'while/mul:0': the copy of 'while/Next\w+' "
+        r"would read in the copy of while loop 'while/while_context', but 'x:0' lives "
+        r"outside every while loop; replace what enters the loop",
+    ):
+        ge.graph_replace(y, {product.outputs[0].ref(): x})
+    with x.graph.as_default():
+        z = tf.negative(y)
+    before = snapshot(x.graph)
+    with pytest.raises(
+        ge.TransformError, match=r"outside every while loop, but 'while"
+    ):
+        ge.graph_replace(z, {y.ref(): product.outputs[0]})
+    assert snapshot(x.graph) == before
 
 
 def test_op_by_op_copies_close_loops(control_flow, build):
