@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+# The minor versions of TensorFlow that `make test-versions` tries.
+VERSIONS ?= 2.16 2.17 2.18 2.19 2.20 2.21
 # Test workers. Each one holds its own copy of TensorFlow in memory.
 WORKERS ?= 2
 
@@ -28,10 +30,10 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-oldest lint format bench docs clean
-.PHONY: dist check-dist browser
+.PHONY: dist check-dist browser test-version test-versions
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
 
 # check_python VERSIONS, WHAT-NEEDS-THEM: stops unless PYTHON is one of VERSIONS.
 define check_python
@@ -77,6 +79,14 @@ $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
 	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) -c requirements-oldest.txt -e '.[test]'
 	@touch $@
 
+# Keras does not say which TensorFlow it works with; this one works with all of them.
+.venv-tf%/.ready-$(PYVER): setup.py pyproject.toml
+	$(call check_python,3.10 3.11 3.12,every TensorFlow from 2.16 on)
+	$(call create_venv,.venv-tf$*)
+	@echo "Installing TensorFlow $*"
+	@.venv-tf$*/bin/python -m pip install $(PIP_FLAGS) 'tensorflow==$*.*' 'keras==3.12.*' -e '.[test]'
+	@touch $@
+
 env: $(READY) $(VIEWER) ## Set up .venv (the other targets do this when needed)
 
 env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
@@ -94,6 +104,17 @@ test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytes
 
 test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+
+test-version: .venv-tf$(VERSION)/.ready-$(PYVER)
+	.venv-tf$(VERSION)/bin/python -m pytest -q -m smoke tests/smoke $(ARGS)
+
+test-versions: ## Run the smoke tests on every TensorFlow from the oldest on
+	@failed=; \
+	for version in $(VERSIONS); do \
+	  echo "TensorFlow $$version"; \
+	  $(MAKE) --no-print-directory test-version VERSION=$$version || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 # All three run, so that one run shows all there is to mend.
 lint: $(READY) ## Check style, formatting and types
