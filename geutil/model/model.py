@@ -691,7 +691,8 @@ class Model(Shown):
             size: the new batch size.
             inputs: the inputs with a batch axis; if None, all but scalars.
             samples: rows to run on for the proof, for some inputs; other inputs are
-                drawn: normal floats, integers from 0 to 9.
+                drawn: normal floats, integers 0 and 1, or below the
+                length of what they index.
             verify: whether to prove the result by running it; if False, it is made by
                 the rules alone, which can misjudge what a constant 1 stands for.
 
@@ -742,7 +743,8 @@ class Model(Shown):
             other: the other model, with inputs of the same names.
             inputs: the inputs to run on, by name, or several of these. If None, they
                 are drawn from dtypes and shapes, the same ones each time: normal
-                floats, integers from 0 to 9 (`uint8` to 255), strings of four letters.
+                floats, integers 0 and 1, or below the length of what they index
+                (`uint8` to 255), strings of four letters.
                 An unknown first dimension is that of the inputs that know it, else 3;
                 other unknown ones are 8, in images 32. Pass inputs for a model that
                 takes nothing of this kind.

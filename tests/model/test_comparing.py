@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from geutil import model
 from geutil.model.comparison.differences import difference
+from geutil.model.comparison.indices import bounds_of_indices
 from geutil.model.comparison.samples import random_inputs
 
 
@@ -119,7 +120,9 @@ def test_other_refusals():
 
 
 def test_a_model_that_fails():
-    m = opened(lambda x: named(tf.gather([1.0], x)), tf.TensorSpec([3], tf.int32, "x"))
+    m = opened(
+        lambda x: named(tf.gather([1.0], 3 * x)), tf.TensorSpec([3], tf.int32, "x")
+    )
     with pytest.raises(model.ModelError, match="pass inputs="):
         m.compare(m)
     assert m.compare(m, {"x": [0, 0, 0]})
@@ -185,7 +188,67 @@ def test_random_inputs(dtype, shape, size):
     assert np.shape(x) == size
     assert tf.convert_to_tensor(x, dtype).dtype == dtype
     if dtype == tf.int64:
-        assert set(np.unique(x)) <= set(range(10))
+        assert np.unique(x).tolist() == [0, 1]
+
+
+TABLE = tf.Variable(np.arange(6.0).reshape(3, 2))
+
+INDEXED = {
+    "gather": (lambda x: tf.gather(tf.eye(4), x), tf.int32, 4),
+    "of a variable": (lambda x: tf.gather(TABLE, x[:, 1:]), tf.int64, 3),
+    "along an axis": (lambda x: tf.gather(tf.ones([9, 5]), x, axis=1), tf.int32, 5),
+    "the smaller one": (
+        lambda x: (tf.gather(tf.eye(4), x), tf.gather(tf.eye(2), x)),
+        tf.int32,
+        2,
+    ),
+    "offset": (lambda x: tf.gather(tf.eye(6), tf.reshape(x + 2, [-1])), tf.int32, 4),
+    "wrapped around": (
+        lambda x: tf.gather(tf.eye(6), tf.where(x < 0, x + 6, x)),
+        tf.int32,
+        6,
+    ),
+    "cast": (lambda x: tf.gather(tf.eye(7), tf.cast(x, tf.int32)), tf.float32, 7),
+    "n-dimensional": (
+        lambda x: tf.gather_nd(tf.ones([5, 3, 2]), tf.stack([x, x], -1)),
+        tf.int32,
+        3,
+    ),
+    "one hot": (lambda x: tf.one_hot(x, 8), tf.uint8, 8),
+    "segments": (
+        lambda x: tf.math.unsorted_segment_sum(tf.ones([3, 4]), x, 5),
+        tf.int32,
+        5,
+    ),
+    "labels": (
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            x, tf.zeros([3, 4, 6])
+        ),
+        tf.int32,
+        6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_numbers_that_index_something_stay_below_its_length(name):
+    function, dtype, bound = INDEXED[name]
+    spec = tf.TensorSpec([3, 4], dtype, name="x")
+    m = model.open(tf.function(function, [spec], autograph=False))
+    bounds = bounds_of_indices(m.inputs)
+    assert bounds == {"x": bound}
+    drawn = [
+        random_inputs(m.inputs, np.random.default_rng(i), None, bounds)["x"]
+        for i in range(20)
+    ]
+    assert set(np.floor(drawn).ravel()) == set(range(bound))
+    m.compare(m.freeze())
+
+
+def test_numbers_that_index_nothing_have_no_bound():
+    spec = tf.TensorSpec([None, 4], tf.int32, name="x")
+    masked = tf.function(lambda x: tf.cast(x, tf.float32) * 2.0, [spec])
+    assert bounds_of_indices(model.open(masked).inputs) == {}
 
 
 def test_no_random_values():

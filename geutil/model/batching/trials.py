@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.model.batching.judging import Verdict, distance, judge, windows
 from geutil.model.batching.rounding import noise, same_bits, tolerance
+from geutil.model.comparison.indices import bounds_of_indices
 from geutil.model.comparison.samples import Arrays, random_inputs
 from geutil.model.errors import ModelError
 
@@ -104,7 +105,9 @@ class Trial:
 
     def _inputs(self, size: int) -> Arrays:
         batch = dict.fromkeys(self.batched, size)
-        arrays = random_inputs(self.model.inputs, np.random.default_rng(0), batch)
+        inputs = self.model.inputs
+        bounds = bounds_of_indices(inputs)
+        arrays = random_inputs(inputs, np.random.default_rng(0), batch, bounds)
         for name, given in self.samples.items():
             arrays[name] = given
             if name in self.batched:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.graph.kinds import Tensor, type_name
 from geutil.model.comparison.differences import Difference, difference
+from geutil.model.comparison.indices import bounds_of_indices
 from geutil.model.comparison.samples import Arrays, random_inputs
 from geutil.model.errors import ModelError
 
@@ -135,7 +136,10 @@ def _drawn(model: Model, other: Model, rng: np.random.Generator) -> Arrays:
         name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
         for name, t in model.inputs.items()
     }
-    return random_inputs(specs, rng, _shared_batch(specs))
+    bounds = bounds_of_indices(model.inputs)
+    for name, bound in bounds_of_indices(other.inputs).items():
+        bounds[name] = min(bound, bounds.get(name, bound))
+    return random_inputs(specs, rng, _shared_batch(specs), bounds)
 
 
 def _shared_batch(specs: Mapping[str, Any]) -> dict[str, int]:

@@ -15,7 +15,6 @@ BATCH = 3
 """Rows that are drawn where the first dimension is unknown."""
 _PIXELS = 32
 _STEPS = 8
-_INTEGERS = 10
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -25,18 +24,20 @@ def random_inputs(
     inputs: Mapping[str, Tensor],
     rng: np.random.Generator,
     batch: Mapping[str, int] | None = None,
+    bounds: Mapping[str, int] | None = None,
 ) -> Arrays:
     """Return a random array for each input.
 
-    Floats and complex numbers are normal (mean 0, deviation 1), integers are from 0 to
-    9, of `uint8` from 0 to 255, strings are four letters long. An unknown first
-    dimension is 3, an unknown other one 32 in images (rank 4 and more), else 8; an
+    Floats and complex numbers are normal (mean 0, deviation 1), integers are 0 and 1,
+    of `uint8` from 0 to 255, strings are four letters long. An input with a bound gets
+    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3, an unknown other one 32 in images (rank 4 and more), else 8; an
     unknown rank is taken for a vector.
 
     Args:
         inputs: the inputs of a model.
         rng: where the numbers come from.
         batch: the first dimension for some inputs, whatever their shape says.
+        bounds: what the numbers of some inputs stay below; see `bounds_of_indices`.
 
     Raises:
         ModelError: there is no drawing values of an input's dtype.
@@ -50,7 +51,14 @@ def random_inputs(
         ]
         if batch is not None and name in batch:
             sizes[0] = batch[name]
-        arrays[name] = _draw(name, t.dtype, sizes, rng)
+        bound = (bounds or {}).get(name)
+        if bound is not None and (t.dtype.is_integer or t.dtype.is_floating):
+            whole = rng.integers(0, min(bound, t.dtype.max), sizes)
+            # What is cut off to a whole number must not change by rounding.
+            between = 0.25 if t.dtype in (tf.float32, tf.float64) else 0
+            arrays[name] = (whole + between).astype(t.dtype.as_numpy_dtype)
+        else:
+            arrays[name] = _draw(name, t.dtype, sizes, rng)
     return arrays
 
 
@@ -71,8 +79,12 @@ def _draw(
     if dtype.is_floating:
         return np.asarray(rng.normal(size=shape), dtype.as_numpy_dtype)
     if dtype.is_integer:
-        high = 256 if dtype == tf.uint8 else _INTEGERS
-        return rng.integers(0, high, shape).astype(dtype.as_numpy_dtype)
+        if dtype == tf.uint8:
+            return rng.integers(0, 256, shape, np.uint8)
+        bits = rng.integers(0, 2, shape)
+        # Both are there, so that rows differ.
+        bits.flat[:1] = 1 - bits.flat[-1:]
+        return bits.astype(dtype.as_numpy_dtype)
     raise ModelError(
         f"there are no random values for input '{name}' of dtype {dtype.name}; pass "
         "some"
