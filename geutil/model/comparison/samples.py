@@ -30,8 +30,9 @@ def random_inputs(
 
     Floats and complex numbers are normal (mean 0, deviation 1), integers are 0 and 1,
     of `uint8` from 0 to 255, strings are four letters long. An input with a bound gets
-    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3, an unknown other one 32 in images (rank 4 and more), else 8; an
-    unknown rank is taken for a vector.
+    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3,
+    an unknown other one 32 in images (rank 4 and more), else 8; an unknown rank is
+    taken for a vector.
 
     Args:
         inputs: the inputs of a model.
