@@ -21,6 +21,7 @@ class Format(str, Enum):
 class Method(str, Enum):
     """How ranges are calibrated."""
 
+    best = "best"
     moving_average = "moving_average"
     min_max = "min_max"
     percentile = "percentile"

@@ -25,7 +25,7 @@ from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
-METHODS = ["moving_average", "min_max", "percentile", "entropy", "mse"]
+METHODS = ["best", "moving_average", "min_max", "percentile", "entropy", "mse"]
 IMAGE = spec([None, 8, 8, 3], "x")
 # The values that a range is for; those of a concat share one.
 GROUPS = {
@@ -76,7 +76,7 @@ def test_the_ranges_are_named_in_the_order_of_the_graph():
     report = calibrate(branches(), batches(branch_inputs()))
     weights = ["left/weights_quant", "right/weights_quant", "dense/weights_quant"]
     assert set(report.ranges) == {*GROUPS, *weights}
-    assert (report.batches, report.method) == (3, "moving_average")
+    assert (report.batches, report.method) == (3, "min_max")
 
 
 @pytest.mark.parametrize("quant_delay", [None, 3])
@@ -93,7 +93,8 @@ def test_min_max(is_training, quant_delay):
 
 
 def test_the_moving_average():
-    report = calibrate(branches(), batches(branch_inputs()), decay=0.75)
+    data = batches(branch_inputs())
+    report = calibrate(branches(), data, "moving_average", decay=0.75)
     seen = activations(branch_inputs())
     for name in GROUPS:
         ends = [(min(b[name].min(), 0.0), max(b[name].max(), 0.0)) for b in seen]
@@ -338,7 +339,9 @@ def test_an_error_of_the_dataset_leaves_the_ranges():
 def test_unknown_methods_and_numbers_are_refused():
     m = branches()
     before = range_values(m)
-    with pytest.raises(QuantizeError, match="no method 'median'; the methods are mov"):
+    with pytest.raises(
+        QuantizeError, match="no method 'median'; the methods are best, mov"
+    ):
         calibrate(m, batches(branch_inputs(1)), "median")
     for number in ({"decay": 1.0}, {"percentile": 10.0}, {"bins": 2}):
         with pytest.raises(QuantizeError, match=next(iter(number))):

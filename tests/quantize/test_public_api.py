@@ -19,7 +19,7 @@ NAMES = """
     quantize reestimate_batch_norm to_int8
 """
 SIGNATURES = """
-calibrate(model: Any, dataset: Any, method: str = moving_average, *, decay: float =
+calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport
 compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.kinds import Tensor, is_func_graph, type_name
+from geutil.graph.kinds import is_func_graph, type_name
 from geutil.quantize.applying.variables import range_of
 from geutil.quantize.arithmetic import Range
-from geutil.quantize.calibration.observers import COUNTING, METHODS, Settings
-from geutil.quantize.calibration.probing import Probe, unquantized
+from geutil.quantize.calibration.collecting import BEST, Collection
+from geutil.quantize.calibration.observers import METHODS, Settings
+from geutil.quantize.calibration.probing import unquantized
 from geutil.quantize.calibration.progress import counted
 from geutil.quantize.calibration.sites import Site, find_sites
 from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
 from geutil.showing import Shown
-
-Array = np.ndarray[Any, Any]
-
-_OF_ZEROS = Range(0.0, 1.0)
-"""The range of tensors that hold nothing but zeros, which any range stores exactly."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +31,21 @@ class CalibrationReport(Shown):
             channel they are arrays.
         batches: how many batches were run.
         method: how the ranges of activations were chosen.
+        noise: for each method that was tried out, the mean square of what quantization
+            changes in the results, as a share of their variance.
     """
 
     ranges: Mapping[str, Range]
     batches: int
     method: str
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         of = f"{self.method} of {self.batches} batch(es)"
         lines = [f"{len(self.ranges)} range(s) set, {of}"]
+        if self.noise:
+            tried = (f"{name} {share:.3g}" for name, share in self.noise.items())
+            lines.append(f"  noise / variance: {', '.join(tried)}")
         width = max(map(len, self.ranges), default=0)
         lines += [f"  {n:<{width}}  {range_text(r)}" for n, r in self.ranges.items()]
         return "\n".join(lines)
@@ -61,7 +61,7 @@ def range_text(ends: Range) -> str:
 def calibrate(
     model: Any,
     dataset: Any,
-    method: str = "moving_average",
+    method: str = "best",
     *,
     decay: float = 0.9,
     percentile: float = 99.99,
@@ -73,6 +73,9 @@ def calibrate(
     The model is run on the data as if it were not quantized. Weights get the range of
     their values. Activations get, by the method,
 
+    - "best": what "min_max", "mse" and "percentile" choose is tried out on the first
+      eight batches, and what changes the results least is kept: "min_max" unless
+      another one is better by a tenth, or if there is but one batch;
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
@@ -81,7 +84,10 @@ def calibrate(
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
 
-    Activations that are zero throughout get the range from 0 to 1.
+    Activations that are zero throughout get the range from 0 to 1. Infinities that a
+    mask puts into them, or that leave no trace in the results, do not count; where a
+    softmax reads them, the range goes on so far below the other values that masked ones
+    get no share.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -100,10 +106,12 @@ def calibrate(
     Raises:
         ArgumentTypeError: it is no model, or data of another type.
         QuantizeError: the model has no ranges to set; the method is not known; the data
-            is empty or does not fit the inputs; or a tensor that is to be quantized
-            holds NaN or infinite values.
+            is empty or does not fit the inputs; or the model computes NaN or
+            infinite values, and something that is to be quantized holds some: the
+            message names the op that makes them.
 
-    Cost: one run of the model for each batch, and one copy of its graph.
+    Cost: one run of the model for each batch, and one copy of its graph; "best" three
+    more copies, and up to 24 runs.
 
     Example:
         >>> import tensorflow as tf
@@ -122,32 +130,23 @@ def calibrate(
           dense/act_quant      -1 to 3
     """
     sites = _sites(model)
-    settings = Settings(decay, percentile, bins)
-    if method not in METHODS:
+    known = (BEST, *METHODS)
+    if method not in known:
         raise QuantizeError(
-            f"there is no method '{method}'; the methods are {', '.join(METHODS)}"
+            f"there is no method '{method}'; the methods are {', '.join(known)}"
         )
-    activations = [site for site in sites if not site.is_weights]
     weights = [site for site in sites if site.is_weights]
-    measure = partial(_measured, bins if method in COUNTING else 0)
-    groups = {site.name: site.tensors for site in activations}
-    probe = Probe(model.graph, model.inputs, groups, measure)
-    observers = {site.name: METHODS[method](settings) for site in activations}
-    count = 0
+    others = [site for site in sites if not site.is_weights]
+    settings = Settings(decay, percentile, bins)
+    collection = Collection(model, others, method, settings)
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
-        seen = probe.run(sample)
-        # In the order of the graph: the first one is where it comes from.
-        for site in activations:
-            _check_finite(site, seen[site.name], count)
-            observers[site.name].add(seen[site.name])
-        count += 1
-    found = {
-        s.name: _not_empty(observers[s.name].ends(s.form.bits)) for s in activations
-    }
-    found.update(_ranges_of_weights(weights))
+        collection.add(sample)
+    chosen, found, noise = collection.chosen()
+    found |= _ranges_of_weights(weights)
     for site in sites:
         site.set(found[site.name])
-    return CalibrationReport({s.name: found[s.name] for s in sites}, count, method)
+    ranges = {s.name: found[s.name] for s in sites}
+    return CalibrationReport(ranges, collection.count, chosen, noise)
 
 
 def _sites(model: Any) -> list[Site]:
@@ -164,39 +163,6 @@ def _sites(model: Any) -> list[Site]:
             "geutil.quantize.quantize(model, is_training=False)"
         )
     return sites
-
-
-def _measured(bins: int, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Measure tensors that share a range."""
-    flat = [tf.reshape(t, [-1]) for t in tensors]
-    values = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-    finite = tf.reduce_all(tf.math.is_finite(values))
-    low = tf.minimum(tf.reduce_min(values), 0.0)
-    high = tf.maximum(tf.reduce_max(values), 0.0)
-    measured = {"low": low, "high": high, "finite": finite}
-    if bins:
-        others = tf.boolean_mask(values, (values != 0.0) & tf.math.is_finite(values))
-        # A width of zero or NaN cannot be divided by.
-        safe = tf.where(finite & (high > low), high, low + 1.0)
-        ends = tf.where(finite, tf.stack([low, safe]), tf.constant([0.0, 1.0]))
-        measured["counts"] = tf.histogram_fixed_width(others, ends, bins)
-        measured["zeros"] = tf.size(values) - tf.size(others)
-    return measured
-
-
-def _check_finite(site: Site, seen: Mapping[str, Array], batch: int) -> None:
-    if seen["finite"]:
-        return
-    shown = ", ".join(f"'{t.name}'" for t in site.tensors)
-    raise QuantizeError(
-        f"{shown} holds NaN or infinite values for batch {batch}; no range was set. "
-        "Look for them in the data first, then in the variables"
-    )
-
-
-def _not_empty(ends: Range) -> Range:
-    """Return a range, or another one if TFLite would divide by its width."""
-    return _OF_ZEROS if ends.low == ends.high else ends
 
 
 def _ranges_of_weights(sites: Sequence[Site]) -> dict[str, Range]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import build_function, call_function
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.quantize.copying import PartialCopy
+from geutil.quantize.copying import PartialCopy, Replace
 from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.kernels import FAKE_QUANT
 
@@ -27,6 +27,9 @@ class Probe:
         inputs: its inputs by name.
         groups: for each name the tensors to measure together.
         measure: makes tensors that say something of others.
+        replace: tells what stands in for an op; what is quantized for what simulates
+            that, if nothing else is said.
+        results: tensors to return as they are, under the name "".
 
     Cost: one copy of the graph.
     """
@@ -37,16 +40,21 @@ class Probe:
         inputs: Mapping[str, Tensor],
         groups: Mapping[str, Sequence[Tensor]],
         measure: Measure,
+        replace: Replace | None = None,
+        results: Sequence[Tensor] = (),
     ) -> None:
-        copy = PartialCopy(graph, inputs, unquantized)
-        given = iter(copy.of([t for group in groups.values() for t in group]))
-        results: dict[str, Tensor] = {}
+        copy = PartialCopy(graph, inputs, replace or unquantized)
+        wanted = [*results, *(t for group in groups.values() for t in group)]
+        given = iter(copy.of(wanted))
+        made: dict[str, Tensor] = {}
         with neutral(copy.graph):
+            for index in range(len(results)):
+                made[f"\n{index}"] = tf.identity(next(given))
             for name, group in groups.items():
                 measured = measure([next(given) for _ in group])
                 for key, tensor in measured.items():
-                    results[f"{name}\n{key}"] = tf.identity(tensor)
-        self._function = build_function(copy.graph, copy.inputs, results, [], [])
+                    made[f"{name}\n{key}"] = tf.identity(tensor)
+        self._function = build_function(copy.graph, copy.inputs, made, [], [])
 
     def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
         """Return for each group what was measured on a sample."""

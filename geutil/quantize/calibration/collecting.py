@@ -1,0 +1,137 @@
+"""What methods learn of batches, and which of them is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import QuantizeError
+from geutil.quantize.arithmetic import Range
+from geutil.quantize.calibration.finiteness import Finiteness
+from geutil.quantize.calibration.measuring import measured
+from geutil.quantize.calibration.observers import (
+    COUNTING,
+    METHODS,
+    Observer,
+    Settings,
+)
+from geutil.quantize.calibration.probing import Probe
+from geutil.quantize.calibration.sites import Site
+from geutil.quantize.calibration.trying import CANDIDATES, Trials
+
+Array = np.ndarray[Any, Any]
+Ranges = dict[str, Range]
+
+BEST = "best"
+"""The method that tries several out."""
+_OF_ZEROS = Range(0.0, 1.0)
+"""The range of tensors that hold nothing but zeros, which any range stores exactly."""
+_FAR = 6.25
+"""So far below others the share that a softmax gives is less than half of 1/256."""
+_SOFTMAXES = frozenset(("LogSoftmax", "Softmax"))
+
+
+class Collection:
+    """What methods learn of the activations of a model, batch by batch.
+
+    Args:
+        model: a quantized model.
+        sites: its ranges of activations.
+        method: how to choose ranges.
+        settings: the numbers of the methods.
+
+    Attributes:
+        count: how many batches there were.
+
+    Cost: one copy of the graph.
+    """
+
+    def __init__(
+        self, model: Any, sites: Sequence[Site], method: str, settings: Settings
+    ) -> None:
+        self.count = 0
+        self._sites = sites
+        methods = CANDIDATES if method == BEST else (method,)
+        counting = any(method in COUNTING for method in methods)
+        groups = {site.name: site.tensors for site in sites}
+        measure = partial(measured, settings.bins if counting else 0)
+        outputs = list(model.outputs.values())
+        self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
+        self._trials = Trials(model)
+        self._finiteness = Finiteness(model)
+        self._masked: set[str] = set()
+        self._observers: dict[str, dict[str, Observer]] = {
+            method: {site.name: METHODS[method](settings) for site in sites}
+            for method in methods
+        }
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Run the network on a batch.
+
+        Raises:
+            QuantizeError: what it computes is not finite, other than by a mask.
+
+        Cost: one run; where results are not finite, another one.
+        """
+        seen = self._probe.run(sample)
+        results = list(seen.get("", {}).values())
+        self._check_finite(sample, seen, results)
+        for site in self._sites:
+            if seen[site.name]["below"]:
+                self._masked.add(site.name)
+            for observers in self._observers.values():
+                observers[site.name].add(seen[site.name])
+        if len(self._observers) > 1:
+            self._trials.add(sample, results)
+        self.count += 1
+
+    def chosen(self) -> tuple[str, Ranges, dict[str, float]]:
+        """Return a method, its ranges, and the noise of each method that was tried."""
+        tried = {
+            method: {s.name: self._ends(s, of[s.name]) for s in self._sites}
+            for method, of in self._observers.items()
+        }
+        method, noise = next(iter(tried)), dict[str, float]()
+        if len(tried) > 1:
+            method, noise = self._trials.best(self._sites, tried)
+        return method, tried[method], noise
+
+    def _ends(self, site: Site, observer: Observer) -> Range:
+        low, high = observer.ends(site.form.bits)
+        if site.name in self._masked and _feeds_softmax(site):
+            # What a mask leaves out has to stay left out.
+            low -= _FAR
+        # TFLite would divide by the width of a range.
+        return _OF_ZEROS if low == high else Range(low, high)
+
+    def _check_finite(
+        self,
+        sample: Mapping[str, Any],
+        seen: Mapping[str, Mapping[str, Array]],
+        results: Sequence[Array],
+    ) -> None:
+        """Refuse values that are not finite, and do not vanish on the way."""
+        if all(seen[site.name]["finite"] for site in self._sites):
+            return
+        if results and all(map(_is_finite, results)):
+            return
+        op = self._finiteness.culprit(sample)
+        if op is not None:
+            raise QuantizeError(
+                f"'{op.outputs[0].name}' ({op.type}) is the first that holds NaN or "
+                f"infinite values for batch {self.count}; no range was set. Look for "
+                "them in the data first, then in the variables"
+            )
+
+
+def _is_finite(value: Array) -> bool:
+    return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(value).all())
+
+
+def _feeds_softmax(site: Site) -> bool:
+    """Tell whether a softmax reads what is quantized."""
+    readers = (r for op in site.ops for r in op.outputs[0].consumers())
+    return any(reader.type in _SOFTMAXES for reader in readers)

@@ -1,0 +1,121 @@
+"""The default calibration, against TFLite's own post-training quantization."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.quantize import calibrate, quantize, to_int8
+from geutil.quantize.int8.running import Runner
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+layers = tf.keras.layers
+SIZES = {"conv": (16, 6), "dense": (24,)}
+
+
+def batches(kind, count, seed=0):
+    """Return batches whose values differ in size, as those of photographs do."""
+    random = np.random.default_rng(seed)
+    drawn = (random.normal(size=(8, *SIZES[kind])) for _ in range(count))
+    sizes = random.uniform(0.2, 2.0, count)
+    return [np.float32(x * size) for x, size in zip(drawn, sizes, strict=True)]
+
+
+def network(kind):
+    tf.keras.utils.set_random_seed(0)
+    x = inputs = layers.Input(SIZES[kind])
+    for _ in range(3):
+        layer = layers.Conv1D(12, 3) if kind == "conv" else layers.Dense(24)
+        x = layers.Activation("swish")(layer(x))
+    x = layers.Dense(4)(layers.Flatten()(x))
+    return tf.keras.Model(inputs, x)
+
+
+def by_tflite(net, data, folder):
+    """Return the file of TFLite's own quantization."""
+    m = model.open(net)
+    (name,) = m.inputs
+    m.save(folder)
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(folder))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ({name: x} for x in data)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = tf.int8
+    converter.inference_output_type = tf.int8
+    return converter.convert()
+
+
+def noise(m, blob, net, x):
+    """Return what the file is off by, as a share of the variance."""
+    (name,), (output,) = m.inputs, m.outputs
+    runner = Runner(blob, [name], [output])
+    step, zero = runner.quantization(output)
+    found = runner.run(runner.stored({name: x}))[output]
+    exact = net(x, training=False).numpy()
+    return np.mean(((found.astype(float) - zero) * step - exact) ** 2) / exact.var()
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_default_is_as_good_as_what_tflite_does_itself(kind, tmp_path):
+    net, data = network(kind), batches(kind, 6)
+    m = model.open(net)
+    quantize(m, is_training=False)
+    (name,) = m.inputs
+    report = calibrate(m, [{name: x} for x in data])
+    others = np.concatenate(batches(kind, 6, seed=1))
+    own = noise(m, to_int8(m), net, others)
+    assert own <= 1.1 * noise(m, by_tflite(net, data, tmp_path / "net"), net, others)
+    assert report.method in report.noise
+    calibrate(m, [{name: x} for x in data], "moving_average")
+    assert own < noise(m, to_int8(m), net, others)
+
+
+def outlier(size):
+    """Return a network, and batches of values near 1, of which one is large."""
+    random = np.random.default_rng(0)
+    weights = tf.constant(np.float32(random.normal(size=(50, 8))))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 50], name="x")])
+    def function(x):
+        return {"y": tf.matmul(x, weights)}
+
+    data = np.float32(random.normal(size=(4, 400, 50)))
+    data[0, 0, 0] = size
+    m = model.open(function)
+    quantize(m, is_training=False)
+    return m, [{"x": x} for x in data]
+
+
+@pytest.mark.parametrize(("size", "method"), [(4.0, "min_max"), (40.0, "mse")])
+def test_values_are_clipped_where_the_data_says_so(size, method):
+    m, data = outlier(size)
+    report = calibrate(m, data)
+    assert report.method == method
+    assert list(report.noise) == ["min_max", "mse", "percentile"]
+    assert "noise / variance: min_max" in str(report)
+    other = calibrate(m, data, method)
+    for name, ends in other.ranges.items():
+        np.testing.assert_array_equal(report.ranges[name], ends)
+
+
+def test_the_noise_is_that_of_the_quantized_model():
+    m, data = outlier(40.0)
+    weights = np.float32(np.random.default_rng(0).normal(size=(50, 8)))
+    exact = np.concatenate([sample["x"] @ weights for sample in data])
+    told = calibrate(m, data).noise
+    for method, share in told.items():
+        calibrate(m, data, method)
+        found = np.concatenate([m.run(**sample)["y"] for sample in data])
+        np.testing.assert_allclose(
+            share, ((found - exact) ** 2).mean() / exact.var(), rtol=1e-3
+        )
+
+
+def test_one_batch_tells_nothing_of_others():
+    m, data = outlier(40.0)
+    report = calibrate(m, data[:1])
+    assert (report.method, report.noise) == ("min_max", {})
