@@ -62,12 +62,16 @@ def chain_from(
     passed: list[Operation] = []
     tensor, cursor = op.outputs[0], op.outputs[0]
     takes_bias = op in network.layers
+    # Without a bias the converter runs the two one by one, the layer in float.
+    takes_activation = not (takes_bias and network.layers[op].transposed)
     while cursor not in network.results and network.quantized(cursor) is None:
         edges = network.readers(cursor)
         if len(edges) != 1 or not may_take(edges[0].op):
             break
         reader, index = edges[0]
         if reader.type in FUSED_ACTIVATIONS:
+            if not takes_activation:
+                break
             taken += [*passed, reader]
             return Chain(
                 tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
@@ -77,7 +81,7 @@ def chain_from(
                 break
             taken += [*passed, reader]
             passed = []
-            takes_bias = False
+            takes_bias, takes_activation = False, True
         elif takes_bias and _is_correction(reader, index, network):
             taken += [*passed, reader]
             passed = []

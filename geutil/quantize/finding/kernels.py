@@ -164,6 +164,8 @@ ACTIVATIONS = frozenset(
 """The names of the activations that can be quantized."""
 
 CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative", "Conv2DBackpropInput"))
+FLOAT_LAYERS = frozenset(("Conv3D", "Conv3DBackpropInputV2"))
+"""Types of layers that TFLite computes in float only."""
 PRODUCTS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 )

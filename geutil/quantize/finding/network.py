@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -14,7 +14,13 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.quantize.finding.dilations import find_moved
-from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
+from geutil.quantize.finding.kernels import (
+    FAKE_QUANT,
+    FLOAT_LAYERS,
+    KERNELS,
+    SHAPES,
+    Treatment,
+)
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
@@ -47,7 +53,7 @@ class Network:
 
     Attributes:
         ops: the ops, in topological order.
-        layers: those of them that multiply data by weights.
+        layers: those of them that multiply data by weights, and have int8 kernels.
         gathered: the last ops of dilated convolutions that are written as three.
 
     Cost: linear in ops and edges.
@@ -61,12 +67,13 @@ class Network:
         needed = self._needed(everything)
         self.ops = [op for op in everything if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}
-        layers = ((op, layer_of(op, self.origins)) for op in self.ops)
+        found = ((op, layer_of(op, self.origins)) for op in self.ops)
+        layers = {op: layer for op, layer in found if layer is not None}
         self.layers: dict[Operation, Layer] = {
-            op: layer for op, layer in layers if layer is not None
+            op: layer for op, layer in layers.items() if op.type not in FLOAT_LAYERS
         }
         self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
-        self._region = None if self.results else self._before_layers()
+        self._region = None if self.results else self._before(layers)
         self._losses: set[Operation] | None = None
 
     def is_input(self, op: Operation) -> bool:
@@ -199,10 +206,10 @@ class Network:
         chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs
         return tensor.dtype.is_floating or (bool(chosen) and op.type not in SHAPES)
 
-    def _before_layers(self) -> set[Operation]:
+    def _before(self, layers: Mapping[Operation, Layer]) -> set[Operation]:
         region: set[Operation] = set()
         for op in reversed(self.ops):
-            if op in self.layers or any(r in region for r in self.live.readers(op)):
+            if op in layers or any(r in region for r in self.live.readers(op)):
                 region.add(op)
         return region
 

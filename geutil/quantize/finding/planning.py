@@ -30,6 +30,7 @@ from geutil.quantize.finding.obeying import check_obeyed
 from geutil.quantize.finding.points import Point, RangeGroup, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
 from geutil.quantize.finding.refusals import BEHIND, SUMS, Refusals
+from geutil.quantize.finding.twins import find_twins
 from geutil.quantize.finding.weights import (
     format_of,
     is_quantized,
@@ -119,6 +120,7 @@ class _Planner(Refusals):
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
         self._finish()
+        self._share_with_twins()
         asked = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
             draft = self.drafts.get(edge.op.inputs[edge.slot])
@@ -143,6 +145,15 @@ class _Planner(Refusals):
             parameters[op] = [*parameters.get(op, ()), *more]
         check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
+
+    def _share_with_twins(self) -> None:
+        """Let what twins make have one range; the one op that they become has one."""
+        for twins in find_twins(self.network.ops):
+            for made in zip(*(op.outputs for op in twins), strict=True):
+                drafted = [t for t in made if t in self.drafts]
+                if len(drafted) > 1 and self.can_share(drafted):
+                    for tensor in drafted[1:]:
+                        self.shared.join(drafted[0], tensor)
 
     def _negations(self) -> list[Operation]:
         return [

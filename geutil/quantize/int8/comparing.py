@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.function_graphs import call_function
+from geutil.graph.tflite_files import FileOp
 from geutil.quantize.int8.converting import float_ops
 from geutil.quantize.int8.deploying import deployed
+from geutil.quantize.int8.promises import missed
 from geutil.quantize.int8.running import Runner, file_names
 from geutil.quantize.samples import batches
 
@@ -64,11 +66,13 @@ class Int8Comparison:
         outputs: one entry for each output, in order.
         samples: how many samples were run.
         float_ops: the ops of the file that compute in float, as type and name.
+        missed: those of them that are quantized in the model all the same.
     """
 
     outputs: tuple[OutputSteps, ...]
     samples: int
     float_ops: tuple[str, ...]
+    missed: tuple[str, ...] = ()
 
     @property
     def most(self) -> int:
@@ -91,7 +95,9 @@ class Int8Comparison:
             f"same largest: {o.agreeing} of {o.clear} (step {o.step:.4g})"
             for o in self.outputs
         ]
-        lines += [f"  float: {op}" for op in self.float_ops]
+        for op in self.float_ops:
+            noted = ", though it is quantized in the model"
+            lines.append(f"  float: {op}{noted if op in self.missed else ''}")
         return "\n".join(lines)
 
 
@@ -138,6 +144,7 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     function = deployed(model)
     tallies = {name: _Tally(name, runner.quantization(name)) for name in model.outputs}
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
+    in_float = float_ops(tflite)
     samples = 0
     for sample in batches(dataset, model.inputs):
         stored = runner.stored(sample)
@@ -153,8 +160,13 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     return Int8Comparison(
         tuple(tally.entry() for tally in tallies.values()),
         samples,
-        tuple(f"{op.kind} '{op.result}'" for op in float_ops(tflite)),
+        tuple(map(_told, in_float)),
+        tuple(map(_told, missed(model, in_float))),
     )
+
+
+def _told(op: FileOp) -> str:
+    return f"{op.kind} '{op.result}'"
 
 
 class _Tally:

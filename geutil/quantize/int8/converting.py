@@ -18,6 +18,7 @@ from geutil.graph.trackables import new_trackable
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.sites import Site, find_sites, live_simulations
 from geutil.quantize.int8.deploying import deployed
+from geutil.quantize.int8.promises import missed
 from geutil.quantize.int8.running import interpreter_of
 from geutil.select.networks.origins import Origins
 
@@ -38,9 +39,10 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
 
     TFLite's converter takes the ranges from the FakeQuant ops; inputs and outputs are
     int8, too, if they are floats in the model and quantized. What stays float is logged
-    as a warning, op by op. A model that was quantized for training is converted as it
-    will be deployed: with the ranges as they are, whatever its delay. Biases that the
-    converter would store wrong are changed in what it is given, by less than it rounds.
+    as a warning, op by op, which says so if the op is quantized in the model all the
+    same. A model that was quantized for training is converted as it will be deployed:
+    with the ranges as they are, whatever its delay. Biases that the converter would
+    store wrong are changed in what it is given, by less than it rounds.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -94,9 +96,14 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     blob = _converted(deployed(model, mend=True))
     # Some files are made, and cannot be run.
     interpreter_of(blob)
-    for op in float_ops(blob):
+    in_float = float_ops(blob)
+    not_kept = missed(model, in_float)
+    for op in in_float:
         _logger.warning(
-            "to_int8: %s '%s' of the TFLite file computes in float", op.kind, op.result
+            "to_int8: %s '%s' of the TFLite file computes in float%s",
+            op.kind,
+            op.result,
+            ", though it is quantized in the model" if op in not_kept else "",
         )
     return blob
 

@@ -12,16 +12,22 @@ With TensorFlow 2.21 the converter goes wrong with these:
   weights' step. For weights that are all zero, or nearly, the steps are so small that
   it overflows. Larger steps of the weights store them as well, since the bias outweighs
   them by far.
+- A bias of zeros is dropped, and with it what a transposed convolution takes an
+  activation in by: both compute in float. A bias that rounds to zero is kept.
+- Layers that read the same data, and whose weights have the same values, become one. If
+  what they make is to be stored in two ranges, that one computes in float. Weights of
+  which one's range is wider by a float32 rounding error are not the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.arithmetic import Range, nudged, step
 from geutil.quantize.copying import values_of
@@ -35,6 +41,8 @@ Values = dict[Operation, Array]
 _SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
 _MOST_STEPS = 2.0**30
 """Of 32 bits, half of what is above zero."""
+_NEXT_TO_ZERO = 1e-30
+_ROUNDING = 2.0**-20
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +64,12 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
     biases = list(_biases(graph))
     values = values_of([bias.tensor for bias in biases], constants.get)
     for bias, value in zip(biases, values, strict=True):
-        if _is_uniform(value):
+        if bias.layer.transposed and not value.any():
+            found[bias.tensor.op] = np.full_like(value, _NEXT_TO_ZERO)
+        elif _is_uniform(value):
             found[bias.tensor.op] = _not_uniform(value)
         _widen(bias.layer, value, constants, found)
+    _told_apart(graph, constants, found)
     return found
 
 
@@ -99,6 +110,41 @@ def _biases(graph: Graph) -> Iterator[_Bias]:
             layer = layer_of(_source(data).op, origins)
             if layer is not None:
                 yield _Bias(bias, layer)
+
+
+def _told_apart(
+    graph: Graph, constants: Mapping[Operation, Array], found: Values
+) -> None:
+    """Widen ranges of weights by a rounding error where layers would become one."""
+    by_data: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        layer = layer_of(op, origins)
+        simulation = None if layer is None else _source(layer.kernel).op
+        if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
+            continue
+        data = op.inputs[layer.data]
+        same = by_data[data] = by_data.get(data, [])
+        if simulation not in same:
+            same.append(simulation)
+    for simulations in by_data.values():
+        if len(simulations) > 1:
+            _widen_equal(simulations, constants, found)
+
+
+def _widen_equal(
+    simulations: Sequence[Operation],
+    constants: Mapping[Operation, Array],
+    found: Values,
+) -> None:
+    values = values_of([op.inputs[0] for op in simulations], constants.get)
+    for index, op in enumerate(simulations):
+        ends = [t.op for t in op.inputs][1:]
+        count = sum(np.array_equal(values[index], v) for v in values[:index])
+        if count and all(end in constants for end in ends):
+            for end in ends:
+                wider = np.float32(1 + count * _ROUNDING)
+                found[end] = np.asarray(found.get(end, constants[end]) * wider)
 
 
 def _source(tensor: Tensor) -> Tensor:

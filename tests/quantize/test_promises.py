@@ -1,0 +1,135 @@
+"""What the report calls int8 is int8 in the file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.quantize import compare_int8, quantize, to_int8
+from geutil.quantize.finding import planning
+from tests.quantize.converted import converted, is_simulated, opened, samples, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+random = np.random.default_rng(0)
+IMAGE = spec(2, 6, 6, 4)
+
+
+def weights(*shape):
+    return (random.normal(size=shape) * 0.3).astype(np.float32)
+
+
+BIASES = {
+    "no bias": None,
+    "a bias": weights(4),
+    "a bias of zeros": np.zeros(4, np.float32),
+    "a bias of few values": np.float32([0.0, 0.0, 0.5, 0.0]),
+}
+
+
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.relu6, None])
+@pytest.mark.parametrize("bias", BIASES)
+def test_transposed_convolutions(bias, activation, batch):
+    kernel = weights(3, 3, 4, 4)
+
+    def function(a):
+        shape = [2 if batch else tf.shape(a)[0], 12, 12, 4]
+        y = tf.nn.conv2d_transpose(a, kernel, tf.stack(shape), 2)
+        if BIASES[bias] is not None:
+            y = tf.nn.bias_add(y, BIASES[bias])
+        return y if activation is None else activation(y)
+
+    result = converted(function, spec(batch, 6, 6, 4))
+    assert result.report.coverage == 1.0
+    assert result.floats == []
+    assert result.most <= (1 if bias != "no bias" else 2)
+    split = bias == "no bias" and activation is not None
+    kinds = [kind for kind in result.kinds if kind in ("TRANSPOSE_CONV", "RELU")]
+    assert len(kinds) == 1 + (split and activation is tf.nn.relu)
+
+
+def test_convolutions_in_space_are_float_and_reported():
+    kernel = weights(2, 2, 2, 4, 3)
+
+    def function(a):
+        y = tf.nn.relu(a)
+        return tf.exp(tf.nn.conv3d(y, kernel, [1] * 5, "SAME"))
+
+    result = converted(function, spec(1, 4, 4, 4, 4))
+    (skipped,) = result.report.skipped
+    assert skipped.op_type == "Conv3D"
+    assert "TFLite has no int8 kernel" in skipped.reason
+    assert result.report.coverage == 1.0
+    assert set(result.floats) == {"DEQUANTIZE", "CONV_3D", "QUANTIZE"}
+    simulated = [op for op in result.model.graph.get_operations() if is_simulated(op)]
+    assert len(simulated) == 4
+    assert result.most <= 1
+
+
+@pytest.mark.parametrize("kind", ["conv", "dense", "heads"])
+def test_layers_with_the_same_weights(kind):
+    values = {"conv": weights(3, 3, 4, 4), "dense": weights(4, 4)}
+    first, second = (tf.Variable(values.get(kind, weights(4, 4))) for _ in range(2))
+    if kind == "heads":
+        second.assign(first)
+
+    def layer(a, w):
+        if kind == "conv":
+            return tf.nn.conv2d(a, w, 1, "SAME")
+        if kind == "dense":
+            return tf.matmul(a, w)
+        return tf.reshape(tf.matmul(a, tf.reshape(w, [4, 4])), [-1, 2, 2])
+
+    def function(a):
+        y, z = layer(a, first), layer(a, second)
+        # Both are stored in other ranges.
+        return tf.concat([y, 3.0 * y], -1), tf.reduce_mean(z, [-1])
+
+    result = converted(function, IMAGE if kind == "conv" else spec(6, 4))
+    assert result.report.coverage == 1.0
+    assert result.floats == []
+    assert result.most <= 3
+
+
+def twins(a):
+    y, z = (tf.nn.relu(tf.exp(a) - 1.0) for _ in range(2))
+    return tf.concat([y, 3.0 * y], -1), tf.reduce_mean(z, [-1])
+
+
+def test_ops_that_compute_the_same():
+    result = converted(twins, spec(6, 4))
+    assert result.report.coverage == 1.0
+    assert result.floats == []
+    assert result.kinds.count("EXP") == 1
+    assert result.most <= 2
+
+
+def test_a_promise_that_is_not_kept_is_told(monkeypatch, caplog):
+    # As it was before twins had one range.
+    monkeypatch.setattr(planning, "find_twins", lambda ops: [])
+    m = opened(twins, spec(6, 4))
+    assert quantize(m, is_training=False).coverage == 1.0
+    data = samples(m.inputs)
+    comparison = compare_int8(m, to_int8(m, data), data)
+    assert [line.partition(" ")[0] for line in comparison.missed] == ["SUB"]
+    assert "though it is quantized in the model" in str(comparison)
+    told = [r.message for r in caplog.records if "though it is quantized" in r.message]
+    assert len(told) == 1
+
+
+def test_what_is_float_by_choice_is_no_broken_promise():
+    def function(a):
+        y = tf.exp(tf.nn.relu(a, name="skipped"))
+        return tf.nn.relu6(tf.nn.elu(y))
+
+    m = opened(function, spec(6, 4))
+    report = quantize(m, is_training=False, overrides={"skipped": "skip"})
+    assert {entry.op_type for entry in report.skipped} == {"Relu", "Elu"}
+    data = samples(m.inputs)
+    comparison = compare_int8(m, to_int8(m, data), data)
+    kinds = {line.partition(" ")[0] for line in comparison.float_ops}
+    assert "ELU" in kinds
+    assert comparison.missed == ()
