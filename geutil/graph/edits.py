@@ -26,7 +26,7 @@ _SHOWN = 8
 """How many names of a long cycle a message shows from either end."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class InputEdit:
     """Input `index` of `op` shall be `tensor`.
 
@@ -78,8 +78,12 @@ def apply_edits(
     state_of(graph).edits += 1
     with _journal(graph) as journal:
         journal.extend(_control_steps(inputs, controls))
+        before: list[Tensor] = []
+        ops = tuple(edit.op for edit in inputs)
+        journal.extend(_follow_steps(ops))
+        journal.append(UndoStep(partial(_put_back, inputs, before), ops))
         for edit in inputs:
-            journal.append(_input_step(edit.op, edit.index))
+            before.append(edit.op.inputs[edit.index])
             _set_input(edit.op, edit.index, edit.tensor)
         for change in controls:
             _set_controls(change.op, change.control_inputs)
@@ -184,7 +188,7 @@ def transaction(graph: Graph) -> Iterator[None]:
 
 def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
     try:
-        check_editable(graph, [step.op for step in journal if step.op is not None])
+        check_editable(graph, [op for step in journal for op in step.ops])
     except (StaleGraphError, FinalizedGraphError) as error:
         _logger.warning("a transaction is undone, but not for everybody: %s", error)
 
@@ -199,7 +203,7 @@ def _check_cycles(
     if state.order is None:
         state.order = TopologicalOrder()
     state.order.refresh(graph)
-    cycle = state.order.rewire(_rewirings(inputs, controls), keep=keep_order)
+    cycle = state.order.rewire(_rewiring(inputs, controls), keep=keep_order)
     if cycle is not None:
         names = tuple(op.name for op in (*cycle, cycle[0]))
         raise CycleError(
@@ -210,40 +214,33 @@ def _check_cycles(
         )
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str], between: str = " -> ") -> str:
     left_out = len(names) - 2 * _SHOWN
     if left_out > 0:
         names = [*names[:_SHOWN], f"... ({left_out} more) ...", *names[-_SHOWN:]]
-    return " -> ".join(names)
+    return between.join(names)
 
 
-def _rewirings(
-    inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
-) -> list[Rewiring]:
-    data: dict[Operation, dict[int, Operation | None]] = {}
-    for edit in inputs:
-        producer = None if edit.tensor is None else edit.tensor.op
-        data.setdefault(edit.op, {})[edit.index] = producer
-    control = {edit.op: edit.control_inputs for edit in controls}
-    rewirings = []
-    for op in dict.fromkeys((*data, *control)):
-        new = data.get(op, {})
-        producers = [new.get(i, t.op) for i, t in enumerate(op.inputs)]
-        producers += control.get(op, op.control_inputs)
-        rewirings.append(Rewiring(op, tuple(p for p in producers if p is not None)))
-    return rewirings
+def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> Rewiring:
+    return Rewiring(
+        {(e.op, e.index): None if e.tensor is None else e.tensor.op for e in inputs},
+        {edit.op: edit.control_inputs for edit in controls},
+    )
 
 
-def _input_step(op: Operation, index: int) -> UndoStep:
-    before = op.inputs[index]
-    unfollow = follow_inputs(op)
-
-    def undo() -> None:
-        op._update_input(index, before)
+def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
+    """Let gradients follow the inputs of their ops; yield how to take that back."""
+    for op in dict.fromkeys(ops):
+        unfollow = follow_inputs(op)
         if unfollow is not None:
-            unfollow()
+            yield UndoStep(unfollow, (op,))
 
-    return UndoStep(undo, op)
+
+def _put_back(edits: Sequence[InputEdit], before: Sequence[Tensor]) -> None:
+    """Let ops read again what they read before; the last edits come first."""
+    for edit, tensor in reversed(list(zip(edits, before, strict=False))):
+        with _told_if_it_fails(edit.op):
+            edit.op._update_input(edit.index, tensor)
 
 
 def _set_input(op: Operation, index: int, tensor: Tensor | None) -> None:
@@ -263,7 +260,7 @@ def _control_steps(
         if op not in changed and op.control_inputs:
             changed[op] = None
     for op in changed:
-        yield UndoStep(partial(_restore_controls, op, control_input_orders(op)), op)
+        yield UndoStep(partial(_restore_controls, op, control_input_orders(op)), (op,))
 
 
 def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
@@ -287,13 +284,19 @@ def _restore_controls(op: Operation, before: tuple[list[Operation], ...]) -> Non
 
 def _undo(graph: Graph, journal: list[UndoStep]) -> None:
     for step in reversed(journal):
-        try:
+        with _told_if_it_fails(*step.ops):
             step.undo()
-        except BaseException as error:
-            # The others are undone all the same; the caller raises what came first.
-            place = "something" if step.op is None else f"'{step.op.name}'"
-            _logger.error("%s could not be put back: %s", place, error)
     state = state_of(graph)
     state.edits += 1
     # The order was mended for edges that are gone again; the next edit makes it anew.
     state.order = None
+
+
+@contextmanager
+def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
+    """Log what is raised in a block: what else can be undone is undone all the same."""
+    try:
+        yield
+    except BaseException as error:
+        names = _shortened([f"'{op.name}'" for op in ops], ", ") or "something"
+        _logger.error("%s could not be put back: %s", names, error)

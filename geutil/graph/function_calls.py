@@ -198,7 +198,7 @@ def recalling(caller: Caller) -> UndoStep:
                 setattr(op, name, value)
         state_of(op.graph).edits += 1
 
-    return UndoStep(undo, op)
+    return UndoStep(undo, (op,))
 
 
 def _forget_traces(caller: Caller) -> None:

@@ -9,8 +9,16 @@ is local costs what the neighbourhood costs, whatever the size of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
+from functools import cached_property
 
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import graph_order, is_back_edge, predecessors, successors
@@ -19,14 +27,36 @@ from geutil.graph.kinds import Graph, Operation
 
 @dataclass(frozen=True)
 class Rewiring:
-    """The predecessors that one op will have once an edit is applied."""
+    """What some ops will read and wait for once an edit is applied.
 
-    op: Operation
-    producers: tuple[Operation, ...]
+    Attributes:
+        inputs: the producer of each (op, index) that changes; None for one that needs
+            nothing.
+        controls: what each op whose control inputs change will wait for.
+    """
 
-    def edges(self) -> Iterator[Operation]:
-        """Yield the producers that count for the order."""
-        return (p for p in self.producers if not is_back_edge(p, self.op))
+    inputs: Mapping[tuple[Operation, int], Operation | None]
+    controls: Mapping[Operation, Sequence[Operation]]
+
+    def edges(self) -> Iterator[tuple[Operation, Operation]]:
+        """Yield (producer, consumer) for each edge that may be new."""
+        for (op, _), producer in self.inputs.items():
+            if producer is not None and not is_back_edge(producer, op):
+                yield producer, op
+        for op, producers in self.controls.items():
+            yield from ((producer, op) for producer in producers)
+
+    @cached_property
+    def ops(self) -> frozenset[Operation]:
+        """The ops whose edges change."""
+        return frozenset((*(op for op, _ in self.inputs), *self.controls))
+
+    def producers(self, op: Operation) -> dict[Operation, None]:
+        """Return what one of these ops will depend on."""
+        read = (self.inputs.get((op, i), t.op) for i, t in enumerate(op.inputs))
+        awaited = self.controls.get(op, op.control_inputs)
+        found = (p for p in (*read, *awaited) if p is not None)
+        return {p: None for p in found if not is_back_edge(p, op)}
 
 
 def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
@@ -132,23 +162,29 @@ class TopologicalOrder:
         self._version = graph.version
 
     def rewire(
-        self, rewirings: Iterable[Rewiring], *, keep: bool = True
+        self, rewiring: Rewiring, *, keep: bool = True
     ) -> list[Operation] | None:
-        """Mend the order for the edges that `rewirings` bring.
+        """Mend the order for the edges that a rewiring brings.
 
         Args:
-            rewirings: the predecessors that the rewired ops will have.
+            rewiring: what the ops will depend on.
             keep: whether they are about to be made; otherwise the order stays.
 
         Returns:
-            None, or the ops of a cycle that the rewirings would close, in the
+            None, or the ops of a cycle that the rewiring would close, in the
             direction of the edges. In that case the order is as it was.
 
-        Cost: linear in the ops between the ends of each new edge in the present
-        order, and their edges.
+        Cost: linear in the new edges, and, for those that lead down in the present
+        order, in the ops between their ends and the edges of these.
         """
-        search = _Search(self._position, rewirings)
-        for producer, consumer in search.new_edges():
+        place = self._position
+        falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]
+        if self._cyclic:
+            falling = [(p, c) for p, c in falling if p not in set(predecessors(c))]
+        if not falling:
+            return None
+        search = _Search(place, rewiring, falling)
+        for producer, consumer in falling:
             cycle = search.insert(producer, consumer)
             if cycle is not None:
                 search.undo()
@@ -161,21 +197,24 @@ class TopologicalOrder:
 class _Search:
     """The edges of the graph with a set of rewirings laid over them."""
 
-    def __init__(self, position: dict[int, int], rewirings: Iterable[Rewiring]) -> None:
+    def __init__(
+        self,
+        position: dict[int, int],
+        rewiring: Rewiring,
+        falling: Iterable[tuple[Operation, Operation]],
+    ) -> None:
         self._position = position
+        self._rewiring = rewiring
         self._undo: list[tuple[int, int]] = []
-        self._kept: dict[int, dict[Operation, None]] = {}
+        self._producers: dict[int, dict[Operation, None]] = {}
         self._gained: dict[int, list[Operation]] = {}
-        self._new: list[tuple[Operation, Operation]] = []
-        for rewiring in rewirings:
-            before = dict.fromkeys(predecessors(rewiring.op))
-            after = dict.fromkeys(rewiring.edges())
-            self._kept[rewiring.op._id] = {p: None for p in after if p in before}
-            self._new += [(p, rewiring.op) for p in after if p not in before]
-
-    def new_edges(self) -> list[tuple[Operation, Operation]]:
-        """Return the edges that the rewirings add."""
-        return self._new
+        for producer, consumer in rewiring.edges():
+            if position[producer._id] < position[consumer._id]:
+                self._gained.setdefault(producer._id, []).append(consumer)
+        self._missing: dict[int, set[Operation]] = {}
+        """The producers of each op whose edges were not inserted so far."""
+        for producer, consumer in falling:
+            self._missing.setdefault(consumer._id, set()).add(producer)
 
     def undo(self) -> None:
         """Put the positions back."""
@@ -199,20 +238,34 @@ class _Search:
                 producer, self._predecessors, lambda place: place > low
             )
             self._reorder(below, above)
-        self._kept[consumer._id][producer] = None
+        self._missing[consumer._id].discard(producer)
         self._gained.setdefault(producer._id, []).append(consumer)
         return None
 
     def _successors(self, op: Operation) -> Iterator[Operation]:
         for successor in successors(op):
-            kept = self._kept.get(successor._id)
-            if kept is None or op in kept:
+            if successor not in self._rewiring.ops or self._depends(successor, op):
                 yield successor
         yield from self._gained.get(op._id, ())
 
+    def _depends(self, op: Operation, producer: Operation) -> bool:
+        """Tell whether a rewired op depends on another, as far as edges are there."""
+        return producer in self._after(op) and producer not in self._absent(op)
+
     def _predecessors(self, op: Operation) -> Iterable[Operation]:
-        kept = self._kept.get(op._id)
-        return predecessors(op) if kept is None else kept
+        if op not in self._rewiring.ops:
+            return predecessors(op)
+        absent = self._absent(op)
+        return (p for p in self._after(op) if p not in absent)
+
+    def _after(self, op: Operation) -> dict[Operation, None]:
+        producers = self._producers.get(op._id)
+        if producers is None:
+            producers = self._producers[op._id] = self._rewiring.producers(op)
+        return producers
+
+    def _absent(self, op: Operation) -> Collection[Operation]:
+        return self._missing.get(op._id, ())
 
     def _reach(
         self,

@@ -23,11 +23,11 @@ class UndoStep:
 
     Attributes:
         undo: takes it back.
-        op: the op whose edges change, or None when it is no edge.
+        ops: the ops whose edges change.
     """
 
     undo: Callable[[], None]
-    op: Operation | None = None
+    ops: tuple[Operation, ...] = ()
 
 
 @dataclass(eq=False)

@@ -23,7 +23,8 @@ def remove_control_inputs(op: Operation, cops: Any) -> None:
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
-    Cost: linear in the control inputs of `op`.
+    Cost: quadratic in the control inputs that stay: TensorFlow can only take off all,
+        and put these on again.
 
     Example:
         >>> import tensorflow as tf

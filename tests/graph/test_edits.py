@@ -311,6 +311,28 @@ def test_control_inputs_are_those_given(line):
     assert settings.names(line.c.op.inputs) == ["b:0"]
 
 
+# -- cost ------------------------------------------------------------------------------
+
+
+def test_control_inputs_that_stay_are_not_taken_off(line, monkeypatch):
+    # TensorFlow takes quadratic time to put many on again.
+    def take_off(*_):
+        raise AssertionError("control inputs were taken off")
+
+    monkeypatch.setattr(tf.Operation, "_remove_all_control_inputs", take_off)
+    ge.add_control_inputs(line.d.op, [line.a.op, line.i.op])
+    assert settings.names(line.d.op.control_inputs) == ["x", "a", "i"]
+
+
+def test_edges_that_lead_up_are_not_searched(line, monkeypatch):
+    def search(*_):
+        raise AssertionError("the order was searched")
+
+    monkeypatch.setattr("geutil.graph.order._Search.__init__", search)
+    assert ge.reroute_ts(line.x, line.a) == 1
+    ge.add_control_inputs(line.d.op, line.a.op)
+
+
 # -- transactions ----------------------------------------------------------------------
 
 

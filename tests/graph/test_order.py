@@ -354,14 +354,12 @@ def test_the_order_after_a_refusal_is_as_it_was():
         late = tf.constant(1.0, name="late")
     order.refresh(tensors[0].graph)
     before[late.op._id] = 6
-    edits = [
-        Rewiring(tensors[1].op, (late.op,)),  # moves ops about
-        Rewiring(tensors[2].op, (tensors[5].op,)),  # closes a cycle
-    ]
-    cycle = order.rewire(edits)
+    moving = {(tensors[1].op, 0): late.op}
+    closing = {(tensors[2].op, 0): tensors[5].op}
+    cycle = order.rewire(Rewiring({**moving, **closing}, {}))
     assert {op.name for op in cycle} == {"op2", "op3", "op4", "op5"}
     assert order._position == before
-    assert order.rewire(edits[:1]) is None
+    assert order.rewire(Rewiring(moving, {})) is None
     assert order._position != before
 
 
