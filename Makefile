@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+ZOO ?= .venv-zoo
 # The minor versions of TensorFlow that `make test-versions` tries.
 VERSIONS ?= 2.16 2.17 2.18 2.19 2.20 2.21
 # Test workers. Each one holds its own copy of TensorFlow in memory.
@@ -17,6 +18,7 @@ PYTEST_FLAGS := -n $(WORKERS) --dist loadfile
 PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY := $(VENV)/.ready-$(PYVER)
 OLDEST_READY := $(OLDEST)/.ready-$(PYVER)
+ZOO_READY := $(ZOO)/.ready-$(PYVER)
 
 # Silences the start-up messages of TensorFlow's C++ part.
 export TF_CPP_MIN_LOG_LEVEL := 3
@@ -29,8 +31,8 @@ VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env web docs-images env-oldest demo test test-oldest lint format bench docs clean
-.PHONY: dist check-dist browser test-version test-versions
+.PHONY: help env web docs-images env-oldest demo test test-oldest test-version
+.PHONY: test-versions lint format bench zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -87,6 +89,14 @@ $(OLDEST_READY): setup.py pyproject.toml requirements-oldest.txt
 	@.venv-tf$*/bin/python -m pip install $(PIP_FLAGS) 'tensorflow==$*.*' 'keras==3.12.*' -e '.[test]'
 	@touch $@
 
+# An environment of its own: keras-hub brings packages that may hold others back.
+$(ZOO_READY): setup.py pyproject.toml
+	$(call check_python,3.11 3.12 3.13,the zoo)
+	$(call create_venv,$(ZOO))
+	@echo "Installing keras-hub and tf-keras"
+	@$(ZOO)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,zoo]'
+	@touch $@
+
 env: $(READY) $(VIEWER) ## Set up .venv (the other targets do this when needed)
 
 env-oldest: $(OLDEST_READY) ## Set up .venv-oldest, with the oldest TensorFlow
@@ -129,6 +139,9 @@ format: $(READY) ## Format the code and make the safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
 
+zoo: $(ZOO_READY) $(VIEWER) ## Take real architectures through every client (ARGS="...")
+	@nice $(ZOO)/bin/python -m zoo $(ARGS)
+
 bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
@@ -160,6 +173,6 @@ docs: $(READY) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(ZOO) build dist *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

@@ -82,6 +82,14 @@ EXTRAS = {
     ],
     # The benchmarks print their results in tables, among them worst cases.
     "bench": [*CLI, *PLAN],
+    # Runs the zoo, and brings the networks that it takes on their journeys.
+    "zoo": [
+        *CLI,
+        # Its networks take other arguments from one minor version to the next.
+        "keras-hub>=0.32,<0.33",
+        # Its minor version is that of the TensorFlow it is for.
+        "tf-keras>=2.20,<3",
+    ],
     "docs": [
         # Describes the command from the command itself.
         *CLI,

@@ -82,7 +82,7 @@ def noise_share(exact: Array, found: Array) -> float:
     Values that are not finite do not count. Without variance it is 0.
     """
     counted = np.isfinite(exact)
-    exact, found = np.float64(exact[counted]), np.float64(found[counted])
+    exact, found = (v[counted].astype(np.float64) for v in (exact, found))
     variance = exact.var() if exact.size else 0.0
     return float(((found - exact) ** 2).mean() / variance) if variance else 0.0
 

@@ -1,0 +1,139 @@
+"""The zoo: its table, its processes, its page, and the quick ones of its models."""
+
+import ast
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zoo import page
+from zoo.journeys import JOURNEYS
+from zoo.models import (
+    MODELS,
+    applications,
+    functions,
+    images,
+    legacy,
+    mixed,
+    text,
+    version1,
+)
+from zoo.results import DIED, NONE, OK, REFUSED, Cell, judged, none, ok
+from zoo.running import Row, read_row, run
+from zoo.values import apart, noise
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = (applications, functions, images, legacy, mixed, text, version1)
+PLAIN = ("plain.py", "subject.py", "values.py", "tflite.py", "models")
+"""What the process of plain TensorFlow imports."""
+
+
+def imported(path):
+    """Return the packages that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_plain_tensorflow_knows_nothing_of_geutil():
+    places = [ROOT / "zoo" / name for name in PLAIN]
+    files = [f for p in places for f in ([p] if p.is_file() else sorted(p.iterdir()))]
+    names = {n for f in files if f.suffix == ".py" for n in imported(f)}
+    ours = {name for name in names if name.split(".")[0] == "zoo"}
+    assert not any(name.split(".")[0] == "geutil" for name in names)
+    allowed = ("zoo.models", "zoo.subject", "zoo.values")
+    assert all(name == "zoo" or name.startswith(allowed) for name in ours)
+
+
+def test_no_model_hides_another():
+    assert len(MODELS) == sum(len(family.BUILDERS) for family in FAMILIES)
+    assert len(MODELS) >= 45
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.5),
+        ([np.nan, 2.0], [np.nan, 2.0], 0.0),
+        ([np.nan, 2.0], [1.0, 2.0], np.inf),
+        ([np.inf, 1.0, 3.0], [np.inf, 1.0, 2.0], 1.0),
+        ([b"a"], [b"b"], np.inf),
+        ([1.0], [1.0, 2.0], np.inf),
+    ],
+)
+def test_how_far_outputs_are_apart(found, wanted, expected):
+    assert apart({"y": np.array(found)}, {"y": np.array(wanted)}) == expected
+
+
+def test_outputs_of_other_names_are_paired_in_order():
+    a, b = np.array([1.0, 2.0]), np.array([5.0, 7.0])
+    assert apart({"p": a, "q": b}, {"y": a, "z": b}) == 0.0
+    with pytest.raises(ValueError, match="instead of"):
+        apart({"y": a}, {"y": a, "z": b})
+
+
+def test_noise_is_by_variance():
+    wanted = np.array([0.0, 2.0])
+    assert noise({"y": wanted + 0.5}, {"y": wanted}) == 0.25
+    assert noise({"y": np.array([1])}, {"y": np.array([2])}) is None
+
+
+def test_the_page_shows_what_is_wrong(tmp_path):
+    cells = {
+        "open": ok("ok, 3 ways"),
+        "fold": none("no norm"),
+        "int8": judged(False, "noise 1.0e-02", "4 float ops"),
+        "fit": Cell(REFUSED, REFUSED, "ModelError: 'a|b' is\n*not*"),
+    }
+    Row("Cond", cells=cells).write(tmp_path)
+    Row("Scan", failed="ValueError: no").write(tmp_path)
+    written = page.page(tmp_path)
+    assert "2 models, 4 journeys: 1 as they must be, 1 with nothing to do" in written
+    assert "| Cond | ok, 3 ways | no norm |  |  | **noise 1.0e-02** (2) |" in written
+    assert "2. Cond, int8: 4 float ops" in written
+    assert "3. Cond, fit: ModelError: 'a\\|b' is \\*not\\*" in written
+    assert "| Scan | not made (1) |" in written
+
+
+def test_a_row_comes_back_as_it_was_written(tmp_path):
+    row = Row("Cond", cells={"open": ok(), "int8": judged(False, "x", "y")})
+    row.write(tmp_path)
+    assert read_row(tmp_path, "Cond") == row
+
+
+def test_what_is_there_is_not_run_again(tmp_path):
+    Row("Cond", cells={"open": Cell(DIED, "before")}).write(tmp_path)
+    began = time.monotonic()
+    assert run("Cond", ["open"], tmp_path).cells["open"].text == "before"
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_model_has_a_limit_of_time(tmp_path):
+    row = run("Cond", ["open"], tmp_path, seconds=0.2)
+    assert row.failed == "TensorFlow itself took over 0.2 s"
+    assert read_row(tmp_path, "Cond") == row
+
+
+# Two processes each, which start TensorFlow: some 25 s a model.
+QUICK = {
+    "UNet": tuple(name for name in JOURNEYS if name not in ("int8", "peak")),
+    "WhileV1": ("open", "memory"),
+    "Signatures": ("open", "batch size", "fold", "speed"),
+    "GroupNorm": ("open", "strip", "memory"),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_models(name, tmp_path):
+    entry = MODELS[name]
+    if entry.missing:
+        pytest.skip(f"{entry.needs} is not installed: it is in the extra zoo")
+    row = run(name, QUICK[name], tmp_path)
+    wrong = {n: c for n, c in row.cells.items() if c.state not in (OK, NONE)}
+    assert not row.failed
+    assert not wrong
+    assert set(row.cells) == set(QUICK[name])

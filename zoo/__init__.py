@@ -1,0 +1,1 @@
+"""Real architectures through every client of geutil, next to plain TensorFlow."""

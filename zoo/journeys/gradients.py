@@ -1,0 +1,126 @@
+"""Takes memory-saving gradients of a training step, and fits one."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil import memory
+from geutil.gradients import checkpointed, gradients, last_report
+from zoo.journeys.visit import Visit
+from zoo.plain import fitted, gradients_of, step_of
+from zoo.results import Cell, judged, none
+from zoo.subject import Function
+from zoo.values import Array, apart
+
+LIMIT = 1e-6
+PREDICTED = 0.1
+# What an allocation rounds up to; the least steps hold little else.
+_SLACK = 1 << 16
+
+
+def gradients_memory(visit: Visit) -> Cell:
+    """Take gradients with checkpoints "memory"."""
+    return _gradients(visit, "memory")
+
+
+def gradients_speed(visit: Visit) -> Cell:
+    """Take gradients with checkpoints "speed"."""
+    return _gradients(visit, "speed")
+
+
+def _gradients(visit: Visit, checkpoints: str) -> Cell:
+    wanted = visit.made["gradients"]
+    if isinstance(wanted, str):
+        return none(f"tf.gradients fails: {wanted}"[:70])
+    if all(g is None for g in wanted):
+        return none("nothing to train")
+    take = partial(gradients, checkpoints=checkpoints)
+    found = gradients_of(visit.build(), visit.sample, take)
+    report = last_report()
+    difference = _apart(found, wanted)
+    text = f"differs by {difference:.1e}" if difference > LIMIT else "ok"
+    if report is not None and difference <= LIMIT:
+        text = f"{report.peak / max(report.plain_peak, 1):.2f} planned"
+    return judged(difference <= LIMIT, text, "")
+
+
+def _apart(found: list[Array | None], wanted: list[Array | None]) -> float:
+    pairs = list(zip(found, wanted, strict=True))
+    if any((a is None) != (b is None) for a, b in pairs):
+        return float("inf")
+    # By the largest of all gradients: many of a norm's are zero but for rounding.
+    there = [(a, b) for a, b in pairs if a is not None and b is not None]
+    largest = max(float(np.abs(b).max(initial=0.0)) for _, b in there) or 1.0
+    return max(float(np.abs(a - b).max(initial=0.0)) / largest for a, b in there)
+
+
+def fit(visit: Visit) -> Cell:
+    """Fit one step with `checkpointed`."""
+    wanted = visit.made["fitted"]
+    if wanted is None:
+        return none("no Keras model")
+    if isinstance(wanted, str):
+        return none(f"fit fails: {wanted}"[:70])
+    subject = visit.build()
+    checkpointed(subject.network)
+    with _Warnings() as warnings:
+        found = fitted(subject, visit.sample)
+    difference = apart(found or {}, wanted)
+    text = "ok, plain gradients" if warnings.said else "ok"
+    if difference > LIMIT:
+        text = f"differs by {difference:.1e}"
+    return judged(difference <= LIMIT, text)
+
+
+class _Warnings(logging.Handler):
+    """What geutil warns of while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(" ".join(record.getMessage().split())[:300])
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger("geutil").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("geutil").removeHandler(self)
+
+
+def peak(visit: Visit) -> Cell:
+    """Measure the step with checkpoints "memory" and the plain one."""
+    wanted = visit.made["gradients"]
+    if isinstance(wanted, str) or all(g is None for g in wanted):
+        return none("nothing to train")
+    plain = _measured(visit, tf.gradients)
+    if plain is None:
+        return none("a graph of version 1")
+    saving = _measured(visit, partial(gradients, checkpoints="memory"))
+    report = last_report()
+    missed = []
+    if saving > plain + _SLACK:
+        missed.append(f"{saving} bytes, plain {plain}")
+    if report is not None and abs(saving - report.peak) > max(
+        PREDICTED * saving, _SLACK
+    ):
+        missed.append(f"predicted {report.peak} bytes, measured {saving}")
+    text = f"{saving / max(plain, 1):.2f} of plain"
+    return judged(not missed, text, "; ".join(missed))
+
+
+def _measured(visit: Visit, take: Any) -> Any:
+    subject = visit.build()
+    if not isinstance(subject, Function):
+        return None
+    specs = {n: tf.TensorSpec(x.shape, x.dtype) for n, x in visit.sample.items()}
+    step = step_of(subject, take).get_concrete_function(**specs)
+    values = {name: tf.constant(value) for name, value in visit.sample.items()}
+    return memory.measure(step, kwargs=values, steps=1, timeout=120).peak

@@ -1,0 +1,26 @@
+"""Strips the training function of a model."""
+
+from __future__ import annotations
+
+from geutil import model
+from zoo.journeys.opening import random_ops
+from zoo.journeys.visit import Visit
+from zoo.results import Cell, judged, none
+from zoo.values import apart
+
+LIMIT = 1e-5
+
+
+def strip(visit: Visit) -> Cell:
+    """Strip; the result is to be the inference, with nothing random left."""
+    subject = visit.build()
+    if getattr(subject, "train", None) is None:
+        return none("no training function")
+    training = model.open(subject.concrete(training=True))
+    stripped = training.strip_training()
+    sample = {name: visit.sample[name] for name in stripped.inputs}
+    difference = apart(stripped.run(**sample), visit.made["outputs"])
+    notes = [f"left: {op}" for op in random_ops(stripped)[:3]]
+    if difference > LIMIT:
+        notes.append(f"differs by {difference:.1e} of the range")
+    return judged(not notes, "ok" if not notes else "missed", "; ".join(notes))

@@ -1,0 +1,98 @@
+"""Writes the page: one row a model, one column a journey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from zoo.journeys import JOURNEYS
+from zoo.models import MODELS
+from zoo.results import DIED, ERROR, MISSED, NONE, OK, REFUSED, STATES, Cell
+from zoo.running import Row, read_row
+
+_NOTE = 400
+_TEXT = 48
+_MARKS = {OK: "", NONE: "", MISSED: "**", REFUSED: "", ERROR: "**", DIED: "**"}
+
+_TOP = """# The zoo
+
+Real architectures, as small as they come and with random weights, taken through every client
+of geutil next to plain TensorFlow, which runs in a process of its own that never imports
+geutil. `make zoo` runs them, each journey with a limit of time, and goes on where it ended;
+`make zoo ARGS="--again"` begins anew. It writes this page.
+
+| Column | What is done, and what must hold |
+| --- | --- |
+| open | opened as SavedModel, function, Keras model, `.keras` file and frozen graph, run, saved, loaded by plain TensorFlow: the same bits, without Grappler; the same gradients |
+| fold | batch norms folded: every norm listed, at most 1e-5 of an output's range apart, saved, loaded and differentiated by plain TensorFlow: gradients within 1e-5 |
+| batch size | set to 3, to any, to 5: rows compute what they did, or depend on each other, as running plain TensorFlow shows |
+| strip | the training function stripped: equal to inference, nothing random left |
+| int8 | folded, quantized, calibrated by default, converted; noise by variance next to TFLite's post-training quantization (PTQ) on the same data: at most 1.1 of it; no op that the report calls quantized is float in the file; no more float ops than PTQ's; the file at most 1.05 of PTQ's |
+| memory, speed | gradients of a training step with checkpoints "memory" and "speed": equal to `tf.gradients` (1e-6 of the largest), random numbers too; the figure is the planned peak, as a share of plain gradients' |
+| fit | one step of `fit` with `checkpointed`: the same weights (1e-6) |
+| peak | the measured peak of the step with checkpoints "memory", as a share of plain gradients': not above it, and within 10 % of the report |
+
+What is **bold** misses its limit or raises. A number in brackets leads to the note below.
+"""  # noqa: E501
+
+
+def page(folder: Path) -> str:
+    """Return the page of all rows that there are in a folder."""
+    rows = [read_row(folder, name) for name in MODELS]
+    rows = [row for row in rows if row.cells or row.failed]
+    notes: list[str] = []
+    tables = "\n".join(_tables(rows, notes))
+    counted = _counted(rows)
+    parts = [_TOP, counted, tables, "## Notes\n"] if notes else [_TOP, counted, tables]
+    listed = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    return "\n".join([*parts, *listed]).rstrip() + "\n"
+
+
+def _counted(rows: list[Row]) -> str:
+    cells = [found for row in rows for found in row.cells.values()]
+    counts = {state: sum(c.state == state for c in cells) for state in STATES}
+    said = {
+        OK: "as they must be",
+        NONE: "with nothing to do",
+        MISSED: "miss a limit",
+        REFUSED: "refused",
+        ERROR: "raise another error",
+        DIED: "died or took too long",
+    }
+    parts = ", ".join(f"{counts[state]} {said[state]}" for state in STATES)
+    return f"{len(rows)} models, {len(cells)} journeys: {parts}.\n"
+
+
+def _tables(rows: list[Row], notes: list[str]) -> Iterator[str]:
+    family = ""
+    for row in rows:
+        if MODELS[row.name].family != family:
+            family = MODELS[row.name].family
+            yield f"\n## {family}\n"
+            yield f"| model | {' | '.join(JOURNEYS)} |"
+            yield f"|{' --- |' * (len(JOURNEYS) + 1)}"
+        cells = [_text(row, name, notes) for name in JOURNEYS]
+        yield f"| {row.name} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _text(row: Row, journey: str, notes: list[str]) -> str:
+    found = row.cells.get(journey)
+    if row.failed and journey == next(iter(JOURNEYS)):
+        found = Cell(NONE, "not made", row.failed)
+    if found is None:
+        return ""
+    text = _plain(found.text)[:_TEXT]
+    mark = _MARKS[found.state]
+    text = f"{mark}{text}{mark}"
+    if found.note:
+        notes.append(f"{row.name}, {journey}: {_plain(found.note)[:_NOTE]}")
+        text += f" ({len(notes)})"
+    return text
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown leaves as it is."""
+    for character in "\\`*_{}[]<>|":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("\n", " ")

@@ -1,0 +1,286 @@
+"""`python -m zoo.plain NAME FOLDER JOURNEY ...`: the side of plain TensorFlow.
+
+This process never imports geutil. It makes the model, its samples and what TensorFlow
+itself makes of both, and says so; then it waits. At the next line of its input it loads
+what geutil has written since, runs and differentiates it, and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from zoo import tflite
+from zoo.models import MODELS, Entry
+from zoo.subject import (
+    BATCHES,
+    FEWER,
+    Function,
+    GraphOfVersion1,
+    Sample,
+    draw,
+    first_rows,
+    has_batch,
+)
+from zoo.values import Array, apart, arrays, keep, kept, loss_of, without_grappler
+
+SEED = 0
+EXTRAS = {
+    "open": ("slopes", "keras", "frozen"),
+    "fold": ("slopes",),
+    "int8": ("ptq",),
+    "memory": ("gradients",),
+    "speed": ("gradients",),
+    "peak": ("gradients",),
+    "fit": ("fitted",),
+}
+"""What journeys need besides the SavedModel and its outputs."""
+_RATE = 0.01
+
+
+def built(entry: Entry) -> Any:
+    """Build a model, with the same weights and seeds each time."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(SEED)
+    return entry.build()
+
+
+def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
+    """Write all that the journeys need into a folder; `made.pickle` comes last."""
+    subject = built(entry)
+    sample = draw(subject, 0)
+    path = folder / "saved_model"
+    subject.write(path)
+    run = tf.saved_model.load(str(path)).signatures["serving_default"]
+    made: dict[str, Any] = {
+        "sample": sample,
+        "calibration": [draw(subject, 1 + i) for i in range(BATCHES)],
+        "outputs": _run(run, sample),
+        "has_batch": has_batch(subject),
+        "norms": subject.norms,
+    }
+    if made["has_batch"]:
+        made["fewer"] = _run(run, first_rows(sample, subject, FEWER))
+    extras: dict[str, Callable[[], Any]] = {
+        "slopes": lambda: _slopes(path, sample),
+        "keras": lambda: _keras_file(subject, folder / "model.keras"),
+        "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
+        "ptq": lambda: _ptq(path, made["calibration"], sample),
+        "gradients": lambda: gradients_of(built(entry), sample),
+        "fitted": lambda: fitted(built(entry), sample),
+    }
+    needed = {extra for journey in journeys for extra in EXTRAS.get(journey, ())}
+    for name, extra in extras.items():
+        if name in needed:
+            made[name] = _tried(extra)
+    keep(folder / "made.pickle", made)
+
+
+def _tried(work: Callable[[], Any]) -> Any:
+    """Return what a work gives; where TensorFlow itself fails, the error's text."""
+    try:
+        return work()
+    except Exception as error:  # Of whatever class: TensorFlow fails, not geutil.
+        first = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {first[0]}"
+
+
+def _run(run: Any, sample: Sample) -> dict[str, Array]:
+    return arrays(run(**{name: tf.constant(value) for name, value in sample.items()}))
+
+
+def _keras_file(subject: Any, path: Path) -> bool:
+    network = getattr(subject, "network", None)
+    if network is None or not isinstance(network, tf.keras.Model):
+        return False
+    network.save(path)
+    return True
+
+
+def _frozen(subject: Any, path: Path) -> Any:
+    """Write the model frozen; return the tensors of its inputs and outputs by name."""
+    if isinstance(subject, GraphOfVersion1):
+        if not subject.frozen:
+            return None
+        path.write_bytes(subject.freeze().SerializeToString())
+        outputs = {name: t.name for name, t in subject.outputs.items()}
+        return {name: f"{name}:0" for name in subject.inputs}, outputs
+    from tensorflow.python.framework import convert_to_constants
+
+    function = subject.concrete()
+    frozen = convert_to_constants.convert_variables_to_constants_v2(function, False)
+    if len(frozen.inputs) != len(subject.inputs):
+        return None  # A table: it is no variable, and cannot be frozen.
+    path.write_bytes(frozen.graph.as_graph_def().SerializeToString())
+    # A dictionary of outputs is flattened in the order of its keys.
+    names = sorted(function.structured_outputs)
+    outputs = {n: t.name for n, t in zip(names, frozen.outputs, strict=True)}
+    return {t.op.name: t.name for t in frozen.inputs}, outputs
+
+
+def _slopes(path: Path, sample: Sample) -> dict[str, Any]:
+    """Load a SavedModel; return the gradients of a loss.
+
+    They are by float inputs, and by variables with their name and value.
+    """
+    loaded = tf.saved_model.load(str(path))
+    run = loaded.signatures["serving_default"]
+    values = {name: tf.constant(value) for name, value in sample.items()}
+    floats = {name: x for name, x in values.items() if x.dtype.is_floating}
+    variables = [v for v in run.variables if v.dtype.is_floating]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch([*floats.values(), *variables])
+        loss = loss_of(run(**values))
+    if loss is None:
+        return {}
+    slopes = tape.gradient(loss, [*floats.values(), *variables])
+    found = {("input", n): g for n, g in zip(floats, slopes, strict=False)}
+    for variable, slope in zip(variables, slopes[len(floats) :], strict=True):
+        value = variable.numpy()
+        found["variable", variable.name.split(":")[0], value.tobytes()] = slope
+    return {key: _dense(g) for key, g in found.items() if g is not None}
+
+
+def _dense(gradient: Any) -> Array:
+    return np.asarray(tf.convert_to_tensor(gradient))
+
+
+def _ptq(path: Path, data: list[Sample], sample: Sample) -> dict[str, Any]:
+    """Quantize by TFLite's own post-training quantization."""
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: iter(data)
+    converter.inference_input_type = tf.int8
+    converter.inference_output_type = tf.int8
+    blob = converter.convert()
+    ops = tflite.file_ops(blob)
+    floats = [op.kind for op in ops if op.is_float]
+    return {
+        "bytes": len(blob),
+        "ops": len(ops),
+        "float_ops": floats,
+        "outputs": _tried(lambda: tflite.run(blob, sample)),
+    }
+
+
+def step_of(subject: Function, take: Callable[[Any, Any], Any]) -> Any:
+    """Return a `tf.function` of the inputs, which gives gradients for training."""
+    call = subject.train or subject.call
+
+    @tf.function(autograph=False)
+    def step(**inputs: Any) -> list[Any]:
+        loss = loss_of(call(**inputs))
+        return [
+            None if g is None else tf.convert_to_tensor(g)
+            for g in take(loss, subject.trainable)
+        ]
+
+    return step
+
+
+def gradients_of(
+    subject: Any, sample: Sample, take: Callable[[Any, Any], Any] = tf.gradients
+) -> list[Array | None]:
+    """Return the gradients of a training step, in the order of the variables."""
+    if isinstance(subject, GraphOfVersion1):
+        return _gradients_of_graph(subject, sample, take)
+    step = step_of(subject, take)
+    found = step(**{name: tf.constant(value) for name, value in sample.items()})
+    return [None if g is None else g.numpy() for g in found]
+
+
+def _gradients_of_graph(
+    subject: GraphOfVersion1, sample: Sample, take: Callable[[Any, Any], Any]
+) -> list[Array | None]:
+    graph = subject.session.graph
+    with graph.as_default():
+        variables = tf.compat.v1.trainable_variables()
+        loss = loss_of(subject.outputs)
+        slopes = [
+            None if g is None else tf.convert_to_tensor(g)
+            for g in take(loss, variables)
+        ]
+    feeds = {graph.get_tensor_by_name(f"{n}:0"): x for n, x in sample.items()}
+    there = [g for g in slopes if g is not None]
+    values = iter(subject.session.run(there, feeds))
+    return [None if g is None else next(values) for g in slopes]
+
+
+def fitted(subject: Any, sample: Sample) -> dict[str, Array] | None:
+    """Return the weights after one step of `fit`; None for what is no network."""
+    network = getattr(subject, "network", None)
+    if network is None:
+        return None
+    module = tf.keras
+    if not isinstance(network, tf.keras.Model):
+        import tf_keras
+
+        module = tf_keras
+
+    def compute_loss(*args: Any, y_pred: Any = None, **kwargs: Any) -> Any:
+        from zoo.subject import named
+
+        return loss_of(named(y_pred if y_pred is not None else args[2]))
+
+    network.compute_loss = compute_loss
+    network.compile(module.optimizers.SGD(_RATE), jit_compile=False)
+    x = dict(sample) if isinstance(network.input, dict) else list(sample.values())
+    if not isinstance(network.input, dict | list | tuple):
+        (x,) = sample.values()
+    y = np.zeros([len(next(iter(sample.values()))), 1], np.float32)
+    network.fit(x, y, batch_size=len(y), shuffle=False, verbose=0)
+    return {str(i): np.asarray(v) for i, v in enumerate(network.weights)}
+
+
+def check(folder: Path) -> None:
+    """Load what geutil saved, and compare it with what the model was."""
+    made = kept(folder / "made.pickle")
+    found = {}
+    for path in sorted((folder / "saved").iterdir()):
+        found[path.name] = _tried(lambda p=path: _checked(p, made))
+    keep(folder / "checked.pickle", found)
+
+
+def _checked(path: Path, made: dict[str, Any]) -> dict[str, Any]:
+    run = tf.saved_model.load(str(path)).signatures["serving_default"]
+    answer: dict[str, Any] = {
+        "apart": apart(_run(run, made["sample"]), made["outputs"])
+    }
+    wanted = made["slopes"]
+    if isinstance(wanted, str):
+        return answer
+    slopes = _slopes(path, made["sample"])
+    shared = [key for key in wanted if key in slopes]
+    lost = [k for k in wanted if k[0] == "input" and k not in slopes]
+    answer["lost"] = [str(key[:2]) for key in lost]
+    answer["slopes"] = len(shared)
+    answer["slopes_apart"] = max(
+        (apart({"": slopes[k]}, {"": wanted[k]}) for k in shared), default=0.0
+    )
+    return answer
+
+
+def main() -> None:
+    """Make a model, wait, and check."""
+    name, folder, *journeys = sys.argv[1:]
+    place = Path(folder)
+    without_grappler()
+    try:
+        make(MODELS[name], place, journeys)
+        assert "geutil" not in sys.modules
+    except Exception as error:  # The row says so.
+        traceback.print_exc()
+        keep(place / "made.pickle", {"failed": f"{type(error).__name__}: {error}"})
+        return
+    if sys.stdin.readline():
+        check(place)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Values: how far apart they are, and where they lie between processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Array = np.ndarray[Any, Any]
+Values = Mapping[str, Array]
+
+
+def keep(path: Path, value: Any) -> None:
+    """Write a value for the other process, whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_bytes(pickle.dumps(value))
+    part.replace(path)
+
+
+def kept(path: Path) -> Any:
+    """Return what the other process wrote."""
+    return pickle.loads(path.read_bytes())
+
+
+def without_grappler() -> None:
+    """Let graphs run as they are: its rewrites show in the last bits."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def arrays(results: Mapping[str, Any]) -> dict[str, Array]:
+    """Return tensors as arrays."""
+    return {name: np.asarray(value) for name, value in results.items()}
+
+
+def paired(found: Values, wanted: Values) -> list[tuple[str, Array, Array]]:
+    """Pair outputs by name, or in order where the names are others."""
+    if len(found) != len(wanted):
+        raise ValueError(f"outputs {list(found)} instead of {list(wanted)}")
+    if set(found) == set(wanted):
+        return [(name, found[name], wanted[name]) for name in wanted]
+    both = zip(wanted, found.values(), wanted.values(), strict=True)
+    return list(both)
+
+
+def apart(found: Values, wanted: Values) -> float:
+    """Return the largest difference of all outputs, relative to their ranges.
+
+    It is 0.0 only if all bits are the same, and infinite where values are not numbers,
+    or another shape or dtype.
+    """
+    pairs = paired(found, wanted)
+    return max((_apart(a, b) for _, a, b in pairs), default=0.0)
+
+
+def _apart(a: Array, b: Array) -> float:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if not a.size or a.tobytes() == b.tobytes():
+        return 0.0
+    if a.dtype.kind in "OSUb":
+        return 0.0 if bool(np.all(a == b)) else float("inf")
+    if a.dtype.kind == "c":
+        a, b = (np.stack([x.real, x.imag]) for x in (a, b))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    finite = np.isfinite(y)
+    if not np.all(same | (np.isfinite(x) & finite)):
+        return float("inf")
+    x, y_ = (np.where(same, 0.0, value) for value in (x, y))
+    difference = float(np.abs(x - y_).max())
+    span = float(np.ptp(y[finite])) if finite.any() else 0.0
+    return difference / max(span, 1e-12) if difference else 0.0
+
+
+def noise(found: Values, wanted: Values) -> float | None:
+    """Return the mean of noise over variance of the float outputs; None without one."""
+    ratios = []
+    for _, a, b in paired(found, wanted):
+        if b.dtype.kind != "f" and b.dtype.name != "bfloat16":
+            continue
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        finite = np.isfinite(y)
+        variance = float(np.var(y[finite])) if finite.any() else 0.0
+        if x.shape == y.shape and variance > 0.0:
+            ratios.append(float(np.mean((x - y)[finite] ** 2)) / variance)
+    return float(np.mean(ratios)) if ratios else None
+
+
+def loss_of(outputs: Mapping[str, Any]) -> Any:
+    """Return a loss of outputs by name; None if none of them is a float."""
+    terms = [
+        tf.reduce_mean(tf.square(tf.cast(outputs[name], tf.float32)))
+        for name in sorted(outputs)
+        if outputs[name].dtype.is_floating
+    ]
+    return tf.add_n(terms) if terms else None
