@@ -34,7 +34,7 @@ SEED = 0
 EXTRAS = {
     "open": ("slopes", "keras", "frozen"),
     "fold": ("slopes",),
-    "int8": ("ptq",),
+    "int8": ("ptq", "exact"),
     "memory": ("gradients",),
     "speed": ("gradients",),
     "peak": ("gradients",),
@@ -71,7 +71,8 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
         "slopes": lambda: _slopes(path, sample),
         "keras": lambda: _keras_file(subject, folder / "model.keras"),
         "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
-        "ptq": lambda: _ptq(path, made["calibration"], sample),
+        "ptq": lambda: _ptq(path, made["calibration"]),
+        "exact": lambda: [_run(run, x) for x in made["calibration"]],
         "gradients": lambda: gradients_of(built(entry), sample),
         "fitted": lambda: fitted(built(entry), sample),
     }
@@ -151,7 +152,7 @@ def _dense(gradient: Any) -> Array:
     return np.asarray(tf.convert_to_tensor(gradient))
 
 
-def _ptq(path: Path, data: list[Sample], sample: Sample) -> dict[str, Any]:
+def _ptq(path: Path, data: list[Sample]) -> dict[str, Any]:
     """Quantize by TFLite's own post-training quantization."""
     converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -165,7 +166,7 @@ def _ptq(path: Path, data: list[Sample], sample: Sample) -> dict[str, Any]:
         "bytes": len(blob),
         "ops": len(ops),
         "float_ops": floats,
-        "outputs": _tried(lambda: tflite.run(blob, sample)),
+        "outputs": _tried(lambda: [tflite.run(blob, x) for x in data]),
     }
 
 

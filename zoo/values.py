@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,30 @@ def _apart(a: Array, b: Array) -> float:
     return difference / max(span, 1e-12) if difference else 0.0
 
 
-def noise(found: Values, wanted: Values) -> float | None:
-    """Return the mean of noise over variance of the float outputs; None without one."""
-    ratios = []
-    for _, a, b in paired(found, wanted):
-        if b.dtype.kind != "f" and b.dtype.name != "bfloat16":
-            continue
-        x, y = a.astype(np.float64), b.astype(np.float64)
-        finite = np.isfinite(y)
-        variance = float(np.var(y[finite])) if finite.any() else 0.0
-        if x.shape == y.shape and variance > 0.0:
-            ratios.append(float(np.mean((x - y)[finite] ** 2)) / variance)
-    return float(np.mean(ratios)) if ratios else None
+def noise(found: Sequence[Values], wanted: Sequence[Values]) -> float | None:
+    """Return the mean of noise over variance of the float outputs; None without one.
+
+    Args:
+        found: what a file gives, batch by batch.
+        wanted: what the model gives.
+    """
+    batches = [paired(a, b) for a, b in zip(found, wanted, strict=True)]
+    ratios = [_noise(pairs) for pairs in zip(*batches, strict=True)]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _noise(pairs: Sequence[tuple[str, Array, Array]]) -> float | None:
+    """Return noise over variance of one output, given batch by batch."""
+    _, a, b = pairs[0]
+    is_float = b.dtype.kind == "f" or b.dtype.name == "bfloat16"
+    if not is_float or a.shape != b.shape:
+        return None
+    x = np.concatenate([np.ravel(a) for _, a, _ in pairs]).astype(np.float64)
+    y = np.concatenate([np.ravel(b) for _, _, b in pairs]).astype(np.float64)
+    finite = np.isfinite(y)
+    variance = float(np.var(y[finite])) if finite.any() else 0.0
+    return float(np.mean((x - y)[finite] ** 2)) / variance if variance else None
 
 
 def loss_of(outputs: Mapping[str, Any]) -> Any:

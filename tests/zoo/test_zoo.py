@@ -77,9 +77,10 @@ def test_outputs_of_other_names_are_paired_in_order():
 
 
 def test_noise_is_by_variance():
-    wanted = np.array([0.0, 2.0])
-    assert noise({"y": wanted + 0.5}, {"y": wanted}) == 0.25
-    assert noise({"y": np.array([1])}, {"y": np.array([2])}) is None
+    wanted = [{"y": np.array([0.0])}, {"y": np.array([2.0])}]
+    found = [{"y": np.array([0.5])}, {"y": np.array([2.5])}]
+    assert noise(found, wanted) == 0.25
+    assert noise([{"y": np.array([1])}], [{"y": np.array([2])}]) is None
 
 
 def test_the_page_shows_what_is_wrong(tmp_path):

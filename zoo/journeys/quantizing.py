@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from geutil import model
@@ -39,8 +40,8 @@ def int8(visit: Visit) -> Cell:
 
 
 def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> Cell:
-    outputs: Values = visit.made["outputs"]
-    ours = noise(_ordered(tflite.run(blob, visit.sample), outputs), outputs)
+    data, exact = visit.made["calibration"], visit.made["exact"]
+    ours = _noise([tflite.run(blob, sample) for sample in data], exact)
     ops = tflite.file_ops(blob)
     floats = [op.kind for op in ops if op.is_float]
     missed = _said_wrongly(report, ops)
@@ -55,7 +56,7 @@ def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> C
     if isinstance(found, str):
         text += ", PTQ's cannot run"
     elif ours is not None:
-        other = noise(_ordered(found, outputs), outputs) or 0.0
+        other = _noise(found, exact) or 0.0
         ratio = ours / max(other, _LITTLE)
         text += f", {ratio:.2f} of PTQ's"
         if ratio > NOISE and ours > _LITTLE:
@@ -63,11 +64,15 @@ def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> C
     return Cell(MISSED if missed else OK, text, "; ".join(missed))
 
 
-def _ordered(found: Values, outputs: Values) -> Values:
-    """Return a file's outputs in the order of the model's, whatever their names."""
-    if set(found) == set(outputs):
-        return found
-    return dict(zip(sorted(outputs), (found[n] for n in sorted(found)), strict=True))
+def _noise(found: Sequence[Values], exact: Sequence[Values]) -> float | None:
+    """Return the noise of a file's outputs, which may have other names."""
+    ordered = []
+    for ours, outputs in zip(found, exact, strict=True):
+        known = set(ours) == set(outputs)
+        values = [ours[n] for n in (outputs if known else sorted(ours))]
+        names = outputs if known else sorted(outputs)
+        ordered.append(dict(zip(names, values, strict=True)))
+    return noise(ordered, exact)
 
 
 def _said_wrongly(report: QuantizeReport, ops: list[tflite.FileOp]) -> list[str]:
