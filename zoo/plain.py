@@ -101,6 +101,8 @@ def _keras_file(subject: Any, path: Path) -> bool:
     if network is None or not isinstance(network, tf.keras.Model):
         return False
     network.save(path)
+    # Some of keras_hub's own networks do not come back.
+    tf.keras.models.load_model(path, compile=False)
     return True
 
 

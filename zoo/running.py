@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,9 +86,10 @@ def run(
     if not left or row.failed:
         return row
     began = time.monotonic()
-    place = folder / "models" / name
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "saved").mkdir(parents=True)
+    # A folder of its own: processes of a run that was interrupted may still write.
+    folder.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=folder))
+    (place / "saved").mkdir()
     with _Process("zoo.plain", name, place, *left) as plain:
         say("made by plain TensorFlow")
         made = _made(plain, place, seconds)

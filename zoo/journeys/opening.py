@@ -9,7 +9,7 @@ from geutil import model
 from geutil.errors import GeutilError
 from zoo.journeys.visit import Visit
 from zoo.results import ERROR, MISSED, OK, REFUSED, Cell
-from zoo.subject import Function
+from zoo.subject import Function, Sample
 from zoo.values import apart
 
 _WORST = (ERROR, REFUSED, MISSED, OK)
@@ -57,7 +57,7 @@ def _opened(visit: Visit, way: Callable[[], Any]) -> tuple[str, str]:
     """Open and run; return the state and a note."""
     try:
         opened = way()
-        found = opened.run(**visit.sample)
+        found = opened.run(**_given(opened, visit.sample))
         difference = apart(found, visit.made["outputs"])
     except GeutilError as error:
         return REFUSED, _said(error)
@@ -66,6 +66,13 @@ def _opened(visit: Visit, way: Callable[[], Any]) -> tuple[str, str]:
     if difference:
         return MISSED, f"differs by {difference:.1e} of the range"
     return OK, ""
+
+
+def _given(opened: Any, sample: Sample) -> Sample:
+    """Return the sample by a model's own names: Keras makes some up anew."""
+    if set(opened.inputs) == set(sample):
+        return sample
+    return dict(zip(opened.inputs, sample.values(), strict=True))
 
 
 def _said(error: Exception) -> str:

@@ -27,7 +27,7 @@ def resnet_backbone(**config: Any) -> Any:
     import keras_hub
 
     settings: dict[str, Any] = {
-        "input_conv_filters": [8],
+        "input_conv_filters": [64],
         "input_conv_kernel_sizes": [3],
         "stackwise_num_filters": [64, 64],
         "stackwise_num_blocks": [1, 1],
@@ -45,10 +45,9 @@ def _resnet() -> Function:
 
 def _resnet_d() -> Function:
     network = resnet_backbone(
-        input_conv_filters=[8, 8, 8],
+        input_conv_filters=[8, 8, 64],
         input_conv_kernel_sizes=[3, 3, 3],
         block_type="bottleneck_block_vd",
-        use_pre_activation=True,
     )
     return of_keras(network, image_draws(network))
 
@@ -62,7 +61,8 @@ def _cspnet() -> Function:
         stackwise_depth=[1, 1],
         stackwise_strides=[1, 2],
         stackwise_num_filters=[8, 16],
-        block_type="dark",
+        block_type="dark_block",
+        stage_type="dark",
         image_shape=_SHAPE,
     )
 

@@ -57,9 +57,9 @@ def _basnet() -> Function:
     import keras_hub
 
     network = keras_hub.models.BASNetBackbone(
-        image_encoder=resnet_backbone(**_STAGES, image_shape=(64, 64, 3)),
+        image_encoder=resnet_backbone(**_STAGES, image_shape=(None, None, 3)),
         num_classes=1,
-        projection_filters=8,
+        projection_filters=64,
         image_shape=(64, 64, 3),
     )
     return of_keras(network, image_draws(network))
