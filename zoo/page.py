@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from zoo.journeys import JOURNEYS
@@ -10,6 +12,7 @@ from zoo.models import MODELS
 from zoo.results import DIED, ERROR, MISSED, NONE, OK, REFUSED, STATES, Cell
 from zoo.running import Row, read_row
 
+_PACKAGES = ("tensorflow", "keras", "keras-hub", "tf-keras")
 _NOTE = 400
 _TEXT = 48
 _MARKS = {OK: "", NONE: "", MISSED: "**", REFUSED: "", ERROR: "**", DIED: "**"}
@@ -60,7 +63,16 @@ def _counted(rows: list[Row]) -> str:
         DIED: "died or took too long",
     }
     parts = ", ".join(f"{counts[state]} {said[state]}" for state in STATES)
-    return f"{len(rows)} models, {len(cells)} journeys: {parts}.\n"
+    return f"{len(rows)} models, {len(cells)} journeys: {parts}. {_versions()}.\n"
+
+
+def _versions() -> str:
+    """Name the packages that the models come from, with their versions."""
+    found = []
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
 def _tables(rows: list[Row], notes: list[str]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import geutil.version
 from zoo.results import DIED, MISSED, OK, Cell, cell
 from zoo.values import kept
 
@@ -36,14 +35,12 @@ class Row:
 
     Attributes:
         name: its name.
-        version: geutil's.
         failed: why the model could not be made; "" where it was.
         cells: the journeys that were taken.
         seconds: how long all of it took.
     """
 
     name: str
-    version: str = geutil.version.__version__
     failed: str = ""
     cells: dict[str, Cell] = field(default_factory=dict)
     seconds: float = 0.0
@@ -53,7 +50,6 @@ class Row:
         folder.mkdir(parents=True, exist_ok=True)
         values = {
             "name": self.name,
-            "version": self.version,
             "failed": self.failed,
             "seconds": self.seconds,
             "cells": {name: c.as_dict() for name, c in self.cells.items()},
@@ -95,7 +91,7 @@ def run(
         made = _made(plain, place, seconds)
         row.failed = made.get("failed", "")
         if not row.failed:
-            row.cells |= _taken(name, place, left, seconds, say)
+            row.cells |= take(name, place, left, seconds, say)
             say("checked by plain TensorFlow")
             row.cells |= _checked(plain, place, row.cells, seconds)
     row.seconds = round(row.seconds + time.monotonic() - began, 1)
@@ -112,7 +108,7 @@ def _made(plain: _Process, place: Path, seconds: float) -> dict[str, Any]:
     return made
 
 
-def _taken(
+def take(
     name: str, place: Path, journeys: Sequence[str], seconds: float, say: Say
 ) -> dict[str, Cell]:
     """Take the journeys; where a process dies, another one goes on behind it."""
