@@ -14,6 +14,8 @@ _ADD = frozenset({"Add", "AddV2"})
 _UNIFORM = frozenset(
     {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
 )
+_ABOVE = frozenset({"Greater", "GreaterEqual"})
+_BELOW = frozenset({"Less", "LessEqual"})
 _TOLERANCE = 1e-2
 """How far scale * (1 - rate) may be from 1: half precision holds three digits."""
 
@@ -27,7 +29,9 @@ def dropout_removal() -> tuple[Rule, ...]:
       `tf.nn.experimental.stateless_dropout` and `general_dropout`:
       `SelectV2(uniform >= rate, x * scale, 0)`;
     - earlier releases: `x * scale * Cast(uniform >= rate)`;
-    - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`.
+    - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`;
+    - stochastic depth: any product of `x`, a mask and a constant, where the mask is
+      `Cast(uniform > rate)`, `Cast(uniform < keep_prob)` or the like, or the `Floor`.
 
     `x / (1 - rate)` may stand for `x * scale`, and `uniform` may be shifted and scaled
     by constants to [0, 1). Refused where constants do not fit, so that the values that
@@ -51,6 +55,7 @@ def dropout_removal() -> tuple[Rule, ...]:
         Rule(_select(), _input, _unfit, "dropout_removal"),
         Rule(_mask(), _input, _unfit, "dropout_removal (mask)"),
         Rule(_floor(), _input, _unfit, "dropout_removal (floor)"),
+        Rule(_product(), _input, _unfit, "dropout_removal (product)"),
     )
 
 
@@ -72,6 +77,30 @@ def _floor() -> Pattern:
     kept = Op("Floor", Op(_ADD, keep, _uniform(), commutative=True))
     scaled = Op("RealDiv", Any("x"), keep)
     return Op("Mul", scaled, kept, commutative=True)
+
+
+def _product() -> Pattern:
+    """Return the pattern of x, a mask and a constant factor, in any order."""
+    # A larger one may be what the mask is put on.
+    x, scale, keep = Any("x"), _number("scale"), _number("keep")
+    rate, likely = _number("rate"), _number("likely")
+    drawn = _uniform()
+    above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
+    below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
+    floor = Op("Floor", Op(_ADD, likely, drawn, commutative=True))
+    mask = Op("Cast", above | below) | floor
+
+    def times(a: Pattern, b: Pattern) -> Pattern:
+        return Op("Mul", a, b, commutative=True)
+
+    def scaled(t: Pattern) -> Pattern:
+        return times(t, scale) | Op("RealDiv", t, keep)
+
+    return times(scaled(x), mask) | scaled(times(x, mask)) | times(x, scaled(mask))
+
+
+def _number(name: str) -> Pattern:
+    return Const(name, where=lambda t: t.shape.num_elements() == 1)
 
 
 def _scaled(rate: Pattern) -> Pattern:
@@ -107,10 +136,11 @@ def _unfit(match: Match) -> str | None:
 
 def _unfit_scale(match: Match) -> str | None:
     """Return why the values that dropout keeps do not balance those it drops."""
-    if "rate" not in match or "one" in match:
+    likely, scale = _value(match, "likely"), _value(match, "scale")
+    if "one" in match or ("rate" not in match and likely is None):
         # What scales is computed from the very tensor that decides.
         return None
-    rate, scale = _value(match, "rate"), _value(match, "scale")
+    rate = _value(match, "rate") if likely is None else 1.0 - likely
     if rate is None:
         return f"'{match['rate'].name}' is no constant, but what scales is"
     if scale is None:

@@ -34,7 +34,30 @@ def of_version_1(x):
     return x / keep * tf.floor(tf.raw_ops.Add(x=keep, y=uniform))
 
 
+def rows_of(x):
+    return tf.random.uniform([tf.shape(x)[0], 1], dtype=x.dtype)
+
+
+def number(x, value):
+    return tf.constant(value, x.dtype)
+
+
+# Stochastic depth keeps whole rows; everybody writes it in another order.
+STOCHASTIC_DEPTH = {
+    "above the rate": lambda x: (x / 0.7) * tf.cast(rows_of(x) > 0.3, x.dtype),
+    "the rate below": lambda x: (
+        (x / 0.7) * tf.cast(tf.less(number(x, 0.3), rows_of(x)), x.dtype)
+    ),
+    "below keep_prob": lambda x: x * tf.cast(rows_of(x) < 0.7, x.dtype) / 0.7,
+    "keep_prob above": lambda x: (
+        tf.cast(tf.greater(number(x, 0.7), rows_of(x)), x.dtype) * x / 0.7
+    ),
+    "a scaled mask": lambda x: x * (tf.cast(rows_of(x) >= 0.3, x.dtype) / 0.7),
+    "a floor": lambda x: (x / 0.7) * tf.floor(0.7 + rows_of(x)),
+    "a scaled floor": lambda x: x * (tf.floor(rows_of(x) + 0.7) * (1 / 0.7)),
+}
 BUILDERS = {
+    **STOCHASTIC_DEPTH,
     "tf.nn.dropout": lambda x: tf.nn.dropout(x, rate=0.3),
     "noise shape": lambda x: tf.nn.dropout(x, rate=0.3, noise_shape=[4, 1]),
     "v1 keep_prob": lambda x: tf.compat.v1.nn.dropout(x, keep_prob=0.7),
@@ -123,9 +146,19 @@ def unknown_rate(x):
     return tf.where(mask, x * 1.25, 0.0)
 
 
+def depth_scaled_otherwise(x):
+    return (x / 0.5) * tf.cast(rows_of(x) > 0.3, x.dtype)
+
+
+def what_is_kept_mixed_up(x):
+    return (x / 0.3) * tf.cast(rows_of(x) < 0.7, x.dtype)
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
+        (depth_scaled_otherwise, "scaled by 2.0, with a rate of 0.30"),
+        (what_is_kept_mixed_up, "scaled by 3.3"),
         (scaled_otherwise, "what is kept is scaled by 2.0, with a rate of 0.2"),
         (wider, "go up to 2.0, not 1"),
         (shifted, "is 0.5, not 0"),
@@ -149,6 +182,13 @@ def test_gaussian_noise_is_no_candidate():
     report = rewrite(graph, dropout_removal())
     assert not report.rewritten
     assert not report.refused
+
+
+def test_a_mask_that_is_not_balanced_is_no_candidate():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(X)
+        tf.identity(x * tf.cast(rows_of(x) > 0.3, x.dtype))
+    assert not rewrite(graph, dropout_removal()).rewritten
 
 
 def test_a_fetched_dropout_is_reported():
