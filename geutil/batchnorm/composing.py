@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from geutil.batchnorm.arithmetic import Affine, Value, scale_and_offset
 from geutil.batchnorm.moving import Moving, with_moving
-from geutil.batchnorm.steps import FUSED, Kind, Step
+from geutil.batchnorm.steps import Kind, Step
 from geutil.batchnorm.values import as_vector, constant, unrounded, wide
 from geutil.graph.kinds import Tensor
+from geutil.select.networks.norms import FUSED
 
 
 def composed(steps: Sequence[Step]) -> Affine | None:

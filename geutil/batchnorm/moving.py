@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from geutil.batchnorm.norms import Norm
-from geutil.batchnorm.steps import FUSED, Kind
+from geutil.batchnorm.steps import Kind
 from geutil.graph.importing import make_op
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import absolute_unique_name
 from geutil.graph.order import topological_sort
 from geutil.reroute.control_edges import add_control_inputs
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 

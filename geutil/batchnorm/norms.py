@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from geutil.batchnorm.links import link_of
-from geutil.batchnorm.steps import FUSED, Kind, Step, step_of
+from geutil.batchnorm.steps import Kind, Step, step_of
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import scope_dirname
 from geutil.graph.order import topological_sort
 from geutil.select.networks.layers import layer_of
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 

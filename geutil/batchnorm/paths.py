@@ -10,9 +10,10 @@ from geutil.batchnorm.moving import measures_only
 from geutil.batchnorm.norms import Norm
 from geutil.batchnorm.passing import axis_after
 from geutil.batchnorm.shapes import SHAPES
-from geutil.batchnorm.steps import FUSED, Step
+from geutil.batchnorm.steps import Step
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from geutil.batchnorm.report import Refused
-from geutil.batchnorm.steps import FUSED
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
+from geutil.select.networks.norms import FUSED
 from geutil.transform.opened import OpenedFunction, OpenedFunctions
 
 SIGNS = FUSED | {"Rsqrt", "Sqrt", "Pow"}

@@ -7,9 +7,8 @@ from enum import Enum
 
 from geutil.graph.kinds import Operation, Tensor
 from geutil.select.networks.layers import data_format
+from geutil.select.networks.norms import FUSED, is_layer_norm
 from geutil.select.networks.origins import Origins
-
-FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
 _AXES = {"NHWC": -1, "NDHWC": -1, "NCHW": -3, "NCDHW": -4}
 
@@ -90,7 +89,7 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
     The other operand has to be a parameter, or made of statistics of the batch: a
     residual of batch 1 has the shape of one, but depends on the data.
     """
-    if op.type in FUSED:
+    if op.type in FUSED and not is_layer_norm(op):
         return Step(op, Kind.NORMALIZE, 0, None, _AXES[data_format(op)])
     if (op.type, 0) not in _KINDS:
         return None

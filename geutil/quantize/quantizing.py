@@ -20,7 +20,11 @@ from geutil.quantize.applying.guarding import (
     undone_on_error,
 )
 from geutil.quantize.applying.inserting import Mode, insert
-from geutil.quantize.applying.lowering import lower_negations, lower_prelus
+from geutil.quantize.applying.lowering import (
+    lower_layer_norms,
+    lower_negations,
+    lower_prelus,
+)
 from geutil.quantize.applying.variables import RangeVariables
 from geutil.quantize.finding.choices import Choices, Override
 from geutil.quantize.finding.kernels import ACTIVATIONS
@@ -153,13 +157,13 @@ result 8 bits (conv/act_quant)
         for _, graph, _ in places:
             stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan in zip(places, plans, strict=True):
-            rewritten = lower_prelus(graph, plan.prelus)
-            lines, products = lower_negations(graph, plan.negations)
-            rewritten = (*rewritten, *lines)
+            negated, products = lower_negations(graph, plan.negations)
+            normalized, norms = lower_layer_norms(graph, plan.layer_norms)
+            rewritten = (*lower_prelus(graph, plan.prelus), *negated, *normalized)
             if rewritten:
                 # A result may be another tensor now.
                 results = {n: found for n, _, found in _places(graph_or_model)}
-                again = replace(choices, stands_for=products)
+                again = replace(choices, stands_for=products | norms)
                 plan = plan_quantization(graph, results[name], again)
             ranges = RangeVariables(graph, known, vars_collection)
             made = insert(graph, plan.groups, mode, ranges)

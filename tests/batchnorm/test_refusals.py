@@ -6,6 +6,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, FoldError
 from tests.batchnorm.checking import EPSILON, Builder, built, folded
+from tests.select.layer_norms import fused_layer_norm
 
 
 def conv(b, x=None, channels=4):
@@ -288,3 +289,13 @@ def test_loops_and_conditionals_of_version_1(build, parameters):
     assert not report.folded
     (refused,) = report.refused
     assert "version 1" in refused.reason
+
+
+def test_a_layer_norm_of_one_op_is_no_batch_norm():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 5, 8])
+        tf.identity(fused_layer_norm(x)[0])
+    for is_training in (False, True):
+        report = fold_batch_norms(graph, is_training=is_training)
+        assert not report.folded
+        assert not report.refused

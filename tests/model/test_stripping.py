@@ -14,6 +14,7 @@ from tests.model.training.helpers import (
     randomize,
     types_of,
 )
+from tests.select.layer_norms import fused_layer_norm
 
 layers = tf.keras.layers
 IMAGES = tf.TensorSpec([None, 8, 8, 3], name="x")
@@ -339,3 +340,17 @@ def test_refusals(options, message):
     with pytest.raises(model.ModelError, match=message):
         m.strip_training(**options)
     assert m.program().graph_def.SerializeToString(deterministic=True) == before
+
+
+def test_a_layer_norm_that_is_written_as_a_batch_norm_stays():
+    x = np.random.default_rng(0).normal(size=(3, 5, 8)).astype(np.float32)
+
+    def train(x):
+        return {"y": tf.nn.dropout(fused_layer_norm(x)[0], 0.4)}
+
+    spec = tf.TensorSpec([None, 5, 8], name="x")
+    stripped = model.open(tf.function(train, [spec])).strip_training()
+    expected = tf.keras.layers.LayerNormalization(epsilon=1e-3)(x)
+    np.testing.assert_allclose(stripped.run(x=x)["y"], expected, rtol=1e-4, atol=1e-5)
+    assert kinds(stripped.strip_report.entries) == ["dropout"]
+    assert {e.action for e in stripped.strip_report.entries} == {"removed"}

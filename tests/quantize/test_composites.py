@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.quantize import quantize
+from geutil.quantize import calibrate, quantize
 from tests.quantize.converted import converted, is_simulated, opened, spec
+from tests.select.layer_norms import fused_layer_norm
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -136,3 +137,22 @@ def test_layer_norms_are_int8():
     assert not result.floats
     assert not result.report.skipped
     assert all(is_simulated(t.op) for t in result.model.outputs.values())
+
+
+def test_a_layer_norm_of_one_op_is_written_in_a_form_that_is_int8():
+    result = converted(lambda x: fused_layer_norm(x)[0], spec(2, 6, 8))
+    assert not result.floats
+    assert not result.report.skipped
+    (line,) = result.report.rewritten
+    assert "a layer norm, computes (x - mean) * rsqrt(variance + epsilon)" in line
+
+
+def test_a_layer_norm_of_one_op_computes_what_it_did():
+    m = opened(lambda x: fused_layer_norm(x, 0.01)[0], spec(None, 6, 8))
+    x = np.random.default_rng(0).normal(size=(3, 6, 8)).astype(np.float32)
+    layer = tf.keras.layers.LayerNormalization(epsilon=0.01)
+    data = dict.fromkeys(m.inputs, x)
+    quantize(m, is_training=False, weight_bits=16, activation_bits=16)
+    calibrate(m, [data], "min_max")
+    (y,) = m.run(**data).values()
+    np.testing.assert_allclose(y, layer(x), atol=1e-3)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from geutil.batchnorm.steps import FUSED
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import Origins
 
 _UNARY = frozenset(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.select.networks.norms import FUSED, is_layer_norm
 from geutil.transform.rewrite import Const, constant_value
 
-FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 SHAPING = frozenset(
     ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 )
@@ -23,7 +23,8 @@ def behind_shaping(tensor: Tensor) -> Tensor:
 
 def is_fused_in_training(op: Operation) -> bool:
     """Tell whether an op is a fused batch norm that uses the batch's statistics."""
-    return op.type in FUSED and bool(op.get_attr("is_training"))
+    trains = op.type in FUSED and bool(op.get_attr("is_training"))
+    return trains and not is_layer_norm(op)
 
 
 def reduces_batch(op: Operation) -> bool:

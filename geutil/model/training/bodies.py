@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from geutil.model.training.axes import FUSED
 from geutil.model.training.kinds import DIAGNOSTICS, EffectKinds, is_random, is_write
 from geutil.model.training.report import Stripped
+from geutil.select.networks.norms import FUSED
 
 _SHOWN = 5
 

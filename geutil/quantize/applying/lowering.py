@@ -13,7 +13,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import absolute_unique_names
 from geutil.quantize.finding.prelus import Prelu
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.stencils import Stencils
+from geutil.transform.stencils import Function, Stencils
 
 
 def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
@@ -79,18 +79,64 @@ def lower_negations(
 
     Cost: linear in the ops and their readers.
     """
-    if not ops:
-        return (), {}
+    products = _replace(graph, [("product", _product, op) for op in ops])
+    return tuple(f"'{op.name}' (Neg) computes x * -1" for op in ops), products
+
+
+def lower_layer_norms(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let layer norms of one op be computed in several, each with an int8 kernel.
+
+    The converter would do so, too, but where no FakeQuant can lie between them.
+
+    Args:
+        graph: the graph.
+        ops: fused batch norms in it that are layer norms.
+
+    Returns:
+        For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
+    """
+    results = _replace(graph, [("norm", _normalizing(op), op) for op in ops])
+    lines = tuple(
+        f"'{op.name}' ({op.type}), a layer norm, computes (x - mean) * "
+        "rsqrt(variance + epsilon)"
+        for op in ops
+    )
+    return lines, results
+
+
+def _replace(
+    graph: Graph, groups: Sequence[tuple[str, Function, Operation]]
+) -> dict[Operation, Operation]:
+    """Let ops make of what ops read first be read in the place of what these make.
+
+    Args:
+        graph: the graph.
+        groups: for each op the last part of the new ops' scope, and what makes them.
+
+    Returns:
+        By the ops of the new results those that they stand in for.
+    """
+    if not groups:
+        return {}
     stencils = Stencils(graph)
-    names = absolute_unique_names(graph, [f"{op.name}/product" for op in ops])
-    products = [
-        stencils.add("product", _product, name, [op.inputs[0]], op.device)
-        for op, name in zip(ops, names, strict=True)
+    wanted = [f"{op.name}/{last}" for last, _, op in groups]
+    names = absolute_unique_names(graph, wanted)
+    results = [
+        stencils.add((last, function), function, name, [op.inputs[0]], op.device)
+        for (last, function, op), name in zip(groups, names, strict=True)
     ]
     made = stencils.make()
     by_tensor: MutableIdentityMap[Tensor] = MutableIdentityMap(
-        (op.outputs[0], made[product])
-        for op, (product,) in zip(ops, products, strict=True)
+        (op.outputs[0], made[result])
+        for (_, _, op), (result,) in zip(groups, results, strict=True)
     )
     edits = [
         InputEdit(reader, slot, new)
@@ -101,9 +147,24 @@ def lower_negations(
     ]
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
-    Liveness(graph).retire(ops, lambda op: False)
-    lines = tuple(f"'{op.name}' (Neg) computes x * -1" for op in ops)
-    return lines, {new.op: old.op for old, new in by_tensor.items()}
+    Liveness(graph).retire([op for _, _, op in groups], lambda op: False)
+    return {new.op: old.op for old, new in by_tensor.items()}
+
+
+def _normalizing(op: Operation) -> Function:
+    """Return what computes a layer norm of examples that are channels."""
+    epsilon = float(op.get_attr("epsilon"))
+
+    def normalized(x: tf.Tensor) -> list[tf.Tensor]:
+        # The batch of one is none to take a mean over.
+        axes = list(range(2, x.shape.rank))
+        mean = tf.reduce_mean(x, axes, keepdims=True, name="mean")
+        squares = tf.math.squared_difference(x, mean, name="squares")
+        variance = tf.reduce_mean(squares, axes, keepdims=True, name="variance")
+        factor = tf.math.rsqrt(variance + epsilon, name="factor")
+        return [tf.multiply(x - mean, factor, name="normalized")]
+
+    return normalized
 
 
 def _minimum(x: tf.Tensor) -> list[tf.Tensor]:

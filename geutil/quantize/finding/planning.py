@@ -37,6 +37,7 @@ from geutil.quantize.finding.weights import (
 )
 from geutil.quantize.spec import Spec
 from geutil.select.networks.layers import Layer
+from geutil.select.networks.norms import is_layer_norm
 
 # What the converter makes of parameters of other ops is as good.
 _WITH_PARAMETERS = frozenset(
@@ -71,6 +72,7 @@ class Plan:
         results: for each kernel the point of what it makes.
         prelus: activations to be written in another form before all this.
         negations: Neg ops to be written in another form before all this.
+        layer_norms: layer norms of one op, likewise.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -80,6 +82,7 @@ class Plan:
     results: dict[Operation, Point] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
     negations: list[Operation] = field(default_factory=list)
+    layer_norms: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -138,6 +141,7 @@ class _Planner(Refusals):
             {op: points[draft.tensor] for op, draft in self.results.items()},
             prelus,
             [op for op in self._negations() if op not in inside],
+            self._layer_norms(),
         )
         parameters = {op: [point] for op, point in weights.items()}
         for op, drafts in self.constants.items():
@@ -154,6 +158,14 @@ class _Planner(Refusals):
                 if len(drafted) > 1 and self.can_share(drafted):
                     for tensor in drafted[1:]:
                         self.shared.join(drafted[0], tensor)
+
+    def _layer_norms(self) -> list[Operation]:
+        return [
+            op
+            for op in self.skips
+            if is_layer_norm(op) and op.inputs[0].dtype == tf.float32
+            if not self.refusal(op)
+        ]
 
     def _negations(self) -> list[Operation]:
         return [

@@ -13,8 +13,8 @@ from geutil.quantize.finding.kernels import (
     Treatment,
 )
 from geutil.quantize.finding.network import Network
+from geutil.select.networks.norms import FUSED, is_layer_norm
 
-_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 SUMS = frozenset(("Add", "AddV2", "AddN"))
 BEHIND = (
     "is behind the last layer, and may be part of a loss; an override with a "
@@ -50,7 +50,7 @@ class Refusals(Drafts):
         obstacle = self.network.obstacle(op)
         if obstacle:
             return obstacle
-        if op.type in _NORMS:
+        if op.type in FUSED and not is_layer_norm(op):
             return f"is a batch norm; {_FOLD}"
         if any(self.network.is_statistic(t) for t in op.inputs):
             return f"belongs to a batch norm in training; {_FOLD}"

@@ -15,6 +15,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import is_stateful
 from geutil.select.networks.constant_inputs import constant_inputs
+from geutil.select.networks.norms import FUSED
 
 _CONSTANTS = frozenset(("Const",))
 _VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
@@ -35,7 +36,6 @@ _NEVER = frozenset(
 )
 # How a branch or a loop of version 1 gets what does not change inside.
 _LED_IN = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
-_FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 _SUMS = frozenset(("Add", "AddV2"))
 _ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
@@ -82,7 +82,7 @@ class Origins:
     def of(self, tensor: Tensor) -> Origin | None:
         """Return the origin of a tensor; None for data."""
         op = tensor.op
-        if op.type in _FUSED and tensor.value_index in (1, 2):
+        if op.type in FUSED and tensor.value_index in (1, 2):
             return Origin.BATCH if op.get_attr("is_training") else None
         return self._origins.get(op)
 
