@@ -157,7 +157,8 @@ class KnownValues:
 
 
 def range_of(values: Any, form: Format) -> Range:
-    """Return the range of weights in their format."""
+    """Return the range of weights in their format; infinities are not counted."""
+    values = np.where(np.isinf(values), np.float32(0.0), values)
     axes = None
     if form.axes:
         axes = tuple(a for a in range(values.ndim) if a not in form.axes)

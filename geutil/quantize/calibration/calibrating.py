@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.kinds import is_func_graph, type_name
 from geutil.quantize.applying.variables import range_of
 from geutil.quantize.arithmetic import Range
-from geutil.quantize.calibration.collecting import BEST, Collection
+from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.probing import unquantized
 from geutil.quantize.calibration.progress import counted
@@ -20,6 +20,8 @@ from geutil.quantize.calibration.sites import Site, find_sites
 from geutil.quantize.copying import values_of
 from geutil.quantize.samples import batches
 from geutil.showing import Shown
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ def calibrate(
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
         collection.add(sample)
     chosen, found, noise = collection.chosen()
-    found |= _ranges_of_weights(weights)
+    # Whatever a mask is added to is below all else then.
+    widths = [high - low for low, high in found.values()]
+    found |= _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
     for site in sites:
         site.set(found[site.name])
     ranges = {s.name: found[s.name] for s in sites}
@@ -165,13 +169,18 @@ def _sites(model: Any) -> list[Site]:
     return sites
 
 
-def _ranges_of_weights(sites: Sequence[Site]) -> dict[str, Range]:
+def _ranges_of_weights(sites: Sequence[Site], reach: float) -> dict[str, Range]:
+    """Return the ranges of weights; infinities in them lie so far away."""
     found = iter(values_of([t for site in sites for t in site.tensors], unquantized))
     ranges = {}
     for site in sites:
-        parts = [range_of(next(found), site.form) for _ in site.tensors]
+        parts = [range_of(_within(next(found), reach), site.form) for _ in site.tensors]
         ranges[site.name] = Range(
             np.minimum.reduce([part.low for part in parts]),
             np.maximum.reduce([part.high for part in parts]),
         )
     return ranges
+
+
+def _within(values: Array, reach: float) -> Array:
+    return np.where(np.isinf(values), np.float32(np.sign(values) * reach), values)

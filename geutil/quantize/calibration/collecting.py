@@ -29,7 +29,7 @@ BEST = "best"
 """The method that tries several out."""
 _OF_ZEROS = Range(0.0, 1.0)
 """The range of tensors that hold nothing but zeros, which any range stores exactly."""
-_FAR = 6.25
+FAR = 6.25
 """So far below others the share that a softmax gives is less than half of 1/256."""
 _SOFTMAXES = frozenset(("LogSoftmax", "Softmax"))
 
@@ -103,7 +103,7 @@ class Collection:
         low, high = observer.ends(site.form.bits)
         if site.name in self._masked and _feeds_softmax(site):
             # What a mask leaves out has to stay left out.
-            low -= _FAR
+            low -= FAR
         # TFLite would divide by the width of a range.
         return _OF_ZEROS if low == high else Range(low, high)
 

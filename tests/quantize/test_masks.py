@@ -1,0 +1,96 @@
+"""Infinities that masks put there, and those that leave no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from tests.quantize.converted import opened, samples, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+ROWS = spec(6, 4)
+CAUSAL = np.tril(np.ones((6, 6))) > 0
+MATRIX = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+METHODS = ["best", "moving_average", "min_max", "percentile", "entropy", "mse"]
+
+
+def chosen(x):
+    return tf.nn.softmax(tf.where(CAUSAL, x @ tf.transpose(x), -np.inf)) @ x
+
+
+def added(x):
+    mask = tf.where(CAUSAL, 0.0, -np.inf)
+    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
+
+
+def dead(x):
+    return tf.where(x > 0, tf.math.log(tf.nn.relu(x)), x) @ MATRIX
+
+
+MASKED = {"chosen": chosen, "added": added, "dead": dead}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", MASKED)
+def test_masks_do_not_count(case, method):
+    function = MASKED[case]
+    m = opened(function, ROWS)
+    quantize(m, is_training=False)
+    # Small values, of which the lowest is not far from the others.
+    data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
+    report = calibrate(m, data, method)
+    for low, high in report.ranges.values():
+        assert np.all(np.isfinite(low))
+        assert np.all(np.isfinite(high))
+    x = data[0]["a"]
+    exact = function(tf.constant(x)).numpy()
+    (found,) = m.run(a=x).values()
+    tolerance = 0.3 if method in ("entropy", "moving_average") else 0.05
+    # A log of values near zero has no end.
+    assert case == "dead" or np.abs(found - exact).max() < tolerance
+    blob = to_int8(m)
+    comparison = compare_int8(m, blob, data)
+    assert comparison.float_ops == ()
+    assert comparison.most <= 2
+
+
+CULPRITS = {
+    "a division": (lambda x: tf.nn.relu(x / 0.0) @ MATRIX, "RealDiv"),
+    "the input": (lambda x: tf.nn.relu(x) @ MATRIX, "Placeholder"),
+    "no share": (
+        lambda x: tf.nn.softmax(tf.where(x > 99, x, -np.inf)) @ MATRIX,
+        "Softmax",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CULPRITS)
+def test_the_op_that_makes_them_is_named(case):
+    function, kind = CULPRITS[case]
+    m = opened(function, ROWS)
+    quantize(m, is_training=False)
+    x = samples(m.inputs)["a"]
+    if case == "the input":
+        x[0, 0] = np.inf
+    before = {name: v.numpy() for name, v in m.variables.items()}
+    with pytest.raises(QuantizeError, match=rf"\({kind}\) is the first.* batch 0"):
+        calibrate(m, {"a": x})
+    for name, value in before.items():
+        np.testing.assert_array_equal(m.variables[name].numpy(), value)
+
+
+def test_results_that_a_mask_leaves_infinite():
+    m = opened(lambda x: tf.where(x > 0, x @ MATRIX[:, :4], -np.inf), ROWS)
+    quantize(m, is_training=False)
+    x = samples(m.inputs)["a"]
+    report = calibrate(m, [{"a": x}, {"a": x}])
+    y = (x @ MATRIX[:, :4])[x > 0]
+    low, high = list(report.ranges.values())[-1]
+    assert low <= min(y.min(), 0.0)
+    assert high >= y.max() * 0.9
+    assert all(np.isfinite(share) for share in report.noise.values())
