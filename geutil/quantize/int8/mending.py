@@ -14,6 +14,9 @@ With TensorFlow 2.21 the converter goes wrong with these:
   them by far.
 - A bias of zeros is dropped, and with it what a transposed convolution takes an
   activation in by: both compute in float. A bias that rounds to zero is kept.
+- A sum with zeros, or a product with ones, is dropped, and the FakeQuant ops before and
+  behind it meet: the ranges of two tensors are one's then, which may contradict that of
+  a concat. With a number that is next to zero, or to one, it is kept.
 - Layers that read the same data, and whose weights have the same values, become one. If
   what they make is to be stored in two ranges, that one computes in float. Weights of
   which one's range is wider by a float32 rounding error are not the same.
@@ -42,7 +45,10 @@ _SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
 _MOST_STEPS = 2.0**30
 """Of 32 bits, half of what is above zero."""
 _NEXT_TO_ZERO = 1e-30
+_TINY = 1e-12
 _ROUNDING = 2.0**-20
+_SHIFTS = frozenset(("Add", "AddV2", "BiasAdd", "Sub"))
+_SCALES = frozenset(("Mul", "RealDiv"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +76,8 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
             found[bias.tensor.op] = _not_uniform(value)
         _widen(bias.layer, value, constants, found)
     _told_apart(graph, constants, found)
+    _kept(graph, constants, found)
+    found |= _divisors_of_one(graph, constants)
     return found
 
 
@@ -145,6 +153,59 @@ def _widen_equal(
             for end in ends:
                 wider = np.float32(1 + count * _ROUNDING)
                 found[end] = np.asarray(found.get(end, constants[end]) * wider)
+
+
+def _kept(graph: Graph, constants: Mapping[Operation, Array], found: Values) -> None:
+    """Change parameters of sums and products that would be dropped."""
+    simulations = list(_simulated_operands(graph, constants))
+    held = [op.inputs[0] for op, _ in simulations]
+    values = values_of(held, lambda op: found.get(op, constants.get(op)))
+    for (op, neutral), value in zip(simulations, values, strict=True):
+        if not value.size or not np.all(value == neutral):
+            continue
+        low, high = (t.op for t in list(op.inputs)[1:])
+        if neutral:
+            for end in (low, high):
+                wider = found.get(end, constants[end]) * np.float32(1 + _ROUNDING)
+                found[end] = np.asarray(wider)
+        else:
+            found[op.inputs[0].op] = np.full_like(value, _TINY)
+            found[low], found[high] = (
+                np.full_like(constants[low], end) for end in (-_TINY, _TINY)
+            )
+
+
+def _divisors_of_one(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    """Return other values for divisors, which are not simulated, that are all one."""
+    origins = Origins(graph)
+    divisors = [op.inputs[1] for op in graph.get_operations() if op.type == "RealDiv"]
+    read = [t for t in divisors if origins.is_parameter(t) and len(t.op.outputs) == 1]
+    values = values_of(read, constants.get)
+    return {
+        t.op: np.asarray(value * np.float32(1 + _ROUNDING))
+        for t, value in zip(read, values, strict=True)
+        if value.dtype == np.float32 and value.size and np.all(value == 1)
+    }
+
+
+def _simulated_operands(
+    graph: Graph, constants: Mapping[Operation, Array]
+) -> Iterator[tuple[Operation, int]]:
+    """Yield what quantizes parameters of sums and products, and the neutral number."""
+    origins = Origins(graph)
+    seen: set[Operation] = set()
+    for op in graph.get_operations():
+        if op.type not in _SHIFTS | _SCALES:
+            continue
+        for t in op.inputs:
+            simulation = _source(t).op
+            if simulation in seen or simulation.type != "FakeQuantWithMinMaxVars":
+                continue
+            ends = [end.op for end in list(simulation.inputs)[1:]]
+            known = all(end in constants for end in ends)
+            if known and origins.is_parameter(simulation.inputs[0]):
+                seen.add(simulation)
+                yield simulation, int(op.type in _SCALES)
 
 
 def _source(tensor: Tensor) -> Tensor:
