@@ -23,6 +23,7 @@ from geutil.quantize.applying.inserting import Mode, insert
 from geutil.quantize.applying.lowering import (
     lower_layer_norms,
     lower_negations,
+    lower_one_hots,
     lower_prelus,
 )
 from geutil.quantize.applying.variables import RangeVariables
@@ -157,13 +158,11 @@ result 8 bits (conv/act_quant)
         for _, graph, _ in places:
             stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan in zip(places, plans, strict=True):
-            negated, products = lower_negations(graph, plan.negations)
-            normalized, norms = lower_layer_norms(graph, plan.layer_norms)
-            rewritten = (*lower_prelus(graph, plan.prelus), *negated, *normalized)
+            rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
                 # A result may be another tensor now.
                 results = {n: found for n, _, found in _places(graph_or_model)}
-                again = replace(choices, stands_for=products | norms)
+                again = replace(choices, stands_for=stands_for)
                 plan = plan_quantization(graph, results[name], again)
             ranges = RangeVariables(graph, known, vars_collection)
             made = insert(graph, plan.groups, mode, ranges)
@@ -173,6 +172,26 @@ result 8 bits (conv/act_quant)
             report = _report(plan, name, choices, made, ranges.by_name, steps)
             reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
+
+
+def _lowered(
+    graph: Graph, plan: Plan
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Write ops of a plan in another form that has int8 kernels.
+
+    Returns:
+        What was done, in words; and by new ops those that they stand in for.
+    """
+    lines = list(lower_prelus(graph, plan.prelus))
+    stands_for: dict[Operation, Operation] = {}
+    for more, results in (
+        lower_negations(graph, plan.negations),
+        lower_layer_norms(graph, plan.layer_norms),
+        lower_one_hots(graph, plan.one_hots),
+    ):
+        lines += more
+        stands_for |= results
+    return tuple(lines), stands_for
 
 
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -79,7 +80,10 @@ def lower_negations(
 
     Cost: linear in the ops and their readers.
     """
-    products = _replace(graph, [("product", _product, op) for op in ops])
+    products = _replace(
+        graph,
+        [_Lowering(op, "product", "product", _product, op.inputs[:1]) for op in ops],
+    )
     return tuple(f"'{op.name}' (Neg) computes x * -1" for op in ops), products
 
 
@@ -103,7 +107,13 @@ def lower_layer_norms(
 
     Cost: linear in the ops and their readers.
     """
-    results = _replace(graph, [("norm", _normalizing(op), op) for op in ops])
+    results = _replace(
+        graph,
+        [
+            _Lowering(op, "norm", ("norm", op), _normalizing(op), op.inputs[:1])
+            for op in ops
+        ],
+    )
     lines = tuple(
         f"'{op.name}' ({op.type}), a layer norm, computes (x - mean) * "
         "rsqrt(variance + epsilon)"
@@ -112,31 +122,79 @@ def lower_layer_norms(
     return lines, results
 
 
-def _replace(
-    graph: Graph, groups: Sequence[tuple[str, Function, Operation]]
-) -> dict[Operation, Operation]:
-    """Let ops make of what ops read first be read in the place of what these make.
+def lower_one_hots(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let one-hot vectors of floats choose between two values by a mask.
+
+    TFLite's converter fails where they are to be quantized: it moves that to the
+    values, which the kernel does not take in int8.
 
     Args:
         graph: the graph.
-        groups: for each op the last part of the new ops' scope, and what makes them.
+        ops: OneHot ops in it.
+
+    Returns:
+        For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
+    """
+    lowerings = []
+    for op in ops:
+        axis, kind = int(op.get_attr("axis")), op.inputs[0].dtype.name
+        key = ("one-hot", axis, kind)
+        lowerings.append(_Lowering(op, "choice", key, _chooser(axis), op.inputs))
+    results = _replace(graph, lowerings)
+    return tuple(f"'{op.name}' (OneHot) chooses by a mask" for op in ops), results
+
+
+class _Lowering(NamedTuple):
+    """An op in whose place others compute.
+
+    Attributes:
+        op: the op.
+        scope: the last part of the new ops' scope.
+        key: tells apart what makes other ops.
+        function: what makes them.
+        inputs: what they read.
+    """
+
+    op: Operation
+    scope: str
+    key: Hashable
+    function: Function
+    inputs: Sequence[Tensor]
+
+
+def _replace(
+    graph: Graph, lowerings: Sequence[_Lowering]
+) -> dict[Operation, Operation]:
+    """Let others be read in the place of ops.
+
+    Args:
+        graph: the graph.
+        lowerings: the ops, and what computes in their place.
 
     Returns:
         By the ops of the new results those that they stand in for.
     """
-    if not groups:
+    if not lowerings:
         return {}
     stencils = Stencils(graph)
-    wanted = [f"{op.name}/{last}" for last, _, op in groups]
+    wanted = [f"{low.op.name}/{low.scope}" for low in lowerings]
     names = absolute_unique_names(graph, wanted)
     results = [
-        stencils.add((last, function), function, name, [op.inputs[0]], op.device)
-        for (last, function, op), name in zip(groups, names, strict=True)
+        stencils.add(low.key, low.function, name, list(low.inputs), low.op.device)
+        for low, name in zip(lowerings, names, strict=True)
     ]
     made = stencils.make()
     by_tensor: MutableIdentityMap[Tensor] = MutableIdentityMap(
-        (op.outputs[0], made[result])
-        for (_, _, op), (result,) in zip(groups, results, strict=True)
+        (low.op.outputs[0], made[result])
+        for low, (result,) in zip(lowerings, results, strict=True)
     )
     edits = [
         InputEdit(reader, slot, new)
@@ -147,7 +205,7 @@ def _replace(
     ]
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
-    Liveness(graph).retire([op for _, _, op in groups], lambda op: False)
+    Liveness(graph).retire([low.op for low in lowerings], lambda op: False)
     return {new.op: old.op for old, new in by_tensor.items()}
 
 
@@ -165,6 +223,16 @@ def _normalizing(op: Operation) -> Function:
         return [tf.multiply(x - mean, factor, name="normalized")]
 
     return normalized
+
+
+def _chooser(axis: int) -> Function:
+    def function(
+        indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor
+    ) -> list[tf.Tensor]:
+        mask = tf.one_hot(indices, depth, True, False, axis, tf.bool, name="mask")
+        return [tf.where(mask, on, off, name="choice")]
+
+    return function
 
 
 def _minimum(x: tf.Tensor) -> list[tf.Tensor]:

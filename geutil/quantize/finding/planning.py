@@ -73,6 +73,7 @@ class Plan:
         prelus: activations to be written in another form before all this.
         negations: Neg ops to be written in another form before all this.
         layer_norms: layer norms of one op, likewise.
+        one_hots: OneHot ops, likewise.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Plan:
     prelus: list[Prelu] = field(default_factory=list)
     negations: list[Operation] = field(default_factory=list)
     layer_norms: list[Operation] = field(default_factory=list)
+    one_hots: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -140,8 +142,9 @@ class _Planner(Refusals):
             weights,
             {op: points[draft.tensor] for op, draft in self.results.items()},
             prelus,
-            [op for op in self._negations() if op not in inside],
+            [op for op in self._left_in_float("Neg") if op not in inside],
             self._layer_norms(),
+            self._left_in_float("OneHot"),
         )
         parameters = {op: [point] for op, point in weights.items()}
         for op, drafts in self.constants.items():
@@ -167,11 +170,12 @@ class _Planner(Refusals):
             if not self.refusal(op)
         ]
 
-    def _negations(self) -> list[Operation]:
+    def _left_in_float(self, kind: str) -> list[Operation]:
+        """Return the ops of a type that can be written in another form."""
         return [
             op
             for op in self.skips
-            if op.type == "Neg" and op.inputs[0].dtype == tf.float32
+            if op.type == kind and op.outputs[0].dtype == tf.float32
             if not self.refusal(op)
         ]
 

@@ -1,0 +1,101 @@
+"""One-hot vectors that are read by what is quantized."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import geutil as ge
+from geutil import model
+from geutil.quantize import calibrate, quantize
+from tests.quantize.converted import converted, opened, samples, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+MATRIX = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+IDS = spec(6, dtype=tf.int32)
+ROWS = spec(6, 4)
+
+
+def experts(x):
+    """Return a mixture: each row is treated by the expert with the largest share."""
+    shares = tf.nn.softmax(x @ MATRIX)
+    largest, places = tf.math.top_k(shares, 2)
+    mask = tf.reduce_sum(tf.one_hot(places, 5) * largest[..., None], 1)
+    outputs = tf.stack([x * float(i + 1) for i in range(5)], 1)
+    return tf.reduce_sum(outputs * mask[:, :, None], 1)
+
+
+CASES = {
+    "product": (lambda a: tf.one_hot(a, 4) @ MATRIX, (IDS,)),
+    "other values": (lambda a: tf.one_hot(a, 4, 2.5, -0.5) @ MATRIX, (IDS,)),
+    "axis": (lambda a: tf.matmul(tf.one_hot(a, 6, axis=0), tf.one_hot(a, 6)), (IDS,)),
+    "reshaped": (
+        lambda a, b: tf.reshape(tf.one_hot(a, 4)[:, None], [6, 4]) * b,
+        (IDS, ROWS),
+    ),
+    "a result": (lambda a, b: (tf.one_hot(a, 4), b + 1.0), (IDS, ROWS)),
+    "any batch": (lambda a: tf.one_hot(a, 4) @ MATRIX, (spec(None, dtype=tf.int32),)),
+    "a value of data": (
+        lambda a, b: tf.one_hot(a, 4, tf.reduce_max(b)) * b,
+        (IDS, ROWS),
+    ),
+    "experts": (experts, (ROWS,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_hots_are_int8(case):
+    function, specs = CASES[case]
+    result = converted(function, *specs)
+    ge.verify(result.model.graph)
+    assert "ONE_HOT" in result.kinds
+    assert result.floats == []
+    assert result.report.coverage == 1.0
+    assert result.report.skipped == ()
+    assert all("(OneHot) chooses by a mask" in line for line in result.report.rewritten)
+    assert result.most <= 2
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_the_graph_computes_the_same(axis):
+    def function(a):
+        vectors = tf.one_hot(tf.reshape(a, [2, 3]), 4, 3.0, -1.0, axis)
+        return tf.reduce_sum(tf.reshape(vectors, [-1, 4]) @ MATRIX, 0)
+
+    m = opened(function, IDS)
+    quantize(m, is_training=False, weight_bits=16, activation_bits=16)
+    # Also for what is no index.
+    ids = np.int32([0, 3, 4, -1, 1, 2])
+    calibrate(m, {"a": ids})
+    (found,) = m.run(a=ids).values()
+    np.testing.assert_allclose(found, function(tf.constant(ids)), atol=1e-3)
+
+
+def test_gradients_pass():
+    weights = tf.Variable(MATRIX)
+
+    @tf.function(input_signature=[tf.TensorSpec([6], tf.int32, name="a")])
+    def function(a):
+        return {"y": tf.one_hot(a, 4) @ weights}
+
+    m = model.open(function)
+    quantize(m)
+    trained = m.to_function()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(trained(a=tf.constant([0, 1, 1, 2, 3, 3]))["y"])
+    (gradient,) = tape.gradient(loss, [weights])
+    np.testing.assert_allclose(
+        gradient, np.tile([[1.0], [2.0], [1.0], [2.0]], 5), rtol=2e-2
+    )
+
+
+def test_one_hots_that_are_left_alone():
+    m = opened(CASES["product"][0], IDS)
+    report = quantize(m, is_training=False, overrides={"one_hot": "skip"})
+    assert report.rewritten == ()
+    kinds = [op.type for op in m.graph.get_operations()]
+    assert "SelectV2" not in kinds
+    assert samples(m.inputs)["a"].dtype == np.int32
