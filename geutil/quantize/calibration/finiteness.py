@@ -7,6 +7,7 @@ outside of any range, and are rounded to its end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -28,9 +29,23 @@ class Finiteness:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._probe: Probe | None = None
-        self._ops: list[Operation] = []
-        self._network: Any = None
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network(self._model.graph, self._model.outputs.values())
+
+    @cached_property
+    def _looked_at(self) -> dict[Operation, list[Tensor]]:
+        """The floats that each op makes, in topological order."""
+        read = {t.op for op in self._network.ops for t in op.inputs}
+        ops = topological_sort({*self._network.ops, *read})
+        floats = {op: _floats(op) for op in ops if unquantized(op) is None}
+        return {op: made for op, made in floats.items() if made}
+
+    @cached_property
+    def _probe(self) -> Probe:
+        groups = {op.name: made for op, made in self._looked_at.items()}
+        return Probe(self._model.graph, self._model.inputs, groups, _look)
 
     def culprit(self, sample: Mapping[str, Any]) -> Operation | None:
         """Return the first op that makes infinities or NaN, other than by a mask.
@@ -40,14 +55,11 @@ class Finiteness:
 
         Cost: one run that looks at every tensor.
         """
-        if self._probe is None:
-            self._prepare()
-        assert self._probe is not None
         seen = self._probe.run(sample)
         masking: set[Operation] = set()
-        for op in self._ops:
+        for op in self._looked_at:
             found = seen[op.name]
-            if found["finite"]:
+            if found["finite"] or op not in self._network.place:
                 continue
             if found["nan"] or not self._is_masked(op, seen, masking):
                 return op
@@ -65,16 +77,6 @@ class Finiteness:
     def _finite(self, tensor: Tensor, seen: Mapping[str, Any]) -> bool:
         found = seen.get(tensor.op.name)
         return found is None or bool(found["finite"])
-
-    def _prepare(self) -> None:
-        results = list(self._model.outputs.values())
-        self._network = Network(self._model.graph, results)
-        read = {t.op for op in self._network.ops for t in op.inputs}
-        looked_at = topological_sort({*self._network.ops, *read})
-        floats = {op: _floats(op) for op in looked_at if unquantized(op) is None}
-        groups = {op.name: made for op, made in floats.items() if made}
-        self._probe = Probe(self._model.graph, self._model.inputs, groups, _look)
-        self._ops = [op for op in self._network.ops if op.name in groups]
 
 
 def _floats(op: Operation) -> list[Tensor]:
