@@ -315,7 +315,7 @@ def test_other_types():
         ({"quant_delay": 2, "is_training": False}, "is for training"),
         ({"ema_decay": 1.5}, "ema_decay=1.5"),
         ({"init_min": 1.0}, "init_min=1.0"),
-        ({"init_min": 0.0, "init_max": 0.0}, "no range"),
+        ({"init_min": 0.0, "init_max": -1.0}, "no range"),
     ],
     ids=str,
 )
