@@ -247,7 +247,14 @@ def _report(
     warnings = []
     if choices.scope and not quantized:
         warnings.append(f"no op in the scope '{choices.scope}' can be quantized")
-        _logger.warning("quantize: %s", warnings[0])
+    elif plan.unfed and not quantized and not skipped:
+        first = plan.unfed[0]
+        warnings.append(
+            f"no op computes with data: '{first.name}' ({first.type}) reads constants "
+            "and variables only; feed the network through a placeholder"
+        )
+    for warning in warnings:
+        _logger.warning("quantize: %s", warning)
     return QuantizeReport(
         tuple(quantized), tuple(skipped), tuple(warnings), variables or {}, step
     )

@@ -115,6 +115,16 @@ def test_where_something_is_fed_products_of_weights_stay_weights(fed):
     assert "weights" not in {e.op for e in report.quantized}
 
 
+def test_a_network_that_is_told_from_products_of_weights_by_nothing_is_reported():
+    with tf.Graph().as_default() as graph:
+        v1.placeholder(tf.float32, [], "fed")
+        tf.matmul(tf.zeros([4, 3]), _variable("w", 3, 2), name="product")
+    report = quantize(graph)
+    assert report.quantized == report.skipped == ()
+    (warning,) = report.warnings
+    assert "'product' (MatMul) reads constants and variables only" in warning
+
+
 def test_norms_of_such_a_network_are_folded_and_its_ranges_learnt():
     with tf.Graph().as_default() as graph:
         x = tf.constant(IMAGES, name="x")

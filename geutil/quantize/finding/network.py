@@ -21,6 +21,7 @@ from geutil.quantize.finding.kernels import (
     SHAPES,
     Treatment,
 )
+from geutil.select.networks.constant_inputs import DATA_SLOTS
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
@@ -55,6 +56,7 @@ class Network:
         ops: the ops, in topological order.
         layers: those of them that multiply data by weights, and have int8 kernels.
         gathered: the last ops of dilated convolutions that are written as three.
+        unfed: ops that could, and read constants and variables only.
 
     Cost: linear in ops and edges.
     """
@@ -73,6 +75,11 @@ class Network:
             op: layer for op, layer in layers.items() if op.type not in FLOAT_LAYERS
         }
         self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
+        self.unfed = [
+            op
+            for op in everything
+            if op.type in DATA_SLOTS and all(map(self.is_parameter, op.inputs))
+        ]
         self._region = None if self.results else self._before(layers)
         self._losses: set[Operation] | None = None
 

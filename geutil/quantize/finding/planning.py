@@ -74,6 +74,7 @@ class Plan:
         negations: Neg ops to be written in another form before all this.
         layer_norms: layer norms of one op, likewise.
         one_hots: OneHot ops, likewise.
+        unfed: products of constants and variables, which may have been meant.
     """
 
     groups: list[RangeGroup] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Plan:
     negations: list[Operation] = field(default_factory=list)
     layer_norms: list[Operation] = field(default_factory=list)
     one_hots: list[Operation] = field(default_factory=list)
+    unfed: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
@@ -145,6 +147,7 @@ class _Planner(Refusals):
             [op for op in self._left_in_float("Neg") if op not in inside],
             self._layer_norms(),
             self._left_in_float("OneHot"),
+            self.network.unfed,
         )
         parameters = {op: [point] for op, point in weights.items()}
         for op, drafts in self.constants.items():
