@@ -13,6 +13,7 @@ from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepa
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.tape.building import TapeEngine
 from geutil.gradients.updates import order_when_complete
+from geutil.memory.sizes import GivenShapes
 
 
 @tf.autograph.experimental.do_not_convert
@@ -29,6 +30,7 @@ def gradients(
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
+    shapes: GivenShapes | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -81,6 +83,11 @@ def gradients(
             no time, and pays without checkpoints, too. In a graph of version 1, updates
             that a Session runs are ordered by `order_updates`. Under XLA and op
             determinism nothing is ordered.
+        shapes: shapes for tensors whose static shapes leave dimensions open, such as
+            what is fed: a mapping, or pairs. A key is a tensor, its `ref()` or its
+            name. All other sizes follow. Without them an open dimension that follows
+            from nothing is taken for 32; the report says of what. They hold for the
+            graph from then on.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -95,7 +102,7 @@ def gradients(
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
         SelectionError: no such mode, a checkpoint from another graph, or an empty
-            collection.
+            collection; or `shapes` that do not fit the graph.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         Whatever `tf.gradients` raises.
@@ -125,6 +132,7 @@ def gradients(
         holds_gradients,
         engine,
         order,
+        shapes,
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()

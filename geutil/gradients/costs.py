@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from geutil.gradients.heavy import CONVOLUTIONS, PRODUCTS
-from geutil.gradients.sizes import UNKNOWN, tensor_elements
+from geutil.gradients.shapes import UNKNOWN, known_dims
+from geutil.gradients.sizes import tensor_elements
 from geutil.graph.kinds import Operation, Tensor
 
 
@@ -75,6 +76,4 @@ def _shared_by_einsum(op: Operation) -> int:
 
 
 def _dimensions(tensor: Tensor) -> list[int]:
-    if tensor.shape.rank is None:
-        return []
-    return [UNKNOWN if d is None else d for d in tensor.shape.as_list()]
+    return [UNKNOWN if d is None else d for d in known_dims(tensor) or ()]

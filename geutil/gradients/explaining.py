@@ -16,12 +16,14 @@ from geutil.gradients.preparing import (
     prepare,
 )
 from geutil.gradients.report import Report
+from geutil.gradients.shapes import given_shapes
 from geutil.gradients.step import as_list, require_targets, source_of, tensors_of
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import new_graph
 from geutil.graph.kinds import Graph, Tensor, is_tensor
 from geutil.graph.plain_gradients import variable_tensor
+from geutil.memory.sizes import GivenShapes
 from geutil.select.views import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.copying import copy
@@ -41,6 +43,7 @@ def explain(
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
+    shapes: GivenShapes | None = None,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -60,6 +63,7 @@ def explain(
         holds_gradients: see there.
         engine: see there.
         order: see there.
+        shapes: see there.
         **kwargs: see there.
 
     Returns:
@@ -93,6 +97,7 @@ def explain(
         holds_gradients,
         engine,
         order,
+        shapes,
     )
     given = [None] if grad_ys is None else as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
@@ -168,7 +173,13 @@ class _Scratch:
             options.holds_gradients,
             options.engine,
             options.order,
+            self._shapes(options.shapes),
         )
+
+    def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:
+        """Return what is told of the tensors that have a copy."""
+        told = given_shapes(self._source, shapes)
+        return [(self._copy[t], dims) for t, dims in told if t in self._copy]
 
     def _checkpoints(self, checkpoints: Any) -> Any:
         if checkpoints is None:

@@ -110,7 +110,7 @@ def by_type(*types: str) -> Policy:
 def larger_than(size: int) -> Policy:
     """Return the policy that keeps tensors of more than `size` bytes.
 
-    An unknown dimension counts as 32.
+    An open dimension counts as in the report (see `shapes` of `gradients`), else as 32.
 
     Example:
         >>> import tensorflow as tf

@@ -29,7 +29,6 @@ from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
-from geutil.select.walks import get_backward_walk_ops
 
 
 class StepProgram:
@@ -43,9 +42,6 @@ class StepProgram:
 
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
-        walked = get_backward_walk_ops(
-            fetched, within_ops_fn=step.covers, control_inputs=True
-        )
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not is_determinism_enabled()
         self._waits: dict[Operation, list[int]] = {}
@@ -53,9 +49,10 @@ class StepProgram:
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
-        self._calls = calls_of(walked)
+        ops = topological_sort(step.ops())
+        self._calls = calls_of(ops)
         self._lists = ListSizes(tensor_bytes)
-        for op in topological_sort(walked):
+        for op in ops:
             self._waits[op] = self._awaited(op)
             if op.type not in HELD:
                 self._add(op)

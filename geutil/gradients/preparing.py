@@ -13,11 +13,14 @@ from geutil.gradients.policies import Policy
 from geutil.gradients.report import Report, make_report
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, resolve
+from geutil.gradients.shapes import given_shapes, settle_shapes, warning_of_sizes
 from geutil.gradients.sizes import tensor_elements
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph.kinds import Tensor, type_name
 from geutil.graph.xla import is_compiled_by_xla
+from geutil.memory.sizes import GivenShapes
+from geutil.select.walks import get_backward_walk_ops
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
@@ -43,6 +46,7 @@ class Options:
     holds_gradients: bool = False
     engine: Any = "tensorflow"
     order: bool = True
+    shapes: GivenShapes | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
@@ -90,6 +94,8 @@ class Prepared:
         warnings = list(self.keeping.warnings)
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
+        guessed = warning_of_sizes(self.plan.step.ops())
+        warnings += [guessed] if guessed else []
         sent = offloaded(self.plan, self.offload)
         if sent and is_compiled_by_xla(self.plan.step.graph):
             warnings.append(_ONE_DEVICE)
@@ -125,9 +131,13 @@ def prepare(
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = engine_of(options.engine)
+    given = given_shapes(targets[0].graph, options.shapes)
+    # Before anything is built: what does not fit is refused.
+    settle_shapes(get_backward_walk_ops(targets, control_inputs=True), given)
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
+    settle_shapes(step.ops())
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     return Prepared(plan, keeping, options.offloading(), order=options.order)

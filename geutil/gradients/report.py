@@ -11,7 +11,9 @@ from geutil.gradients.eligibility import is_parameter
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.selection import Keeping
+from geutil.gradients.shapes import Dims, open_shapes_of
 from geutil.gradients.sizes import tensor_bytes
+from geutil.gradients.step import Step
 from geutil.graph.kinds import Tensor
 from geutil.memory.bounds import worst_of
 from geutil.memory.closure import has_solver
@@ -20,6 +22,7 @@ from geutil.select.walks import get_backward_walk_ops
 from geutil.showing import Shown
 
 _SHOWN = 20
+_NAMED = 4
 _MB = 1e6
 
 
@@ -30,7 +33,8 @@ class KeptTensor:
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        bytes: its size, an unknown dimension counted as 32.
+        bytes: its size. Where dimensions are not known, that of the shape that is given
+            or assumed.
         reason: why it is kept.
     """
 
@@ -77,6 +81,8 @@ class Report(Shown):
         extra_cost: the multiply-adds of what runs again.
         offloaded: the names of kept tensors that wait in another device's memory.
         warnings: what the caller should know.
+        assumed: the tensors whose shapes nothing tells, each with the shape that all
+            sizes were computed with.
         plan: the order in which the step runs, and what holds it to that.
         plain_plan: the same with plain gradients, which nothing holds to an order.
     """
@@ -91,6 +97,7 @@ class Report(Shown):
     extra_cost: int
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
+    assumed: tuple[tuple[str, Dims], ...] = ()
     plan: Plan | None = field(default=None, repr=False, compare=False)
     plain_plan: Plan | None = field(default=None, repr=False, compare=False)
 
@@ -133,6 +140,8 @@ class Report(Shown):
         ]
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
+        if self.assumed:
+            lines.append(f"sizes are those with: {_shapes(self.assumed)}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         if self.kept:
             lines += ["", *_table(self.kept)]
@@ -197,9 +206,21 @@ def make_report(
         extra_cost=sum(multiply_adds(op) for s in plan.segments for op in s.ops),
         offloaded=tuple(t.name for t in offloaded),
         warnings=(),
+        assumed=_assumed(step),
         plan=planned,
         plain_plan=plain,
     )
+
+
+def _assumed(step: Step) -> tuple[tuple[str, Dims], ...]:
+    assumed = open_shapes_of(step.graph).assumed
+    return tuple((t.name, dims) for t, dims in assumed.items())
+
+
+def _shapes(assumed: Iterable[tuple[str, Dims]]) -> str:
+    listed = [f"'{name}' {list(dims)}" for name, dims in assumed]
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return f"{', '.join(listed[:_NAMED])}{more}; pass shapes= for others"
 
 
 def _reason(tensor: Tensor, keeping: Keeping) -> str:

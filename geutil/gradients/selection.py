@@ -14,6 +14,7 @@ from geutil.gradients.heavy import is_heavy
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.policies import name_of_policy
 from geutil.gradients.segments import forward_inputs, ops_behind
+from geutil.gradients.shapes import known_dims
 from geutil.gradients.sizes import negligible_bytes, tensor_bytes, tensor_elements
 from geutil.gradients.step import Step
 from geutil.graph.identity import IdentitySet, MutableIdentityMap
@@ -47,7 +48,7 @@ class AlwaysKept:
             return "it is given"
         reason = why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
-        unknown = tensor.shape.rank is None or tensor.dtype == tf.variant
+        unknown = known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
         small = tensor_bytes(tensor) <= self._negligible

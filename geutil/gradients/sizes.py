@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from geutil.gradients.shapes import UNKNOWN, known_dims
 from geutil.graph.kinds import Tensor
-
-UNKNOWN = 32
-"""What an unknown dimension counts as: most are a batch, and relative sizes matter."""
 
 _ELSEWHERE = frozenset(("resource", "variant", "string"))
 
 
 def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
-    """Return the size of a tensor in bytes.
+    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
 
     Handles, variants and strings count nothing: what they refer to is elsewhere. So
     does a tensor of unknown rank.
@@ -30,12 +29,10 @@ def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
 
 def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
     """Return the number of elements of a tensor; 0 for an unknown rank."""
-    if tensor.shape.rank is None:
+    dims = known_dims(tensor)
+    if dims is None:
         return 0
-    elements = 1
-    for dimension in tensor.shape.as_list():
-        elements *= unknown if dimension is None else dimension
-    return elements
+    return math.prod(unknown if d is None else d for d in dims)
 
 
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:

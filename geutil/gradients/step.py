@@ -21,6 +21,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import plain_gradients
 from geutil.graph.surroundings import count_ops, ops_since
+from geutil.select.walks import get_backward_walk_ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,14 @@ class Step:
         """Tell whether an op is part of the step; what others yield is given."""
         index = creation_index(op)
         return index >= self.first and index not in self.gap
+
+    def ops(self) -> list[Operation]:
+        """Return the ops of the step. Cost: linear in them and their edges."""
+        ends = [*self.ys, *tensors_of(self.gradients)]
+        walked: list[Operation] = get_backward_walk_ops(
+            ends, within_ops_fn=self.covers, control_inputs=True
+        )
+        return walked
 
     def is_helper(self, op: Operation) -> bool:
         """Tell whether a gradient function made an op that runs in the forward pass."""

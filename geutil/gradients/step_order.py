@@ -15,6 +15,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from geutil.gradients.eligibility import is_parameter
+from geutil.gradients.shapes import settle_shapes
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.stand_ins import make_stand_in
 from geutil.graph.function_calls import limit_parallel_iterations
@@ -82,6 +83,7 @@ def order_step(
     for op in ops:
         if op.type in LOOPS:
             limit_parallel_iterations(op, ITERATIONS)
+    settle_shapes(ops)
     program = read_ops(ops, fetched, tensor_bytes, calls_of(ops))
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])

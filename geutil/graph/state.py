@@ -56,6 +56,7 @@ class GraphState:
         step_counter: what counts its training steps, if anything.
         completions: what is done before the graph is run (`geutil.graph.completion`).
         step_order: notes on the training steps whose ops are ordered, if any.
+        open_shapes: what the shapes that it leaves open are taken to be, if known.
         report: on the gradients that were built last in it, if any.
         variables: variables outside that geutil made it read, by `id`, kept alive so.
     """
@@ -76,6 +77,7 @@ class GraphState:
     step_counter: Any = None
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
+    open_shapes: Any = None
     report: Any = None
     variables: dict[int, Any] = field(default_factory=dict)
 

@@ -66,7 +66,8 @@ def step_graph_def(
     for node, op in zip(graph_def.node, ops, strict=False):
         if stand_ins:
             for i, name in enumerate(node.input):
-                node.input[i] = stand_ins.get(name, name)
+                # An op whose inputs were set anew writes a first output with its index.
+                node.input[i] = stand_ins.get(name.removesuffix(":0"), name)
         if op.type in _HANDLE and op.outputs[0].dtype == tf.resource:
             _make_variable(node, op.outputs[0])
     return graph_def

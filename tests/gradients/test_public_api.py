@@ -27,12 +27,14 @@ checkpointed(fn: F, checkpoints: str | Policy = memory, *, min_checkpoint_size: 
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
-    TapeEngine = tensorflow, order: bool = True, **kwargs: Any) -> Report
+    TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
+    **kwargs: Any) -> Report
 format_ops(ops: Any, sort_outputs: bool = True) -> list[str]
 gradients(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = collection, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
-    TapeEngine = tensorflow, order: bool = True, **kwargs: Any) -> list[Any]
+    TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
+    **kwargs: Any) -> list[Any]
 gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs:
     Any) -> list[Any]
 gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any)

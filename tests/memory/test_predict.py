@@ -49,6 +49,18 @@ def possible_peaks(fetches, **options):
     return {simulate(with_onednn(program, seed), seed=seed).peak for seed in range(30)}
 
 
+def test_a_tensor_that_is_fed_where_an_input_was_set_anew():
+    """TensorFlow writes such an input with its index, and others without it."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [256], name="x")
+        fed = tf.sin(x, name="fed")
+        y = tf.exp(tf.cos(x), name="y")
+        for _ in range(8):
+            tf.sin(x)
+        graph.get_operation_by_name("Cos")._update_input(0, fed)
+    assert predict(y, feeds=[fed]).peak == 1024
+
+
 @of_each_network
 def test_the_order_is_one_of_few(network):
     """In each network two or three orders make a difference; a Session has one."""

@@ -9,6 +9,7 @@ from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Options, Prepared, keep_all
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
+from geutil.gradients.shapes import settle_shapes
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, build_step
 from geutil.gradients.wrapped.call import Call, calls_in
@@ -50,6 +51,7 @@ def plan_call(
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
+    settle_shapes(step.ops())
     keeping, plan = _choose(call, step, options, later)
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))

@@ -1,0 +1,171 @@
+"""Sizes where dimensions are not known, against the same network with all of them."""
+
+import pytest
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients import checkpointed, explain, gradients, last_report
+from tests.settings import needs_eager
+
+v1 = tf.compat.v1
+SHAPE = [8, 32, 32, 16]
+OPEN = [[None, 32, 32, 16], [None, None, None, 16]]
+
+
+def windowed(x, blocks=3):
+    """Return a loss that looks at windows of 4 by 4, whose number is computed."""
+    weights = []
+    for block in range(blocks):
+        w = v1.get_variable(f"w{block}", [16, 16], use_resource=True)
+        weights.append(w)
+        n = tf.shape(x)
+        across, along = n[1] // 4, n[2] // 4
+        h = tf.reshape(x, tf.stack([n[0], across, 4, along, 4, 16]))
+        h = tf.reshape(tf.transpose(h, [0, 1, 3, 2, 4, 5]), [-1, 16, 16])
+        h = tf.tanh(tf.einsum("bij,jk->bik", tf.nn.softmax(h), w))
+        h = tf.reshape(h, tf.stack([n[0], across, along, 4, 4, 16]))
+        h = tf.transpose(h, [0, 1, 3, 2, 4, 5])
+        x = tf.reshape(h, tf.stack([n[0], n[1], n[2], 16]))
+    return tf.reduce_mean(x), weights
+
+
+def reports(shape, **options):
+    """Return what is told before gradients are built, and after."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, shape, name="x")
+        loss, weights = windowed(x)
+        before = explain(loss, weights, checkpoints="memory", **options)
+        gradients(loss, weights, checkpoints="memory", **options)
+        return before, last_report()
+
+
+def near(report, other, factor=1.0):
+    for peak in ("peak", "plain_peak"):
+        expected = pytest.approx(factor * getattr(other, peak), rel=0.01)
+        assert getattr(report, peak) == expected
+
+
+@pytest.mark.parametrize("shape", OPEN)
+def test_given_shapes_make_the_plan_of_a_network_with_these(shape):
+    for told, known in zip(
+        reports(shape, shapes={"x": SHAPE}), reports(SHAPE), strict=True
+    ):
+        near(told, known)
+        assert told.assumed == ()
+        assert told.warnings == ()
+        assert "sizes are those with" not in str(told)
+
+
+@pytest.mark.parametrize("shape", OPEN)
+def test_what_is_assumed_is_told_and_fits_together(shape):
+    assumed = [32, 32, 32, 16]
+    for guessed, known in zip(reports(shape), reports(assumed), strict=True):
+        near(guessed, known)
+        assert guessed.assumed == (("x:0", tuple(assumed)),)
+        assert "sizes are those with: 'x:0' [32, 32, 32, 16]; pass" in str(guessed)
+        assert guessed.warnings == ()
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+def deep(x):
+    return tf.sin(tf.exp(tf.sin(x)))
+
+
+def test_keys_of_shapes(graph):
+    x = v1.placeholder(tf.float32, [None, 8], name="x")
+    h = deep(deep(x))
+    for key in (x, x.ref(), "x", "x:0"):
+        report = explain(deep(h), x, checkpoints=[h], shapes=[(key, [100, 8])])
+        assert {t.bytes for t in report.kept} == {3200}
+
+
+def test_tensors_in_the_middle(graph):
+    """How many rows a mask leaves follows from no shape."""
+    x = v1.placeholder(tf.float32, [64, 8], name="x")
+    left = tf.boolean_mask(deep(x), x[:, 0] > 0)
+    kept = deep(left)
+    gradients(deep(kept), x, checkpoints=[kept])
+    assert [dims for _, dims in last_report().assumed] == [(32, 1)]
+    rows = last_report().assumed[0][0]
+    gradients(deep(kept), x, checkpoints=[kept], shapes={rows: [50, 1]})
+    assert last_report().assumed == ()
+    assert {t.name: t.bytes for t in last_report().kept}[kept.name] == 50 * 8 * 4
+
+
+def test_assumptions_that_do_not_fit_are_told(graph):
+    x, z = (v1.placeholder(tf.float32, [None, 8], name=name) for name in "xz")
+    h = deep(deep(tf.concat([x, x], 0)) * z)
+    ours = gradients(deep(h), x, checkpoints=[h])
+    (warning,) = last_report().warnings
+    assert "TensorFlow refuses the assumed 'x:0' [32, 8], 'z:0' [32, 8]" in warning
+    assert "Pass shapes=" in warning
+    assert ours[0] is not None
+    gradients(deep(h), x, checkpoints=[h], shapes={"x": [100, 8], "z": [200, 8]})
+    assert last_report().warnings == ()
+    assert {t.bytes for t in last_report().kept} >= {3200, 6400}
+
+
+def test_an_unknown_rank_is_told(graph):
+    x = v1.placeholder(tf.float32, None, name="x")
+    h = deep(x)
+    gradients(deep(h), x, checkpoints=[h])
+    (warning,) = last_report().warnings
+    assert "'x:0' among them, are guesses" in warning
+    gradients(deep(h), x, checkpoints=[h], shapes={"x": [100, 8]})
+    assert last_report().warnings == ()
+    assert {t.bytes for t in last_report().kept} == {3200}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "words"),
+    [
+        ({"y": [1, 8]}, SelectionError, "names 'y', but the graph has no such tensor"),
+        ({"x": [4, 9]}, SelectionError, r"of 'x:0' \(None, 8\); pass a shape without"),
+        ({"x": [None, 8]}, SelectionError, "pass a shape without open dimensions"),
+        ({"x": "four"}, ArgumentTypeError, "shapes= has 'four'"),
+        ({"x": [4, 8], "z": [5, 8]}, SelectionError, "shapes= does not fit the graph"),
+    ],
+)
+def test_refusals(graph, shapes, error, words):
+    x, z = (v1.placeholder(tf.float32, [None, 8], name=name) for name in "xz")
+    h = deep(deep(x) * z)
+    y = deep(h)
+    before = len(graph.get_operations())
+    for function in (explain, gradients):
+        with pytest.raises(error, match=words):
+            function(y, x, checkpoints=[h], shapes=shapes)
+    assert len(graph.get_operations()) == before
+
+
+@needs_eager
+def test_calls_of_checkpointed_functions():
+    """Each is seen for itself, and none looks at the whole graph again."""
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(3):
+                y = checkpointed(windowed_block, "inputs")(y)
+            loss = tf.reduce_mean(y)
+        return tape.gradient(loss, x)
+
+    def windowed_block(x):
+        n = tf.shape(x)
+        h = tf.reshape(x, tf.stack([n[0] * n[1], -1, 16]))
+        h = tf.tanh(tf.sin(tf.matmul(tf.nn.softmax(h), tf.eye(16)[None])))
+        return tf.reshape(h, tf.stack([n[0], n[1], n[2], 16]))
+
+    found = {}
+    for shape in ([None, None, None, 16], [32, 32, 32, 16]):
+        step.get_concrete_function(tf.TensorSpec(shape, name="x"))
+        found[shape[0]] = last_report()
+    near(found[None], found[32])
+    assert found[None].assumed == (("x:0", (32, 32, 32, 16)),)
+    assert not found[None].warnings
