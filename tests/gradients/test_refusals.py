@@ -239,9 +239,11 @@ def test_the_last_report_is_that_of_the_thread(sample):
     import threading
 
     gradients(sample.y, sample.x, checkpoints=[sample.a])
-    assert last_report() is not None
+    report = last_report()
+    assert report is not None
     seen = []
     thread = threading.Thread(target=lambda: seen.append(last_report()))
     thread.start()
     thread.join()
-    assert seen == [None]
+    # It may be that of a thread that has ended; not that of one that goes on.
+    assert seen[0] is not report
