@@ -125,3 +125,28 @@ def test_a_killed_process_leaves_the_old(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert tree(path) == {"sub": None, "sub/file": "old"}
+
+
+def test_the_next_writer_clears_what_a_killed_process_left(tmp_path):
+    path = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".out.")
+    with written_atomically(path, overwrite=False) as new:
+        new.write_text("new")
+    assert tree(tmp_path) == {"out": "new"}
+
+
+def test_what_a_living_writer_or_a_crash_between_renames_left_stays(tmp_path):
+    path = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    (left,) = tmp_path.iterdir()
+    (left / "out.old").write_text("old")
+    with written_atomically(path, overwrite=True) as slow:
+        slow.write_text("slow")
+        with written_atomically(path, overwrite=True) as fast:
+            fast.write_text("fast")
+        assert path.read_text() == "fast"
+    assert path.read_text() == "slow"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [left.name, "out"]
+    assert (left / "out.old").read_text() == "old"

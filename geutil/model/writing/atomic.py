@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from geutil.model.errors import ModelError
+
+try:
+    import fcntl
+except ImportError:  # Not on Windows.
+    fcntl = None  # type: ignore[assignment]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -26,6 +32,9 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
     replaced with two renames: a crash between them leaves the old one whole beside
     its place, under a name that ends in `.old`.
 
+    The new place is in a hidden folder, whose lock ends with the process. One that a
+    killed process left is removed when the next one writes to `path`.
+
     Args:
         path: where the file or directory will be.
         overwrite: whether to replace what is there.
@@ -39,15 +48,57 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise ModelError(f"'{path}' exists; pass overwrite=True to replace it")
     if not path.parent.is_dir():
         raise ModelError(f"there is no directory '{path.parent}' to write '{path}' to")
+    with suppress(OSError):
+        _clear_abandoned(path)
     # In the same directory, so that moving it is a rename within one file system.
     work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        new = work / path.name
-        yield new
-        _sync(new)
-        _move_in(new, path, work / f"{path.name}.old")
+        with _locked(work / f"{path.name}.lock"):
+            new = work / path.name
+            yield new
+            _sync(new)
+            _move_in(new, path, work / f"{path.name}.old")
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock on a file, which is there only once it is locked."""
+    unlocked = lock.with_name(f"{lock.name}.new")
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR)
+    try:
+        if _lock(descriptor):
+            unlocked.rename(lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; return False where another has, or the system cannot."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Remove the folders that processes left which were killed while they wrote."""
+    for work in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        lock = work / f"{path.name}.lock"
+        # What a crash between two renames took away is kept.
+        if not lock.is_file() or _exists(work / f"{path.name}.old"):
+            continue
+        descriptor = os.open(lock, os.O_RDWR)
+        try:
+            if _lock(descriptor):
+                shutil.rmtree(work, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _move_in(new: Path, path: Path, old: Path) -> None:
