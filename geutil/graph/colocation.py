@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from tensorflow.core.framework import attr_value_pb2
 
-from geutil.graph.kinds import Operation
+from geutil.graph.kinds import Graph, Operation
 
 ATTRIBUTE = "_class"
 _PREFIX = b"loc:@"
@@ -49,6 +49,24 @@ def rename_entries(
         if name is not None:
             renamed.append(_PREFIX + name.encode())
     return renamed
+
+
+def drop_missing_colocation(op: Operation) -> None:
+    """Let `op` no longer be colocated with ops that its graph does not have."""
+    entries = class_entries(op)
+    if not entries:
+        return
+    kept = rename_entries(entries, lambda n: n if _has_op(op.graph, n) else None)
+    if kept != entries:
+        set_class_entries(op, kept)
+
+
+def _has_op(graph: Graph, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return False
+    return True
 
 
 def set_class_entries(op: Operation, entries: Iterable[bytes]) -> None:

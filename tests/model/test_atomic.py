@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,28 +120,37 @@ with written_atomically(path, overwrite=True) as new:
 """
 
 
-def test_a_killed_process_leaves_the_old(tmp_path):
-    path = tmp_path / "out"
-    write_directory(path, "old")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """What there is after a process was killed that wrote to an old directory."""
+    folder = tmp_path_factory.mktemp("killed")
+    write_directory(folder / "out", "old")
+    script = [sys.executable, "-c", KILLED, str(folder / "out")]
+    done = subprocess.run(script, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert tree(path) == {"sub": None, "sub/file": "old"}
+    return folder
 
 
-def test_the_next_writer_clears_what_a_killed_process_left(tmp_path):
-    path = tmp_path / "out"
-    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".out.")
-    with written_atomically(path, overwrite=False) as new:
+@pytest.fixture
+def left(killed, tmp_path):
+    """The hidden folder that it left, copied for one test."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    (hidden,) = tmp_path.glob(".out.*")
+    return hidden
+
+
+def test_a_killed_process_leaves_the_old(killed):
+    assert tree(killed / "out") == {"sub": None, "sub/file": "old"}
+
+
+def test_the_next_writer_clears_what_a_killed_process_left(left, tmp_path):
+    with written_atomically(tmp_path / "out", overwrite=True) as new:
         new.write_text("new")
     assert tree(tmp_path) == {"out": "new"}
 
 
-def test_what_a_living_writer_or_a_crash_between_renames_left_stays(tmp_path):
+def test_what_a_living_writer_or_a_crash_between_renames_left_stays(left, tmp_path):
     path = tmp_path / "out"
-    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
-    (left,) = tmp_path.iterdir()
     (left / "out.old").write_text("old")
     with written_atomically(path, overwrite=True) as slow:
         slow.write_text("slow")

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from geutil.errors import (
     ArgumentTypeError,
@@ -374,3 +375,19 @@ def test_a_refusal_in_one_signature_leaves_the_others_as_they_were():
         products = [op for op in graph.get_operations() if op.type == "MatMul"]
         read = {t.op.type for op in products for t in op.inputs}
         assert read == {"FakeQuantWithMinMaxVars"}
+
+
+def test_a_variable_that_cannot_be_made_leaves_a_sound_graph(monkeypatch):
+    # Its first value is made before it, and colocated with it.
+    def refuse(*_, **__):
+        raise MemoryError("no more variables")
+
+    graph = _graph()
+    before = edges(graph)
+    monkeypatch.setattr(resource_variable_ops, "eager_safe_variable_handle", refuse)
+    with pytest.raises(MemoryError):
+        quantize(graph)
+    after = edges(graph)
+    assert {name: after[name] for name in before} == before
+    assert len(after) > len(before)
+    verify(graph)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from geutil.graph.adjacency import control_outputs, graph_order
+from geutil.graph.colocation import drop_missing_colocation
 from geutil.graph.edits import note_undo
 from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import UndoStep, state_of
@@ -96,8 +97,12 @@ class Liveness:
         return retired
 
     def abandon(self, ops: Iterable[Operation]) -> None:
-        """Retire ops that were made in vain, whoever reads them among themselves."""
+        """Retire ops that were made in vain, whoever reads them among themselves.
+
+        They may be colocated with an op that was to be made and was not.
+        """
         for op in ops:
+            drop_missing_colocation(op)
             self._retired.setdefault(op)
 
     def _mark(self, op: Operation) -> None:
@@ -119,7 +124,7 @@ class Liveness:
                 continue
             self.forget([op])
             if self.readers(op) or self.waiting(op):
-                note_undo(self._graph, UndoStep(partial(self.abandon, [op])))
+                note_undo(self._graph, UndoStep(partial(self._retired.setdefault, op)))
                 self._unmark(op)
                 revived.append(op)
                 producers = [t.op for t in op.inputs]
