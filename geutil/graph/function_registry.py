@@ -7,6 +7,7 @@ function whose name is taken by a different one gets a name of its own.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
 
 from geutil.graph.call_gradients import forget_own_gradient
 from geutil.graph.function_attributes import names_of_functions, rename_called
@@ -25,6 +27,10 @@ _known: dict[str, bytes] = {}
 """The digest of each definition that was given out, by name."""
 _renamed: dict[bytes, str] = {}
 """The name that a definition got instead of its own, by digest."""
+_used: set[str] = set()
+"""The names that were in use when that was last asked."""
+_SLACK = 1000
+"""How many more may be known before it is asked again."""
 
 
 def readable_name(name: str) -> str:
@@ -59,8 +65,11 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     Returns:
         The new name of each function that was renamed.
 
-    Cost: linear in the nodes, those of the functions included.
+    Cost: linear in the nodes, those of the functions included. Now and then, also see
+    `_forget_unused`.
     """
+    if len(_known) > len(_used) + _SLACK:
+        _forget_unused()
     library = graph_def.library
     definitions = {f.signature.name: f for f in library.function}
     gradients = {g.function_name: g.gradient_func for g in library.gradient}
@@ -82,6 +91,24 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
         rename_called(node, names)
     graph_def.library.CopyFrom(_library(library, kept, names))
     return {old: new for old, new in names.items() if old != new}
+
+
+def _forget_unused() -> None:
+    """Forget the functions that no graph holds any more, and TensorFlow neither.
+
+    Cost: linear in all that Python's garbage collector knows.
+    """
+    _used.clear()
+    for obj in gc.get_objects():
+        # type() and not isinstance(): the latter asks proxies for their __class__.
+        if issubclass(type(obj), ops.Graph):
+            _used.update(getattr(obj, "_functions", ()))
+    _used.update(filter(context.context().has_function, _known))
+    _used.intersection_update(_known)
+    for name in [n for n in _known if n not in _used]:
+        del _known[name]
+    for digest in [d for d, name in _renamed.items() if name not in _known]:
+        del _renamed[digest]
 
 
 def _unique(definition: Any, names: Mapping[str, str]) -> Any:

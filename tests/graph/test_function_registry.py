@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geutil.graph import function_registry
 from geutil.graph.function_registry import (
     callees_first,
     readable_name,
@@ -48,6 +49,21 @@ def library_of(function, names):
 
 def names_in(graph_def):
     return [f.signature.name for f in graph_def.library.function]
+
+
+def test_functions_that_nothing_holds_are_forgotten(monkeypatch):
+    gone, held = (library_of(tf.sin, {"sin": named()}) for _ in range(2))
+    other = library_of(tf.cos, {"cos": named()})
+    with_unique_functions(gone)
+    with_unique_functions(held)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(held)
+    names = {*names_in(gone), *names_in(held)}
+    assert names <= function_registry._known.keys()
+    monkeypatch.setattr(function_registry, "_SLACK", -len(function_registry._known))
+    with_unique_functions(other)
+    assert names & function_registry._known.keys() == set(names_in(held))
+    assert graph._is_function(*names_in(held))
 
 
 def test_a_new_name_stays():

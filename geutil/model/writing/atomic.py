@@ -13,11 +13,6 @@ from pathlib import Path
 
 from geutil.model.errors import ModelError
 
-try:
-    import fcntl
-except ImportError:  # Not on Windows.
-    fcntl = None  # type: ignore[assignment]
-
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """Linux: `renameat2(2)`."""
@@ -77,11 +72,11 @@ def _locked(lock: Path) -> Iterator[None]:
 
 def _lock(descriptor: int) -> bool:
     """Lock an open file; return False where another has, or the system cannot."""
-    if fcntl is None:
-        return False
     try:
+        import fcntl  # Not on Windows.
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (ImportError, OSError):
         return False
     return True
 
