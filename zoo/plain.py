@@ -7,6 +7,7 @@ what geutil has written since, runs and differentiates it, and ends.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from zoo import tflite
 from zoo.models import MODELS, Entry
 from zoo.subject import (
     BATCHES,
@@ -28,7 +28,16 @@ from zoo.subject import (
     first_rows,
     has_batch,
 )
-from zoo.values import Array, apart, arrays, keep, kept, loss_of, without_grappler
+from zoo.values import (
+    Array,
+    apart,
+    arrays,
+    keep,
+    kept,
+    loss_of,
+    slopes_apart,
+    without_grappler,
+)
 
 SEED = 0
 EXTRAS = {
@@ -55,12 +64,14 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
     """Write all that the journeys need into a folder; `made.pickle` comes last."""
     subject = built(entry)
     sample = draw(subject, 0)
+    calibration = [draw(subject, 1 + i) for i in range(BATCHES)]
+    keep(folder / "calibration.pickle", calibration)
     path = folder / "saved_model"
     subject.write(path)
     run = tf.saved_model.load(str(path)).signatures["serving_default"]
     made: dict[str, Any] = {
         "sample": sample,
-        "calibration": [draw(subject, 1 + i) for i in range(BATCHES)],
+        "calibration": calibration,
         "outputs": _run(run, sample),
         "has_batch": has_batch(subject),
         "norms": subject.norms,
@@ -71,8 +82,8 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
         "slopes": lambda: _slopes(path, sample),
         "keras": lambda: _keras_file(subject, folder / "model.keras"),
         "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
-        "ptq": lambda: _ptq(path, made["calibration"]),
-        "exact": lambda: [_run(run, x) for x in made["calibration"]],
+        "exact": lambda: [_run(run, x) for x in calibration],
+        "ptq": lambda: _ptq(folder),
         "gradients": lambda: gradients_of(built(entry), sample),
         "fitted": lambda: fitted(built(entry), sample),
     }
@@ -154,22 +165,13 @@ def _dense(gradient: Any) -> Array:
     return np.asarray(tf.convert_to_tensor(gradient))
 
 
-def _ptq(path: Path, data: list[Sample]) -> dict[str, Any]:
-    """Quantize by TFLite's own post-training quantization."""
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: iter(data)
-    converter.inference_input_type = tf.int8
-    converter.inference_output_type = tf.int8
-    blob = converter.convert()
-    ops = tflite.file_ops(blob)
-    floats = [op.kind for op in ops if op.is_float]
-    return {
-        "bytes": len(blob),
-        "ops": len(ops),
-        "float_ops": floats,
-        "outputs": _tried(lambda: [tflite.run(blob, x) for x in data]),
-    }
+def _ptq(folder: Path) -> Any:
+    """Quantize by TFLite, in a process of its own: its converter may die."""
+    command = [sys.executable, "-m", "zoo.ptq", str(folder)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"TFLite's converter ended with {ended.returncode}")
+    return kept(folder / "ptq.pickle")
 
 
 def step_of(subject: Function, take: Callable[[Any, Any], Any]) -> Any:
@@ -263,9 +265,8 @@ def _checked(path: Path, made: dict[str, Any]) -> dict[str, Any]:
     lost = [k for k in wanted if k[0] == "input" and k not in slopes]
     answer["lost"] = [str(key[:2]) for key in lost]
     answer["slopes"] = len(shared)
-    answer["slopes_apart"] = max(
-        (apart({"": slopes[k]}, {"": wanted[k]}) for k in shared), default=0.0
-    )
+    pairs = [(slopes[key], wanted[key]) for key in shared]
+    answer["slopes_apart"] = slopes_apart(pairs)
     return answer
 
 

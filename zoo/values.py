@@ -76,6 +76,25 @@ def _apart(a: Array, b: Array) -> float:
     return difference / max(span, 1e-12) if difference else 0.0
 
 
+def slopes_apart(pairs: Sequence[tuple[Array, Array]]) -> float:
+    """Return the largest difference of gradients.
+
+    It is relative to the largest entry of each, or to a thousandth of the largest of
+    all: many gradients are zero but for rounding.
+    """
+    largest = max((float(np.abs(b).max(initial=0.0)) for _, b in pairs), default=0.0)
+    least = max(1e-3 * largest, 1e-12)
+    return max((_slope_apart(a, b, least) for a, b in pairs), default=0.0)
+
+
+def _slope_apart(a: Array, b: Array, least: float) -> float:
+    if a.shape != b.shape or not np.all(np.isfinite(a) == np.isfinite(b)):
+        return float("inf")
+    there = np.isfinite(b)
+    difference = float(np.abs(a[there] - b[there]).max(initial=0.0))
+    return difference / max(float(np.abs(b[there]).max(initial=0.0)), least)
+
+
 def noise(found: Sequence[Values], wanted: Sequence[Values]) -> float | None:
     """Return the mean of noise over variance of the float outputs; None without one.
 

@@ -20,11 +20,11 @@ from zoo.models import (
 )
 from zoo.results import DIED, NONE, OK, REFUSED, Cell, judged, none, ok
 from zoo.running import Row, read_row, run, take
-from zoo.values import apart, noise
+from zoo.values import apart, noise, slopes_apart
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (applications, functions, images, legacy, mixed, text, version1)
-PLAIN = ("plain.py", "subject.py", "values.py", "tflite.py", "models")
+PLAIN = ("plain.py", "ptq.py", "subject.py", "values.py", "tflite.py", "models")
 """What the process of plain TensorFlow imports."""
 
 
@@ -73,6 +73,14 @@ def test_outputs_of_other_names_are_paired_in_order():
     assert apart({"p": a, "q": b}, {"y": a, "z": b}) == 0.0
     with pytest.raises(ValueError, match="instead of"):
         apart({"y": a}, {"y": a, "z": b})
+
+
+def test_gradients_of_one_entry_have_no_range():
+    large, small = np.array([100.0, -50.0]), np.array(2.0)
+    pairs = [(large, large), (small + 1e-6, small)]
+    assert slopes_apart(pairs) == pytest.approx(5e-7, rel=1e-3)
+    assert slopes_apart([(np.array([np.nan]), np.array([1.0]))]) == np.inf
+    assert slopes_apart([]) == 0.0
 
 
 def test_noise_is_by_variance():
