@@ -13,7 +13,7 @@ from geutil import memory
 from geutil.gradients import checkpointed, gradients, last_report
 from zoo.journeys.visit import Visit
 from zoo.plain import fitted, gradients_of, step_of
-from zoo.results import Cell, judged, none
+from zoo.results import Cell, judged, none, ok
 from zoo.subject import Function
 from zoo.values import Array, apart
 
@@ -43,10 +43,14 @@ def _gradients(visit: Visit, checkpoints: str) -> Cell:
     found = gradients_of(visit.build(), visit.sample, take)
     report = last_report()
     difference = _apart(found, wanted)
-    text = f"differs by {difference:.1e}" if difference > LIMIT else "ok"
-    if report is not None and difference <= LIMIT:
-        text = f"{report.peak / max(report.plain_peak, 1):.2f} planned"
-    return judged(difference <= LIMIT, text, "")
+    if difference > LIMIT:
+        return judged(False, f"differs by {difference:.1e}")
+    if report is None:
+        return ok()
+    text = f"{report.peak / max(report.plain_peak, 1):.2f} planned"
+    over = report.peak - report.plain_peak
+    note = f"planned {over} bytes above plain gradients" if over > _SLACK else ""
+    return judged(not note, text, note)
 
 
 def _apart(found: list[Array | None], wanted: list[Array | None]) -> float:
