@@ -110,7 +110,8 @@ def calibrate(
         QuantizeError: the model has no ranges to set; the method is not known; the data
             is empty or does not fit the inputs; or the model computes NaN or
             infinite values, and something that is to be quantized holds some: the
-            message names the op that makes them.
+            message names the op that makes them; or no batch takes a branch of a
+            version 1 conditional.
 
     Cost: one run of the model for each batch, and one copy of its graph; "best" three
     more copies, and up to 24 runs.

@@ -63,6 +63,7 @@ class Collection:
         self._trials = Trials(model)
         self._finiteness = Finiteness(model)
         self._masked: set[str] = set()
+        self._unseen = {site.name: site for site in sites}
         self._observers: dict[str, dict[str, Observer]] = {
             method: {site.name: METHODS[method](settings) for site in sites}
             for method in methods
@@ -80,16 +81,31 @@ class Collection:
         results = list(seen.get("", {}).values())
         self._check_finite(sample, seen, results)
         for site in self._sites:
-            if seen[site.name]["below"]:
+            found = seen.get(site.name)
+            if found is None:
+                continue
+            self._unseen.pop(site.name, None)
+            if found["below"]:
                 self._masked.add(site.name)
             for observers in self._observers.values():
-                observers[site.name].add(seen[site.name])
+                observers[site.name].add(found)
         if len(self._observers) > 1:
             self._trials.add(sample, results)
         self.count += 1
 
     def chosen(self) -> tuple[str, Ranges, dict[str, float]]:
-        """Return a method, its ranges, and the noise of each method that was tried."""
+        """Return a method, its ranges, and the noise of each method that was tried.
+
+        Raises:
+            QuantizeError: a branch was not taken for any batch.
+        """
+        if self._unseen:
+            op = next(iter(self._unseen.values())).ops[0]
+            raise QuantizeError(
+                f"{len(self._unseen)} range(s), that of '{op.name}' among them, lie in "
+                f"a branch which none of the {self.count} batches takes; no range was "
+                "set. Give batches that take it, or strip the branch"
+            )
         tried = {
             method: {s.name: self._ends(s, of[s.name]) for s in self._sites}
             for method, of in self._observers.items()
@@ -114,7 +130,7 @@ class Collection:
         results: Sequence[Array],
     ) -> None:
         """Refuse values that are not finite, and do not vanish on the way."""
-        if all(seen[site.name]["finite"] for site in self._sites):
+        if all(seen[s.name]["finite"] for s in self._sites if s.name in seen):
             return
         if results and all(map(_is_finite, results)):
             return

@@ -58,8 +58,8 @@ class Finiteness:
         seen = self._probe.run(sample)
         masking: set[Operation] = set()
         for op in self._looked_at:
-            found = seen[op.name]
-            if found["finite"] or op not in self._network.place:
+            found = seen.get(op.name)
+            if found is None or found["finite"] or op not in self._network.place:
                 continue
             if found["nan"] or not self._is_masked(op, seen, masking):
                 return op

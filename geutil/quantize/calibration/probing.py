@@ -57,12 +57,20 @@ class Probe:
         self._function = build_function(copy.graph, copy.inputs, made, [], [])
 
     def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
-        """Return for each group what was measured on a sample."""
+        """Return for each group what was measured on a sample.
+
+        Groups that lie in a branch of version 1 which is not taken are left out.
+        """
         found: dict[str, dict[str, Array]] = {}
         for name, value in call_function(self._function, sample).items():
             group, _, key = name.partition("\n")
             found.setdefault(group, {})[key] = value.numpy()
-        return found
+        # TensorFlow returns nothing at all for what did not run.
+        return {
+            group: values
+            for group, values in found.items()
+            if not group or all(value.size for value in values.values())
+        }
 
 
 def unquantized(op: Operation) -> Tensor | None:
