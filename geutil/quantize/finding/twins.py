@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.plain_gradients import is_stateful
 
 _SMALL = 64
 """Constants of so many values are told by them."""
@@ -16,7 +17,8 @@ _SMALL = 64
 def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
     """Return groups of ops that have the same type, attributes and inputs.
 
-    Inputs are the same, too, if twins make them.
+    Inputs are the same, too, if twins make them. Placeholders, variables and what has
+    state have no twins.
 
     Args:
         ops: the ops, in topological order.
@@ -26,6 +28,8 @@ def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
     groups: dict[Any, list[Operation]] = {}
     first: dict[Operation, Operation] = {}
     for op in ops:
+        if _has_its_own_value(op):
+            continue
         node = op.node_def
         node.name = ""
         del node.input[:]
@@ -36,6 +40,13 @@ def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
         group.append(op)
         first[op] = group[0]
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _has_its_own_value(op: Operation) -> bool:
+    """Tell whether an op of the same kind and inputs may yield something else."""
+    if op.type == "ReadVariableOp":
+        return False
+    return is_stateful(op) or (not op.inputs and op.type != "Const")
 
 
 def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
