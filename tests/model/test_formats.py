@@ -203,7 +203,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path):
 
 
 def refused(opened, tmp_path, format, *words: str, **options) -> None:
-    path = tmp_path / "m.pb"
+    path = tmp_path / "m"
     with pytest.raises(model.ModelError) as caught:
         opened.save(path, format, **options)
     for word in words:

@@ -21,7 +21,7 @@ _CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative"))
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A convolution between two moves, which nothing else reads the inside of.
+    """A convolution between two moves, whose result nothing else reads.
 
     Attributes:
         spread: the SpaceToBatchND before it.
@@ -53,14 +53,16 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
     """
     for op in ops:
         if op.type == "SpaceToBatchND" and not live.is_retired(op):
-            moved = _moved_behind(op, live)
-            if moved is not None and not _crops_data(moved):
-                yield moved
+            # Folded for training, a layer runs twice on what is spread once.
+            for reader in live.readers(op):
+                moved = _moved_behind(op, reader, live)
+                if moved is not None and not _crops_data(moved):
+                    yield moved
 
 
-def _moved_behind(spread: Operation, live: Liveness) -> Moved | None:
-    middle, axis = _only_reader(spread, live), None
-    if middle is not None and middle.type == "ExpandDims":
+def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
+    middle, axis = reader, None
+    if middle.type == "ExpandDims":
         axis = _positive(tf.get_static_value(middle.inputs[1]))
         middle = _only_reader(middle, live) if axis in (1, 2) else None
     if middle is None or not _is_plain(middle):
