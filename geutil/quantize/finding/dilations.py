@@ -21,7 +21,7 @@ _CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative"))
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A convolution between two moves, whose result nothing else reads.
+    """A convolution between two moves, which only such read the inside of.
 
     Attributes:
         spread: the SpaceToBatchND before it.
@@ -54,10 +54,10 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
     for op in ops:
         if op.type == "SpaceToBatchND" and not live.is_retired(op):
             # Folded for training, a layer runs twice on what is spread once.
-            for reader in live.readers(op):
-                moved = _moved_behind(op, reader, live)
-                if moved is not None and not _crops_data(moved):
-                    yield moved
+            found = [_moved_behind(op, reader, live) for reader in live.readers(op)]
+            moved = [m for m in found if m is not None and not _crops_data(m)]
+            if len(moved) == len(found):
+                yield from moved
 
 
 def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
