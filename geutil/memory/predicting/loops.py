@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.functions import LOOPS
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.memory.predicting.kernels import HELD, Pairs, passes_on
 
@@ -130,7 +129,7 @@ class Loops:
     def _argument(self, op: Operation, place: int) -> Any:
         """Return what a loop begins with at a place, None if it is not known."""
         tensor = _source(op.inputs[place])
-        if tensor.op in self._loops and tensor.op.type in LOOPS:
+        if tensor.op in self._loops:
             return self._result(tensor)
         return tf.get_static_value(tensor)
 
