@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import tensorflow as tf
 
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import predecessors
@@ -108,6 +110,20 @@ def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:
     changed = replace(step, gradients=tuple(gradients))
     _known[changed] = backward_edges(step)
     return changed
+
+
+def with_replaced(step: Step, replaced: Mapping[Operation, Tensor]) -> Step:
+    """Return the step with the tensors that take the place of what ops yield."""
+    return with_gradients(step, (_renewed(g, replaced) for g in step.gradients))
+
+
+def _renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
+    if isinstance(gradient, tf.IndexedSlices) and gradient.values.op in replaced:
+        values = replaced[gradient.values.op]
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if isinstance(gradient, tf.Tensor):
+        return replaced.get(gradient.op, gradient)
+    return gradient
 
 
 def _merged(step: Step) -> list[tuple[Operation, Operation]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from geutil.gradients.chance import hold_for_sums
+from geutil.gradients.data_barriers import is_expanded, run_in_time
 from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
+from geutil.gradients.edges import with_replaced
 from geutil.gradients.offloading import Offload
 from geutil.gradients.rounding import keep_apart, readers_of, without_joined
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
 from geutil.gradients.sums import add_in_turn
+from geutil.graph.adjacency import consumers, input_indices
 from geutil.graph.determinism import is_determinism_enabled
 from geutil.graph.identity import IdentityMap
-from geutil.graph.importing import set_new_input
+from geutil.graph.importing import neutral, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.xla import is_compiled_by_xla
 from geutil.select.views import make_view
@@ -39,7 +42,7 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
     if is_compiled_by_xla(plan.step.graph):
         # XLA fuses sums, and has an order of its own.
         _recompute(plan, DataDelays(plan))
-        return plan.step
+        return _run_pools_in_time(plan.step)
     if is_determinism_enabled():
         # Sums and turns would change what Grappler joins, and so how it rounds.
         readers = readers_of(plan.step)
@@ -59,6 +62,19 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))
     return add_in_turn(plan.step)
+
+
+def _run_pools_in_time(step: Step) -> Step:
+    """Let XLA expand the gradients of pools no earlier than they are run."""
+    replaced = {}
+    for op in filter(is_expanded, step.backward):
+        output = op.outputs[0]
+        reads = [(r, i) for r in consumers(output) for i in input_indices(r, output)]
+        with neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
+            replaced[op] = run_in_time(op)
+        for reader, index in reads:
+            set_new_input(reader, index, replaced[op])
+    return with_replaced(step, replaced)
 
 
 def _parted(plan: Recomputation) -> Recomputation:

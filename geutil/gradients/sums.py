@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import tensorflow as tf
-
-from geutil.gradients.edges import backward_edges, with_gradients
+from geutil.gradients.edges import backward_edges, with_replaced
 from geutil.gradients.pairs import add_in_pairs
 from geutil.gradients.step import Step
 from geutil.graph.adjacency import consumers, control_inputs, control_outputs
@@ -67,7 +62,7 @@ def add_in_turn(step: Step) -> Step:
     replaced = {op: _pairwise(op) for op in long_sums(step)}
     for op, total in replaced.items():
         _redirect(op, total)
-    return with_gradients(step, (_renewed(g, replaced) for g in step.gradients))
+    return with_replaced(step, replaced)
 
 
 def _pairwise(op: Operation) -> Tensor:
@@ -86,12 +81,3 @@ def _redirect(op: Operation, total: Tensor) -> None:
     for reader in control_outputs(op):
         awaited = [total.op if c is op else c for c in control_inputs(reader)]
         set_control_inputs(reader, awaited)
-
-
-def _renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
-    if isinstance(gradient, tf.IndexedSlices) and gradient.values.op in replaced:
-        values = replaced[gradient.values.op]
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if isinstance(gradient, tf.Tensor):
-        return replaced.get(gradient.op, gradient)
-    return gradient

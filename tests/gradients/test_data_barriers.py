@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.data_barriers import data_barrier
+from geutil.gradients import gradients
+from geutil.gradients.data_barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.importing import neutral
 from tests.settings import needs_eager
 
@@ -303,3 +307,72 @@ def test_refuses_eager_tensors():
     eager = tf.constant(1.0)
     with pytest.raises(ArgumentTypeError, match="eager tensors belong to no graph"):
         data_barrier([eager], [eager])
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_the_gradient_of_a_pool_has_the_same_bits(dimensions):
+    pool = {2: tf.nn.max_pool2d, 3: tf.nn.max_pool3d}[dimensions]
+    # Few values, so that maxima are often reached twice.
+    shape = [2, *[7] * dimensions, 3]
+    x = tf.cast(tf.random.stateless_uniform(shape, [1, 2], 0, 3, tf.int32), tf.float32)
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        y = pool(x, 3, 2, "SAME")
+        (slope,) = tf.gradients(
+            y * tf.sin(y + tf.random.stateless_normal([], [3, 4])), x
+        )
+        assert is_expanded(slope.op)
+        instead = run_in_time(slope.op)
+        # Second gradients pass as if there were no loop.
+        return slope, instead, *tf.gradients(slope, x), *tf.gradients(instead, x)
+
+    values = [t.numpy().tobytes() for t in step(x)]
+    assert values[0] == values[1]
+    assert values[2] == values[3]
+
+
+def test_what_a_pool_expands_to_is_not_held_through_the_step():
+    side, channels = 64, 16
+    size = 4 * side * side * channels * 4
+    x = tf.random.stateless_normal([4, side, side, channels], [1, 2])
+    # The peak is reached behind the pool, where the layers are wider.
+    widths = [channels, *[4 * channels] * 12]
+    weights = [
+        tf.random.stateless_normal(shape, [k, 3]) / 8
+        for k, shape in enumerate(pairwise(widths))
+    ]
+
+    def needed(pool):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(x, *weights):
+            entry = tf.tanh(x)
+            held = pool(entry, 3, 2, "SAME")
+            for weight in weights:
+                held = tf.tanh(tf.reshape(held, [-1, weight.shape[0]]) @ weight)
+            ends = [x, *weights]
+            return gradients(tf.reduce_sum(held * held), ends, checkpoints="memory")
+
+        return allocated(step, x, *weights)
+
+    # XLA numbers four tensors of that size for the gradient of the maxima.
+    assert needed(tf.nn.max_pool2d) < needed(tf.nn.avg_pool2d) + 2 * size
+
+
+def test_the_gradient_of_a_pool_may_be_what_is_asked_for():
+    x = tf.random.stateless_normal([2, 16, 16, 3], [1, 2])
+
+    def slopes(compute):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(x):
+            held = tf.nn.max_pool2d(x, 3, 2, "SAME")
+            for _ in range(8):
+                held = tf.sin(held * 2.0)
+            (slope,) = compute(tf.reduce_sum(held), x)
+            assert is_expanded(slope.op) == (compute is tf.gradients)
+            return slope
+
+        return step(x).numpy()
+
+    kept = partial(gradients, checkpoints="memory", min_checkpoint_size=0)
+    np.testing.assert_array_equal(slopes(kept), slopes(tf.gradients))
