@@ -32,7 +32,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-oldest test-version
-.PHONY: test-versions lint format bench zoo docs clean dist check-dist browser
+.PHONY: test-versions lint format bench house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -138,6 +138,9 @@ lint: $(READY) ## Check style, formatting and types
 format: $(READY) ## Format the code and make the safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
+
+house: $(READY) ## Print how the package is laid out (ARGS="--list" names the places)
+	@$(VENV)/bin/python -m tools.house $(ARGS)
 
 zoo: $(ZOO_READY) $(VIEWER) ## Take real architectures through every client (ARGS="...")
 	@nice $(ZOO)/bin/python -m zoo $(ARGS)

@@ -1,0 +1,95 @@
+"""The table of `make house` counts what is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import ROOT
+from tools import house
+
+LONG = "\n".join(f"    x{i} = {i}" for i in range(20))
+TREE = {
+    "geutil/__init__.py": '"""The package."""\n',
+    # A circle of a deferred import and one for types.
+    "geutil/a.py": '"""What it is."""\n\ndef f():\n    from geutil.b import g\n',
+    "geutil/b.py": "if typing.TYPE_CHECKING:\n    import geutil.a\n",
+    "geutil/c/__init__.py": "from geutil.c.b import Thing\n",
+    # Imports from its package, which imports it.
+    "geutil/c/b.py": "from geutil.c import other\nclass Thing: ...\n",
+    "geutil/c/d.py": "from tensorflow.python.ops import x\nclass Thing: ...\n",
+    "geutil/c/e.py": "from tensorflow import python\nimport tensorflow.pythonic\n",
+    "geutil/f.py": '_SUMS = frozenset(("AddV2", "Add"))\nOTHER = ("SAME",)\n',
+    "geutil/g.py": '_ADDS: Any = {"Add": 1, "AddV2": 2}\nNAMES = ("Add", 1)\n',
+    "geutil/h.py": f"def f():\n    # Why.\n    if 1:\n        y = 1\n{LONG}\n",
+    "geutil/i.py": f'def f():\n    "Title."\n    if 1:\n        y = 1\n{LONG}\n',
+    "geutil/j.py": f"def f():\n{LONG}\n",
+    "docs/architecture.md": "| `a` | `b.py` |\n| `geutil/c/b.py` | `c.d` |\n",
+}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Return the rows of a made-up tree by their titles."""
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return {row.title: row for row in house.measure(tmp_path)}
+
+
+FOUND = {
+    "import circles (modules in them)": ["geutil.a geutil.b", "geutil.c geutil.c.b"],
+    "modules that import private names": ["geutil.c.d", "geutil.c.e"],
+    "file names used twice": ["b.py"],
+    "class names used twice": ["Thing"],
+    "tables of op types doubled": ["Add AddV2: geutil.f._SUMS, geutil.g._ADDS"],
+    'docstring titles "What", "Which"': ["geutil.a"],
+    "modules not in the map": [
+        *("geutil.c.e", "geutil.f", "geutil.g", "geutil.h", "geutil.i", "geutil.j")
+    ],
+}
+
+
+@pytest.mark.parametrize("title", FOUND)
+def test_it_finds_what_is_there(rows, title):
+    assert list(rows[title].found) == FOUND[title]
+
+
+def test_it_counts(rows):
+    assert rows["files in geutil/"].value == "12"
+    assert rows["import circles (modules in them)"].value == "2 (2 + 2)"
+    assert rows["modules that import private names"].value == "2"
+    # One of the two long functions that branch.
+    commented = rows["branching functions above 15 lines with a comment"]
+    assert commented.value == "50.0 % of 2"
+    # 7 lines of imports.
+    lines = [2, 2, 1, 2, 2, 2, 2, 2, 23, 23, 21]
+    assert rows["import lines / code lines"].value == f"{100 * 7 / sum(lines):.1f} %"
+
+
+def test_it_counts_the_files_that_a_call_enters():
+    from geutil import showing
+
+    def call():
+        showing.draw_with("module", "function")
+        house.doubled([])
+
+    drawers = [*showing._drawers]
+    try:
+        assert house.files_entered(call) == 1
+    finally:
+        showing._drawers[:] = drawers
+    assert house.files_entered(lambda: showing.__name__) == 0
+    assert sys.getprofile() is None
+
+
+def test_it_prints_the_table_of_this_tree():
+    command = [sys.executable, "-m", "tools.house", "--fast", "--list"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "files in geutil/" in done.stdout
+    assert "wanted" in done.stdout.splitlines()[0]

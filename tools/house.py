@@ -1,0 +1,412 @@
+"""Measures how the package is laid out: files, imports, names, comments, its map.
+
+`make house` prints the table. All but the files that a call enters is read from the
+source; those are counted while small examples run, which needs TensorFlow. `--fast`
+leaves them out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import networkx as nx
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "geutil"
+MAP = Path("docs", "architecture.md")
+PRIVATE = ("tensorflow.python.", "tensorflow.core.")
+"""How the names of TensorFlow's private modules begin."""
+LONG = 15
+"""Functions of more code lines than this ask for a comment, if they branch."""
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+"""Tokens that make no line a line of code."""
+OP_TYPE = re.compile(r"_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the package: its name, its file and its source."""
+
+    name: str
+    path: Path
+    source: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree."""
+        return ast.parse(self.source)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def imported(self) -> list[str]:
+        """What is imported anywhere: deferred imports and those for types, too."""
+        return list(imported_names(self.nodes))
+
+    @cached_property
+    def code_lines(self) -> set[int]:
+        """The lines that hold code: no comments, docstrings or blank lines."""
+        lines = set()
+        for token in self._tokens:
+            if token.type not in LAYOUT:
+                lines |= {*range(token.start[0], token.end[0] + 1)}
+        for node in self.nodes:
+            if is_text(node):
+                lines -= lines_of(node)
+        return lines
+
+    @cached_property
+    def comment_lines(self) -> set[int]:
+        """The lines that hold a comment."""
+        return {t.start[0] for t in self._tokens if t.type == tokenize.COMMENT}
+
+    @cached_property
+    def import_lines(self) -> set[int]:
+        """The lines of import statements."""
+        found = (n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom))
+        return {line for node in found for line in lines_of(node)}
+
+    @cached_property
+    def _tokens(self) -> list[tokenize.TokenInfo]:
+        return list(tokenize.generate_tokens(io.StringIO(self.source).readline))
+
+
+def imported_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the dotted names that the import statements among some nodes ask for."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # With the names: each may be a module.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_text(node: ast.AST) -> bool:
+    """Tell whether a statement is a string, as docstrings are."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def lines_of(node: Any) -> set[int]:
+    """Return the lines that a node is on."""
+    return {*range(node.lineno, node.end_lineno + 1)}
+
+
+def read_modules(root: Path) -> list[Module]:
+    """Return the modules of the package in a tree, in order of their files."""
+    modules = []
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules.append(Module(name, path.relative_to(root), path.read_text()))
+    return modules
+
+
+def import_circles(modules: Collection[Module]) -> list[list[str]]:
+    """Return the sets of modules that import each other, large ones first.
+
+    A name that is imported from a package is the package's, unless it is a module.
+    """
+    names = {module.name for module in modules}
+    graph = nx.DiGraph()
+    for module in modules:
+        for imported in module.imported:
+            home = imported.rpartition(".")[0]
+            target = imported if imported in names else home
+            if target in names and target != module.name:
+                graph.add_edge(module.name, target)
+    found = (sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1)
+    return sorted(found, key=lambda circle: (-len(circle), circle))
+
+
+def private_imports(nodes: Iterable[ast.AST]) -> list[str]:
+    """Return the names in TensorFlow's private packages that are imported."""
+    return [n for n in imported_names(nodes) if f"{n}.".startswith(PRIVATE)]
+
+
+def doubled(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def doubled_files(modules: Iterable[Module]) -> list[str]:
+    """Return the file names that several modules have."""
+    names = (module.path.name for module in modules)
+    return doubled(name for name in names if name != "__init__.py")
+
+
+def doubled_classes(modules: Iterable[Module]) -> list[str]:
+    """Return the names that several classes have."""
+    return doubled(
+        node.name
+        for module in modules
+        for node in module.nodes
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+def op_tables(module: Module) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the names and the op types of the tables of types that a module has."""
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            types = op_types(node.value)
+            if types:
+                yield ast.unparse(target), types
+
+
+def op_types(value: ast.expr) -> frozenset[str]:
+    """Return the op types that make a collection; nothing if it holds anything else."""
+    if isinstance(value, ast.Call) and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Dict):
+        entries = value.keys
+    elif isinstance(value, ast.Set | ast.Tuple | ast.List):
+        entries = [*value.elts]
+    else:
+        return frozenset()
+    types = {e.value if isinstance(e, ast.Constant) else None for e in entries}
+    are_types = (isinstance(t, str) and OP_TYPE.fullmatch(t) for t in types)
+    return frozenset(map(str, types)) if all(are_types) else frozenset()
+
+
+def doubled_tables(modules: Iterable[Module]) -> list[str]:
+    """Return the sets of op types that are tables in several modules."""
+    homes: dict[frozenset[str], dict[str, str]] = defaultdict(dict)
+    for module in modules:
+        for name, types in op_tables(module):
+            homes[types][module.name] = name
+    return [
+        f"{' '.join(sorted(types))}: {', '.join(map('.'.join, places.items()))}"
+        for types, places in homes.items()
+        if len(places) > 1
+    ]
+
+
+def branching_functions(module: Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the long functions that branch, and whether a comment is in them."""
+    for node in module.nodes:
+        if isinstance(node, ast.FunctionDef):
+            lines = lines_of(node)
+            branches = (ast.If, ast.IfExp, ast.Match, ast.Try)
+            if len(lines & module.code_lines) > LONG and any(
+                isinstance(inner, branches) for inner in ast.walk(node)
+            ):
+                yield node, bool(lines & module.comment_lines)
+
+
+def riddles(modules: Iterable[Module]) -> list[str]:
+    """Return the modules whose docstring begins with a question word."""
+    return [
+        module.name
+        for module in modules
+        if re.match("(What|Which)", ast.get_docstring(module.tree) or "")
+    ]
+
+
+def unmapped(modules: Iterable[Module], text: str) -> list[str]:
+    """Return the modules that no line of the map names, packages apart."""
+    named = set(re.findall(r"`([\w./]+)`", text))
+    return [
+        module.name
+        for module in modules
+        if module.path.name != "__init__.py"
+        and named.isdisjoint(
+            {
+                module.name,
+                module.name.partition(".")[2],
+                module.path.as_posix(),
+                module.path.relative_to(PACKAGE).as_posix(),
+            }
+        )
+    ]
+
+
+def files_entered(call: Callable[[], object]) -> int:
+    """Return how many files of the package a call enters, imports apart."""
+    entered = set()
+    place = f"{ROOT / PACKAGE}/"
+
+    def look(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>":
+            entered.add(code.co_filename)
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sum(name.startswith(place) for name in entered)
+
+
+def examples() -> Mapping[str, Callable[[], Callable[[], object]]]:
+    """Return what prepares each call, and then returns it."""
+    import tensorflow as tf
+
+    import geutil as ge
+    from geutil import model
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.gradients import gradients
+    from geutil.quantize import quantize
+
+    def small_network() -> Any:
+        image = tf.keras.Input([8, 8, 3], name="image")
+        x = tf.keras.layers.Conv2D(4, 3, use_bias=False)(image)
+        x = tf.keras.layers.BatchNormalization()(x)
+        return tf.keras.Model(image, tf.keras.layers.ReLU()(x))
+
+    def copy() -> Callable[[], object]:
+        with tf.Graph().as_default():
+            x = tf.constant(1.0, name="x")
+            y = tf.negative(x, name="y")
+        return lambda: ge.copy([x.op, y.op], dst_scope="copy")
+
+    def fold() -> Callable[[], object]:
+        opened = model.open(small_network())
+        return lambda: fold_batch_norms(opened)
+
+    def speed() -> Callable[[], object]:
+        weights = [tf.Variable(tf.ones([4, 4])) for _ in range(8)]
+
+        @tf.function(input_signature=[tf.TensorSpec([8, 4])])
+        def step(x: Any) -> object:
+            for weight in weights:
+                x = tf.tanh(tf.matmul(x, weight))
+            return gradients(x, weights, checkpoints="speed")
+
+        return step.get_concrete_function
+
+    def open_keras() -> Callable[[], object]:
+        network = small_network()
+        return lambda: model.open(network)
+
+    def simulate() -> Callable[[], object]:
+        opened = model.open(small_network())
+        fold_batch_norms(opened)
+        return lambda: quantize(opened, is_training=False)
+
+    return {
+        "copy": copy,
+        "fold": fold,
+        "gradients": speed,
+        "open": open_keras,
+        "quantize": simulate,
+    }
+
+
+def count_entered() -> str:
+    """Return the numbers of files that the examples enter."""
+    counts = []
+    for prepare in examples().values():
+        # The first call imports, and fills what is kept for later ones.
+        prepare()()
+        counts.append(files_entered(prepare()))
+    return " / ".join(map(str, counts))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: what is counted, how it stands, what is wanted, and where."""
+
+    title: str
+    value: str
+    wanted: str
+    found: Collection[str] = ()
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part as percent of a whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "none"
+
+
+def measure(root: Path) -> list[Row]:
+    """Return the rows that are read from the source of a tree."""
+    modules = read_modules(root)
+    circles = import_circles(modules)
+    sizes = " + ".join(str(len(circle)) for circle in circles)
+    private = [m.name for m in modules if private_imports(m.nodes)]
+    imports = sum(len(m.import_lines) for m in modules)
+    code = sum(len(m.code_lines) for m in modules)
+    long = [has for m in modules for _, has in branching_functions(m)]
+    files, classes = doubled_files(modules), doubled_classes(modules)
+    tables, questions = doubled_tables(modules), riddles(modules)
+    place = root / MAP
+    missing = unmapped(modules, place.read_text() if place.exists() else "")
+    return [
+        Row(f"files in {PACKAGE}/", str(len(modules)), "at most 260"),
+        Row(
+            "import circles (modules in them)",
+            f"{len(circles)} ({sizes or 0})",
+            "0",
+            [" ".join(circle) for circle in circles],
+        ),
+        Row("modules that import private names", str(len(private)), "1", private),
+        Row("import lines / code lines", share(imports, code), "under 8 %"),
+        Row("file names used twice", str(len(files)), "at most 15", files),
+        Row("class names used twice", str(len(classes)), "at most 5", classes),
+        Row("tables of op types doubled", str(len(tables)), "0", tables),
+        Row(
+            f"branching functions above {LONG} lines with a comment",
+            f"{share(sum(long), len(long))} of {len(long)}",
+            "each that needs one",
+        ),
+        Row('docstring titles "What", "Which"', str(len(questions)), "0", questions),
+        Row("modules not in the map", str(len(missing)), "0", missing),
+    ]
+
+
+ENTERED = "files entered: copy / fold / gradients / open / quantize"
+ENTERED_WANTED = "14 / 26 / 30 / 18 / 22"
+
+
+def render(rows: Collection[Row], whole: bool) -> str:
+    """Return the table as text, with what was found if asked for."""
+    cells = [("", "today", "wanted"), *((r.title, r.value, r.wanted) for r in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    for row in rows:
+        if whole and row.found:
+            lines += ["", f"{row.title}:", *(f"  {entry}" for entry in row.found)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table of the tree that this file is in."""
+    parser = argparse.ArgumentParser(prog="make house", description=__doc__)
+    parser.add_argument("--fast", action="store_true", help="without TensorFlow")
+    parser.add_argument("--list", action="store_true", help="list what was found")
+    options = parser.parse_args(arguments)
+    rows = measure(ROOT)
+    if not options.fast:
+        rows.insert(1, Row(ENTERED, count_entered(), ENTERED_WANTED))
+    print(render(rows, options.list))
+
+
+if __name__ == "__main__":
+    main()
