@@ -1,6 +1,7 @@
 """Modules import downwards only, and one package alone touches TensorFlow's insides.
 
-Read from the source with `ast`: nothing here imports geutil.
+One module of it imports TensorFlow's private names. Read from the source with `ast`:
+nothing here imports geutil.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tools.house import private_imports
 
 ROOT = Path(__file__).parents[1] / "geutil"
 
@@ -36,8 +39,9 @@ FOR_ALL = {"errors", "formats", "showing", "version"}
 COMPOSITIONS = {"quantize.rewriters": {"batchnorm"}}
 # Names of tf.contrib.graph_editor's modules: imports, aliases and __all__ only.
 FACADES = {"edit", "match", "subgraph", "util"}
-# Where TensorFlow's private API may be used.
+# Where TensorFlow's private API may be used, and where its names are imported.
 PRIVATE_ROOM = "graph"
+PRIVATE_SEAM = "graph._tf"
 
 # Underscored attributes that are geutil's own and are used on another object than self,
 # by module: TensorFlow has a `_graph` and an `_ops`, too.
@@ -121,16 +125,15 @@ def layer_faults(name: str, source: str) -> list[str]:
 
 
 def private_faults(name: str, source: str) -> list[str]:
-    """Return the uses of TensorFlow's private API outside its room."""
-    if name.split(".", 1)[0] == PRIVATE_ROOM:
-        return []
+    """Return the uses of TensorFlow's private API outside their places."""
     tree = ast.parse(source)
+    faults = []
+    if name != PRIVATE_SEAM:
+        imported = private_imports(ast.walk(tree))
+        faults = [f"imports {n}: {PRIVATE_SEAM} alone may" for n in imported]
+    if name.split(".", 1)[0] == PRIVATE_ROOM:
+        return faults
     allowed = OWN_PRIVATE.get(name, set())
-    faults = [
-        f"imports {imported}"
-        for imported in imports(tree)
-        if imported.split(".")[:2] in (["tensorflow", "python"], ["tensorflow", "core"])
-    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             dotted = ast.unparse(node)
@@ -258,6 +261,8 @@ WRONG = [
     (layer_faults, "edit", "from geutil.gradients import gradients"),
     (layer_faults, "surprise.module", "from geutil.graph.kinds import is_op"),
     (private_faults, "select.walks", "from tensorflow.python.framework import ops"),
+    (private_faults, "graph.order", "from tensorflow.python.framework import ops"),
+    (private_faults, "graph.order", "def f():\n    import tensorflow.core.framework"),
     (private_faults, "select.walks", "from tensorflow import python"),
     (private_faults, "select.walks", "import tensorflow.core.framework.graph_pb2"),
     (private_faults, "transform.bulk", "op._update_input(0, t)"),
@@ -298,7 +303,7 @@ RIGHT = [
     (layer_faults, "cli.main", "from geutil.report import text"),
     (layer_faults, "edit", "from geutil.reroute.detaching import detach"),
     (layer_faults, "select.walks", "import os\nfrom collections import abc"),
-    (private_faults, "graph.order", "from tensorflow.python.framework import ops"),
+    (private_faults, "graph._tf", "from tensorflow.python.framework import ops"),
     (private_faults, "graph.order", "op._id"),
     (private_faults, "select.walks", "import tensorflow as tf\ntf.Graph()"),
     (private_faults, "select.walks", "self._ops\ncls._made\nx.__name__"),

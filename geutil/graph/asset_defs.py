@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.core.protobuf import meta_graph_pb2
+from geutil.graph._tf import AssetFileDef
 
 _COLLECTION = "saved_model_assets"
 
@@ -17,7 +17,7 @@ def asset_files(meta_graph: Any) -> dict[str, str]:
     definitions = list(meta_graph.asset_file_def)
     if _COLLECTION in meta_graph.collection_def:
         for packed in meta_graph.collection_def[_COLLECTION].any_list.value:
-            definition = meta_graph_pb2.AssetFileDef()
+            definition = AssetFileDef()
             if packed.Unpack(definition):
                 definitions.append(definition)
     return {d.tensor_info.name.partition(":")[0]: d.filename for d in definitions}

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorflow.core.framework import node_def_pb2
-
 from geutil.errors import TransformError
 from geutil.graph.function_names import FlatNames, default_of
+from geutil.graph.protos import NodeDef
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Body:
         """Return a new `NodeDef` for each node, with the inputs of a `GraphDef`."""
         result = []
         for node in self.nodes:
-            copied = node_def_pb2.NodeDef()
+            copied = NodeDef()
             copied.CopyFrom(node.definition)
             copied.ClearField("input")
             copied.input.extend(node.inputs)
@@ -189,7 +188,7 @@ def _bound_attributes(signature: Any, given: Mapping[str, Any]) -> dict[str, Any
 
 def _filled_in(definition: Any, bound: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a node with its placeholders replaced by the values bound."""
-    filled = node_def_pb2.NodeDef()
+    filled = NodeDef()
     filled.CopyFrom(definition)
     waiting = [filled.attr]
     while waiting:

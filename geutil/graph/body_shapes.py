@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorflow.python.framework import function_def_to_graph
-
+from geutil.graph._tf import function_def_to_graph
 from geutil.graph.function_defs import definition_in
 from geutil.graph.kinds import Graph, Tensor
 
@@ -28,4 +27,4 @@ def body_for_call(graph: Graph, name: str, arguments: Sequence[Tensor]) -> Graph
         return None
     shapes = [t.shape for t in arguments]
     with graph.as_default():
-        return function_def_to_graph.function_def_to_graph(definition, shapes)
+        return function_def_to_graph(definition, shapes)

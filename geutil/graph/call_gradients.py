@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import (
-    attributes as function_attributes,
-)
-from tensorflow.python.eager.polymorphic_function.concrete_function import (
-    ConcreteFunction,
-)
-from tensorflow.python.framework import function_def_to_graph, ops
-from tensorflow.python.ops import gradients_util, handle_data_util
 
+from geutil.graph._tf import (
+    MONOMORPHIC_FUNCTION_ALLOWLIST,
+    ConcreteFunction,
+    copy_handle_data,
+    function_def_to_graph,
+    get_handle_data,
+    symbolic_gradient,
+)
 from geutil.graph.calls import CALLS
 from geutil.graph.functions import (
     add_functions,
@@ -65,7 +65,7 @@ def _call_gradient(op: Operation, *grads: Any) -> Any:
             tf.zeros_like(t) if grad is None else grad
             for grad, t in zip(grads, op.outputs, strict=True)
         ]
-        return gradients_util._SymGrad(op, known)
+        return symbolic_gradient(op, known)
     gradient = _function_of(op)._get_gradient_function()
     op._gradient_function = gradient
     return gradient(op, *grads)
@@ -73,7 +73,7 @@ def _call_gradient(op: Operation, *grads: Any) -> Any:
 
 for _type in sorted(CALLS):
     if _type not in registered_names():
-        ops.RegisterGradient(_type)(_call_gradient)
+        tf.RegisterGradient(_type)(_call_gradient)
 
 
 def _function_of(op: Operation) -> Any:
@@ -90,7 +90,7 @@ def _function_of(op: Operation) -> Any:
 def _kind(t: Tensor) -> tuple[str, bytes]:
     """Return the static shape of an argument, and what a resource refers to."""
     if t.dtype in (tf.resource, tf.variant):
-        data = handle_data_util.get_handle_data(t)
+        data = get_handle_data(t)
         return "", data.SerializeToString(deterministic=True)
     return str(t.shape), b""
 
@@ -125,12 +125,12 @@ def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
     handles = (tf.resource, tf.variant)
     shapes = [None if t.dtype in handles else t.shape for t in op.inputs]
     with graph.as_default():
-        body = function_def_to_graph.function_def_to_graph(definition, shapes)
+        body = function_def_to_graph(definition, shapes)
     for outside, inside in zip(op.inputs, body.inputs, strict=True):
-        handle_data_util.copy_handle_data(outside, inside)
+        copy_handle_data(outside, inside)
     carry_loop_handles(body)
     add_functions(body, library.function)
     publish_functions(body)
-    allowed = function_attributes.MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
+    allowed = MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     return ConcreteFunction.from_func_graph(body, None, attributes)

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tensorflow.core.framework import function_pb2
-
 from geutil.errors import TransformError
 from geutil.graph.bodies import has_list
 from geutil.graph.function_attributes import names_of_functions
+from geutil.graph.protos import FunctionDefLibrary
 
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 """Ops that call a function and do nothing else."""
@@ -117,7 +116,7 @@ class Library:
                 waiting.extend(names_of_functions(node))
             if name in self.gradients:
                 waiting.append(self.gradients[name])
-        result = function_pb2.FunctionDefLibrary()
+        result = FunctionDefLibrary()
         result.function.extend(f for f in library.function if f.signature.name in found)
         result.gradient.extend(g for g in library.gradient if g.function_name in found)
         result.registered_gradients.extend(library.registered_gradients)

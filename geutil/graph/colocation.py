@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tensorflow.core.framework import attr_value_pb2
-
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.protos import AttrValue
 
 ATTRIBUTE = "_class"
 _PREFIX = b"loc:@"
@@ -71,7 +70,5 @@ def _has_op(graph: Graph, name: str) -> bool:
 
 def set_class_entries(op: Operation, entries: Iterable[bytes]) -> None:
     """Set the `_class` attribute of `op`."""
-    value = attr_value_pb2.AttrValue(
-        list=attr_value_pb2.AttrValue.ListValue(s=list(entries))
-    )
+    value = AttrValue(list=AttrValue.ListValue(s=list(entries)))
     op._set_attr(ATTRIBUTE, value)

@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.python.client.session import BaseSession
-from tensorflow.python.eager.polymorphic_function import atomic_function
-
+from geutil.graph._tf import BaseSession, atomic_function
 from geutil.graph.identity import IdentitySet, dereference
 from geutil.graph.kinds import Graph, Operation, Tensor, is_op
 from geutil.graph.state import state_of

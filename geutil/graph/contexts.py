@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import control_flow_pb2
-from tensorflow.python.ops import control_flow_ops
 
+from geutil.graph._tf import CondContext, ValuesDef, WhileContext
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, is_op
@@ -156,9 +155,9 @@ def copy_context(
     with neutral(graph):
         graph._set_control_flow_context(outer)
         if members.context.IsWhileContext():
-            copied = control_flow_ops.WhileContext.from_proto(proto)
+            copied = WhileContext.from_proto(proto)
         else:
-            copied = control_flow_ops.CondContext.from_proto(proto)
+            copied = CondContext.from_proto(proto)
     copies = [copied]
     for copy in copies:
         copies += copy._nested_contexts
@@ -290,7 +289,7 @@ def _rename_proto(definition: Any, rename: Callable[[str], str | None]) -> None:
 
 
 def _rename_values(values_def: Any, rename: Callable[[str], str | None]) -> None:
-    renamed = control_flow_pb2.ValuesDef()
+    renamed = ValuesDef()
     for name in values_def.values:
         new = rename(name)
         if new is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorflow.python.framework import config
+from geutil.graph._tf import is_op_determinism_enabled
 
 
 def is_determinism_enabled() -> bool:
@@ -11,4 +11,4 @@ def is_determinism_enabled() -> bool:
     TensorFlow does not keep the promise for sums of three or more (`AddN`) whose terms
     other ops read too: in what order it adds depends on which ops have run.
     """
-    return bool(config.is_op_determinism_enabled())
+    return bool(is_op_determinism_enabled())

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.ops import control_flow_util
-
 from geutil.errors import RerouteError
+from geutil.graph._tf import (
+    GetContainingWhileContext,
+    GetOutputContext,
+    IsLoopEnter,
+    IsSwitch,
+)
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.kinds import Operation, Tensor
 
 
 def while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that `op` runs in, or None."""
-    return control_flow_util.GetContainingWhileContext(control_flow_context(op))
+    return GetContainingWhileContext(control_flow_context(op))
 
 
 def output_while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that the outputs of `op` live in."""
-    return control_flow_util.GetContainingWhileContext(
-        control_flow_util.GetOutputContext(op)
-    )
+    return GetContainingWhileContext(GetOutputContext(op))
 
 
 def reading_while_context(op: Operation) -> Any:
@@ -33,11 +35,11 @@ def reading_while_context(op: Operation) -> Any:
     An Enter op belongs to the loop that it leads into, and reads outside of it.
     """
     context = while_context(op)
-    if context is None or not control_flow_util.IsLoopEnter(op):
+    if context is None or not IsLoopEnter(op):
         return context
     # The context need not list the op: it knows one Enter for each tensor outside.
     if op.get_attr("frame_name") == context.name.encode():
-        return control_flow_util.GetContainingWhileContext(context.outer_context)
+        return GetContainingWhileContext(context.outer_context)
     return context
 
 
@@ -86,7 +88,7 @@ def where(context: Any) -> str:
 def branch_name(op: Operation) -> str | None:
     """Return the name of the version 1 conditional in a branch of which `op` runs."""
     context = control_flow_context(op)
-    if context is None or not context.IsCondContext() or control_flow_util.IsSwitch(op):
+    if context is None or not context.IsCondContext() or IsSwitch(op):
         return None
     name: str = context.name
     return name

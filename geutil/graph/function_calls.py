@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2, function_pb2
-
 from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
 from geutil.graph.calls import CALLS, Library
 from geutil.graph.function_defs import definition_in
 from geutil.graph.functions import BRANCHINGS, LOOPS, has_function
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 
 _AT_ONCE = "parallel_iterations"
 _READ_ONLY = "_read_only_resource_inputs"
-_NONE = attr_value_pb2.AttrValue.ListValue()
+_NONE = AttrValue.ListValue()
 _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
 
 
@@ -94,7 +93,7 @@ def reason_to_stay(op: Operation) -> str:
     definition = definition_in(op.graph, name)
     if definition is None:
         return ""
-    library = function_pb2.FunctionDefLibrary(function=[definition])
+    library = FunctionDefLibrary(function=[definition])
     return Library(library).reason_to_keep(op.node_def, name)
 
 
@@ -150,7 +149,7 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
     op = caller.op
     node = op.node_def
     for attribute in {callee.attribute: None for callee in caller.callees}:
-        value = attr_value_pb2.AttrValue()
+        value = AttrValue()
         value.CopyFrom(node.attr[attribute])
         is_list = value.WhichOneof("value") == "list"
         for function in value.list.func if is_list else [value.func]:
@@ -158,7 +157,7 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
         op._set_attr(attribute, value)
     _forget_traces(caller)
     if _READ_ONLY in node.attr:
-        op._set_attr(_READ_ONLY, attr_value_pb2.AttrValue(list=_NONE))
+        op._set_attr(_READ_ONLY, AttrValue(list=_NONE))
     if names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
@@ -177,7 +176,7 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
     """
     if parallel_iterations(op) <= count:
         return False
-    op._set_attr(_AT_ONCE, attr_value_pb2.AttrValue(i=count))
+    op._set_attr(_AT_ONCE, AttrValue(i=count))
     state_of(op.graph).edits += 1
     return True
 

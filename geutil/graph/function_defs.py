@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2
-from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.framework import c_api_util, cpp_shape_inference_pb2
-from tensorflow.python.ops import handle_data_util
 
+from geutil.graph._tf import (
+    CppShapeInferenceResult,
+    TF_DeleteFunction,
+    TF_FunctionToFunctionDef,
+    TF_GetBuffer,
+    TF_GraphToFunction_wrapper,
+    get_handle_data,
+    set_handle_data,
+    tf_buffer,
+)
 from geutil.graph.bodies import Arg
 from geutil.graph.function_registry import called_names
 from geutil.graph.importing import import_ops
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.protos import FunctionDef
 
 _OF_THE_OLD_BODY = frozenset(
     (
@@ -41,10 +48,10 @@ def definition_in(graph: Graph, name: str) -> Any | None:
         return function.cached_definition
     # `cached_definition` would put it into the eager context, which refuses a function
     # of a name that it has: one that Grappler has changed, say.
-    with c_api_util.tf_buffer() as buffer, made_in_c.get() as c_function:
-        pywrap_tf_session.TF_FunctionToFunctionDef(c_function, buffer)
-        data = pywrap_tf_session.TF_GetBuffer(buffer)
-    return function_pb2.FunctionDef.FromString(bytes(data))
+    with tf_buffer() as buffer, made_in_c.get() as c_function:
+        TF_FunctionToFunctionDef(c_function, buffer)
+        data = TF_GetBuffer(buffer)
+    return FunctionDef.FromString(bytes(data))
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
@@ -62,11 +69,11 @@ def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
     (op,) = import_ops(graph, graph_def, {})
     (placeholder,) = op.outputs
     if arg.handle_data:
-        handle = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData()
+        handle = CppShapeInferenceResult.HandleData()
         handle.is_set = True
         for data in arg.handle_data:
             handle.shape_and_type.add(shape=data.shape, dtype=data.dtype)
-        handle_data_util.set_handle_data(placeholder, handle)
+        set_handle_data(placeholder, handle)
     return placeholder
 
 
@@ -94,7 +101,7 @@ def define(
         ValueError: TensorFlow refuses the function.
     """
     with graph._c_graph.get() as c_graph:
-        function = pywrap_tf_session.TF_GraphToFunction_wrapper(
+        function = TF_GraphToFunction_wrapper(
             c_graph,
             name,
             False,
@@ -108,12 +115,12 @@ def define(
             "",
         )
     try:
-        with c_api_util.tf_buffer() as buffer:
-            pywrap_tf_session.TF_FunctionToFunctionDef(function, buffer)
-            data = pywrap_tf_session.TF_GetBuffer(buffer)
-            definition = function_pb2.FunctionDef.FromString(tf.compat.as_bytes(data))
+        with tf_buffer() as buffer:
+            TF_FunctionToFunctionDef(function, buffer)
+            data = TF_GetBuffer(buffer)
+            definition = FunctionDef.FromString(tf.compat.as_bytes(data))
     finally:
-        pywrap_tf_session.TF_DeleteFunction(function)
+        TF_DeleteFunction(function)
     for key, value in like.attr.items():
         if key not in _OF_THE_OLD_BODY:
             definition.attr[key].CopyFrom(value)
@@ -128,7 +135,7 @@ def _describe_handle(arg: Any, t: Tensor) -> None:
     """Write into a signature what a resource refers to."""
     if t.dtype != tf.resource or arg.handle_data:
         return
-    for known in handle_data_util.get_handle_data(t).shape_and_type:
+    for known in get_handle_data(t).shape_and_type:
         arg.handle_data.add(shape=known.shape, dtype=known.dtype)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.function.polymorphism import function_type as function_type_lib
-from tensorflow.python.eager.polymorphic_function.concrete_function import (
-    ConcreteFunction,
-)
-from tensorflow.python.framework import func_graph
-from tensorflow.python.ops import handle_data_util
 
+from geutil.graph._tf import (
+    ConcreteFunction,
+    FuncGraph,
+    copy_handle_data,
+    from_structured_signature,
+)
 from geutil.graph.functions import publish_functions
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.loop_handles import carry_loop_handles
@@ -28,7 +28,7 @@ from geutil.graph.state import state_of
 def new_function_graph(name: str) -> Graph:
     """Return an empty FuncGraph that belongs to no other graph."""
     with tf.init_scope():
-        graph = func_graph.FuncGraph(name, collections={})
+        graph = FuncGraph(name, collections={})
     state_of(graph).own = True
     return graph
 
@@ -56,7 +56,7 @@ def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
 def bind(graph: Graph, inside: Tensor, external: Any) -> None:
     """Make a tensor of a FuncGraph stand for one outside."""
     if inside.op.type == "Placeholder" and isinstance(external, tf.Tensor):
-        handle_data_util.copy_handle_data(external, inside)
+        copy_handle_data(external, inside)
     graph.replace_capture(external, inside)
 
 
@@ -145,7 +145,7 @@ def build_function(
     graph.structured_input_signature = signature
     graph.structured_outputs = {name: _spec(t, name) for name, t in outputs.items()}
     graph.variables = variables
-    function_type = function_type_lib.from_structured_signature(
+    function_type = from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
     carry_loop_handles(graph)

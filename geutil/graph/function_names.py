@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensorflow.python.framework import op_def_registry
-
 from geutil.errors import TransformError
+from geutil.graph._tf import get_op_def
 
 
 def signature_of(op: str, library: Mapping[str, Any]) -> Any | None:
     """Return the `OpDef` of an op or a function of `library`, or None."""
     function = library.get(op)
-    return op_def_registry.get(op) if function is None else function.signature
+    return get_op_def(op) if function is None else function.signature
 
 
 def tensor_name(node: str, index: int) -> str:

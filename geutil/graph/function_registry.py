@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tensorflow.core.framework import function_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
+import tensorflow as tf
 
+from geutil.graph._tf import eager_context
 from geutil.graph.call_gradients import forget_own_gradient
 from geutil.graph.function_attributes import names_of_functions, rename_called
+from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 
 _MARK = re.compile(r"(__geutil\d+)+$")
 _numbers = itertools.count(1)
@@ -43,7 +43,7 @@ def unused_name(name: str) -> str:
     base = readable_name(name)
     while True:
         unused = f"{base}__geutil{next(_numbers)}"
-        if unused not in _known and not context.context().has_function(unused):
+        if unused not in _known and not eager_context().has_function(unused):
             return unused
 
 
@@ -101,9 +101,9 @@ def _forget_unused() -> None:
     _used.clear()
     for obj in gc.get_objects():
         # type() and not isinstance(): the latter asks proxies for their __class__.
-        if issubclass(type(obj), ops.Graph):
+        if issubclass(type(obj), tf.Graph):
             _used.update(getattr(obj, "_functions", ()))
-    _used.update(filter(context.context().has_function, _known))
+    _used.update(filter(eager_context().has_function, _known))
     _used.intersection_update(_known)
     for name in [n for n in _known if n not in _used]:
         del _known[name]
@@ -113,7 +113,7 @@ def _forget_unused() -> None:
 
 def _unique(definition: Any, names: Mapping[str, str]) -> Any:
     """Return the definition with its callees renamed, under a name that it may have."""
-    unique = function_pb2.FunctionDef()
+    unique = FunctionDef()
     unique.CopyFrom(definition)
     for node in unique.node_def:
         forget_own_gradient(node)
@@ -129,8 +129,8 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
 
 def _taken(name: str) -> bytes | None:
     """Return the digest of the function that bears a name, None where it is free."""
-    if context.context().has_function(name):
-        return _digest(context.context().get_function_def(name))
+    if eager_context().has_function(name):
+        return _digest(eager_context().get_function_def(name))
     return _known.get(name)
 
 
@@ -139,7 +139,7 @@ def _digest(definition: Any) -> bytes:
 
 
 def _library(library: Any, kept: Iterable[Any], names: Mapping[str, str]) -> Any:
-    result = function_pb2.FunctionDefLibrary()
+    result = FunctionDefLibrary()
     result.function.extend(kept)
     for gradient in library.gradient:
         if gradient.function_name in names:

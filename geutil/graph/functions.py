@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensorflow.core.framework import function_pb2
-
 from geutil.graph.function_attributes import (
     functions_of_attributes,
     rename_called,
@@ -21,6 +19,7 @@ from geutil.graph.function_attributes import (
 )
 from geutil.graph.importing import import_ops, new_graph_def
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 
 LOOPS = frozenset(("While", "StatelessWhile"))
 BRANCHINGS = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
@@ -122,7 +121,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
         if node.op in _CONTROL_FLOW:
             renamed |= names
     library, fresh = library_for_copies(graph, called, renamed)
-    own = function_pb2.FunctionDef()
+    own = FunctionDef()
     own.CopyFrom(definition)
     for node in own.node_def:
         if node.op in _CONTROL_FLOW:
@@ -175,7 +174,7 @@ def library_for_copies(
     graph.
     """
     wanted = dict.fromkeys(name for name in called if has_function(graph, name))
-    library = function_pb2.FunctionDefLibrary()
+    library = FunctionDefLibrary()
     if not wanted:
         return library, {}
     whole = graph.as_graph_def().library

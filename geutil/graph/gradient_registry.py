@@ -10,10 +10,18 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.eager import backprop_util
-from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import default_gradient, gradients_util
+import tensorflow as tf
+
+from geutil.graph._tf import (
+    FuncGraph,
+    IsTrainable,
+    get_gradient_function,
+    gradient_registry,
+    shape_and_dtype,
+    supports_default_grad,
+    symbolic_gradient,
+)
+from geutil.graph.protos import AttrValue
 
 ATTRIBUTE = "_gradient_op_type"
 _CLOSURES = ("CustomGradient-", "GeutilCustomGradient-")
@@ -28,25 +36,25 @@ def is_closure(gradient_type: str) -> bool:
 
 def registered_names() -> Any:
     """Return the names in the registry."""
-    return ops.gradient_registry.list()
+    return gradient_registry.list()
 
 
 def lookup(gradient_type: str) -> Callable[..., Any]:
     """Return the gradient function of that name."""
-    function: Callable[..., Any] = ops.gradient_registry.lookup(gradient_type)
+    function: Callable[..., Any] = gradient_registry.lookup(gradient_type)
     return function
 
 
 def register(function: Callable[..., Any]) -> str:
     """Register a gradient function and return the name made for it."""
     name = f"{_CLOSURES[1]}{next(_numbers)}"
-    ops.RegisterGradient(name)(function)
+    tf.RegisterGradient(name)(function)
     return name
 
 
 def new_body(name: str) -> Any:
     """Return an empty FuncGraph, to trace a gradient function in."""
-    return func_graph.FuncGraph(name)
+    return FuncGraph(name)
 
 
 def captures_of(body: Any) -> list[tuple[Any, Any]]:
@@ -65,7 +73,7 @@ def gradient_of(op: Any) -> str | None:
 
 def set_gradient(op: Any, name: str) -> None:
     """Make an op name a gradient of the registry."""
-    op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
+    op._set_attr(ATTRIBUTE, AttrValue(s=name.encode()))
 
 
 def gradient_function(op: Any) -> Callable[..., Any] | None:
@@ -76,7 +84,7 @@ def gradient_function(op: Any) -> Callable[..., Any] | None:
     """
     if is_symbolic_call(op):
         return _symbolic_gradient
-    function: Callable[..., Any] | None = ops.get_gradient_function(op)
+    function: Callable[..., Any] | None = get_gradient_function(op)
     return function
 
 
@@ -90,20 +98,20 @@ def is_symbolic_call(op: Any) -> bool:
     if not called:
         return False
     try:
-        ops.get_gradient_function(op)
+        get_gradient_function(op)
     except LookupError:
         return True
     return False
 
 
 def _symbolic_gradient(op: Any, *gradients: Any) -> list[Any]:
-    found: list[Any] = gradients_util._SymGrad(op, list(gradients))
+    found: list[Any] = symbolic_gradient(op, list(gradients))
     return found
 
 
 def has_gradient(tensor: Any) -> bool:
     """Tell whether TensorFlow differentiates a tensor: floats, and lists of them."""
-    return bool(backprop_util.IsTrainable(tensor))
+    return bool(IsTrainable(tensor))
 
 
 def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
@@ -111,7 +119,7 @@ def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
 
     Of a variable's handle they are those of the variable, if they are known.
     """
-    if not has_gradient(tensor) or not default_gradient.supports_default_grad(tensor):
+    if not has_gradient(tensor) or not supports_default_grad(tensor):
         return None
-    kind: tuple[Any, Any] = default_gradient.shape_and_dtype(tensor)
+    kind: tuple[Any, Any] = shape_and_dtype(tensor)
     return kind

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
-from tensorflow.python.grappler import tf_optimizer
+
+from geutil.graph._tf import OptimizeGraph
+from geutil.graph.protos import MetaGraphDef
 
 _COLOCATION = "_class"
 _KEPT = "_geutil_class"
@@ -36,7 +37,7 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     names = list(fetches)
     if not names:
         return graph_def
-    meta = meta_graph_pb2.MetaGraphDef()
+    meta = MetaGraphDef()
     meta.graph_def.CopyFrom(graph_def)
     for node in meta.graph_def.node:
         # A Session places ops before it optimizes; some rewrites are for CPU ops only.
@@ -48,7 +49,7 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     # Where Grappler looks for what it must keep.
     meta.collection_def["train_op"].node_list.value.extend(names)
     with tf.Graph().as_default():
-        result = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), meta)
+        result = OptimizeGraph(tf.compat.v1.ConfigProto(), meta)
     for node in result.node:
         node.attr.pop(_KEPT, None)
     return result

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import handle_data_util
+
+from geutil.graph._tf import get_resource_handle_data
 
 
 def dtype_behind(handle: Any) -> tf.DType | None:
@@ -23,7 +24,7 @@ def dtype_behind(handle: Any) -> tf.DType | None:
 
 def shape_behind(handle: Any) -> tf.TensorShape | None:
     """Return the shape of the variable that a handle in a graph leads to, if known."""
-    data = handle_data_util.get_resource_handle_data(handle)
+    data = get_resource_handle_data(handle)
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.TensorShape(data.shape_and_type[0].shape)

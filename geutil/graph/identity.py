@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
-from tensorflow.python.util.object_identity import Reference
+from geutil.graph._tf import Reference
 
 V = TypeVar("V")
 

@@ -13,12 +13,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
 
 from geutil.errors import TransformError
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.names import absolute_unique_name
-from geutil.graph.protos import op_def_of
+from geutil.graph.protos import GraphDef, op_def_of
 
 BULK_LIMIT = 2**31 - 1
 """Bytes that one protobuf can hold, and with it one bulk import."""
@@ -72,7 +71,7 @@ def new_graph() -> Graph:
 
 def new_graph_def(source: Graph) -> Any:
     """Return an empty `GraphDef` with the versions of `source`."""
-    graph_def = graph_pb2.GraphDef()
+    graph_def = GraphDef()
     graph_def.versions.CopyFrom(source.graph_def_versions)
     return graph_def
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from geutil.graph._tf import ResourceVariable
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, is_func_graph
 from geutil.graph.state import state_of

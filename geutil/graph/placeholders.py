@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph import _tf
 from geutil.graph.kinds import Tensor, require_tensor
 from geutil.graph.names import scope_basename, scope_dirname, scope_finalize
 
@@ -112,6 +113,4 @@ def _placeholder(dtype: Any, shape: Any, name: str) -> Tensor:
 def copy_handle_data(source: Tensor, target: Tensor) -> None:
     """Give a resource or variant placeholder the shape and dtype behind the handle."""
     if source.dtype in (tf.resource, tf.variant):
-        from tensorflow.python.ops import handle_data_util
-
-        handle_data_util.copy_handle_data(source, target)
+        _tf.copy_handle_data(source, target)

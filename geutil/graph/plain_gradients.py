@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensorflow.python.ops import gradients_util
-
+from geutil.graph._tf import default_grad_ys, gradients_helper
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.kinds import Graph, Operation
 
@@ -30,7 +29,7 @@ def plain_gradients(
     arguments = {"colocate_gradients_with_ops": True, **options}
     # The gradient of control flow changes forward ops; no Session may run meanwhile.
     with graph._mutation_lock():
-        gradients: list[Any] = gradients_util._GradientsHelper(
+        gradients: list[Any] = gradients_helper(
             list(ys), list(xs), list(grad_ys), **arguments
         )
     return gradients
@@ -46,7 +45,7 @@ def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
         TypeError: one is of a wrong type, or there is no default one, as for complex
             numbers.
     """
-    seeds: list[Any] = gradients_util._DefaultGradYs(list(grad_ys), list(ys), True)
+    seeds: list[Any] = default_grad_ys(list(grad_ys), list(ys), True)
     return seeds
 
 

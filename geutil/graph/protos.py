@@ -7,28 +7,20 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from tensorflow.core.framework import (
-    attr_value_pb2,
-    function_pb2,
-    op_def_pb2,
-    tensor_pb2,
-    tensor_shape_pb2,
-    types_pb2,
-)
-from tensorflow.core.protobuf import saved_model_pb2, saved_object_graph_pb2
-from tensorflow.python.framework import op_def_registry
 
-AttrValue: TypeAlias = attr_value_pb2.AttrValue
-FunctionDef: TypeAlias = function_pb2.FunctionDef
-FunctionDefLibrary: TypeAlias = function_pb2.FunctionDefLibrary
+from geutil.graph import _tf
+
+AttrValue: TypeAlias = tf.compat.v1.AttrValue
+FunctionDef: TypeAlias = _tf.FunctionDef
+FunctionDefLibrary: TypeAlias = _tf.FunctionDefLibrary
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
 MetaGraphDef: TypeAlias = tf.compat.v1.MetaGraphDef
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
-OpDef: TypeAlias = op_def_pb2.OpDef
-SavedModel: TypeAlias = saved_model_pb2.SavedModel
-SavedObjectGraph: TypeAlias = saved_object_graph_pb2.SavedObjectGraph
-TensorProto: TypeAlias = tensor_pb2.TensorProto
-TensorShapeProto: TypeAlias = tensor_shape_pb2.TensorShapeProto
+OpDef: TypeAlias = _tf.OpDef
+SavedModel: TypeAlias = _tf.SavedModel
+SavedObjectGraph: TypeAlias = _tf.SavedObjectGraph
+TensorProto: TypeAlias = _tf.TensorProto
+TensorShapeProto: TypeAlias = _tf.TensorShapeProto
 
 PARSE_ERRORS: tuple[type[Exception], ...] = (
     DecodeError,
@@ -37,7 +29,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
 )
 """What parsing a damaged proto raises, binary or text."""
 
-DATA_TYPES: frozenset[int] = frozenset(types_pb2.DataType.values())
+DATA_TYPES: frozenset[int] = frozenset(_tf.DataType.values())
 """The numbers of the data types that this TensorFlow knows."""
 
 
@@ -48,7 +40,7 @@ def op_def_of(op_type: str) -> Any | None:
 
     Cost: constant; the first look-up of a type parses its definition.
     """
-    return op_def_registry.get(op_type)
+    return _tf.get_op_def(op_type)
 
 
 def parse_text(text: str, message: Any) -> Any:

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.function.trace_type.default_types import Literal
-from tensorflow.python.eager.polymorphic_function import function_type_utils
-from tensorflow.python.util import _pywrap_util_port
 
+from geutil.graph._tf import IsMklEnabled, TraceLiteral, canonicalize_function_inputs
 from geutil.graph.handles import dtype_behind
 from geutil.graph.kinds import Tensor
 
@@ -50,9 +48,7 @@ def _canonical(
         asked, defaults = traced_from.function_type, traced_from._default_values
     else:
         kwargs = {**_fixed(kind, args, kwargs), **kwargs}
-    bound = function_type_utils.canonicalize_function_inputs(
-        tuple(args), dict(kwargs), asked, defaults
-    )
+    bound = canonicalize_function_inputs(tuple(args), dict(kwargs), asked, defaults)
     # A trace has a parameter for each value that `*args` takes.
     bound = kind.bind(*bound.args, **bound.kwargs)
     return list(kind.unpack_inputs(bound))
@@ -64,7 +60,7 @@ def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {
         name: parameter.type_constraint.value
         for name, parameter in kind.parameters.items()
-        if name not in given and isinstance(parameter.type_constraint, Literal)
+        if name not in given and isinstance(parameter.type_constraint, TraceLiteral)
     }
 
 
@@ -91,4 +87,4 @@ def value_behind(handle: Any) -> Any:
 
 def uses_onednn() -> bool:
     """Tell whether TensorFlow uses oneDNN, and with it the allocator that counts."""
-    return bool(_pywrap_util_port.IsMklEnabled())
+    return bool(IsMklEnabled())

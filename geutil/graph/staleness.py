@@ -27,12 +27,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.client.session import BaseSession
-from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
-from tensorflow.python.framework import function as version_1_functions
-from tensorflow.python.framework import ops
-
 from geutil.errors import FinalizedGraphError, StaleGraphError
+from geutil.graph._tf import (
+    AtomicFunction,
+    BaseSession,
+    Version1FuncGraph,
+    default_graph_stack,
+    version_1_functions,
+)
 from geutil.graph.kinds import Graph, Operation, require_graph
 from geutil.graph.state import state_of
 
@@ -120,8 +122,8 @@ def _scan() -> None:
     """Note the open Sessions and the functions that exist already."""
     sessions = _with_subclasses(BaseSession)
     functions = _with_subclasses(AtomicFunction)
-    bodies = _with_subclasses(version_1_functions._FuncGraph)
-    being_traced = {id(graph) for graph in ops._default_graph_stack.stack}
+    bodies = _with_subclasses(Version1FuncGraph)
+    being_traced = {id(graph) for graph in default_graph_stack.stack}
     # type() and not isinstance(): the latter asks proxies for their __class__, which
     # makes lazily loaded modules load.
     for obj in gc.get_objects():

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph._tf import get_resource_handle_data
 from geutil.graph.adjacency import graph_order
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import graph_def_of
@@ -89,9 +90,7 @@ def _stand_in(graph_def: Any, tensor: Tensor) -> str:
 
 def _make_variable(node: Any, handle: Tensor) -> None:
     """Turn the placeholder of a captured handle into a variable's own op."""
-    from tensorflow.python.ops import handle_data_util
-
-    data = handle_data_util.get_resource_handle_data(handle)
+    data = get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     if len(behind) != 1:
         return

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.eager import record
-from tensorflow.python.ops import handle_data_util
-from tensorflow.python.ops.gradients_util import backprop_util
-
+from geutil.graph._tf import (
+    AutographStatus,
+    IsTrainable,
+    autograph_artifact,
+    control_status_ctx,
+    copy_handle_data,
+    could_possibly_record,
+    record_operation,
+    should_record_backprop,
+    stop_recording,
+    tf_convert,
+)
 from geutil.graph.kinds import Operation, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,12 +25,12 @@ Backward = Callable[..., Sequence[Any]]
 
 def a_tape_is_open() -> bool:
     """Tell whether a tape of this thread may record what happens now."""
-    return bool(record.could_possibly_record())
+    return bool(could_possibly_record())
 
 
 def is_watched(tensor: Any) -> bool:
     """Tell whether a tape would record an op that reads `tensor`."""
-    return bool(record.should_record_backprop([tensor]))
+    return bool(should_record_backprop([tensor]))
 
 
 def is_differentiable(tensor: Tensor) -> bool:
@@ -32,12 +38,12 @@ def is_differentiable(tensor: Tensor) -> bool:
 
     They do through handles of variables.
     """
-    return bool(backprop_util.IsTrainable(tensor))
+    return bool(IsTrainable(tensor))
 
 
 def without_recording(make: Callable[[], Any]) -> Any:
     """Return what `make` returns; no tape sees what it does."""
-    with record.stop_recording():
+    with stop_recording():
         return make()
 
 
@@ -52,7 +58,7 @@ def record_on_tapes(
         inputs: tensors.
         backward: takes the gradient of each output, returns that of each input.
     """
-    record.record_operation(name, list(outputs), list(inputs), backward)
+    record_operation(name, list(outputs), list(inputs), backward)
 
 
 def set_gradient(op: Operation, gradient: Backward) -> None:
@@ -62,7 +68,7 @@ def set_gradient(op: Operation, gradient: Backward) -> None:
 
 def carry_marks(tensor: Tensor, tensor_: Tensor) -> None:
     """Put on a stand-in what Python alone knows of a tensor: handle data, a mask."""
-    handle_data_util.copy_handle_data(tensor, tensor_)
+    copy_handle_data(tensor, tensor_)
     mask = getattr(tensor, "_keras_mask", None)
     if mask is not None:
         tensor_._keras_mask = mask
@@ -74,14 +80,14 @@ def not_converted(function: F) -> F:
     Unlike `tf.autograph.experimental.do_not_convert`, this leaves it to the function
     whether what it calls is converted.
     """
-    marked: F = autograph.autograph_artifact(function)
+    marked: F = autograph_artifact(function)
     return marked
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as autograph would call it at this place."""
-    context = ag_ctx.control_status_ctx()
-    if context.status is not ag_ctx.Status.ENABLED:
+    context = control_status_ctx()
+    if context.status is not AutographStatus.ENABLED:
         return function
-    converted: Callable[..., Any] = autograph.tf_convert(function, context)
+    converted: Callable[..., Any] = tf_convert(function, context)
     return converted

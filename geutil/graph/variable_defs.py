@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import variable_pb2
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from geutil.graph._tf import UninitializedVariable, VariableDef
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _definitions(collections: Mapping[str, Any], key: str) -> list[Any]:
         return []
     definitions = []
     for data in collections[key].bytes_list.value:
-        definition = variable_pb2.VariableDef()
+        definition = VariableDef()
         definition.ParseFromString(data)
         definitions.append(definition)
     return definitions

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from geutil.graph._tf import ResourceVariable
 from geutil.graph.importing import import_ops, neutral, new_graph_def
 from geutil.graph.kinds import Graph, is_func_graph
 from geutil.graph.names import absolute_unique_name

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from geutil.graph._tf import ResourceVariable
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tensorflow.python.ops import control_flow_util
-
+from geutil.graph._tf import GraphOrParentsInXlaContext
 from geutil.graph.kinds import Graph, require_graph
 
 
@@ -41,4 +40,4 @@ def is_compiled_by_xla(graph: Graph) -> bool:
         [False, True]
     """
     require_graph(graph)
-    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+    return bool(GraphOrParentsInXlaContext(graph))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
 
 from geutil.graph.bodies import BodyNode
 from geutil.graph.function_names import tensor_name
@@ -15,6 +14,7 @@ from geutil.graph.inlining.names import Namespace
 from geutil.graph.inlining.plan import Plan, producer_of
 from geutil.graph.inlining.ties import Surroundings, Ties
 from geutil.graph.inlining.wiring import Group, Wiring, wait_for_tensor
+from geutil.graph.protos import NodeDef
 
 _RESOURCE = tf.resource.as_datatype_enum
 
@@ -229,7 +229,7 @@ class Expansion:
     def _add(
         self, op: str, name: str, inputs: Sequence[str], dtype: int | None = None
     ) -> None:
-        definition = node_def_pb2.NodeDef(name=name, op=op)
+        definition = NodeDef(name=name, op=op)
         if dtype is not None:
             definition.attr["T"].type = dtype
         site = self._site

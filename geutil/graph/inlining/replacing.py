@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorflow.core.framework import graph_pb2
-
 from geutil.errors import TransformError
 from geutil.graph.bodies import Body, BodyNode
 from geutil.graph.calls import Library
@@ -22,6 +20,7 @@ from geutil.graph.inlining.inliner import Inliner
 from geutil.graph.inlining.nodes import canonical, write_node
 from geutil.graph.inlining.plan import producer_of
 from geutil.graph.inlining.plans import Plans
+from geutil.graph.protos import GraphDef
 
 _MAX_BYTES = 2**31 - 1
 """What one protobuf can hold."""
@@ -146,7 +145,7 @@ def inline_calls(
     _check_size(plans, limit)
     inliner = Inliner(plans, _protected(main, protected_names))
     nodes = inliner.run()
-    result = graph_pb2.GraphDef()
+    result = GraphDef()
     result.versions.CopyFrom(graph_def.versions)
     kept = []
     for node in nodes:

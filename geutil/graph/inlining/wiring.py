@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.core.framework import node_def_pb2
-
 from geutil.errors import TransformError
 from geutil.graph.function_names import is_index, tensor_name
 from geutil.graph.inlining.names import Namespace
+from geutil.graph.protos import NodeDef
 
 
 @dataclass
@@ -126,9 +125,7 @@ class Wiring:
         name = group.name if group.reserved else self._space.unique(group.name)
         inputs = [f"^{n}" for n in names]
         self.barriers.append(
-            node_def_pb2.NodeDef(
-                name=name, op="NoOp", input=inputs, device=group.device
-            )
+            NodeDef(name=name, op="NoOp", input=inputs, device=group.device)
         )
         return name
 
