@@ -20,8 +20,8 @@ from geutil.graph.importing import neutral, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.xla import is_compiled_by_xla
 from geutil.select.views import make_view
-from geutil.transform.copying import copy_replacing
 from geutil.transform.result import TransformerInfo
+from geutil.transform.transformer import copy_replacing
 
 
 def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> Step:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from geutil.errors import MissingExtraError, PlotError
 from geutil.memory.text import megabytes
-from geutil.memory.timeline import Timeline
 
 FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = ("#33658a", "#e07a1f")
@@ -22,8 +21,64 @@ _POINTS = 4000
 """More ops than these are drawn in groups, by the most that a group held."""
 
 
+class Buffer(Protocol):
+    """A buffer that is held at the peak, as `LiveTensor` is."""
+
+    @property
+    def name(self) -> str:
+        """The tensor that it was made for."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+
+class Instant(Protocol):
+    """An op of a step, as `Moment` is."""
+
+    @property
+    def op(self) -> str:
+        """Its name."""
+
+    @property
+    def bytes(self) -> int:
+        """What is held while it runs."""
+
+
+class Profile(Protocol):
+    """What a picture shows of a `Timeline`, which itself asks for its picture."""
+
+    @property
+    def moments(self) -> Sequence[Instant]:
+        """The ops in the order in which they run."""
+
+    @property
+    def at_peak(self) -> Sequence[Buffer]:
+        """The buffers that are held at the peak, largest first."""
+
+    @property
+    def variable_bytes(self) -> int:
+        """The variables."""
+
+    @property
+    def constant_bytes(self) -> int:
+        """The constants."""
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from."""
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+
+    @property
+    def peak_index(self) -> int | None:
+        """The place of the first op at the peak."""
+
+
 def plot_timelines(
-    timelines: Sequence[tuple[str, Timeline]], path: str | os.PathLike[str]
+    timelines: Sequence[tuple[str, Profile]], path: str | os.PathLike[str]
 ) -> Path:
     """Draw labelled timelines over one another, and what is held at each peak.
 
@@ -60,7 +115,7 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _figure(matplotlib: Any, timelines: Sequence[tuple[str, Timeline]]) -> Any:
+def _figure(matplotlib: Any, timelines: Sequence[tuple[str, Profile]]) -> Any:
     height = 1.6 + 3.4 * len(timelines)
     figure = matplotlib.figure.Figure(figsize=(12, height), layout="constrained")
     grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
@@ -72,7 +127,7 @@ def _figure(matplotlib: Any, timelines: Sequence[tuple[str, Timeline]]) -> Any:
     return figure
 
 
-def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
+def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Profile]]) -> None:
     """Draw memory over ops; of several timelines over their parts in percent."""
     compared = len(timelines) > 1
     for colour, (label, timeline) in zip(_COLOURS, timelines, strict=False):
@@ -91,7 +146,7 @@ def _draw_curves(axes: Any, timelines: Sequence[tuple[str, Timeline]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def points(timeline: Timeline) -> tuple[list[float], list[float]]:
+def points(timeline: Profile) -> tuple[list[float], list[float]]:
     """Return places and MB, the last one twice so that its step has a width.
 
     Of many ops several make a point, at the place of their first.
@@ -103,7 +158,7 @@ def points(timeline: Timeline) -> tuple[list[float], list[float]]:
     return [*map(float, starts), float(len(sizes))], [*levels, *(levels[-1:] or [0.0])]
 
 
-def _mark_peak(axes: Any, timeline: Timeline, scale: float, colour: str) -> None:
+def _mark_peak(axes: Any, timeline: Profile, scale: float, colour: str) -> None:
     index = timeline.peak_index
     if index is None:
         return
@@ -124,7 +179,7 @@ def _mark_peak(axes: Any, timeline: Timeline, scale: float, colour: str) -> None
     )
 
 
-def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
+def _draw_held(axes: Any, label: str, timeline: Profile, colour: str) -> None:
     """Draw the largest tensors at the peak: a row each, the name over its bar."""
     named, rest = timeline.at_peak[:_ROWS], timeline.at_peak[_ROWS:]
     rows = [(shortened(tensor.name), tensor.bytes) for tensor in named]

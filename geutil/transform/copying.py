@@ -24,9 +24,8 @@ from geutil.select.lists import get_unique_graph
 from geutil.select.subgraph import SubGraphView
 from geutil.select.views import make_view
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
-from geutil.transform.handlers import keep_t_if_possible_handler
 from geutil.transform.result import TransformerInfo
-from geutil.transform.transformer import Transformer
+from geutil.transform.transformer import Transformer, copy_replacing
 
 _logger = logging.getLogger("geutil")
 
@@ -241,35 +240,6 @@ def _dependent(
             return found
         ahead = get_forward_walk_ops(states, control_outputs=controls)
         found |= states | needed.intersection(ahead)
-
-
-def copy_replacing(
-    view: SubGraphView,
-    replacements: IdentityMap[Tensor],
-    dst_graph: Graph,
-    dst_scope: str,
-    src_scope: str,
-    reuse_dst_scope: bool,
-    *,
-    keep_control_inputs: bool = True,
-) -> tuple[SubGraphView, TransformerInfo]:
-    """Copy a view, reading other tensors in place of some, wherever these come from.
-
-    Args:
-        view: the view.
-        replacements: what to read in place of each tensor.
-        dst_graph: as in `Transformer.__call__`, with the three that follow.
-        dst_scope: see there.
-        src_scope: see there.
-        reuse_dst_scope: see there.
-        keep_control_inputs: whether the copies wait for what the ops wait for.
-    """
-    copier = Transformer()
-    if not keep_control_inputs:
-        copier.transform_control_input_handler = lambda info, op: None
-    copier.transform_external_input_handler = keep_t_if_possible_handler
-    copier.replacements = replacements
-    return copier(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
 
 
 def _view_and_destination(

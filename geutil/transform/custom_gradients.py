@@ -24,7 +24,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tenso
 from geutil.graph.names import scope_finalize
 from geutil.graph.state import state_of
 from geutil.select.views import make_view
-from geutil.transform.state import TransformState
+from geutil.transform.state import Copier, TransformState
 
 
 def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
@@ -36,11 +36,17 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
         op: an op whose `_gradient_op_type` is `gradient`.
         gradient: the name of a closure in the registry.
     """
-    return carried_gradient(op, gradient, info.graph_, info.transformed_ts)
+    return carried_gradient(
+        op, gradient, info.graph_, info.transformed_ts, info.copy_replacing
+    )
 
 
 def carried_gradient(
-    op: Operation, gradient: str, graph_: Graph, copies: IdentityMap[Tensor]
+    op: Operation,
+    gradient: str,
+    graph_: Graph,
+    copies: IdentityMap[Tensor],
+    copy_replacing: Copier,
 ) -> str:
     """Register a gradient for an op that stands in `graph_` for `op`; return its name.
 
@@ -49,6 +55,7 @@ def carried_gradient(
         gradient: the name of a closure in the registry.
         graph_: the graph of the other op.
         copies: gives for tensors that the closure reads those of `graph_`.
+        copy_replacing: copies the ops of the gradient.
     """
     source = op.graph
     target = weakref.ref(graph_)
@@ -72,7 +79,7 @@ def carried_gradient(
                 inputs[stand_in] = grad
         for outside, inside in traced.read:
             inputs[inside] = copy_of(outside)
-        carried = _carry_over(body, inputs, current)
+        carried = _carry_over(body, inputs, current, copy_replacing)
 
         def final(leaf: Any) -> Any:
             if not is_tensor(leaf):
@@ -198,11 +205,12 @@ def _copy_of(
 
 
 def _carry_over(
-    body: Graph, inputs: IdentityMap[Tensor], graph_: Graph
+    body: Graph,
+    inputs: IdentityMap[Tensor],
+    graph_: Graph,
+    copy_replacing: Copier,
 ) -> IdentityMap[Tensor]:
     """Copy the ops of `body` into `graph_` and return the copies of its tensors."""
-    from geutil.transform.copying import copy_replacing
-
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
     carried = MutableIdentityMap(inputs.items())

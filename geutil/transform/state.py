@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,9 @@ from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Element, Graph, Operation, Tensor
 from geutil.select.controls import ControlOutputs
 from geutil.select.subgraph import SubGraphView
+
+Copier = Callable[..., tuple[SubGraphView, Any]]
+"""`copy_replacing`, for modules that are used by it."""
 
 
 class TransformState:
@@ -25,6 +29,7 @@ class TransformState:
         graph, scope: the source graph, and the scope that names are relative to.
         graph_, scope_: the destination graph and scope.
         reuses_scope: whether names in that scope may be taken.
+        copy_replacing: copies a view later on, for the gradients of copies.
         transformed_ops, transformed_ts: the copies made so far.
         collections: the collections of each op and tensor of the source graph.
         control_outputs: the control outputs in the source graph.
@@ -44,7 +49,12 @@ class TransformState:
     """
 
     def __init__(
-        self, sgv: SubGraphView, dst_graph: Graph, dst_scope: str, src_scope: str
+        self,
+        sgv: SubGraphView,
+        dst_graph: Graph,
+        dst_scope: str,
+        src_scope: str,
+        copy_replacing: Copier,
     ) -> None:
         self.sgv = sgv
         self.sgv_inputs_set = IdentitySet(sgv.inputs)
@@ -53,6 +63,7 @@ class TransformState:
         self.scope = src_scope
         self.graph_ = dst_graph
         self.scope_ = dst_scope
+        self.copy_replacing = copy_replacing
         self.reuses_scope = bool(dst_scope)
         self.transformed_ops: dict[Operation, Operation] = {}
         self.transformed_ts: MutableIdentityMap[Tensor] = MutableIdentityMap()

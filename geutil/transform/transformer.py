@@ -121,7 +121,11 @@ class Transformer:
         if view.graph is None:
             raise TransformError("the view is empty; select ops to copy")
         info = TransformState(
-            view, dst_graph, scope_finalize(dst_scope), scope_finalize(src_scope)
+            view,
+            dst_graph,
+            scope_finalize(dst_scope),
+            scope_finalize(src_scope),
+            copy_replacing,
         )
         info.transform_original_op_handler = self.transform_original_op_handler
         whole_contexts = self._check(info)
@@ -209,6 +213,35 @@ class Transformer:
                 t_ = info.transformed_ts.get(t)
                 if t_ is not None:
                     assign(info, t, t_)
+
+
+def copy_replacing(
+    view: SubGraphView,
+    replacements: IdentityMap[Tensor],
+    dst_graph: Graph,
+    dst_scope: str,
+    src_scope: str,
+    reuse_dst_scope: bool,
+    *,
+    keep_control_inputs: bool = True,
+) -> tuple[SubGraphView, TransformerInfo]:
+    """Copy a view, reading other tensors in place of some, wherever these come from.
+
+    Args:
+        view: the view.
+        replacements: what to read in place of each tensor.
+        dst_graph: as in `Transformer.__call__`, with the three that follow.
+        dst_scope: see there.
+        src_scope: see there.
+        reuse_dst_scope: see there.
+        keep_control_inputs: whether the copies wait for what the ops wait for.
+    """
+    copier = Transformer()
+    if not keep_control_inputs:
+        copier.transform_control_input_handler = lambda info, op: None
+    copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
+    copier.replacements = replacements
+    return copier(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
 
 
 def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:

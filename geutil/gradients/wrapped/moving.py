@@ -15,7 +15,7 @@ from geutil.graph.importing import capture
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.surroundings import ops_since
 from geutil.select.views import make_view
-from geutil.transform.copying import copy_replacing
+from geutil.transform.transformer import copy_replacing
 
 
 def move_gradients(

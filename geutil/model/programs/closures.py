@@ -26,6 +26,7 @@ from geutil.model.programs.program import (
     nodes_by_name,
 )
 from geutil.transform.custom_gradients import carried_gradient, read_by_gradient
+from geutil.transform.transformer import copy_replacing
 
 _NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
 
@@ -76,7 +77,9 @@ def carry_closures(
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
-        carried = carried_gradient(closure.op, closure.gradient, graph, copies)
+        carried = carried_gradient(
+            closure.op, closure.gradient, graph, copies, copy_replacing
+        )
         op_ = graph.get_operation_by_name(closure.node.name)
         gradient_registry.set_gradient(op_, carried)
         reads[carried] = list(copies.values())

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from geutil.errors import QuantizeError
 from geutil.graph.kinds import Operation
 from geutil.quantize.finding.choices import Overrides, chosen
 from geutil.quantize.finding.network import Network
-from geutil.quantize.finding.points import Point, RangeGroup
+from geutil.quantize.finding.points import Point, RangeGroup, Skip
+from geutil.quantize.finding.prelus import Prelu
 from geutil.quantize.finding.weights import is_quantized
-
-if TYPE_CHECKING:
-    from geutil.quantize.finding.planning import Plan
 
 Parameters = Mapping[Operation, Sequence[Point]]
 """The points of the parameters that ops read."""
@@ -21,8 +19,18 @@ Parameters = Mapping[Operation, Sequence[Point]]
 _OF_WEIGHTS = frozenset(("weight_bits", "symmetric_weights", "per_channel"))
 
 
+class Planned(Protocol):
+    """The parts of a `Plan` that overrides speak of."""
+
+    kernels: dict[Operation, Operation]
+    skips: dict[Operation, Skip]
+    results: dict[Operation, Point]
+    prelus: list[Prelu]
+    negations: list[Operation]
+
+
 def check_obeyed(
-    overrides: Overrides, plan: Plan, parameters: Parameters, network: Network
+    overrides: Overrides, plan: Planned, parameters: Parameters, network: Network
 ) -> None:
     """Raise QuantizeError for an override that no op is quantized by.
 
@@ -44,7 +52,7 @@ def check_obeyed(
 
 
 class _Obeyed:
-    def __init__(self, plan: Plan, parameters: Parameters, network: Network) -> None:
+    def __init__(self, plan: Planned, parameters: Parameters, network: Network) -> None:
         self._plan = plan
         self._parameters = parameters
         self._network = network
