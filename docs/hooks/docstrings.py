@@ -13,14 +13,7 @@ from griffe import Extension, Module, Object
 RAISES = "Raises:"
 # Public in the sources, for other modules of geutil, and of no use to anybody else.
 HIDDEN = {
-    "model.model.Model": """
-        concrete_function derived holdings opened_signatures program reached_ops rebuilt
-        unopened_signatures
-    """,
-    "model.functions.bodies.Body": """
-        captured concrete_function drop_input drop_output forget_capture live needed_ops
-        new_input require_own side_effects state take_input take_output
-    """,
+    "model.model.Body": "live",
 }
 # A name of an error, or several, with what they mean.
 PAIR = re.compile(r"^[\w.]+(?:, [\w.]+)*: ")

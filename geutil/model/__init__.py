@@ -6,8 +6,7 @@ from geutil.model.comparison.differences import Difference
 from geutil.model.errors import ModelError
 from geutil.model.files.inspecting import inspect
 from geutil.model.files.inspection import Inspection
-from geutil.model.functions.bodies import Body
-from geutil.model.model import Model
+from geutil.model.model import Body, Model
 from geutil.model.opening import open
 from geutil.model.training.report import Stripped, StripReport
 

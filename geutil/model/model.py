@@ -1,48 +1,40 @@
-"""The model: a graph to edit, with named ends, variables and signatures."""
+"""Models and bodies of functions as users see them: a method for each operation."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings, call_function, seen_variables
-from geutil.graph.kinds import Graph, Operation
-from geutil.graph.state import fingerprint
+from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.model.batching import batch_size
-from geutil.model.calling import ModelFunction, checked_arguments
+from geutil.model.calling import ModelFunction
 from geutil.model.comparison import comparing
 from geutil.model.comparison.comparing import Comparison
+from geutil.model.core import EditableModel
 from geutil.model.editing import cutting, joining, renaming, replacing
 from geutil.model.editing.selecting import Selection
-from geutil.model.ends import Inputs, Outputs
-from geutil.model.errors import ModelError
 from geutil.model.frozen import freezing, thawing
-from geutil.model.functions.library import Functions, Library
+from geutil.model.functions import body_inputs, body_outputs
+from geutil.model.functions.arguments import Value
+from geutil.model.functions.bodies import EditableBody
+from geutil.model.functions.body_ends import BodyOutputs
+from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.syncing import sync, sync_below
 from geutil.model.holdings import Holdings
-from geutil.model.programs.building import build, ops_to_run
-from geutil.model.programs.closures import prune
-from geutil.model.programs.materializing import Parts, materialize
-from geutil.model.programs.program import Program
-from geutil.model.restoring import check_initialized, restore
+from geutil.model.programs.materializing import Parts
+from geutil.model.restoring import restore
 from geutil.model.signatures import Signatures
-from geutil.model.sources.functions import program_of_graph
+from geutil.model.sources.source import Source
 from geutil.model.training import stripping
-from geutil.model.training.report import StripReport
 from geutil.model.writing import saving
-from geutil.select.walks import get_backward_walk_ops
-from geutil.showing import Shown
-
-if TYPE_CHECKING:
-    from geutil.model.functions.bodies import Body
 
 
-class Model(Shown):
+class Model(EditableModel):
     """A graph that can be edited, with named inputs and outputs.
 
     `geutil.model.open` makes models. The methods never change the model they are called
@@ -61,32 +53,14 @@ class Model(Shown):
         self,
         parts: Parts,
         signature: str,
-        signatures: Signatures,
+        signatures: Signatures[Model],
         holdings: Holdings,
         library: Library | None = None,
     ) -> None:
-        self._graph: Graph = parts.graph
-        self._library = Library(parts.graph, holdings) if library is None else library
-        self.inputs = Inputs(parts.inputs)
-        self.outputs = Outputs(parts.graph, self.inputs, parts.sinks)
-        self.signature = signature
-        self.kept_calls = tuple(parts.kept)
-        self.strip_report: StripReport | None = None
-        self._side_effects: Operation = parts.side_effects
-        self._signatures = signatures
-        self._holdings = holdings
-        self._built: tuple[Any, Any] | None = None
-        signatures.adopt(self)
-
-    def __repr__(self) -> str:
-        return (
-            f"Model('{self.signature}', {list(self.inputs)} -> {list(self.outputs)}, "
-            f"{self._size()} ops)"
-        )
-
-    def _size(self) -> int:
-        # Not those that stand for the model's ends.
-        return len(self._graph.get_operations()) - len(self.outputs) - 1
+        super().__init__(parts, signature, signatures, holdings)
+        if library is None:
+            library = Library(parts.graph, holdings, Body)
+        self._library = library
 
     @property
     def graph(self) -> Graph:
@@ -99,7 +73,7 @@ class Model(Shown):
         Raises:
             ModelError: an edited body cannot be written back; see `functions`.
         """
-        self._library.sync()
+        sync(self._library)
         return self._graph
 
     @property
@@ -132,7 +106,7 @@ class Model(Shown):
             >>> m.run(x=3.0)
             {'y': array(6., dtype=float32)}
         """
-        self._library.sync()
+        sync(self._library)
         return Functions(self._library)
 
     @property
@@ -147,8 +121,7 @@ class Model(Shown):
         Variables that ops were added for under `with model.graph.as_default():` are
         among them.
         """
-        self._holdings.add_variables(seen_variables(self.graph))
-        return MappingProxyType(self._holdings.variables)
+        return super().variables
 
     @property
     def assets(self) -> tuple[Path, ...]:
@@ -182,19 +155,7 @@ class Model(Shown):
             >>> model.open(f).run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
         """
-        if not tf.executing_eagerly():
-            raise ModelError(
-                "run computes arrays, so it needs eager execution; inside tf.function "
-                "and graphs call model.to_function()"
-            )
-        arguments = checked_arguments(self.inputs, inputs)
-        function = self.concrete_function()
-        try:
-            results = call_function(function, arguments)
-        except tf.errors.OpError as error:
-            check_initialized(self._holdings, function.variables, error)
-            raise
-        return {name: np.asarray(results[name].numpy()) for name in self.outputs}
+        return super().run(**inputs)
 
     def restore(self, checkpoint: str | Path) -> list[str]:
         """Give the variables the values that they have in a checkpoint, by name.
@@ -783,85 +744,199 @@ class Model(Shown):
             self, other, inputs, samples=samples, rtol=rtol, atol=atol
         )
 
+
+class Body(EditableBody, Model):
+    """The body of a function that a model calls, as a model.
+
+    `Model.functions` makes bodies. They are edited like any model: on `graph`, with any
+    function of geutil. Whenever the model that calls the function is used next, the
+    edited body is written back and all callers call it. A variable that an edit reads
+    becomes an argument, which the callers pass.
+
+    Attributes:
+        inputs: the arguments by name, in order: placeholders of the graph.
+        outputs: the results by name, in order; they can be set to other tensors.
+        live: the graph, while nothing is written back on access.
+    """
+
+    def __init__(self, library: Library, entry: Entry, parts: Parts) -> None:
+        self._entry = entry
+        self.live: Graph = parts.graph
+        what = f"function '{entry.key}'"
+        source = Source(what, {}, library.holdings)
+        signatures = Signatures(source, False, {}, (), Model)
+        super().__init__(parts, entry.key, signatures, library.holdings, library)
+        self.outputs = BodyOutputs(parts.graph, self.inputs, parts.sinks, what)
+        signatures.take_in(entry.key, self)
+
+    def __repr__(self) -> str:
+        return f"Body{super().__repr__().removeprefix('Model')}"
+
     @property
-    def holdings(self) -> Holdings:
-        """What the signatures share: variables, tables, assets."""
-        return self._holdings
-
-    def opened_signatures(self) -> dict[str, Model]:
-        """Return the signatures that were opened, this one among them."""
-        return self._signatures.opened()
-
-    def unopened_signatures(self) -> dict[str, Any]:
-        """Return the functions of the signatures that nobody has opened."""
-        return self._signatures.unopened()
-
-    def concrete_function(self) -> Any:
-        """Return a concrete function of the graph as it is now; see `to_function`."""
-        sinks = self.outputs.sinks
-        state = (fingerprint(self.graph), tuple(sinks), len(self._holdings.variables))
-        if self._built is None or self._built[0] != state:
-            function = build(
-                self.graph, self.inputs, sinks, self._side_effects, self._holdings
-            )
-            self._built = (state, function)
-        return self._built[1]
-
-    def reached_ops(self) -> list[Operation]:
-        """Return the ops that outputs and side effects need, in the order of the graph.
-
-        The inputs are among them. What edits left behind is not: it is neither run nor
-        saved.
-
-        Cost: linear in ops and edges.
-        """
-        ends = [*self.outputs.sinks.values(), self._side_effects]
-        reached = get_backward_walk_ops(ends, control_inputs=True)
-        names = {op.name for op in reached} | {t.op.name for t in self.inputs.values()}
-        return [op for op in self.graph.get_operations() if op.name in names]
-
-    def program(self, *, checked: bool = True) -> Program:
-        """Return the graph as it is now as a program, the form that it is rebuilt from.
-
-        Args:
-            checked: whether to refuse placeholders that nothing feeds.
+    def graph(self) -> Graph:
+        """The body as a `tf.Graph` to edit; see `Model.graph`.
 
         Raises:
-            ModelError: an output depends on a placeholder that is no input.
+            ModelError: an edited body of a function that this one calls cannot be
+                written back.
         """
-        sinks = self.outputs.sinks
-        if checked:
-            ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
-        program = program_of_graph(
-            self.graph, dict(self.inputs), dict(self.outputs), bindings(self.graph)
-        )
-        program.side_effects = [op.name for op in self._side_effects.control_inputs]
-        if checked:
-            prune(program)
-        return program
+        sync_below(self._library, self._entry)
+        return self.live
 
-    def derived(
-        self,
-        program: Program,
-        *,
-        holdings: Holdings | None = None,
-        signature: str | None = None,
-        alone: bool = False,
-    ) -> Model:
-        """Return a model of a program, with the other signatures unless it is alone."""
-        parts = materialize(program, inline=False, what=repr(self))
-        name = self.signature if signature is None else signature
-        others = self._signatures.vacated(self.signature, name)
-        if alone:
-            others = others.alone()
-        return Model(
-            parts, name, others, self._holdings if holdings is None else holdings
-        )
+    @property
+    def functions(self) -> Functions:
+        """The functions that the body calls; see `Model.functions`."""
+        sync_below(self._library, self._entry)
+        return Functions(self._library, self._entry)
 
-    def rebuilt(self, programs: Mapping[str, Program], holdings: Holdings) -> Model:
-        """Return a model with a new program for each signature."""
-        signatures = self._signatures.alone()
-        for name, program in programs.items():
-            parts = materialize(program, inline=False, what=repr(self))
-            Model(parts, name, signatures, holdings)
-        return signatures[self.signature]
+    @property
+    def callers(self) -> tuple[Operation, ...]:
+        """The ops that call the function, in the graph of the model and in bodies."""
+        sync(self._library)
+        return tuple(c.op for c in self._library.callers_of([self._entry]))
+
+    def run(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Compute the outputs for some inputs; see `Model.run`.
+
+        Raises:
+            ModelError: as `Model.run`; or an argument is a resource, which only a
+                caller can pass.
+        """
+        self._refuse_resources()
+        return super().run(**inputs)
+
+    def add_input(
+        self, name: str, dtype: Any, shape: Any = None, *, value: Value
+    ) -> Tensor:
+        """Add an argument, and give all callers what they pass for it.
+
+        The functions of a loop share their arguments, and so do the branches of a
+        conditional: all of them get it. In a loop it is a variable that the body
+        returns as it is. An op that calls the function is replaced by one with one more
+        input; the old op stays, and nothing reads it.
+
+        Args:
+            name: its name.
+            dtype: its dtype.
+            shape: its static shape; unknown if None.
+            value: what the callers pass: a constant; a function of the calling op that
+                returns a tensor of `op.graph` and is called with that graph as the
+                default one; or a mapping from callers or their names to either.
+
+        Returns:
+            The argument, a placeholder of the body's graph.
+
+        Raises:
+            ModelError: there is an input of that name; a value does not fit; or an op
+                of another kind than calls, loops and conditionals calls the function.
+
+        Cost: linear in the graphs of the function, its callers and theirs.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function
+            ... def double(x):
+            ...     return tf.multiply(x, 2.0, name="product")
+            >>> @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+            ... def f(x):
+            ...     return {"y": double(x)}
+            >>> m = model.open(f, inline=False)
+            >>> body = m.functions[next(iter(m.functions))]
+            >>> factor = body.add_input("factor", tf.float32, [], value=5.0)
+            >>> with body.graph.as_default():
+            ...     product = body.inputs["x"] * factor
+            >>> body.outputs["identity"] = product
+            >>> m.run(x=3.0)
+            {'y': array(15., dtype=float32)}
+        """
+        sync(self._library)
+        spec = tf.TensorSpec(shape, dtype, name)
+        return body_inputs.add_input(self._library, self._entry, spec, value)
+
+    def remove_input(self, name: str) -> None:
+        """Take an argument away that nothing reads, from all callers too.
+
+        In a loop, a variable can go that the condition does not read and the body
+        returns as it is.
+
+        Args:
+            name: its name.
+
+        Raises:
+            ModelError: the body, or another function that shares the argument, still
+                reads it; the message names the ops.
+
+        Cost: linear in the graphs of the function, its callers and theirs.
+        """
+        sync(self._library)
+        body_inputs.remove_input(self._library, self._entry, name)
+
+    def add_output(
+        self, name: str, tensor: Tensor | Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Add a result, which all callers return from now on.
+
+        Args:
+            name: its name.
+            tensor: a tensor of the body; for a branch of a conditional, a mapping from
+                the name of each branch in `Model.functions` to a tensor of its body.
+
+        Returns:
+            The new output of each caller.
+
+        Raises:
+            ModelError: there is an output of that name; a branch is missing; branches
+                differ in dtype; or a loop calls the function: its outputs are its
+                inputs.
+
+        Cost: linear in the graphs of the function, its callers and theirs.
+        """
+        sync(self._library)
+        return body_outputs.add_output(self._library, self._entry, name, tensor)
+
+    def remove_output(self, name: str) -> None:
+        """Take a result away that no caller's consumers read.
+
+        Branches of a conditional lose the result at the same place.
+
+        Args:
+            name: its name.
+
+        Raises:
+            ModelError: an op reads it from a caller: the message names both; it is the
+                only one; or a loop calls the function.
+
+        Cost: linear in the graphs of the function, its callers and theirs.
+        """
+        sync(self._library)
+        body_outputs.remove_output(self._library, self._entry, name)
+
+
+class Functions(Mapping[str, Body]):
+    """The functions that a model calls, by name, each a model.
+
+    Args:
+        library: the functions.
+        start: the body whose functions are meant; None for the model itself.
+    """
+
+    def __init__(self, library: Library, start: Entry | None = None) -> None:
+        self._library = library
+        self._start = start
+
+    def _found(self) -> dict[str, Entry]:
+        return {e.key: e for e in self._library.reachable(self._start)}
+
+    def __getitem__(self, name: str) -> Body:
+        body: Any = self._library.open(self._found()[name])
+        return body
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def __repr__(self) -> str:
+        return f"Functions({list(self)})"

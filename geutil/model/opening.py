@@ -100,7 +100,7 @@ def open(
             )
     found = _source(source, signature, tags, inputs, outputs, session)
     name = found.chosen(signature)
-    return Signatures(found, inline, {}, tuple(found.signatures))[name]
+    return Signatures(found, inline, {}, tuple(found.signatures), Model)[name]
 
 
 def _is_graph_source(source: Any) -> bool:

@@ -78,7 +78,7 @@ def test_signatures(name):
 
 
 def test_a_model_has_no_other_members():
-    public = {name for name in vars(model.Model) if not name.startswith("_")}
+    public = {name for name in dir(model.Model) if not name.startswith("_")}
     methods = {n.partition(".")[2] for n in frozen() if n.startswith("Model.")}
     assert public == methods | set(PROPERTIES) | set(FOR_TOOLS.split())
 
@@ -95,9 +95,9 @@ def test_docstrings_of_bodies(name):
 
 
 def test_every_member_has_a_docstring():
-    for name, value in vars(model.Model).items():
+    for name in dir(model.Model):
         if not name.startswith("_"):
-            assert inspect.getdoc(value), name
+            assert inspect.getdoc(getattr(model.Model, name)), name
 
 
 def test_a_model_error_is_a_value_error():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph.kinds import Tensor
@@ -18,23 +18,21 @@ from geutil.model.batching.scopes import scope_of_graph
 from geutil.model.batching.sites import attribute_of_shape
 from geutil.model.batching.sizes import Sizes, choose_probe
 from geutil.model.batching.walking import Walk, walk
+from geutil.model.core import EditableModel, M
 from geutil.model.errors import ModelError
 from geutil.model.programs.program import Program, node_of, nodes_by_name
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 _logger = logging.getLogger("geutil")
 
 
 def set_batch_size(
-    model: Model,
+    model: M,
     size: int | None,
     *,
     inputs: Iterable[str] | None,
     samples: Mapping[str, Any] | None,
     verify: bool,
-) -> Model:
+) -> M:
     """Return a model with another batch size; see `Model.set_batch_size`."""
     if size is not None and (type(size) is not int or size < 1):
         raise ModelError(f"a batch size is a positive number or None, not {size!r}")
@@ -59,7 +57,9 @@ def set_batch_size(
     return changed
 
 
-def _batched_inputs(model: Model, names: Iterable[str] | None) -> dict[str, Tensor]:
+def _batched_inputs(
+    model: EditableModel, names: Iterable[str] | None
+) -> dict[str, Tensor]:
     """Return the inputs whose first axis is the batch."""
     known = list(model.inputs)
     if names is None:
@@ -96,7 +96,7 @@ def _old_size(batched: Mapping[str, Tensor]) -> int | None:
 
 
 def _walked(
-    model: Model, program: Program, batched: Mapping[str, Tensor], sizes: Sizes
+    model: EditableModel, program: Program, batched: Mapping[str, Tensor], sizes: Sizes
 ) -> Walk:
     library = {f.signature.name: f for f in program.graph_def.library.function}
     probing = Probing(sizes, library)
@@ -128,7 +128,7 @@ def _walked(
         ) from error
 
 
-def _refuse(model: Model, plan: Plan, size: int | None) -> None:
+def _refuse(model: EditableModel, plan: Plan, size: int | None) -> None:
     problems = plan.all_problems()
     if problems:
         listed = "\n  ".join(str(p) for p in problems)
@@ -149,7 +149,7 @@ def _set_placeholders(
         node.attr.pop("_output_shapes", None)
 
 
-def _derived(model: Model, program: Program, size: int | None) -> Model:
+def _derived(model: M, program: Program, size: int | None) -> M:
     try:
         return model.derived(program)
     except ModelError as error:

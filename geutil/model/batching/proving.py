@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geutil.graph.kinds import Operation, Tensor
 from geutil.model.batching.judging import Kind, Verdict
 from geutil.model.batching.trials import SKIP, Trial
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
 from geutil.select.walks import get_forward_walk_ops
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 _WRITES = re.compile(
     r"Assign|^(Resource)?(Sparse)?Apply|^ResourceScatter|^Scatter(Add|Sub|Update)$"
@@ -24,8 +22,8 @@ _MOST_BEHIND = 24
 
 
 def prove(
-    model: Model,
-    changed: Model,
+    model: EditableModel,
+    changed: EditableModel,
     batched: Sequence[str],
     old: int | None,
     new: int | None,
@@ -66,7 +64,7 @@ def prove(
                 _settle(trial, name, verdict, size, old)
 
 
-def _refuse_writes(model: Model) -> None:
+def _refuse_writes(model: EditableModel) -> None:
     graph_def = model.program().graph_def
     bodies = [f.node_def for f in graph_def.library.function]
     writers = [
@@ -134,16 +132,18 @@ def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
     return True
 
 
-def _growing(model: Model) -> frozenset[Operation]:
+def _growing(model: EditableModel) -> frozenset[Operation]:
     return frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
 
 
-def _grows(model: Model, output: str) -> bool:
+def _grows(model: EditableModel, output: str) -> bool:
     """Tell whether an output depends on the inputs."""
     return model.outputs[output].op in _growing(model)
 
 
-def _behind(start: Tensor, model: Model, changed: Model) -> dict[str, list[str]]:
+def _behind(
+    start: Tensor, model: EditableModel, changed: EditableModel
+) -> dict[str, list[str]]:
     """Return the floating-point inputs of tensors behind one, nearest first.
 
     Only what depends on the inputs of the model counts, and no more than two dozen
@@ -171,7 +171,7 @@ def _behind(start: Tensor, model: Model, changed: Model) -> dict[str, list[str]]
     return behind
 
 
-def _wrong(model: Model, output: str, what: str) -> ModelError:
+def _wrong(model: EditableModel, output: str, what: str) -> ModelError:
     return ModelError(
         f"the batch size of {model!r} cannot be changed: of output '{output}', {what}"
     )

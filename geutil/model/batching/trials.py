@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,10 +12,8 @@ from geutil.model.batching.judging import Verdict, distance, judge, windows
 from geutil.model.batching.rounding import noise, same_bits, tolerance
 from geutil.model.comparison.indices import bounds_of_indices
 from geutil.model.comparison.samples import Arrays, random_inputs
+from geutil.model.core import EditableModel, M
 from geutil.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 SKIP = "pass verify=False to take the model without the proof"
 
@@ -35,8 +33,8 @@ class Trial:
 
     def __init__(
         self,
-        model: Model,
-        changed: Model,
+        model: EditableModel,
+        changed: EditableModel,
         batched: Iterable[str],
         samples: Mapping[str, Any] | None,
     ) -> None:
@@ -158,7 +156,7 @@ class Trial:
             )
 
 
-def _with_outputs(model: Model, names: Sequence[str]) -> Model:
+def _with_outputs(model: M, names: Sequence[str]) -> M:
     program = model.program()
     program.outputs = {name: name for name in names}
     return model.derived(program, alone=True)

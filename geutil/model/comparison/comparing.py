@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,10 +13,8 @@ from geutil.graph.kinds import Tensor, type_name
 from geutil.model.comparison.differences import Difference, difference
 from geutil.model.comparison.indices import bounds_of_indices
 from geutil.model.comparison.samples import Arrays, random_inputs
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class Comparison:
 
 
 def compare(
-    model: Model,
-    other: Model,
+    model: EditableModel,
+    other: EditableModel,
     inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None,
     *,
     samples: int,
@@ -98,7 +96,9 @@ def compare(
     return Comparison(found, count, rtol, atol)
 
 
-def _paired_outputs(model: Model, other: Model) -> list[tuple[str, str]]:
+def _paired_outputs(
+    model: EditableModel, other: EditableModel
+) -> list[tuple[str, str]]:
     """Pair outputs by name, or one by one in order where no name is shared."""
     ours, theirs = list(model.outputs), list(other.outputs)
     if set(ours) == set(theirs):
@@ -111,7 +111,7 @@ def _paired_outputs(model: Model, other: Model) -> list[tuple[str, str]]:
     )
 
 
-def _check_inputs(model: Model, other: Model) -> None:
+def _check_inputs(model: EditableModel, other: EditableModel) -> None:
     if set(model.inputs) != set(other.inputs):
         raise ModelError(
             f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}; "
@@ -130,7 +130,9 @@ def _described(t: Tensor) -> str:
     return f"{t.dtype.name} {t.shape}"
 
 
-def _drawn(model: Model, other: Model, rng: np.random.Generator) -> Arrays:
+def _drawn(
+    model: EditableModel, other: EditableModel, rng: np.random.Generator
+) -> Arrays:
     """Draw inputs that fit both: what one does not know of a shape, the other may."""
     specs = {
         name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
@@ -155,7 +157,7 @@ def _shared_batch(specs: Mapping[str, Any]) -> dict[str, int]:
     return {n: batch for n, dims in ranked.items() if dims[0] is None}
 
 
-def _run(model: Model, arrays: Mapping[str, Any]) -> Arrays:
+def _run(model: EditableModel, arrays: Mapping[str, Any]) -> Arrays:
     try:
         return model.run(**arrays)
     except tf.errors.OpError as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from geutil.graph.kinds import Tensor
+from geutil.model.core import EditableModel, M
 from geutil.model.editing.selecting import Selection, named_tensors
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
@@ -23,13 +24,10 @@ from geutil.model.programs.program import (
 )
 from geutil.model.programs.rewiring import redirect, rename_placeholders
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 _logger = logging.getLogger("geutil")
 
 
-def cut(model: Model, inputs: Selection | None, outputs: Selection | None) -> Model:
+def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
     """Return the part of a model between tensors; see `Model.cut`."""
     results = named_tensors(model, model.outputs if outputs is None else outputs)
     if not results:
@@ -60,7 +58,7 @@ def _needed(program: Program, ends: list[str]) -> set[str]:
     return {node.name for node in behind}
 
 
-def _feed(model: Model, program: Program, inputs: dict[str, Tensor]) -> None:
+def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> None:
     """Put a placeholder in the place of each tensor in `inputs`."""
     for t in inputs.values():
         if t.dtype in (tf.resource, tf.variant):
@@ -122,7 +120,7 @@ def _shorten_names(program: Program) -> None:
     rename_placeholders(program, renamed)
 
 
-def _check_inputs(model: Model, program: Program, fed: dict[str, str]) -> None:
+def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -> None:
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
@@ -139,7 +137,7 @@ def _check_inputs(model: Model, program: Program, fed: dict[str, str]) -> None:
             )
 
 
-def _possible_side_effects(model: Model, program: Program) -> list[str]:
+def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
     """Return the side effects that need no input which was cut off."""
     kept_inputs = {node_of(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
@@ -152,7 +150,7 @@ def _possible_side_effects(model: Model, program: Program) -> list[str]:
     return possible
 
 
-def _holdings(model: Model, program: Program) -> Holdings:
+def _holdings(model: EditableModel, program: Program) -> Holdings:
     """Return what the part needs of what the model holds."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)

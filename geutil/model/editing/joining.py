@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geutil.graph.functions import merge_libraries
 from geutil.graph.identity import IdentitySet, dereference
 from geutil.graph.kinds import Tensor, type_name
+from geutil.model.core import EditableModel, M
 from geutil.model.editing.selecting import tensor_of
 from geutil.model.errors import ModelError
 from geutil.model.programs.program import (
@@ -19,9 +20,6 @@ from geutil.model.programs.program import (
     nodes_behind,
 )
 from geutil.model.programs.rewiring import forget_shapes_behind, prefix_nodes, redirect
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
@@ -35,13 +33,13 @@ class Link:
 
 
 def splice(
-    model: Model,
-    other: Model,
+    model: M,
+    other: EditableModel,
     replaced: Links,
     feeds: Links,
     scope: str,
     dropped: Iterable[str] = (),
-) -> Model:
+) -> M:
     """Return both models as one; see `Model.splice`.
 
     Args:
@@ -100,7 +98,7 @@ def splice(
     return model.derived(merged, holdings=model.holdings.merged(other.holdings))
 
 
-def prepend(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Model:
+def prepend(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
     """Return a model that computes `other` first; see `Model.prepend`."""
     _check_model(model, other)
     if inputs is None:
@@ -109,7 +107,7 @@ def prepend(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Mod
     return splice(model, other, links, {}, "before")
 
 
-def append(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Model:
+def append(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
     """Return a model that computes `other` last; see `Model.append`."""
     _check_model(model, other)
     if inputs is None:
@@ -121,7 +119,7 @@ def append(model: Model, other: Model, inputs: Mapping[str, Any] | None) -> Mode
     return splice(model, other, {}, inputs, "after", dropped)
 
 
-def _check_model(model: Model, other: Any) -> None:
+def _check_model(model: EditableModel, other: Any) -> None:
     if not isinstance(other, type(model)):
         raise ModelError(
             f"cannot join a {type_name(other)}; open it with geutil.model.open"
@@ -158,7 +156,7 @@ def _pairs(links: Links) -> list[tuple[Any, Any]]:
     return [(dereference(a), dereference(b)) for a, b in pairs]
 
 
-def _end(model: Model, kind: str, item: Any) -> Tensor:
+def _end(model: EditableModel, kind: str, item: Any) -> Tensor:
     """Return an input or output of a model, given by name or as a tensor."""
     ends: Mapping[str, Tensor] = model.inputs if kind == "input" else model.outputs
     if isinstance(item, str) and item in ends:
@@ -224,7 +222,9 @@ def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
     return {name for name, t in inputs.items() if node_of(t) in names}
 
 
-def _check_acyclic(program: Program, model: Model, other: Model) -> None:
+def _check_acyclic(
+    program: Program, model: EditableModel, other: EditableModel
+) -> None:
     """Refuse a program in which a node depends on itself, loops aside."""
     cycle = cycle_of(program.graph_def)
     if cycle is not None:

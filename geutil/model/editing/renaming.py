@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from geutil.model.core import M
 from geutil.model.errors import ModelError
 from geutil.model.programs.program import fresh_name, legal_name, node_of
 from geutil.model.programs.rewiring import rename_placeholders
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 
 def rename(
-    model: Model,
+    model: M,
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     signature: str | None,
-) -> Model:
+) -> M:
     """Return a model with other names; see `Model.rename`."""
     new_inputs = _renamed(model.inputs, inputs, "input")
     new_outputs = _renamed(model.outputs, outputs, "output")

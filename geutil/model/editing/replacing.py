@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import GeutilError
 from geutil.graph.importing import make_op_like
 from geutil.graph.kinds import Operation, is_op, is_tensor
+from geutil.model.core import EditableModel, M
 from geutil.model.errors import ModelError
 from geutil.select.queries import select_ops
 from geutil.transform.rewrite import Match, Op, Rule, rewrite
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 Replacement = str | Callable[..., Any]
 
 
-def replace_op(model: Model, ops: Any, replacement: Replacement) -> Model:
+def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
     """Return a model with some ops replaced; see `Model.replace_op`."""
     names = frozenset(op.name for op in _selected(model, ops))
     result = model.derived(model.program())
@@ -48,7 +46,7 @@ def replace_op(model: Model, ops: Any, replacement: Replacement) -> Model:
     return result.derived(result.program())
 
 
-def _selected(model: Model, ops: Any) -> list[Operation]:
+def _selected(model: EditableModel, ops: Any) -> list[Operation]:
     """Return the ops that are meant; see `Model.replace_op`."""
     found: list[Operation] = []
     if isinstance(ops, str):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geutil.graph.kinds import Tensor, is_op, is_tensor, type_name
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 Selection = Mapping[str, Any] | Iterable[Any] | Any
 
 
-def named_tensors(model: Model, selection: Selection) -> dict[str, Tensor]:
+def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tensor]:
     """Return the selected tensors by public name, in order.
 
     Args:
@@ -47,7 +45,7 @@ def named_tensors(model: Model, selection: Selection) -> dict[str, Tensor]:
     return named
 
 
-def tensor_of(model: Model, item: Any) -> Tensor:
+def tensor_of(model: EditableModel, item: Any) -> Tensor:
     """Return one selected tensor of a model.
 
     Raises:
@@ -78,7 +76,7 @@ def tensor_of(model: Model, item: Any) -> Tensor:
     return item
 
 
-def _alike(model: Model, name: str) -> str:
+def _alike(model: EditableModel, name: str) -> str:
     """Say what names resemble one that does not exist."""
     names = [op.name for op in model.graph.get_operations()]
     alike = [n for n in names if name.lower() in n.lower()][:5]
@@ -87,7 +85,7 @@ def _alike(model: Model, name: str) -> str:
     return f"similar are {alike}" if alike else f"its ends are {ends}"
 
 
-def _public_name(model: Model, item: Any, tensor: Tensor) -> str:
+def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
     if isinstance(item, str) and (item in model.outputs or item in model.inputs):
         return item
     for ends in (model.inputs, model.outputs):

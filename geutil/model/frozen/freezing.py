@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil.graph.calls import Library
 from geutil.graph.handles import dtype_behind
 from geutil.graph.importing import BULK_LIMIT
+from geutil.model.core import EditableModel, M
 from geutil.model.errors import ModelError
 from geutil.model.frozen.handle_flow import Value
 from geutil.model.frozen.handle_replacing import replace_handles
@@ -20,9 +21,6 @@ from geutil.model.programs.closures import prune
 from geutil.model.programs.constants import become_const
 from geutil.model.programs.program import Program, fresh_name, legal_name, node_of
 from geutil.model.programs.rewiring import rename_placeholders
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Captured:
         return tf.raw_ops.ReadVariableOp(resource=self.outside, dtype=self.dtype)
 
 
-def freeze(model: Model) -> Model:
+def freeze(model: M) -> M:
     """Return a model with constants for variables; see `Model.freeze`."""
     programs = {}
     for name, signature in model.signatures.items():
@@ -72,7 +70,7 @@ def freeze(model: Model) -> Model:
     return model.rebuilt(programs, Holdings({}, held.resources, held.assets))
 
 
-def frozen_program(model: Model) -> Program:
+def frozen_program(model: EditableModel) -> Program:
     """Return the program of a model with constants for its variables.
 
     Captures that are no variables, as those of tables, are left. Functions that nothing
@@ -111,7 +109,7 @@ def frozen_program(model: Model) -> Program:
     return program
 
 
-def _sources(model: Model, program: Program) -> dict[str, Captured]:
+def _sources(model: EditableModel, program: Program) -> dict[str, Captured]:
     """Return what becomes a constant, by the name of the node that stands for it."""
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}

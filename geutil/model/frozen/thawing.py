@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from geutil.model.core import M
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
 from geutil.model.programs.constants import value_of_const
 from geutil.model.programs.program import Program, canonical, fresh_name, node_of
 from geutil.select.regexes import make_regex
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 _logger = logging.getLogger("geutil")
 _LISTED = 10
@@ -59,7 +57,7 @@ class Variables:
         return named
 
 
-def thaw(model: Model, regex: str | re.Pattern[str]) -> Model:
+def thaw(model: M, regex: str | re.Pattern[str]) -> M:
     """Return a model with variables for constants; see `Model.thaw`."""
     pattern = make_regex(regex)
     # This signature first: its constants give the variables their names.

@@ -6,7 +6,6 @@ Plan, check, apply: a refusal changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from geutil.graph.adjacency import consumers
 from geutil.graph.function_calls import Caller
@@ -14,11 +13,9 @@ from geutil.graph.kinds import Tensor
 from geutil.model.errors import ModelError
 from geutil.model.functions.callers import NewOutput, Rebuild, same_ends
 from geutil.model.functions.families import Family, family
+from geutil.model.functions.library import Entry, Library
 from geutil.model.functions.syncing import write
 from geutil.model.programs.program import fresh_name
-
-if TYPE_CHECKING:
-    from geutil.model.functions.library import Entry, Library
 
 
 def add_output(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from geutil.graph.adjacency import consumers
 from geutil.graph.kinds import Operation, Tensor
-
-if TYPE_CHECKING:
-    from geutil.model.functions.bodies import Body
+from geutil.model.functions.bodies import EditableBody
 
 
-def readers_of(body: Body, index: int, in_loop: bool) -> list[str]:
+def readers_of(body: EditableBody, index: int, in_loop: bool) -> list[str]:
     """Return what reads an argument; a loop's body may return it as it is."""
     argument = list(body.inputs.values())[index]
     passing: set[Operation] = set()

@@ -8,13 +8,10 @@ the loop, so the body also returns it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from geutil.graph.function_calls import Caller
 from geutil.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.library import Entry, Library
 
 
 @dataclass(frozen=True)

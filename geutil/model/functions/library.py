@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,13 +14,11 @@ from geutil.graph.function_defs import definition_in
 from geutil.graph.function_registry import called_names, callees_first, readable_name
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.state import fingerprint
+from geutil.model.functions.bodies import EditableBody
 from geutil.model.functions.body_graphs import materialize_body, result_shapes
-from geutil.model.functions.syncing import sync
 from geutil.model.holdings import Holdings
+from geutil.model.programs.materializing import Parts
 from geutil.model.programs.program import fresh_name
-
-if TYPE_CHECKING:
-    from geutil.model.functions.bodies import Body
 
 
 @dataclass(eq=False)
@@ -37,7 +35,7 @@ class Entry:
 
     key: str
     definition: Any = field(repr=False)
-    body: Body | None = None
+    body: EditableBody | None = None
     written: Any = None
     shapes: list[tf.TensorShape] = field(default_factory=list)
 
@@ -52,7 +50,7 @@ class Entry:
         """The graph of the body, once it is open."""
         return None if self.body is None else self.body.live
 
-    def opened(self) -> Body:
+    def opened(self) -> EditableBody:
         """Return the body, which is open."""
         if self.body is None:
             raise LookupError(f"'{self.key}' is not open")
@@ -64,12 +62,16 @@ class Entry:
         return self.body is not None and self.body.state() != self.written
 
 
+MakeBody = Callable[["Library", Entry, Parts], EditableBody]
+
+
 class Library:
     """The functions that can be reached from a model's ops.
 
     Args:
         root: the graph of the model.
         holdings: the variables of the model.
+        make_body: makes the model of a function from its library, entry and parts.
 
     Attributes:
         root: the graph of the model.
@@ -77,43 +79,26 @@ class Library:
         retired: ops that other ops have replaced; they do not count as callers.
     """
 
-    def __init__(self, root: Graph, holdings: Holdings) -> None:
+    def __init__(self, root: Graph, holdings: Holdings, make_body: MakeBody) -> None:
         self.root = root
         self.holdings = holdings
         self.retired: set[Operation] = set()
+        self._make_body = make_body
         self._entries: dict[str, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._seen: Any = None
         self._callers: dict[int, tuple[Any, list[Caller]]] = {}
         self._syncing = False
 
-    def sync(self) -> None:
-        """Write edited bodies back to all that call them.
+    @property
+    def is_written(self) -> bool:
+        """Whether bodies are being written back, and none is on access."""
+        return self._syncing
 
-        Raises:
-            ModelError: a body cannot be written; nothing has changed then.
-
-        Cost: constant for each open body that was not edited; else linear in the graph,
-            the edited bodies and those that call them.
-        """
-        if self._syncing or not any(e.edited for e in self._entries.values()):
-            return
-        with self.writing():
-            sync(self)
-
-    def sync_below(self, start: Entry) -> None:
-        """Write bodies back if one was edited that a body calls, however indirectly.
-
-        An edit of the body itself may be half done; nothing is behind for its graph.
-
-        Raises:
-            ModelError: as `sync`.
-        """
-        if self._syncing:
-            return
-        edited = [e for e in self._entries.values() if e is not start and e.edited]
-        if edited and not set(edited).isdisjoint(self.reachable(start)):
-            self.sync()
+    def edited(self, besides: Entry | None = None) -> list[Entry]:
+        """Return the functions whose bodies were edited, apart from one."""
+        entries = self._entries.values()
+        return [e for e in entries if e is not besides and e.edited]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -208,14 +193,12 @@ class Library:
         """Return the definitions of what an entry calls, by name."""
         return {e.name: e.definition for e in self.reachable(start)}
 
-    def open(self, entry: Entry) -> Body:
+    def open(self, entry: Entry) -> EditableBody:
         """Return the model of a function, made when it is first asked for.
 
         A body learns what is behind its resources from a caller, so the bodies around
         it are opened too.
         """
-        from geutil.model.functions.bodies import Body
-
         if entry.body is not None:
             return entry.body
         known = self.entries()
@@ -224,8 +207,8 @@ class Library:
                 opening.definition, self.definitions_for(opening), self.handles(opening)
             )
             opening.shapes = result_shapes(parts)
-            opening.body = Body(self, opening, parts)
-            opening.written = opening.body.state()
+            opening.body = body = self._make_body(self, opening, parts)
+            opening.written = body.state()
             # An open body calls what its definition calls.
             self._seen = (self._state(), known)
         return entry.opened()
@@ -257,31 +240,3 @@ class Library:
                         if t.dtype in (tf.resource, tf.variant)
                     }
         return {}
-
-
-class Functions(Mapping[str, "Body"]):
-    """The functions that a model calls, by name, each a model.
-
-    Args:
-        library: the functions.
-        start: the body whose functions are meant; None for the model itself.
-    """
-
-    def __init__(self, library: Library, start: Entry | None = None) -> None:
-        self._library = library
-        self._start = start
-
-    def _found(self) -> dict[str, Entry]:
-        return {e.key: e for e in self._library.reachable(self._start)}
-
-    def __getitem__(self, name: str) -> Body:
-        return self._library.open(self._found()[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
-
-    def __len__(self) -> int:
-        return len(self._found())
-
-    def __repr__(self) -> str:
-        return f"Functions({list(self)})"

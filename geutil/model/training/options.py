@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Options:
 
 
 def checked_options(
-    model: Model,
+    model: EditableModel,
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
     keep: Iterable[str],
@@ -56,7 +54,7 @@ def checked_options(
 
 
 def _variables(
-    model: Model, statistics: Mapping[str, tuple[str, str]]
+    model: EditableModel, statistics: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[tf.Variable, tf.Variable]]:
     found = {}
     for norm, names in statistics.items():

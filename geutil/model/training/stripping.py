@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geutil.graph.function_graphs import bindings
+from geutil.model.core import EditableModel, M
 from geutil.model.programs.materializing import Parts, materialize
 from geutil.model.programs.program import Program, node_of, nodes_behind
 from geutil.model.training.bodies import candidates_in_bodies, random_ops
@@ -20,16 +21,13 @@ from geutil.model.training.turning import Turned, turn_batch_norms, write_fused
 from geutil.model.training.working import program_of_parts
 from geutil.model.training.writes import Known, decide_effects
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 
 def strip_training(
-    model: Model,
+    model: M,
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
     keep: Iterable[str],
-) -> Model:
+) -> M:
     """Return a model without what serves training; see `Model.strip_training`."""
     options = checked_options(model, switches, statistics, keep)
     names = {id(v.handle): name for name, v in model.variables.items()}
@@ -75,7 +73,7 @@ def _without_switches(
 
 
 def _known(
-    model: Model,
+    model: EditableModel,
     parts: Parts,
     names: Mapping[int, str],
     turned: Turned,
@@ -98,7 +96,7 @@ def _known(
     )
 
 
-def _captured_elsewhere(model: Model) -> dict[int, str]:
+def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
     """Return a signature for each tensor outside that another signature reads."""
     captured: dict[int, str] = {}
     for name, function in model.unopened_signatures().items():
@@ -134,7 +132,7 @@ def _needed(program: Program) -> Any:
     return graph_def
 
 
-def _unread_variables(model: Model, program: Program) -> list[Stripped]:
+def _unread_variables(model: EditableModel, program: Program) -> list[Stripped]:
     """Return the variables that no signature uses any more."""
     running = {node.name for node in _needed(program).node}
     used = {id(e) for t, e in program.captures.items() if node_of(t) in running}

@@ -11,10 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
 from geutil.model.frozen.freezing import frozen_program
 from geutil.model.programs.program import (
@@ -28,24 +29,21 @@ from geutil.model.programs.program import (
 from geutil.model.programs.rewiring import rename_placeholders
 from geutil.model.sources.graphs import named_ends
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 _logger = logging.getLogger("geutil")
 _LEGAL = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
-def write_graph_def(model: Model, path: Path) -> None:
+def write_graph_def(model: EditableModel, path: Path) -> None:
     """Write a binary GraphDef; see `Model.save`."""
     _write(model, path, as_text=False)
 
 
-def write_pbtxt(model: Model, path: Path) -> None:
+def write_pbtxt(model: EditableModel, path: Path) -> None:
     """Write a GraphDef as text; see `Model.save`."""
     _write(model, path, as_text=True)
 
 
-def _write(model: Model, path: Path, *, as_text: bool) -> None:
+def _write(model: EditableModel, path: Path, *, as_text: bool) -> None:
     check_names(model)
     dtypes = {name: tensor.dtype for name, tensor in model.outputs.items()}
     graph_def = with_named_ends(stateless_program(model), dtypes)
@@ -53,7 +51,7 @@ def _write(model: Model, path: Path, *, as_text: bool) -> None:
     tf.io.write_graph(graph_def, str(path.parent), path.name, as_text=as_text)
 
 
-def check_names(model: Model) -> None:
+def check_names(model: EditableModel) -> None:
     """Check that the names of inputs and outputs can be names of nodes.
 
     Raises:
@@ -88,7 +86,7 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
         )
 
 
-def stateless_program(model: Model) -> Program:
+def stateless_program(model: EditableModel) -> Program:
     """Return the frozen program of a model that captures nothing.
 
     Raises:

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from geutil.graph.trackables import new_trackable
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
 from geutil.model.holdings import Holdings
 from geutil.model.writing.formats import stateless_program
 
-if TYPE_CHECKING:
-    from geutil.model.model import Model
-
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 
 
-def write_tflite(model: Model, path: Path) -> None:
+def write_tflite(model: EditableModel, path: Path) -> None:
     """Write a model for TensorFlow Lite; see `Model.save`."""
     _write(model, path, select_tf_ops=False)
 
 
-def write_tflite_with_tf_ops(model: Model, path: Path) -> None:
+def write_tflite_with_tf_ops(model: EditableModel, path: Path) -> None:
     """Write a model for a TensorFlow Lite that comes with ops of TensorFlow."""
     _write(model, path, select_tf_ops=True)
 
 
-def _write(model: Model, path: Path, *, select_tf_ops: bool) -> None:
+def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
     program = stateless_program(model)
     frozen = model.derived(program, holdings=Holdings(), alone=True)
     # The converter wants to know an owner of variables, of which there are none.

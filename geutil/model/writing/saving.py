@@ -8,20 +8,18 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from geutil.formats import refusal
 from geutil.graph.trackables import new_trackable, owner_of
 from geutil.graph.trainable import flags_as_noted, is_trainable
+from geutil.model.core import EditableModel
 from geutil.model.errors import ModelError
 from geutil.model.writing.atomic import written_atomically
 from geutil.model.writing.formats import write_graph_def, write_pbtxt
 from geutil.model.writing.lite import write_tflite, write_tflite_with_tf_ops
-
-if TYPE_CHECKING:
-    from geutil.model.model import Model
 
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 """What TensorFlow can call an input of a signature; it changes other names."""
@@ -30,7 +28,12 @@ _logger = logging.getLogger("geutil")
 
 
 def save(
-    model: Model, path: Path, format: str, *, overwrite: bool, select_tf_ops: bool
+    model: EditableModel,
+    path: Path,
+    format: str,
+    *,
+    overwrite: bool,
+    select_tf_ops: bool,
 ) -> Path:
     """Write a model; see `Model.save`."""
     if format not in _WRITERS:
@@ -48,7 +51,7 @@ def save(
     return path
 
 
-def _write_saved_model(model: Model, path: Path) -> None:
+def _write_saved_model(model: EditableModel, path: Path) -> None:
     untouched = model.unopened_signatures()
     for opened in model.opened_signatures().values():
         _check_input_names(opened)
@@ -69,7 +72,7 @@ def _write_saved_model(model: Model, path: Path) -> None:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
 
 
-def _check_input_names(model: Model) -> None:
+def _check_input_names(model: EditableModel) -> None:
     for name in model.inputs:
         taken = name == "self" or keyword.iskeyword(name)
         if taken or _INPUT_NAME.fullmatch(name) is None:
@@ -83,7 +86,7 @@ def _check_input_names(model: Model) -> None:
             )
 
 
-def _check_python(model: Model, function: Any) -> None:
+def _check_python(model: EditableModel, function: Any) -> None:
     graph_def = function.graph.as_graph_def()
     bodies = (f.node_def for f in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *bodies):
@@ -94,7 +97,7 @@ def _check_python(model: Model, function: Any) -> None:
             )
 
 
-def _root(model: Model, functions: Iterable[Any]) -> Any:
+def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
     """Return an object that tracks all that the functions read."""
     root = new_trackable()
     variables = list(model.variables.values())
@@ -106,7 +109,7 @@ def _root(model: Model, functions: Iterable[Any]) -> Any:
     return root
 
 
-def _resources(model: Model, functions: Iterable[Any]) -> list[Any]:
+def _resources(model: EditableModel, functions: Iterable[Any]) -> list[Any]:
     """Return the owners of tables, known ones and those that functions captured."""
     resources = list(model.holdings.resources)
     known = {id(r.resource_handle) for r in resources}
@@ -129,7 +132,7 @@ def _resources(model: Model, functions: Iterable[Any]) -> list[Any]:
     return resources
 
 
-_WRITERS: dict[str, Callable[[Model, Path], None]] = {
+_WRITERS: dict[str, Callable[[EditableModel, Path], None]] = {
     "saved_model": _write_saved_model,
     "graph_def": write_graph_def,
     "pbtxt": write_pbtxt,
