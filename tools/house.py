@@ -168,7 +168,7 @@ def doubled_classes(modules: Iterable[Module]) -> list[str]:
 
 
 def op_tables(module: Module) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the names and the op types of the tables of types that a module has."""
+    """Yield the names and the contents of the tables of op types that a module has."""
     for node in module.tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -178,18 +178,22 @@ def op_tables(module: Module) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def op_types(value: ast.expr) -> frozenset[str]:
-    """Return the op types that make a collection; nothing if it holds anything else."""
+    """Return what a table of op types holds; nothing if a key is no op type."""
     if isinstance(value, ast.Call) and len(value.args) == 1:
         value = value.args[0]
     if isinstance(value, ast.Dict):
-        entries = value.keys
+        keys: list[ast.expr | None] = value.keys
+        held = [f"={ast.unparse(v)}" for v in value.values]
     elif isinstance(value, ast.Set | ast.Tuple | ast.List):
-        entries = [*value.elts]
+        keys = [*value.elts]
+        held = [""] * len(keys)
     else:
         return frozenset()
-    types = {e.value if isinstance(e, ast.Constant) else None for e in entries}
+    types = [k.value if isinstance(k, ast.Constant) else None for k in keys]
     are_types = (isinstance(t, str) and OP_TYPE.fullmatch(t) for t in types)
-    return frozenset(map(str, types)) if all(are_types) else frozenset()
+    if not all(are_types):
+        return frozenset()
+    return frozenset(f"{t}{v}" for t, v in zip(types, held, strict=True))
 
 
 def doubled_tables(modules: Iterable[Module]) -> list[str]:

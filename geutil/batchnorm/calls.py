@@ -13,8 +13,8 @@ from geutil.graph.function_defs import definition_in
 from geutil.graph.importing import add_control_edges, make_op
 from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.names import absolute_unique_name, scope_dirname
+from geutil.graph.op_types import CALLS
 
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
 _BESIDES = frozenset(
     ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")
@@ -53,7 +53,7 @@ def inlined(op: Operation) -> Tensor:
 
 
 def _body_of(op: Operation) -> Body | None:
-    if op.type not in _CALLS or len(op.outputs) != 1:
+    if op.type not in CALLS or len(op.outputs) != 1:
         return None
     definition = definition_in(op.graph, op.get_attr("f").name)
     if definition is None or len(definition.node_def) > _MOST_NODES:

@@ -17,11 +17,10 @@ from geutil.batchnorm.waiting import build_waiting
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.function_results import results_of
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import BIAS_ADDITIONS
 from geutil.graph.staleness import check_editable
 from geutil.graph.surroundings import count_ops, ops_since, surroundings_of
 from geutil.transform.rewrite.liveness import Liveness
-
-_SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
 
 
 def can_stay(fold: Fold) -> bool:
@@ -31,7 +30,7 @@ def can_stay(fold: Fold) -> bool:
         # The layer has no bias, and gets none if the norm shifts by nothing.
         return False
     step = link.step
-    return step.op.type in _SUMS or (step.op.type == "Sub" and step.index == 0)
+    return step.op.type in BIAS_ADDITIONS or (step.op.type == "Sub" and step.index == 0)
 
 
 def held_ends(
@@ -70,7 +69,7 @@ def build_in_place(fold: Fold) -> Operation | None:
     before = count_ops(graph)
     liveness = Liveness(graph)
     made = build_waiting(fold).op
-    if made.type not in _SUMS:
+    if made.type not in BIAS_ADDITIONS:
         liveness.abandon(ops_since(graph, before))
         return None
     let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))

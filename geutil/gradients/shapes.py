@@ -16,6 +16,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.identity import IdentitySet, MutableIdentityMap, dereference
 from geutil.graph.importing import import_ops, new_graph
 from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor
+from geutil.graph.op_types import PLACEHOLDERS
 from geutil.graph.order import topological_sort
 from geutil.graph.state import state_of
 from geutil.graph.steps import step_graph_def
@@ -28,7 +29,6 @@ UNKNOWN = 32
 
 _ELSEWHERE = (tf.resource, tf.variant)
 """Handles to what has a shape of its own."""
-_PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2"))
 _OF_NO_SIZE = frozenset(("BroadcastGradientArgs",))
 """They yield a few axes at most."""
 _ROUNDS = 4
@@ -153,7 +153,7 @@ class OpenShapes:
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Tell whether nothing behind a tensor is of use."""
-        if tensor.op.type in _PLACEHOLDERS:
+        if tensor.op.type in PLACEHOLDERS:
             return False
         if tensor in self.assumed or tensor in self._given:
             return True
@@ -230,7 +230,7 @@ class OpenShapes:
             del node.input[:]
             node.input.extend(data)
             node.attr.pop("_class", None)
-            if node.op in _PLACEHOLDERS and t in self.known:
+            if node.op in PLACEHOLDERS and t in self.known:
                 shape = tf.TensorShape(self.known[t])
                 node.attr["shape"].shape.CopyFrom(shape.as_proto())
             elif node.op == "PlaceholderWithDefault":

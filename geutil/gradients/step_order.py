@@ -19,9 +19,9 @@ from geutil.gradients.shapes import settle_shapes
 from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.stand_ins import make_stand_in
 from geutil.graph.function_calls import limit_parallel_iterations
-from geutil.graph.functions import LOOPS
 from geutil.graph.importing import add_control_edges, set_new_input
 from geutil.graph.kinds import Operation, Tensor, is_reference
+from geutil.graph.op_types import LOOPS
 from geutil.graph.state import forget_order
 from geutil.graph.version_1_flow import unconditional
 from geutil.memory.ordering import Plan, plan_order

@@ -12,14 +12,13 @@ from operator import attrgetter
 from typing import Any
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
 
 _LISTED = 8
 """How many edges TensorFlow keeps in a list."""
-_NEXT_ITERATION = frozenset({"NextIteration", "RefNextIteration"})
-_MERGE = frozenset({"Merge", "RefMerge"})
 
 
 def consumers(tensor: Tensor) -> list[Operation]:
@@ -66,7 +65,7 @@ def control_outputs(op: Operation) -> list[Operation]:
 
 def is_back_edge(producer: Operation, consumer: Operation) -> bool:
     """Tell whether an edge is the back edge of a version 1 while loop."""
-    return producer.type in _NEXT_ITERATION and consumer.type in _MERGE
+    return producer.type in NEXT_ITERATIONS and consumer.type in MERGES
 
 
 def predecessors(op: Operation) -> Iterator[Operation]:

@@ -25,7 +25,6 @@ from geutil.graph._tf import (
     get_handle_data,
     symbolic_gradient,
 )
-from geutil.graph.calls import CALLS
 from geutil.graph.functions import (
     add_functions,
     publish_functions,
@@ -34,6 +33,7 @@ from geutil.graph.functions import (
 from geutil.graph.gradient_registry import ATTRIBUTE, registered_names
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.loop_handles import carry_loop_handles
+from geutil.graph.op_types import CALLS
 from geutil.graph.state import is_own_graph, state_of
 
 _OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")

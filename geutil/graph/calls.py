@@ -13,10 +13,8 @@ from typing import Any, TypeAlias
 from geutil.errors import TransformError
 from geutil.graph.bodies import has_list
 from geutil.graph.function_attributes import names_of_functions
+from geutil.graph.op_types import CALLS
 from geutil.graph.protos import FunctionDefLibrary
-
-CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-"""Ops that call a function and do nothing else."""
 
 Instance: TypeAlias = tuple[str, tuple[tuple[str, bytes], ...]]
 """A function, and the attributes that it is polymorphic in."""

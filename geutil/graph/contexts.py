@@ -19,9 +19,9 @@ from geutil.graph._tf import CondContext, ValuesDef, WhileContext
 from geutil.graph.adjacency import control_flow_context
 from geutil.graph.importing import neutral
 from geutil.graph.kinds import Graph, Operation, is_op
+from geutil.graph.op_types import ENTERS
 
-_ENTER = frozenset({"Enter", "RefEnter"})
-_LOOP_OPS = _ENTER | {
+_LOOP_OPS = ENTERS | {
     "Exit",
     "RefExit",
     "Merge",
@@ -35,7 +35,7 @@ _LOOP_OPS = _ENTER | {
 
 
 _STEP_STATES = frozenset({"Stack", "StackV2", "TensorArrayV3"})
-_PASS_HANDLES = _ENTER | {"Identity", "RefIdentity", "Switch", "TensorArrayGradV3"}
+_PASS_HANDLES = ENTERS | {"Identity", "RefIdentity", "Switch", "TensorArrayGradV3"}
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ def _entrances(context: Any) -> list[Operation]:
     if not context.IsWhileContext():
         return []
     tensors = [*context.loop_enters, *context._external_values.values()]
-    return [t.op for t in tensors if t.op.type in _ENTER]
+    return [t.op for t in tensors if t.op.type in ENTERS]
 
 
 def is_loop(context: Any) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
-from geutil.graph.calls import CALLS, Library
+from geutil.graph.calls import Library
 from geutil.graph.function_defs import definition_in
-from geutil.graph.functions import BRANCHINGS, LOOPS, has_function
+from geutil.graph.functions import has_function
 from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.op_types import BRANCHINGS, CALLS, LOOPS
 from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 

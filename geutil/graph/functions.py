@@ -19,10 +19,9 @@ from geutil.graph.function_attributes import (
 )
 from geutil.graph.importing import import_ops, new_graph_def
 from geutil.graph.kinds import Graph, Operation
+from geutil.graph.op_types import BRANCHINGS, LOOPS
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 
-LOOPS = frozenset(("While", "StatelessWhile"))
-BRANCHINGS = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
 _CONTROL_FLOW = LOOPS | BRANCHINGS
 _numbers = itertools.count()
 

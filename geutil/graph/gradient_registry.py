@@ -21,11 +21,11 @@ from geutil.graph._tf import (
     supports_default_grad,
     symbolic_gradient,
 )
+from geutil.graph.op_types import CALLS
 from geutil.graph.protos import AttrValue
 
 ATTRIBUTE = "_gradient_op_type"
 _CLOSURES = ("CustomGradient-", "GeutilCustomGradient-")
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _numbers = itertools.count()
 
 
@@ -94,7 +94,7 @@ def is_symbolic_call(op: Any) -> bool:
     So it is once a graph was imported. TensorFlow differentiates the function when it
     runs.
     """
-    called = op.type in _CALLS or op.graph._is_function(op.type)
+    called = op.type in CALLS or op.graph._is_function(op.type)
     if not called:
         return False
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.functions import LOOPS
 from geutil.graph.kinds import Graph
+from geutil.graph.op_types import LOOPS
 from geutil.graph.placeholders import copy_handle_data
 
 

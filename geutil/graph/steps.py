@@ -12,9 +12,8 @@ from geutil.graph.adjacency import graph_order
 from geutil.graph.identity import IdentitySet
 from geutil.graph.importing import graph_def_of
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import PLACEHOLDERS
 from geutil.graph.protos import AttrValue
-
-_HANDLE = frozenset(("Placeholder", "PlaceholderV2"))
 
 
 def step_ops(
@@ -62,14 +61,14 @@ def step_graph_def(
     """
     graph_def = graph_def_of(graph, ops)
     graph_def.library.CopyFrom(graph.as_graph_def().library)
-    fed = {_reference(t): t for t in feeds if t.op.type not in _HANDLE}
+    fed = {_reference(t): t for t in feeds if t.op.type not in PLACEHOLDERS}
     stand_ins = {name: _stand_in(graph_def, t) for name, t in fed.items()}
     for node, op in zip(graph_def.node, ops, strict=False):
         if stand_ins:
             for i, name in enumerate(node.input):
                 # An op whose inputs were set anew writes a first output with its index.
                 node.input[i] = stand_ins.get(name.removesuffix(":0"), name)
-        if op.type in _HANDLE and op.outputs[0].dtype == tf.resource:
+        if op.type in PLACEHOLDERS and op.outputs[0].dtype == tf.resource:
             _make_variable(node, op.outputs[0])
     return graph_def
 

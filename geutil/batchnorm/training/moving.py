@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from geutil.batchnorm.paths import Obstacle
 from geutil.batchnorm.training.chains import base_of, behind, readers_onwards
 from geutil.graph.kinds import Operation, Tensor, is_reference
+from geutil.graph.op_types import REF_VARIABLES
 from geutil.select.networks.origins import Origins
 
 _REPLACING = frozenset(("Assign", "AssignVariableOp"))
@@ -15,7 +16,6 @@ _CHANGING = frozenset(
     ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
 )
 _UPDATES = _REPLACING | _CHANGING
-_VARIABLES = frozenset(("Variable", "VariableV2"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,4 +92,4 @@ def _reads(tensor: Tensor, variable: Operation) -> bool:
     op = tensor.op
     if op.type == "ReadVariableOp":
         return _variable(op.inputs[0]) is variable
-    return op.type in _VARIABLES and op is variable
+    return op.type in REF_VARIABLES and op is variable

@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from geutil.batchnorm.ending import let_stay
 from geutil.batchnorm.training.building import Built, TrainingFold
+from geutil.graph.op_types import ADDITIONS
 from geutil.graph.surroundings import surroundings_of
-
-_SUMS = frozenset(("Add", "AddV2"))
 
 
 def can_stay(fold: TrainingFold) -> bool:
     """Tell whether the end adds each channel's number to what it reads."""
     step = fold.statistics.norm.steps[-1]
-    if fold.end.type not in _SUMS or step.operand is None:
+    if fold.end.type not in ADDITIONS or step.operand is None:
         return False
     layer, shape = fold.layer, step.operand.shape
     count = prod(layer.sizes(layer.outputs) or [0])

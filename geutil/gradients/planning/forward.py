@@ -10,11 +10,11 @@ from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
 from geutil.gradients.sizes import tensor_bytes, tensor_elements
 from geutil.gradients.step import Step
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SUMS
 from geutil.memory.predicting.kernels import aliases
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
-_SUMS = frozenset(("Add", "AddN", "AddV2"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def _is_passed_over(tensor: Tensor) -> bool:
     pass rounds; and the next sum is no larger.
     """
     readers = tensor.consumers()
-    return tensor.op.type in _SUMS and len(readers) == 1 and readers[0].type in _SUMS
+    return tensor.op.type in SUMS and len(readers) == 1 and readers[0].type in SUMS
 
 
 def _price(tensor: Tensor, smallest: int) -> int:

@@ -17,9 +17,9 @@ from geutil.graph.gradient_registry import (
     is_symbolic_call,
 )
 from geutil.graph.kinds import Graph, Operation, Tensor, require_tensor
+from geutil.graph.op_types import LOOPS
 from geutil.graph.plain_gradients import in_version_1_control_flow
 
-_LOOPS = frozenset(("While", "StatelessWhile"))
 Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
 
 
@@ -132,7 +132,7 @@ class OpGradient:
         ):
             found = function(op, *gradients)
         listed = list(found) if isinstance(found, list | tuple) else [found]
-        listed = listed[: self._inputs] if op.type in _LOOPS else listed
+        listed = listed[: self._inputs] if op.type in LOOPS else listed
         self._tell_shapes(listed)
         return listed
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from geutil.graph.calls import CALLS
 from geutil.graph.names import scope_basename, scope_dirname
+from geutil.graph.op_types import CALLS
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")

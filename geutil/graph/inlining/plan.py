@@ -12,8 +12,9 @@ from geutil.graph.calls import Call
 from geutil.graph.dependencies import dependency_order
 from geutil.graph.effects import Effects
 from geutil.graph.inlining.names import is_automatic
+from geutil.graph.op_types import ENTERS, SWITCHES
 
-_ENTRANCES = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
+_ENTRANCES = ENTERS | SWITCHES
 
 
 def producer_of(reference: str) -> str:

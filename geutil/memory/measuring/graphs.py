@@ -11,11 +11,10 @@ from geutil.errors import MeasurementError
 from geutil.graph.function_attributes import names_of_functions
 from geutil.graph.function_graphs import write_stand_in
 from geutil.graph.kinds import Graph, Operation, Tensor, is_op
+from geutil.graph.op_types import PYTHON_CALLS
 from geutil.memory.measuring.job import GraphJob
 from geutil.memory.measuring.variables import variables_of
 from geutil.select.walks import get_backward_walk_ops
-
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
 
 _HANDLES = (tf.resource, tf.variant)
 
@@ -153,7 +152,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 def _check_python(graph_def: Any) -> None:
     for node in _all_nodes(graph_def):
-        if node.op in _PYTHON:
+        if node.op in PYTHON_CALLS:
             raise MeasurementError(
                 f"'{node.name}' ({node.op}) calls Python of this process; measure a "
                 "callable of an importable module that builds and runs the graph"

@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.kinds import Graph, Tensor
+from geutil.graph.op_types import VARIABLES
 from geutil.graph.snapshots import value_behind
 from geutil.memory.measuring.job import VariableSpec
-
-_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 
 
 def variables_of(
@@ -36,7 +35,7 @@ def variables_of(
             what a variable starts with.
     """
     objects = _objects(graph)
-    nodes = [node for node in graph_def.node if node.op in _VARIABLES]
+    nodes = [node for node in graph_def.node if node.op in VARIABLES]
     others = sorted(set(handles) - {node.name for node in nodes})
     if others:
         raise MeasurementError(

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import ADDITIONS
 from geutil.memory.predicting.kernels import HELD, Pairs, passes_on
 
 _ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an element into a list, and which of their inputs that is."""
-_SUMS = frozenset(("Add", "AddV2"))
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 """How often more a counter is counted up once it has reached the bound."""
 
@@ -197,7 +197,7 @@ class _Body:
     def step(self, place: int) -> Any:
         """Return what is added to a value each time, None if that is not known."""
         op = self.results[place].op
-        if op.type not in _SUMS:
+        if op.type not in ADDITIONS:
             return None
         first, second = (_source(t) for t in op.inputs)
         if second is self._arguments[place]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil.graph.adjacency import control_inputs, is_back_edge
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import VARIABLES
 from geutil.memory.predicting.calls import NOTHING, Called, SizeOf, called_functions
 from geutil.memory.predicting.kernels import (
     CHEAP,
@@ -21,8 +22,6 @@ from geutil.memory.predicting.shapes import Shapes
 from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
-
-_VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 
 
 def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
@@ -155,7 +154,7 @@ def _add_updates(
 
 
 def _variable_bytes(op: Operation) -> int:
-    if op.type not in _VARIABLES:
+    if op.type not in VARIABLES:
         return 0
     shape = tf.TensorShape(op.get_attr("shape"))
     dims = None if shape.rank is None else shape.as_list()

@@ -11,6 +11,7 @@ from geutil.errors import PredictionError
 from geutil.graph.functions import body_graph
 from geutil.graph.identity import dereference
 from geutil.graph.kinds import Graph, Tensor, is_tensor
+from geutil.graph.op_types import PLACEHOLDERS
 from geutil.memory.sizes import (
     GivenShapes,
     bytes_of_shape,
@@ -19,7 +20,6 @@ from geutil.memory.sizes import (
     tensor_name,
 )
 
-_PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2"))
 _SHOWN = 6
 """How many tensors a message names."""
 
@@ -56,7 +56,7 @@ class Shapes:
                 node.op = "Identity"
                 node.attr["T"].CopyFrom(node.attr["dtype"])
                 del node.attr["dtype"], node.attr["shape"]
-            elif node.op in _PLACEHOLDERS:
+            elif node.op in PLACEHOLDERS:
                 shape = self._given.get(f"{node.name}:0")
                 if shape is not None:
                     node.attr["shape"].shape.CopyFrom(shape.as_proto())

@@ -9,6 +9,7 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph.function_attributes import functions_of_attributes
 from geutil.graph.kinds import Tensor
+from geutil.graph.op_types import CALLS, LOOPS
 from geutil.model.batching.edits import CallAnew
 from geutil.model.batching.functions import (
     OPAQUE,
@@ -23,14 +24,12 @@ from geutil.model.batching.sites import Site
 from geutil.model.batching.sizes import Shape, shape_of
 from geutil.model.batching.walking import walk
 
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _BRANCHES = {
     "If": ("then_branch", "else_branch"),
     "StatelessIf": ("then_branch", "else_branch"),
     "Case": ("branches",),
     "StatelessCase": ("branches",),
 }
-_LOOPS = frozenset(("While", "StatelessWhile"))
 
 
 def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
@@ -41,12 +40,12 @@ def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
     op = site.node.op
     if op in site.probing.library:
         return _plain(site, Callee(None, 0, op), active)
-    if op in _CALLS:
+    if op in CALLS:
         return _plain(site, _callees(site, "f")[0], active)
     if op in _BRANCHES:
         callees = [c for name in _BRANCHES[op] for c in _callees(site, name)]
         return _conditional(site, callees, active)
-    if op in _LOOPS:
+    if op in LOOPS:
         return _loop(site, active)
     if any(site.probing.grows(t) for t in site.operands):
         inner = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph.op_types import ENTERS, SWITCHES
 from geutil.model.batching.edits import (
     BiasToAdd,
     Broadcast,
@@ -23,7 +24,7 @@ from geutil.model.batching.writing import Writer
 from geutil.model.programs.program import node_of
 
 _numbers = itertools.count()
-_FRAMES = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
+_FRAMES = ENTERS | SWITCHES
 
 
 def fixed_graph_def(graph_def: Any, plan: Plan, new: int | None) -> Any:

@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.bodies import flat_body
+from geutil.graph.op_types import NEXT_ITERATIONS
 from geutil.model.programs.program import canonical, node_of
-
-_LOOP_BACK = frozenset(("NextIteration", "RefNextIteration"))
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _ordered(
     for i, names in enumerate(inputs):
         for name in names:
             producer = index.get(node_of(name))
-            if producer is not None and nodes[producer].op not in _LOOP_BACK:
+            if producer is not None and nodes[producer].op not in NEXT_ITERATIONS:
                 waits[i] += 1
                 readers[producer].append(i)
     ready = [i for i, count in enumerate(waits) if not count]

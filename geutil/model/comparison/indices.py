@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil.graph.handles import shape_behind
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import ADDITIONS
 
 _PASSING: Mapping[str, tuple[int, ...]] = {
     "BroadcastTo": (0,),
@@ -35,7 +36,6 @@ _PASSING: Mapping[str, tuple[int, ...]] = {
 }
 """Ops that hand numbers on as they are, and the inputs that these are."""
 _JOINING = frozenset(("Concat", "ConcatV2", "Pack"))
-_SUMS = frozenset(("Add", "AddV2"))
 
 
 def bounds_of_indices(inputs: Mapping[str, Tensor]) -> dict[str, int]:
@@ -78,7 +78,7 @@ def _handed_on(op: Operation, index: int) -> list[int]:
     """Return [what is added to an input], or [] if its numbers are not handed on."""
     if index in _PASSING.get(op.type, ()) or op.type in _JOINING:
         return [0]
-    if op.type in _SUMS:
+    if op.type in ADDITIONS:
         added = tf.get_static_value(op.inputs[1 - index])
         if added is not None and added.ndim == 0 and added == int(added):
             return [int(added)]

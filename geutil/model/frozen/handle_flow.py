@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from geutil.graph.op_types import LOOPS
 from geutil.model.programs.program import short
 
-LOOPS = frozenset(("While", "StatelessWhile"))
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
 LIST_PASSES = frozenset(("IdentityN",)) | LOOPS
 _SWITCH = "Switch"

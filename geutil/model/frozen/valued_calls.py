@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.frozen.handle_flow import LOOPS, Value
+from geutil.graph.op_types import LOOPS
+from geutil.model.frozen.handle_flow import Value
 
 
 @dataclass(frozen=True)

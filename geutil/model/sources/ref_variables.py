@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from geutil.graph.op_types import REF_VARIABLES
 from geutil.model.errors import ModelError
 from geutil.model.programs.program import fresh_name, node_of
 
-REF_VARIABLES = frozenset(("Variable", "VariableV2"))
 _ASSIGNMENTS = {
     "Assign": "AssignVariableOp",
     "AssignAdd": "AssignAddVariableOp",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import SELECTS
 from geutil.model.training.axes import SHAPING, is_batch_statistic
 from geutil.transform.rewrite import Const
 
@@ -13,7 +14,6 @@ _ASSIGNMENTS = frozenset(
     ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 )
 _ARITHMETIC = frozenset(("Add", "AddV2", "Mul", "Sub"))
-_CHOICES = frozenset(("Select", "SelectV2"))
 _MAX_OPS = 64
 """Ops of an update that are looked at; those of real layers are some ten."""
 
@@ -151,7 +151,7 @@ def _leaves(value: Tensor) -> list[Tensor] | None:
             waiting.append(op.inputs[0])
         elif op.type in _ARITHMETIC:
             waiting.extend(op.inputs)
-        elif op.type in _CHOICES:
+        elif op.type in SELECTS:
             waiting.extend(list(op.inputs)[1:])
         else:
             leaves.append(tensor)

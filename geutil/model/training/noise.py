@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from geutil.graph.kinds import Tensor
+from geutil.graph.op_types import ADDITIONS, UNIFORM_DRAWS
 from geutil.transform.rewrite import (
     Any,
     Const,
@@ -23,7 +24,6 @@ from geutil.transform.rewrite import (
     constant_value,
 )
 
-_ADD = frozenset(("Add", "AddV2"))
 _NORMAL = frozenset(
     (
         "RandomStandardNormal",
@@ -33,9 +33,6 @@ _NORMAL = frozenset(
         "StatelessTruncatedNormalV2",
         "TruncatedNormal",
     )
-)
-_UNIFORM = frozenset(
-    ("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2")
 )
 _TOLERANCE = 1e-2
 """Half precision holds three digits."""
@@ -55,7 +52,7 @@ def noise_removal() -> tuple[Rule, ...]:
 
 
 def _additive() -> Pattern:
-    return Op(_ADD, Any("x"), _normal(), commutative=True)
+    return Op(ADDITIONS, Any("x"), _normal(), commutative=True)
 
 
 def _factor() -> Pattern:
@@ -65,21 +62,21 @@ def _factor() -> Pattern:
 def _normal() -> Pattern:
     """Return the pattern of normal numbers with constant mean and deviation."""
     scaled = Op("Mul", Op(_NORMAL), Const("stddev"), commutative=True)
-    return Op(_ADD, scaled, Const("mean"), commutative=True)
+    return Op(ADDITIONS, scaled, Const("mean"), commutative=True)
 
 
 def _alpha() -> Pattern:
-    drawn = Op(_UNIFORM)
+    drawn = Op(UNIFORM_DRAWS)
     stretched = Optional(
         Op("Mul", drawn, Op("Sub", Const(), Const()) | Const(), commutative=True), drawn
     )
-    uniform = Optional(Op(_ADD, stretched, Const(), commutative=True), stretched)
+    uniform = Optional(Op(ADDITIONS, stretched, Const(), commutative=True), stretched)
     mask = Op("Cast", Op("GreaterEqual", uniform, Const("rate")))
     passed = Op("Mul", Any("x"), mask, commutative=True)
     dropped = Op("Mul", Const("p"), Op("Sub", Const("one"), mask), commutative=True)
-    mixed = Op(_ADD, passed, dropped, commutative=True)
+    mixed = Op(ADDITIONS, passed, dropped, commutative=True)
     scaled = Op("Mul", Const("a"), mixed, commutative=True)
-    return Op(_ADD, scaled, Const("b"), commutative=True)
+    return Op(ADDITIONS, scaled, Const("b"), commutative=True)
 
 
 def _input(match: Match) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from geutil.graph.op_types import ENTERS, MERGES
 from geutil.model.programs.program import (
     Program,
     node_of,
@@ -14,9 +15,7 @@ from geutil.model.programs.program import (
     subgraph,
 )
 
-_FRAMES = frozenset(("Enter", "RefEnter"))
 _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
-_MERGES = frozenset(("Merge", "RefMerge"))
 
 
 def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None:
@@ -44,9 +43,9 @@ def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None
     for name in emptied:
         _as_no_op(nodes[name])
     effective = nodes_ahead(graph_def, effects)
-    awaited = effective | nodes_ahead(graph_def, _of_types(graph_def, _FRAMES))
+    awaited = effective | nodes_ahead(graph_def, _of_types(graph_def, ENTERS))
     # A conditional ends at its Merge, whose output is there whichever branch ran.
-    awaited |= nodes_ahead(graph_def, _of_types(graph_def, _SWITCHES), until=_MERGES)
+    awaited |= nodes_ahead(graph_def, _of_types(graph_def, _SWITCHES), until=MERGES)
     awaited_or_needed = awaited | needed
     for node in graph_def.node:
         # What an emptied node read, it need not wait for.

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.formats import refusal
+from geutil.graph.op_types import PYTHON_CALLS
 from geutil.graph.trackables import new_trackable, owner_of
 from geutil.graph.trainable import flags_as_noted, is_trainable
 from geutil.model.core import EditableModel
@@ -23,7 +24,6 @@ from geutil.model.writing.lite import write_tflite, write_tflite_with_tf_ops
 
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 """What TensorFlow can call an input of a signature; it changes other names."""
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
 _logger = logging.getLogger("geutil")
 
 
@@ -90,7 +90,7 @@ def _check_python(model: EditableModel, function: Any) -> None:
     graph_def = function.graph.as_graph_def()
     bodies = (f.node_def for f in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *bodies):
-        if node.op in _PYTHON:
+        if node.op in PYTHON_CALLS:
             raise ModelError(
                 f"'{node.name}' ({node.op}) of {model!r} calls a function of Python, "
                 "which no file can hold; replace it, or cut it off with model.cut"

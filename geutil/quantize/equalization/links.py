@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SHIFTS
 from geutil.quantize.finding.network import Edge, Network
 from geutil.select.networks.layers import Layer
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import reduced_axes
 
 # f(s * x) = s * f(x) for s > 0, channel by channel.
@@ -32,8 +34,6 @@ _HOMOGENEOUS = frozenset(
         "StopGradient",
     )
 )
-_SUMS = frozenset(("Add", "AddV2", "BiasAdd", "Sub"))
-_FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,13 @@ class _Region:
 
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
         kind = op.type
-        if kind in _FUSED:
+        if kind in FUSED:
             return "is a batch norm; fold it first, with geutil.batchnorm"
         if kind == "Relu6":
             return self._clip(op)
         if kind == "Mean":
             return self._averaged(op)
-        if kind in _SUMS:
+        if kind in SHIFTS:
             return self._summed(op, data)
         if kind in _HOMOGENEOUS or (kind == "Mul" and len(data) == 1):
             return ""

@@ -15,6 +15,7 @@ import numpy as np
 
 from geutil.graph.identity import IdentitySet, MutableIdentityMap
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SCALINGS
 from geutil.select.networks.origins import scalar_value
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,6 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "RealDiv": np.divide,
     "Sub": np.subtract,
 }
-_ENDS = frozenset(("Mul", "RealDiv"))
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -98,7 +98,9 @@ def find_composites(
     """
     place = {op: index for index, op in enumerate(ops)}
     found = (
-        _ending_in(op, place, readers) for op in place if op.type in _ENDS and op.inputs
+        _ending_in(op, place, readers)
+        for op in place
+        if op.type in SCALINGS and op.inputs
     )
     return [composite for composite in found if composite is not None]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SELECTS
 from geutil.quantize.finding.kernels import FAKE_QUANT
-
-_CHOICES = frozenset(("Select", "SelectV2"))
 
 
 def delayed_input(op: Operation) -> Tensor | None:
@@ -13,7 +12,7 @@ def delayed_input(op: Operation) -> Tensor | None:
 
     None if it is another op: one that chooses between two tensors of the network, say.
     """
-    if op.type not in _CHOICES:
+    if op.type not in SELECTS:
         return None
     quantized = op.inputs[1]
     while quantized.op.type == "Reshape":

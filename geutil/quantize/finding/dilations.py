@@ -13,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import CONVOLUTIONS_2D
 from geutil.select.networks.layers import data_format
 from geutil.transform.rewrite.liveness import Liveness
-
-_CONVOLUTIONS = frozenset(("Conv2D", "DepthwiseConv2dNative"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +88,7 @@ def _only_reader(op: Operation, live: Liveness) -> Operation | None:
 
 def _is_plain(op: Operation) -> bool:
     """Tell whether an op is a convolution that looks at each place, without zeros."""
-    if op.type not in _CONVOLUTIONS or data_format(op) != "NHWC":
+    if op.type not in CONVOLUTIONS_2D or data_format(op) != "NHWC":
         return False
     ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
     window = op.inputs[1].shape

@@ -170,10 +170,6 @@ PRODUCTS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 )
 
-LOOKUPS = frozenset(
-    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd")
-)
-"""Types of ops that, where their first input is a parameter, look rows up in it."""
 
 SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
 """Types of ops that read the shape of a tensor, and not its values."""

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph.calls import CALLS
 from geutil.graph.function_calls import called_function, reason_to_stay
 from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Graph, Operation, Tensor, is_reference
+from geutil.graph.op_types import CALLS, PLACEHOLDERS
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import in_version_1_control_flow
 from geutil.quantize.finding.dilations import find_moved
@@ -29,7 +29,6 @@ from geutil.transform.rewrite.liveness import Liveness
 _FLOW = frozenset(
     ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 )
-INPUTS = frozenset(("Placeholder", "PlaceholderV2"))
 BODIES = CALLS | _FLOW
 """Types of ops that compute in the body of a function."""
 
@@ -85,7 +84,7 @@ class Network:
 
     def is_input(self, op: Operation) -> bool:
         """Tell whether an op is an input, or a constant that stands in for one."""
-        return op.type in INPUTS or op in self.origins.inputs
+        return op.type in PLACEHOLDERS or op in self.origins.inputs
 
     def is_data(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is data, no parameter and no statistic."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.graph.function_calls import called_function
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import LOOKUPS, SUMS
 from geutil.quantize.finding.chains import Chain, chain_from
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite, find_composites
@@ -19,7 +20,6 @@ from geutil.quantize.finding.kernels import (
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
-    LOOKUPS,
     SHAPES,
     Kernel,
     Treatment,
@@ -29,7 +29,7 @@ from geutil.quantize.finding.network import BODIES, Edge, Network
 from geutil.quantize.finding.obeying import check_obeyed
 from geutil.quantize.finding.points import Point, RangeGroup, Skip
 from geutil.quantize.finding.prelus import Prelu, find_prelus
-from geutil.quantize.finding.refusals import BEHIND, SUMS, Refusals
+from geutil.quantize.finding.refusals import BEHIND, Refusals
 from geutil.quantize.finding.twins import find_twins
 from geutil.quantize.finding.weights import (
     format_of,

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import ADDITIONS
 from geutil.quantize.finding.network import Network
-
-_SUMS = frozenset(("Add", "AddV2"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ def find_prelus(network: Network) -> list[Prelu]:
 
     Cost: linear in ops and edges.
     """
-    sums = (op for op in network.ops if op.type in _SUMS)
+    sums = (op for op in network.ops if op.type in ADDITIONS)
     return list(_found(_prelu(op, network) for op in sums))
 
 

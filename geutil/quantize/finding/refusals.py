@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SUMS
 from geutil.quantize.finding.choices import Choices
 from geutil.quantize.finding.composites import Composite
 from geutil.quantize.finding.drafting import Drafts
@@ -15,7 +16,6 @@ from geutil.quantize.finding.kernels import (
 from geutil.quantize.finding.network import Network
 from geutil.select.networks.norms import FUSED, is_layer_norm
 
-SUMS = frozenset(("Add", "AddV2", "AddN"))
 BEHIND = (
     "is behind the last layer, and may be part of a loss; an override with a "
     "geutil.quantize.Spec for it quantizes it"

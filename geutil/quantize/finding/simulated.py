@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import SELECTS
 from geutil.quantize.finding.kernels import FAKE_QUANT
 from geutil.transform.rewrite.liveness import Liveness
-
-_CHOICES = frozenset(("Select", "SelectV2"))
 
 
 def quantized_value(tensor: Tensor) -> Tensor | None:
@@ -51,6 +50,6 @@ def _reshaped_back(
 
 def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
     for op in result.consumers():
-        if op.type in _CHOICES and op.inputs[1] is result and op.inputs[2] is tensor:
+        if op.type in SELECTS and op.inputs[1] is result and op.inputs[2] is tensor:
             return op.outputs[0]
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.op_types import CONVOLUTIONS_2D
 from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer
@@ -18,7 +19,7 @@ _AROUND = frozenset(
 )
 # With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
 # "'tfl.transpose' op has mismatched quantized axes").
-_BY_CHANNEL = frozenset(("Conv2D", "DepthwiseConv2dNative"))
+_BY_CHANNEL = CONVOLUTIONS_2D
 
 
 def source_of(weights: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ import numpy as np
 
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import BIAS_ADDITIONS, SCALINGS, SHIFTS
 from geutil.quantize.arithmetic import Range, nudged, step
 from geutil.quantize.copying import values_of
 from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
@@ -41,14 +42,11 @@ from geutil.select.networks.origins import Origins
 Array = np.ndarray[Any, Any]
 Values = dict[Operation, Array]
 
-_SUMS = frozenset(("Add", "AddV2", "BiasAdd"))
 _MOST_STEPS = 2.0**30
 """Of 32 bits, half of what is above zero."""
 _NEXT_TO_ZERO = 1e-30
 _TINY = 1e-12
 _ROUNDING = 2.0**-20
-_SHIFTS = frozenset(("Add", "AddV2", "BiasAdd", "Sub"))
-_SCALES = frozenset(("Mul", "RealDiv"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,7 @@ def _nudged(op: Operation, low: Any, high: Any) -> Range:
 def _biases(graph: Graph) -> Iterator[_Bias]:
     origins = Origins(graph)
     for op in graph.get_operations():
-        if op.type not in _SUMS or len(op.inputs) != 2:
+        if op.type not in BIAS_ADDITIONS or len(op.inputs) != 2:
             continue
         first, second = op.inputs
         for bias, data in ((second, first), (first, second)):
@@ -195,7 +193,7 @@ def _simulated_operands(
     origins = Origins(graph)
     seen: set[Operation] = set()
     for op in graph.get_operations():
-        if op.type not in _SHIFTS | _SCALES:
+        if op.type not in SHIFTS | SCALINGS:
             continue
         for t in op.inputs:
             simulation = _source(t).op
@@ -205,7 +203,7 @@ def _simulated_operands(
             known = all(end in constants for end in ends)
             if known and origins.is_parameter(simulation.inputs[0]):
                 seen.add(simulation)
-                yield simulation, int(op.type in _SCALES)
+                yield simulation, int(op.type in SCALINGS)
 
 
 def _source(tensor: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.kernels import FAKE_QUANT
 from geutil.quantize.finding.network import Network
 from geutil.select.networks.layers import Layer, data_format
+from geutil.select.networks.norms import FUSED
 from geutil.select.networks.origins import Origin, scalar_value
 
 _HANDED_ON = frozenset(("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"))
-_FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def find_norms(network: Network, handles: Mapping[Any, Any]) -> list[Norm | Miss
     finder = _Finder(network, handles)
     found: dict[Operation, Norm | Missed] = {}
     for op in network.ops:
-        if op.type in _FUSED:
+        if op.type in FUSED:
             found[op] = finder.fused(op)
         for t in op.inputs:
             for root in sorted(network.origins.spreads(t), key=lambda r: r.name):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from geutil.graph.kinds import Operation, Tensor, is_reference
+from geutil.graph.op_types import LOOKUPS
 
 DATA_SLOTS = {
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul"), 0),
@@ -17,9 +18,6 @@ DATA_SLOTS = {
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), 2),
 }
 """Which input of a layer is the data, by its type, if all may be."""
-_LOOKUPS = frozenset(
-    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd")
-)
 _FED = "Placeholder"
 _READ = "ReadVariableOp"
 _MADE = frozenset(("Fill",))
@@ -110,7 +108,7 @@ def _data_of(op: Operation, behind: set[Operation]) -> Operation | None:
         return None
     if op.type in DATA_SLOTS:
         return op.inputs[DATA_SLOTS[op.type]].op
-    if op.type in _LOOKUPS:
+    if op.type in LOOKUPS:
         return op.inputs[1].op
     given = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
     if not given:

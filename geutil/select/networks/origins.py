@@ -12,6 +12,7 @@ from enum import IntEnum
 import tensorflow as tf
 
 from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.op_types import ADDITIONS, ENTERS, SWITCHES
 from geutil.graph.order import topological_sort
 from geutil.graph.plain_gradients import is_stateful
 from geutil.select.networks.constant_inputs import constant_inputs
@@ -35,8 +36,7 @@ _NEVER = frozenset(
     )
 )
 # How a branch or a loop of version 1 gets what does not change inside.
-_LED_IN = frozenset(("Switch", "RefSwitch", "Enter", "RefEnter"))
-_SUMS = frozenset(("Add", "AddV2"))
+_LED_IN = ENTERS | SWITCHES
 _ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
 
@@ -128,7 +128,7 @@ class Origins:
 
 
 def _is_spread(op: Operation) -> bool:
-    if op.type not in _ROOTS or op.inputs[0].op.type not in _SUMS:
+    if op.type not in _ROOTS or op.inputs[0].op.type not in ADDITIONS:
         return False
     # A scalar is the scale of an attention, say.
     if op.outputs[0].shape.rank == 0:

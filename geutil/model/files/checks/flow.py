@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.model.errors import ModelError
 
-_MERGES = frozenset(("Merge", "RefMerge"))
-_NEXT = frozenset(("NextIteration", "RefNextIteration"))
-# These run what they name. A While or an If may run it, or not, and so may end.
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _SHOWN = 8
 
 
@@ -29,8 +26,9 @@ def check_cycles(nodes: Sequence[Any], producers: Sequence[Sequence[int]]) -> No
     """
     if all(p < i for i, read in enumerate(producers) for p in read):
         return  # In topological order, as most graphs are.
-    merges = {i for i, node in enumerate(nodes) if node.op in _MERGES}
-    ahead = {i for i, node in enumerate(nodes) if node.op in _NEXT} if merges else set()
+    merges = {i for i, node in enumerate(nodes) if node.op in MERGES}
+    closing = NEXT_ITERATIONS if merges else frozenset()
+    ahead = {i for i, node in enumerate(nodes) if node.op in closing}
     consumers: list[list[int]] = [[] for _ in nodes]
     waiting = [0] * len(nodes)
     for i, read in enumerate(producers):
@@ -102,7 +100,8 @@ def check_recursion(functions: Mapping[str, Any]) -> None:
 def _called(function: Any, functions: Mapping[str, Any]) -> dict[str, None]:
     called: dict[str, None] = {}
     for node in function.node_def:
-        name = node.attr["f"].func.name if node.op in _CALLS else node.op
+        # These run what they name. A While or an If may run it, or not, and so may end.
+        name = node.attr["f"].func.name if node.op in CALLS else node.op
         if name in functions:
             called[name] = None
     return called

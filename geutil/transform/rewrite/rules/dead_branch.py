@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.kinds import Operation, Tensor, is_func_graph
+from geutil.graph.op_types import SWITCHES
 from geutil.transform.rewrite.leaves import Const, constant_value
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Any, Op
@@ -13,7 +14,6 @@ from geutil.transform.rewrite.rule import Replaced, Rule
 
 MAX_BRANCH = 10_000
 """Ops of a branch that are looked at to find the Switch which makes it dead."""
-_SWITCH = frozenset({"Switch", "RefSwitch"})
 _LOOP = frozenset({"Enter", "RefEnter", "NextIteration", "RefNextIteration"})
 
 
@@ -51,7 +51,7 @@ def dead_branch_folding() -> tuple[Rule, ...]:
         ),
         Rule(Op({"Merge", "RefMerge"}), _live_input, name=f"{title} (Merge)"),
         Rule(
-            Op(_SWITCH, Any("data"), Const("pred")),
+            Op(SWITCHES, Any("data"), Const("pred")),
             _passed_on,
             _is_done,
             f"{title} (Switch)",
@@ -149,7 +149,7 @@ def _dead_input(tensors: list[Tensor]) -> int | None:
 def _grow(queue: list[Tensor], tensor: Tensor, seen: set[Operation]) -> bool:
     """Queue what a tensor depends on; tell whether it is dead."""
     op = tensor.op
-    if op.type in _SWITCH:
+    if op.type in SWITCHES:
         return Const().accepts(op.inputs[1]) and tensor is not _live_output(op)
     if op in seen:
         return False
@@ -160,6 +160,6 @@ def _grow(queue: list[Tensor], tensor: Tensor, seen: set[Operation]) -> bool:
         queue.extend(
             c.outputs[0]
             for c in op.control_inputs
-            if c.outputs and c.type not in _SWITCH
+            if c.outputs and c.type not in SWITCHES
         )
     return False

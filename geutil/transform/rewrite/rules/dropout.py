@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from geutil.graph.kinds import Tensor
+from geutil.graph.op_types import ADDITIONS, UNIFORM_DRAWS
 from geutil.transform.rewrite.leaves import Const, constant_value
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Any, Op, Optional, Pattern
 from geutil.transform.rewrite.rule import Rule
 
-_ADD = frozenset({"Add", "AddV2"})
-_UNIFORM = frozenset(
-    {"RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2"}
-)
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})
 _TOLERANCE = 1e-2
@@ -74,7 +71,7 @@ def _mask() -> Pattern:
 
 def _floor() -> Pattern:
     keep = Any("keep")
-    kept = Op("Floor", Op(_ADD, keep, _uniform(), commutative=True))
+    kept = Op("Floor", Op(ADDITIONS, keep, _uniform(), commutative=True))
     scaled = Op("RealDiv", Any("x"), keep)
     return Op("Mul", scaled, kept, commutative=True)
 
@@ -87,7 +84,7 @@ def _product() -> Pattern:
     drawn = _uniform()
     above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
     below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
-    floor = Op("Floor", Op(_ADD, likely, drawn, commutative=True))
+    floor = Op("Floor", Op(ADDITIONS, likely, drawn, commutative=True))
     mask = Op("Cast", above | below) | floor
 
     def times(a: Pattern, b: Pattern) -> Pattern:
@@ -114,9 +111,9 @@ def _uniform() -> Pattern:
     """Return the pattern of random numbers, perhaps brought to an interval."""
     low = Const("low")
     width = Op("Sub", Const("high"), low) | Const("width")
-    drawn = Op(_UNIFORM)
+    drawn = Op(UNIFORM_DRAWS)
     stretched = Optional(Op("Mul", drawn, width, commutative=True), drawn)
-    return Optional(Op(_ADD, stretched, low, commutative=True), stretched)
+    return Optional(Op(ADDITIONS, stretched, low, commutative=True), stretched)
 
 
 def _input(match: Match) -> Tensor:

@@ -1,0 +1,54 @@
+"""Types of ops that several packages tell apart, each table once.
+
+Types of version 1 (`RefEnter`, `Variable`) stand beside those that took their place.
+"""
+
+from __future__ import annotations
+
+ADDITIONS = frozenset(("Add", "AddV2"))
+"""Sums of two tensors."""
+SUMS = ADDITIONS | {"AddN"}
+"""Sums of two or more tensors."""
+BIAS_ADDITIONS = ADDITIONS | {"BiasAdd"}
+"""Ops that add a bias, or other tensors."""
+SHIFTS = BIAS_ADDITIONS | {"Sub"}
+"""Ops that shift values by others."""
+SCALINGS = frozenset(("Mul", "RealDiv"))
+"""Ops that scale values by others."""
+SELECTS = frozenset(("Select", "SelectV2"))
+"""Ops that choose element by element."""
+LOOKUPS = frozenset(
+    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd")
+)
+"""Ops that, where their first input is a parameter, look rows up in it."""
+UNIFORM_DRAWS = frozenset(
+    ("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2")
+)
+"""Ops that draw floats evenly from 0 to 1."""
+CONVOLUTIONS_2D = frozenset(("Conv2D", "DepthwiseConv2dNative"))
+"""Convolutions of images."""
+
+CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+"""Ops that call a function and do nothing else."""
+LOOPS = frozenset(("While", "StatelessWhile"))
+"""Loops of functions."""
+BRANCHINGS = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
+"""Conditionals of functions."""
+PYTHON_CALLS = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+"""Ops that call a Python function, which no file can hold."""
+
+ENTERS = frozenset(("Enter", "RefEnter"))
+"""How a tensor gets into a loop of version 1."""
+MERGES = frozenset(("Merge", "RefMerge"))
+"""Where ways of version 1 meet: a loop's rounds, or branches."""
+NEXT_ITERATIONS = frozenset(("NextIteration", "RefNextIteration"))
+"""How a tensor gets into the next round of a loop of version 1."""
+SWITCHES = frozenset(("Switch", "RefSwitch"))
+"""Where ways of version 1 part."""
+
+PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2"))
+"""Placeholders that have to be fed."""
+REF_VARIABLES = frozenset(("Variable", "VariableV2"))
+"""Variables of version 1 that are no resources."""
+VARIABLES = REF_VARIABLES | {"VarHandleOp"}
+"""Variables of both kinds."""
