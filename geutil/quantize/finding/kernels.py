@@ -1,13 +1,16 @@
 """What TFLite's int8 kernels do with ranges, by the type of the TensorFlow op.
 
 Measured with TensorFlow 2.21: an op between FakeQuant ops is converted, and stays
-int8 or not. `tests/quantize/test_kernels.py` measures it again.
+int8 or not. `tests/quantize/test_kernels.py` measures it again. The kernels that older
+releases do not have are left out where one of these runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+import tensorflow as tf
 
 from geutil.graph.kinds import Operation
 
@@ -79,7 +82,28 @@ _POOLING = Kernel(Treatment.KEEPS, (0,), slot="pool_quant")
 FUSED_ACTIVATIONS = {"Relu": "relu", "Relu6": "relu6"}
 """Activations that become part of the kernel before them, where that can."""
 
-KERNELS: dict[str, Kernel] = {
+Version = tuple[int, int]
+
+SINCE: dict[str, Version] = {"BroadcastTo": (2, 20), "Sqrt": (2, 21)}
+"""The first TensorFlow with an int8 kernel, where not every supported one has it."""
+
+
+def without_kernel(kind: str) -> str:
+    """Return why an op that no kernel computes in int8 stays float."""
+    reason = f"TFLite has no int8 kernel for {kind}"
+    if kind not in SINCE or SINCE[kind] <= version_of(tf.__version__):
+        return reason
+    first = ".".join(map(str, SINCE[kind]))
+    return f"{reason} before TensorFlow {first}, and this is {tf.__version__}"
+
+
+def version_of(name: str) -> Version:
+    """Return the major and the minor number of a version."""
+    major, minor = name.split(".")[:2]
+    return int(major), int(minor)
+
+
+_NEWEST: dict[str, Kernel] = {
     **dict.fromkeys(
         (
             "BatchToSpaceND",
@@ -154,6 +178,44 @@ KERNELS: dict[str, Kernel] = {
     "Tanh": _fixed("tanh", -1.0, 127 / 128),
     "LogSoftmax": _fixed("log_softmax", -255 / 16, 0.0),
 }
+
+
+def kernels_of(version: Version) -> dict[str, Kernel]:
+    """Return the kernels of a TensorFlow, by the types of ops."""
+    found = {
+        kind: kernel
+        for kind, kernel in _NEWEST.items()
+        if kind not in SINCE or SINCE[kind] <= version
+    }
+    if (2, 20) <= version < (2, 21):
+        # Its converter wants to see what a BroadcastTo makes quantized, too.
+        found["BroadcastTo"] = _KEEPING
+    return found
+
+
+KERNELS = kernels_of(version_of(tf.__version__))
+"""The kernels of the TensorFlow that runs."""
+
+
+def kernel_of(op: Operation) -> Kernel | None:
+    """Return what computes an op in int8; None if nothing does.
+
+    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
+    as a product with ones, which are a constant if the shape is known, and else are
+    made in float.
+    """
+    kernel = KERNELS.get(op.type)
+    if kernel is not None or op.type != "BroadcastTo":
+        return kernel
+    shape = op.outputs[0].shape
+    known = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
+    return _KEEPING if known else None
+
+
+PASSING = frozenset(
+    kind for kind, kernel in _NEWEST.items() if kernel.treatment is Treatment.PASSES
+)
+"""Types of ops that hand values on, in int8 or not."""
 
 COMPOSITES = ("hard_swish", "gelu", "prelu")
 """Activations that are several ops, which one kernel computes."""

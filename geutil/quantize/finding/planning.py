@@ -23,6 +23,8 @@ from geutil.quantize.finding.kernels import (
     SHAPES,
     Kernel,
     Treatment,
+    kernel_of,
+    without_kernel,
 )
 from geutil.quantize.finding.naming import named
 from geutil.quantize.finding.network import BODIES, Edge, Network
@@ -226,7 +228,7 @@ class _Planner(Refusals):
             return
         composite = self.composites.get(op)
         layer = self.network.layers.get(op)
-        kernel = KERNELS.get(op.type)
+        kernel = kernel_of(op)
         if composite is not None:
             self._composite(composite)
         elif layer is not None:
@@ -236,7 +238,7 @@ class _Planner(Refusals):
             spec = self.overrides.spec([op])
             self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
         elif kernel is None:
-            self._skip(op, f"TFLite has no int8 kernel for {op.type}")
+            self._skip(op, without_kernel(op.type))
         elif kernel.treatment is Treatment.PASSES:
             self._pass(op, kernel)
         elif kernel.treatment is Treatment.KEEPS:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from geutil.graph.kinds import Operation, Tensor
-from geutil.graph.op_types import CONVOLUTIONS_2D
-from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
+from geutil.graph.op_types import CONVOLUTIONS_2D, SELECTS
+from geutil.quantize.finding.kernels import FAKE_QUANT, PASSING
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer
 
 _READS = frozenset(("Identity", "ReadVariableOp"))
 # What hands values on, and what chooses while quantization is delayed.
-_AROUND = frozenset(
-    (
-        "SelectV2",
-        "Select",
-        *(n for n, k in KERNELS.items() if k.treatment is Treatment.PASSES),
-    )
-)
+_AROUND = PASSING | SELECTS
 # With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
 # "'tfl.transpose' op has mismatched quantized axes").
 _BY_CHANNEL = CONVOLUTIONS_2D

@@ -35,7 +35,7 @@ from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.op_types import BIAS_ADDITIONS, SCALINGS, SHIFTS
 from geutil.quantize.arithmetic import Range, nudged, step
 from geutil.quantize.copying import values_of
-from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, Treatment
+from geutil.quantize.finding.kernels import FAKE_QUANT, PASSING
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.origins import Origins
 
@@ -208,11 +208,9 @@ def _simulated_operands(
 
 def _source(tensor: Tensor) -> Tensor:
     """Return where values come from that other ops only hand on."""
-    while True:
-        kernel = KERNELS.get(tensor.op.type)
-        if kernel is None or kernel.treatment is not Treatment.PASSES:
-            return tensor
+    while tensor.op.type in PASSING:
         tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _is_uniform(bias: Array) -> bool:
