@@ -65,6 +65,8 @@ def gradients(
             the backward pass reads, as with `tf.gradients`, for what else `engine` and
             the report have to offer.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
+            "memory" keeps a tiny one along that reaches over many layers, such as a
+            mask that each of them reads.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
             policy that tells which.

@@ -15,6 +15,10 @@ from geutil.memory.predicting.kernels import aliases
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
+_FAR = 0.1
+"""What reaches over such a part of the forward pass is in the way of all cuts there."""
+_MATTERS = 0.01
+"""What is a smaller part of all bytes may be kept along, few as its elements are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +68,8 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
     Args:
         step: the step.
         always: tells which tensors are kept whatever is chosen.
-        smallest: no tensor of fewer elements is to be chosen.
+        smallest: no tensor of fewer elements is to be chosen, but one that reaches far:
+            the mask of an attention, say, which each layer reads.
 
     Cost: linear in the ops behind what the backward pass reads, and a sort.
     """
@@ -79,15 +84,19 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
         reads[id(t)] = (first, turn[reader])
     last = {id(t): i for i, op in enumerate(ops) for t in op.inputs}
     buffers = []
-    for group in _sharing(ops, place, always):
+    groups = _sharing(ops, place, always)
+    matters = _MATTERS * sum(tensor_bytes(group[0]) for group in groups)
+    for group in groups:
         made = [place[t.op] for t in group]
         ends = [last.get(id(t), place[t.op]) for t in group]
         turns = [reads[id(t)] for t in group if id(t) in reads]
+        far = max(ends) - min(made) > _FAR * len(ops)
+        least = 0 if far and tensor_bytes(group[0]) < matters else smallest
         buffers.append(
             Buffer(
                 tensors=list(zip(group, made, ends, strict=True)),
                 bytes=tensor_bytes(group[0]),
-                price=max(_price(t, smallest) for t in group),
+                price=max(_price(t, least) for t in group),
                 made=min(made),
                 last=max(ends),
                 first_read=min((first for first, _ in turns), default=len(turn)),

@@ -63,7 +63,8 @@ def choose_for_memory(
     Args:
         step: the step with plain gradients.
         always: tells which tensors are kept whatever is chosen.
-        min_checkpoint_size: no tensor of fewer elements is chosen.
+        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
+            reach far.
         among_others: whether the step is one of several whose kept tensors are held
             together.
 
