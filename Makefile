@@ -115,14 +115,22 @@ test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytes
 test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
-test-version: .venv-tf$(VERSION)/.ready-$(PYVER)
+test-version: .venv-tf$(VERSION)/.ready-$(PYVER) $(VIEWER) ## Run the smoke tests on VERSION=2.18, say
 	.venv-tf$(VERSION)/bin/python -m pytest -q -m smoke tests/smoke $(ARGS)
 
-test-versions: ## Run the smoke tests on every TensorFlow from the oldest on
+# A version that fails shows all that its tests print; one that passes, the last line.
+test-versions: $(VIEWER) ## Run them on every TensorFlow from the oldest on
 	@failed=; \
 	for version in $(VERSIONS); do \
-	  echo "TensorFlow $$version"; \
-	  $(MAKE) --no-print-directory test-version VERSION=$$version || failed="$$failed $$version"; \
+	  if $(MAKE) --no-print-directory .venv-tf$$version/.ready-$(PYVER) && \
+	    said=$$($(MAKE) --no-print-directory test-version VERSION=$$version 2>&1); \
+	  then \
+	    echo "TensorFlow $$version: $$(printf '%s' "$$said" | tail -n 1)"; \
+	  else \
+	    printf '%s\n' "$$said" "TensorFlow $$version: FAILED"; \
+	    failed="$$failed $$version"; \
+	  fi; \
+	  said=; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
@@ -176,6 +184,6 @@ docs: $(READY) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
-	rm -rf $(VENV) $(OLDEST) $(ZOO) build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(ZOO) .venv-tf* build dist *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

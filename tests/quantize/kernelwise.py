@@ -46,8 +46,7 @@ def kernels_apart(model, blob, sample):
         }
         rows = []
         for kind, detail, value in made:
-            names = (name.partition(":")[0] for name in detail["name"].split(";"))
-            op = next((points[name] for name in names if name in points), None)
+            op = _point(detail["name"], points, {op.name for _, op, *_ in rows})
             scale, zero = detail["quantization"]
             # Of an Einsum the file may hold another order of axes.
             if op is None or not scale or not _fits(op, value):
@@ -60,6 +59,20 @@ def kernels_apart(model, blob, sample):
         _compared(kind, op.name, value, want, scale, zero)
         for (kind, op, value, scale, zero), want in zip(rows, wanted, strict=True)
     ]
+
+
+def _point(made, points, met):
+    """Return the FakeQuant op of a result of the file, by the names it goes by.
+
+    Where weights have the name of the result already, it has a number behind it.
+    """
+    names = [name.partition(":")[0] for name in made.split(";")]
+    op = next((points[name] for name in names if name in points), None)
+    if op is None:
+        plain = (name.rstrip("0123456789") for name in names)
+        op = next((points[name] for name in plain if name in points), None)
+        return None if op is None or op.name in met else op
+    return op
 
 
 def _fits(op, value):

@@ -3,9 +3,10 @@
 Rounding differs in TFLite's kernels, by one step in some of a thousand values. What a
 layer makes of that is rounded again, so that after fifty layers the logits are as far
 apart as two quantized networks are: some steps, whatever the placement. TFLite's own
-sets of kernels are some steps from each other, too. So kernels are compared one by one,
-each with what it was given, and of the whole network what it is asked for, the shares
-of the classes.
+sets of kernels are some steps from each other, too, since XNNPACK is one of them; it
+left int8 to the others, which round alike, before TensorFlow 2.19. So kernels are
+compared one by one, each with what it was given, and of the whole network what it is
+asked for, the shares of the classes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.finding.kernels import version_of
 from tests.quantize.kernelwise import kernels_among_each_other, kernels_apart
 from tests.quantize.networks import classifier, encoder, images, sequences
 from tests.settings import needs_eager, slow
@@ -29,6 +31,7 @@ pytestmark = [needs_eager, slow]
 applications = tf.keras.applications
 CENTRED, BYTES = (1.0, 0.0), (127.5, 127.5)
 SAMPLES = 20
+XNNPACK_SINCE = (2, 19)
 
 
 @dataclass
@@ -134,4 +137,5 @@ def test_where_the_graph_is_steps_off_kernels_are_so_from_each_other(case):
     among = kernels_among_each_other(case.blob, case.sample)
     for output in case.comparison.outputs:
         if output.share(1) < 0.999:
-            assert min(among[output.output]) < 0.999
+            apart = min(among[output.output]) < 0.999
+            assert apart == (version_of(tf.__version__) >= XNNPACK_SINCE)
