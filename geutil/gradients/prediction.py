@@ -107,6 +107,18 @@ class StepProgram:
             return plan_order(program, later=self.later(program))
         return Plan(simulate(program))
 
+    def plain(self, *, held: bool) -> Plan:
+        """Return what plain gradients hold in the order of the executor.
+
+        Args:
+            held: whether all gradients are held to the end.
+
+        Cost: linear in nodes and edges.
+        """
+        program = self.program()
+        fetched = self._wanted if held else self._held
+        return Plan(simulate(replace(program, fetched=fetched)))
+
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""
         # What runs again has the same name, and comes later.

@@ -10,6 +10,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.checkpoints import checked
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
+from geutil.gradients.prediction import StepProgram
 from geutil.gradients.report import Report, make_report
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, resolve
@@ -17,6 +18,7 @@ from geutil.gradients.shapes import given_shapes, settle_shapes, warning_of_size
 from geutil.gradients.sizes import tensor_elements
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
+from geutil.graph.identity import IdentitySet
 from geutil.graph.kinds import Tensor, type_name
 from geutil.graph.xla import is_compiled_by_xla
 from geutil.memory.sizes import GivenShapes
@@ -106,7 +108,7 @@ class Prepared:
         ordered = recomputed if compiled else self.order
         report = make_report(self.plan, self.keeping, sent, ordered=ordered)
         if compiled:
-            report = replace(report, plan=None, plain_plan=None)
+            report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
 
 
@@ -140,4 +142,22 @@ def prepare(
     settle_shapes(step.ops())
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
+    if checkpoints == "speed":
+        plan = _plain_if_less(plan, keeping)
     return Prepared(plan, keeping, options.offloading(), order=options.order)
+
+
+def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
+    """Return plain gradients if these are predicted to need less; say so then."""
+    if not plan.segments:
+        return plan
+    program = StepProgram(plan.step)
+    peak, plain_peak = program.peak(plan.segments), program.peak()
+    if peak <= plain_peak:
+        return plan
+    keeping.chosen = IdentitySet()
+    keeping.warnings.append(
+        f"these are plain gradients: what '{keeping.mode}' recomputes is predicted to "
+        f"need {peak:,} bytes at its peak, and plain gradients {plain_peak:,}"
+    )
+    return plan_recomputation(plan.step, keep_all)

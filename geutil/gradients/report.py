@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from geutil.gradients.costs import multiply_adds
@@ -73,7 +73,8 @@ class Report(Shown):
         recomputed: what runs again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart.
+            constants apart. If the whole step turns out to hold all gradients to its
+            end, those of plain gradients are held, too.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step.
@@ -85,6 +86,8 @@ class Report(Shown):
             sizes were computed with.
         plan: the order in which the step runs, and what holds it to that.
         plain_plan: the same with plain gradients, which nothing holds to an order.
+        plain_plan_held: the same for a step that holds all gradients to its end. It
+            takes the place of `plain_plan` when the whole step turns out to do so.
     """
 
     mode: str
@@ -100,6 +103,7 @@ class Report(Shown):
     assumed: tuple[tuple[str, Dims], ...] = ()
     plan: Plan | None = field(default=None, repr=False, compare=False)
     plain_plan: Plan | None = field(default=None, repr=False, compare=False)
+    plain_plan_held: Plan | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def worst(self) -> int | None:
@@ -185,7 +189,7 @@ def make_report(
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, ordered=ordered)
-    plain = program.plan(ordered=False)
+    plain = program.plain(held=step.holds_gradients)
     recomputed = [
         RecomputedOp(op.name, op.type, number)
         for number, segment in enumerate(plan.segments)
@@ -209,7 +213,16 @@ def make_report(
         assumed=_assumed(step),
         plan=planned,
         plain_plan=plain,
+        plain_plan_held=program.plain(held=True),
     )
+
+
+def holding_gradients(report: Report) -> Report:
+    """Return a report in which plain gradients, too, hold all gradients to the end."""
+    plan = report.plain_plan_held
+    if plan is None:
+        return report
+    return replace(report, plain_peak=plan.peak, plain_plan=plan)
 
 
 def _assumed(step: Step) -> tuple[tuple[str, Dims], ...]:

@@ -135,7 +135,10 @@ def _resolve_mode(
                 "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
             )
         return keeping
-    choice = choose_for_memory(step, always, smallest, among_others=among_others)
+    heavy = tuple(_chosen_by(step, is_heavy, smallest, always))
+    choice = choose_for_memory(
+        step, always, smallest, among_others=among_others, other=heavy
+    )
     keeping = Keeping(mode, IdentitySet(choice.kept), always)
     if choice.reason is not None:
         keeping.warnings.append(f"these are plain gradients: {choice.reason}")

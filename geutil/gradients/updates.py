@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
 from geutil.gradients.last import last_report, replace_last
-from geutil.gradients.report import Report
+from geutil.gradients.report import Report, holding_gradients
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph.completion import Use, complete, on_completion
@@ -294,11 +294,14 @@ class _Orders:
 
     def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
         """Bring the report up to date; the updates are known if the step is whole."""
-        report = self._report
-        if report is None:
+        known = self._report
+        if known is None:
             return
+        report = known
         warnings = list(report.warnings)
         if whole and not self._holds_gradients:
+            if _are_held(ordered.plan, self._gradients):
+                report = holding_gradients(report)
             held = _held_gradients(ordered.plan, self._gradients)
             if held > _MUCH * ordered.plan.peak:
                 note = _HOLDS.format(held=held, peak=ordered.plan.peak)
@@ -307,7 +310,7 @@ class _Orders:
         self._report = replace(
             report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
         )
-        replace_last(report, self._report, self._graph)
+        replace_last(known, self._report, self._graph)
 
 
 def _held_gradients(plan: Plan, names: Collection[str]) -> int:
@@ -321,7 +324,26 @@ def _held_gradients(plan: Plan, names: Collection[str]) -> int:
     if not run.order:
         return 0
     peak = max(range(len(run.order)), key=run.held.__getitem__)
-    alive = frozenset(run.alive(peak))
+    return _held_at(plan, names, peak)
+
+
+def _are_held(plan: Plan, names: Collection[str]) -> bool:
+    """Tell whether a plan holds most gradients until the last of them is there."""
+    run = plan.simulation
+    made = [run.program.nodes[i].name for i in run.order]
+    places = [place for place, name in enumerate(made) if name in names]
+    if not places:
+        return False
+    # The last may be the largest, and is there whatever becomes of it.
+    others = {made[place] for place in places[:-1]}
+    step = places[-1] if others else len(made) - 1
+    return bool(_held_at(plan, others or names, step))
+
+
+def _held_at(plan: Plan, names: Collection[str], step: int) -> int:
+    """Return what a plan holds of gradients at a step if most of them are there."""
+    run = plan.simulation
+    alive = frozenset(run.alive(step))
     made = [t for node in run.program.nodes if node.name in names for t in node.outputs]
     total = sum(run.program.sizes[t] for t in made)
     held = sum(run.program.sizes[t] for t in made if t in alive)

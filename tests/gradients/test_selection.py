@@ -176,6 +176,40 @@ def test_memory_of_a_tiny_network(graph):
         assert last_report().mode == "memory"
 
 
+def test_speed_leaves_gradients_alone_that_need_less_without_it(graph):
+    """What is run again holds more for a moment than all that is kept."""
+    x = v1.placeholder(tf.float32, [64, 64])
+    weights = [v1.placeholder(tf.float32, [64, 64]) for _ in range(4)]
+    h = x
+    for w in weights[:-1]:
+        h = h @ w
+        wide = tf.reshape(tf.sin(tf.tile(h, [1, 4])), [64, 4, 64])
+        h = tf.tanh(h + tf.stop_gradient(tf.reduce_sum(wide, 1)))
+    gradients_speed(tf.reduce_sum(tf.sin(h @ weights[-1])), weights)
+    report = last_report()
+    assert report.segments == 0
+    assert report.peak <= report.plain_peak
+    (warning,) = report.warnings
+    assert warning.startswith("these are plain gradients: what 'speed' recomputes")
+
+
+def test_memory_needs_no_more_than_speed(graph):
+    """Also where only what few ops yield is large enough to be kept."""
+    x = v1.placeholder(tf.float32, [60, 16])
+    weights = []
+    for _ in range(3):
+        more = [v1.placeholder(tf.float32, shape) for shape in ([16, 32], [32, 16])]
+        y = tf.tanh(x / tf.sqrt(1.0 + tf.reduce_mean(x * x, -1, keepdims=True)))
+        x = x + deep(tf.sin(y @ more[0])) @ more[1]
+        weights += more
+    y = tf.reduce_sum(tf.sin(x))
+    peaks = []
+    for take in (gradients_memory, gradients_speed):
+        take(y, weights)
+        peaks.append(last_report().peak)
+    assert peaks[0] <= peaks[1] < last_report().plain_peak
+
+
 def test_policies_see_forward_tensors_that_could_be_recomputed(graph):
     seen = []
     x = tf.ones([64], name="x")

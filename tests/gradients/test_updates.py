@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import keras
 import numpy as np
@@ -161,6 +162,28 @@ def test_the_report_says_when_all_gradients_are_held(caplog):
     assert told.peak == report.peak > LAYERS * BYTES
     _, _, used_up = traced(plain_descent, checkpoints=None)
     assert used_up.warnings == ()
+
+
+@needs_eager
+@pytest.mark.parametrize("checkpoints", ["memory", "speed"])
+def test_plain_gradients_hold_what_the_step_returns_of_them(checkpoints):
+    """Both peaks are of a step that holds all gradients to its end, or neither is."""
+    weights = [tf.Variable(w) for w in start()]
+
+    def step(x, take):
+        return take(loss_of(x, weights), weights)
+
+    spec = tf.TensorSpec([ROWS, WIDTH])
+    saving, plain = (
+        tf.function(partial(step, take=take), autograph=False).get_concrete_function(
+            spec
+        )
+        for take in (partial(gradients, checkpoints=checkpoints), tf.gradients)
+    )
+    report = last_report(saving)
+    assert report.plain_peak == pytest.approx(predict(asked_for(plain)).peak, rel=0.03)
+    assert report.peak <= report.plain_peak
+    assert report.plain_worst >= LAYERS * BYTES
 
 
 @needs_eager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ def choose_for_memory(
     min_checkpoint_size: int = 0,
     *,
     among_others: bool = False,
+    other: Sequence[Tensor] = (),
 ) -> MemoryChoice:
     """Return the tensors to keep for the least predicted peak.
 
@@ -67,11 +68,12 @@ def choose_for_memory(
             reach far.
         among_others: whether the step is one of several whose kept tensors are held
             together.
+        other: a choice that is tried besides.
 
     Cost: linear in the ops of the step and their edges.
     """
     with _without_collector():
-        return _choose(step, always, min_checkpoint_size, among_others)
+        return _choose(step, always, min_checkpoint_size, among_others, other)
 
 
 @contextmanager
@@ -90,7 +92,11 @@ def _without_collector() -> Iterator[None]:
 
 
 def _choose(
-    step: Step, always: Keeps, smallest: int, among_others: bool
+    step: Step,
+    always: Keeps,
+    smallest: int,
+    among_others: bool,
+    other: Sequence[Tensor],
 ) -> MemoryChoice:
     trials = Trials(step, always)
     plain = trials.plain()
@@ -102,6 +108,7 @@ def _choose(
     places = stretches.places[1:-1].tolist()
     most = _most_trials(trials.program.size)
     search = Search(forward, trials, places, most, among_others=among_others)
+    search.add(other)
     search.start(_cuttings(stretches))
     search.descend()
     search.sweep()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from geutil.gradients.planning.cuts import crossing_tensors
 from geutil.gradients.planning.forward import ForwardPass
 from geutil.gradients.planning.trials import Trial, Trials
+from geutil.graph.kinds import Tensor
 
 AS_GOOD = 1.01
 """Of choices whose peaks differ by less, the one with less compute is taken."""
@@ -58,6 +59,11 @@ class Search:
 
     def _bytes(self, trial: Trial) -> int:
         return trial.peak + trial.held if self._among_others else trial.peak
+
+    def add(self, kept: Sequence[Tensor]) -> None:
+        """Try a choice out that no cutting need lead to; none is plain gradients."""
+        if kept:
+            self._run(kept)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -120,16 +126,21 @@ class Search:
     def _try(self, cuts: Cuts) -> Trial | None:
         """Return what a cutting leads to, or None if it may not be tried any more."""
         if cuts not in self._known:
-            kept = crossing_tensors(self._forward.buffers, cuts)
-            key = tuple(map(id, kept))
-            if key not in self._same:
-                if self._left <= 0:
-                    return None
-                self._left -= 1
-                trial = self._trials.run(kept)
-                self._same[key] = trial
-            self._known[cuts] = self._same[key]
+            trial = self._run(crossing_tensors(self._forward.buffers, cuts))
+            if trial is None:
+                return None
+            self._known[cuts] = trial
         return self._known[cuts]
+
+    def _run(self, kept: Sequence[Tensor]) -> Trial | None:
+        """Return what a choice leads to, or None if it may not be tried any more."""
+        key = tuple(map(id, kept))
+        if key not in self._same:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            self._same[key] = self._trials.run(kept)
+        return self._same[key]
 
 
 def _rank(trial: Trial) -> tuple[int, int]:

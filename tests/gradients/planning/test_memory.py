@@ -49,6 +49,15 @@ def assert_nearly_best(step, bound):
     assert found <= bound * best.peak or best.peak > WORTH_WHILE * plain
 
 
+def test_a_choice_that_no_cutting_leads_to():
+    """Nothing is large enough to be kept where all that is needed is cut through."""
+    step = chain_step([64] * 21)
+    best = choose(step)
+    other = choose_for_memory(step, AlwaysKept(step), 10**9, other=best.kept)
+    assert choose(step, 10**9).kept == ()
+    assert (other.kept, other.peak) == (best.kept, best.peak)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_cuts_of_a_chain_are_found(seed):
     widths = np.random.default_rng(seed).integers(8, 128, 7)
