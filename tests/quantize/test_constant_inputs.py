@@ -115,6 +115,24 @@ def test_where_something_is_fed_products_of_weights_stay_weights(fed):
     assert "weights" not in {e.op for e in report.quantized}
 
 
+@pytest.mark.parametrize("kind", [tf.int32, tf.string], ids=["tokens", "words"])
+def test_positions_that_constants_make_are_no_input_of_what_looks_tokens_up(kind):
+    with tf.Graph().as_default() as graph:
+        tokens = v1.placeholder(kind, [None, 4], "tokens")
+        if kind == tf.string:
+            tokens = tf.strings.to_hash_bucket_fast(tokens, 9)
+        rates = tf.constant([1.0, 0.1, 0.01])
+        angles = tf.einsum("i,j->ij", tf.range(4.0), rates, name="angles")
+        table = tf.convert_to_tensor(_variable("table", 9, 3))
+        x = tf.gather(table, tokens, name="looked_up")
+        x = tf.multiply(x, tf.cos(angles, name="turns"), name="turned")
+        tf.matmul(x, _variable("w", 3, 2)[None], name="product")
+    report = quantize(graph, is_training=False)
+    assert {e.op for e in report.quantized} >= {"looked_up", "turned", "product"}
+    told = {e.op.split("/")[0] for e in (*report.quantized, *report.skipped)}
+    assert not {"angles", "turns"} & told
+
+
 def test_a_network_that_is_told_from_products_of_weights_by_nothing_is_reported():
     with tf.Graph().as_default() as graph:
         v1.placeholder(tf.float32, [], "fed")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import tensorflow as tf
+
 from geutil.graph.kinds import Operation, Tensor, is_reference
 from geutil.graph.op_types import LOOKUPS
 
@@ -19,6 +21,7 @@ DATA_SLOTS = {
 }
 """Which input of a layer is the data, by its type, if all may be."""
 _FED = "Placeholder"
+_SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 _READ = "ReadVariableOp"
 _MADE = frozenset(("Fill",))
 _RANDOM = ("Random", "Stateless", "Truncated")
@@ -31,8 +34,8 @@ def constant_inputs(
 ) -> frozenset[Operation]:
     """Return the ops whose results stand in for the inputs of a network.
 
-    None if anything is fed, or no layer reads parameters alone. Products that are
-    weights of other layers count for nothing.
+    None if anything is fed, numbers or what they are looked up by, or no layer reads
+    parameters alone. Products that are weights of other layers count for nothing.
 
     Args:
         ops: the ops of the graph, in topological order.
@@ -42,6 +45,8 @@ def constant_inputs(
     """
     layers = [op for op in ops if op.type in DATA_SLOTS]
     if not layers or any(_is_fed(op, is_parameter) for op in ops):
+        return frozenset()
+    if any(_makes_numbers(op, is_parameter) for op in _behind_indices(ops)):
         return frozenset()
     weights = _weights_of(ops)
     candidates = [op for op in layers if all(is_parameter(t) for t in op.inputs)]
@@ -55,10 +60,35 @@ def _is_fed(op: Operation, is_parameter: IsParameter) -> bool:
 
     Random ones are no input, but noise.
     """
-    if not any(t.dtype.is_floating and not is_parameter(t) for t in op.outputs):
+    if not _makes_numbers(op, is_parameter):
         return False
     computed = any(t.dtype.is_floating for t in op.inputs)
     return op.type.startswith(_FED) or not (computed or op.type.startswith(_RANDOM))
+
+
+def _makes_numbers(op: Operation, is_parameter: IsParameter) -> bool:
+    return any(t.dtype.is_floating and not is_parameter(t) for t in op.outputs)
+
+
+def _behind_indices(ops: Sequence[Operation]) -> list[Operation]:
+    """Return the ops that depend on values of integers or strings that are fed.
+
+    Tokens that a table is looked up by, for one. A number alone is a count of steps,
+    and shapes are no values.
+    """
+    found: dict[Operation, None] = {}
+    for op in ops:
+        if op.type in _SHAPES:
+            continue
+        fed = op.type.startswith(_FED) and any(map(_is_index, op.outputs))
+        if fed or any(t.op in found for t in op.inputs):
+            found[op] = None
+    return list(found)
+
+
+def _is_index(tensor: Tensor) -> bool:
+    kind = tensor.dtype
+    return (kind.is_integer or kind == tf.string) and tensor.shape.rank != 0
 
 
 def _weights_of(ops: Sequence[Operation]) -> set[Operation]:
