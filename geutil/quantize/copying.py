@@ -19,11 +19,12 @@ from geutil.graph.gradient_registry import ATTRIBUTE
 from geutil.graph.importing import graph_def_of, import_ops, neutral
 from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.select.networks.origins import LED_IN
 
 Array = np.ndarray[Any, Any]
 Replace = Callable[[Operation], "Tensor | Array | None"]
-"""Tells what stands in for the first result of an op: another tensor of the graph, a
-value, or, with None, the op itself."""
+"""Tells what stands in for an op: for each of its results another tensor of the graph,
+for its first one a value, or, with None, the op itself."""
 Amend = Callable[[Any, Operation], None]
 """Changes the node that an op is copied to."""
 
@@ -118,6 +119,8 @@ def values_of(
 ) -> list[Array]:
     """Return the values of tensors of a FuncGraph that need no inputs.
 
+    In a branch or a loop of version 1 they are what they would be if it is taken.
+
     Args:
         tensors: the tensors: parameters, as a rule.
         replace: tells what stands in for an op.
@@ -126,12 +129,33 @@ def values_of(
     """
     if not tensors:
         return []
-    copy = PartialCopy(tensors[0].graph, {}, replace)
+
+    def outside(op: Operation) -> Tensor | Array | None:
+        found = replace(op)
+        return _outside_of_flow(op) if found is None else found
+
+    copy = PartialCopy(tensors[0].graph, {}, outside)
     copies = copy.of(tensors)
     with neutral(copy.graph):
         results = {str(index): tf.identity(t) for index, t in enumerate(copies)}
     found = call_function(build_function(copy.graph, {}, results, [], []), {})
     return [np.asarray(found[name].numpy()) for name in results]
+
+
+def _outside_of_flow(op: Operation) -> Tensor | Array | None:
+    """Return what stands in for an op that leads into a branch or loop of version 1.
+
+    Constants in there wait for the op that tells whether it is taken.
+    """
+    if op.type in LED_IN:
+        return op.inputs[0]
+    switch = op.inputs[0].op if op.type == "Identity" else op
+    if switch.type != "Switch":
+        return None
+    data, chooses = switch.inputs
+    if data is chooses or chooses.op.type == "LoopCond":
+        return np.zeros((), op.outputs[0].dtype.as_numpy_dtype)
+    return None
 
 
 def _walk(
@@ -164,6 +188,8 @@ def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:
         proto = tf.make_tensor_proto(stand_in, dtype, stand_in.shape)
         node.attr["value"].tensor.CopyFrom(proto)
     else:
-        node.op = "Identity"
-        node.input.append(stand_in.name)
-        node.attr["T"].type = dtype.as_datatype_enum
+        # Of a Switch either result may be read.
+        count = len(op.outputs)
+        node.op = "IdentityN"
+        node.input.extend([stand_in.name] * count)
+        node.attr["T"].list.type.extend([dtype.as_datatype_enum] * count)

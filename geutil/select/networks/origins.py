@@ -36,7 +36,7 @@ _NEVER = frozenset(
     )
 )
 # How a branch or a loop of version 1 gets what does not change inside.
-_LED_IN = ENTERS | SWITCHES
+LED_IN = ENTERS | SWITCHES
 _ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
 
@@ -107,7 +107,7 @@ class Origins:
             return Origin.VARIABLE
         if not op.inputs or not op.outputs or kind in _NEVER:
             return None
-        if kind in _LED_IN:
+        if kind in LED_IN:
             varies = kind.endswith("Enter") and not op.get_attr("is_constant")
             return None if varies else self.of(op.inputs[0])
         found = Origin.CONSTANT
