@@ -164,6 +164,24 @@ LAYERS = {
         spec(None, 5, 4),
     ),
     "einsum": (lambda a: tf.einsum("abc,cd->abd", a, MATRIX) + BIAS, spec(2, 5, 4)),
+    "einsum to heads": (
+        lambda a: tf.einsum("abc,cde->abde", a, weights(4, 2, 3)) + weights(2, 3),
+        spec(None, 5, 4),
+    ),
+    "einsum to heads, a bias for all": (
+        lambda a: tf.nn.relu(
+            tf.einsum("abc,cde->abde", a, weights(4, 2, 3)) + weights(3)
+        ),
+        spec(2, 5, 4),
+    ),
+    "einsum to heads without a bias": (
+        lambda a: tf.nn.relu(tf.einsum("abc,cde->abde", a, weights(4, 2, 3))),
+        spec(None, 5, 4),
+    ),
+    "einsum of heads": (
+        lambda a: tf.einsum("abcd,cde->abe", a, weights(2, 4, 3)) + weights(3),
+        spec(None, 5, 2, 4),
+    ),
     "heads": (
         lambda a: (
             tf.reshape(tf.reshape(a, [-1, 4]) @ weights(4, 6), [-1, 5, 2, 3])

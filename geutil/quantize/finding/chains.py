@@ -61,9 +61,11 @@ def chain_from(
     taken = [op]
     passed: list[Operation] = []
     tensor, cursor = op.outputs[0], op.outputs[0]
-    takes_bias = op in network.layers
+    layer = network.layers.get(op)
+    # What it makes is a matrix, to which the converter gives its axes afterwards.
+    takes_bias = layer is not None and not layer.spreads
     # Without a bias the converter runs the two one by one, the layer in float.
-    takes_activation = not (takes_bias and network.layers[op].transposed)
+    takes_activation = layer is None or not layer.transposed
     while cursor not in network.results and network.quantized(cursor) is None:
         edges = network.readers(cursor)
         if len(edges) != 1 or not may_take(edges[0].op):

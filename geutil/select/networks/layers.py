@@ -31,6 +31,7 @@ class Layer:
         pads: whether the op may add zeros to the data, so that what it makes of a
             shift of the data differs from position to position.
         mixes: the weights have axes besides, over which the op does not sum.
+        spreads: the result has axes besides that come from the weights: heads, say.
     """
 
     op: Operation
@@ -41,6 +42,7 @@ class Layer:
     axis: int
     pads: bool
     mixes: bool = False
+    spreads: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -149,6 +151,7 @@ def _einsum(op: Operation, origins: Origins) -> Layer | None:
         -1,
         False,
         mixes=len(of_weights) > 2,
+        spreads=any(label not in of_data for label in result[:-1]),
     )
 
 
