@@ -133,3 +133,41 @@ def test_what_is_float_by_choice_is_no_broken_promise():
     kinds = {line.partition(" ")[0] for line in comparison.float_ops}
     assert "ELU" in kinds
     assert comparison.missed == ()
+
+
+CLASSES = {
+    "argmax": (lambda y: tf.argmax(y, -1), "ARG_MAX", []),
+    "comparison": (lambda y: y > 0.5, "GREATER", []),
+    "cast": (lambda y: tf.cast(y, tf.int32), "CAST", ["DEQUANTIZE", "CAST"]),
+    "half": (lambda y: tf.cast(y, tf.float16), "CAST", ["DEQUANTIZE", "CAST"]),
+}
+
+
+@pytest.mark.parametrize("end", [tf.nn.relu, tf.nn.softmax])
+@pytest.mark.parametrize("read", CLASSES)
+def test_outputs_that_are_read_by_what_makes_no_numbers_of_them(read, end):
+    """The converter leaves what reads an output in float without an input."""
+    function, kind, expected = CLASSES[read]
+    kernel = weights(4, 4)
+
+    def both(a):
+        y = end(a @ kernel)
+        return {"y": y, "z": function(y)}
+
+    result = converted(both, spec(None, 4))
+    assert kind in result.kinds
+    assert result.floats == expected
+    assert result.most <= 1
+
+
+def test_an_output_that_is_read_by_all_sorts():
+    kernel = weights(4, 4)
+
+    def all_sorts(a):
+        y = tf.nn.relu(a @ kernel)
+        z = tf.cast(y, tf.int64) + tf.argmax(y, -1)[:, None]
+        return {"y": y, "z": z, "again": y, "next": y @ kernel}
+
+    result = converted(all_sorts, spec(None, 4))
+    assert result.floats == ["DEQUANTIZE", "CAST"]
+    assert result.most <= 1

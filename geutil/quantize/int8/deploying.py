@@ -9,15 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.function_graphs import build_function
-from geutil.graph.importing import neutral
+from geutil.graph.identity import MutableIdentityMap
+from geutil.graph.importing import neutral, set_new_input
 from geutil.graph.kinds import Operation, Tensor
 from geutil.quantize.copying import Amend, PartialCopy
+from geutil.quantize.finding.kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
 from geutil.quantize.freezing import frozen, range_values, variable_values
 from geutil.quantize.int8.dilating import Dilated, find_dilated, left_out
 from geutil.quantize.int8.mending import mended, nudge
 from geutil.quantize.int8.running import file_names
+from geutil.select.networks.layers import LAYERS
 
 Array = np.ndarray[Any, Any]
+_ROUNDING = 2.0**-20
+_IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *KERNELS, *LAYERS, *SHAPES))
 
 
 def deployed(model: Any, *, mend: bool = False) -> Any:
@@ -57,11 +62,56 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with neutral(copy.graph):
+        if mend:
+            made = _parted(made)
         results = {
             name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
         }
     given = {inputs[name]: t for name, t in copy.inputs.items()}
     return build_function(copy.graph, given, results, [], variables)
+
+
+def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs that no op shares which reads them in float.
+
+    The converter gives both the same tensor, in float, and takes that away where the
+    output becomes int8 (TensorFlow 2.21: "Tensor at index 0 was optional"). Those of
+    two ranges are not the same, if only by a float32 rounding error.
+    """
+    found: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for output in outputs:
+        if output in found:
+            continue
+        found[output] = output
+        if output.op.type not in FAKE_QUANT:
+            continue
+        deciding = [op for op in output.consumers() if op.type in DECISIONS]
+        in_float = any(op.type not in _IN_INT8 for op in output.consumers())
+        if deciding:
+            # In int8, but only by itself.
+            _read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
+        if in_float:
+            found[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
+    return [found[output] for output in outputs]
+
+
+def _read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:
+    for op in ops:
+        for index, t in enumerate(op.inputs):
+            if t is tensor:
+                set_new_input(op, index, other)
+
+
+def _twin(simulated: Tensor, wider: float) -> Tensor:
+    """Return a tensor that is quantized once more, in a range that is hardly wider."""
+    op = simulated.op
+    _, *range_ = op.inputs
+    known = [tf.get_static_value(t) for t in range_]
+    low, high = known or (op.get_attr("min"), op.get_attr("max"))
+    bits, narrow = (op.get_attr(a) for a in ("num_bits", "narrow_range"))
+    return tf.quantization.fake_quant_with_min_max_vars(
+        simulated, low * wider, high * wider, bits, narrow
+    )
 
 
 def _amendments(dilated: Sequence[Dilated]) -> Amend:
