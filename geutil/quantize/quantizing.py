@@ -21,6 +21,7 @@ from geutil.quantize.applying.guarding import (
 )
 from geutil.quantize.applying.inserting import Mode, insert
 from geutil.quantize.applying.lowering import (
+    lower_divisions,
     lower_layer_norms,
     lower_negations,
     lower_one_hots,
@@ -188,6 +189,7 @@ def _lowered(
         lower_negations(graph, plan.negations),
         lower_layer_norms(graph, plan.layer_norms),
         lower_one_hots(graph, plan.one_hots),
+        lower_divisions(graph, plan.roots),
     ):
         lines += more
         stands_for |= results

@@ -221,6 +221,37 @@ def test_a_division_by_data_is_reported():
     assert not skipped.has_kernel
 
 
+DIVISIONS = {
+    "RealDiv": lambda a, b: tf.nn.relu(a) / b,
+    "Reciprocal": lambda a, b: tf.nn.relu(a) * tf.math.reciprocal(b),
+}
+
+
+@pytest.mark.parametrize("kind", DIVISIONS)
+def test_divisors_that_are_stored_as_zero(kind):
+    """TFLite's int8 kernel refuses them, whatever they stand for."""
+    divide = DIVISIONS[kind]
+    result = converted(lambda a, b: divide(a, 1.0 + tf.sigmoid(b)) * 2.0, IMAGE, IMAGE)
+    assert kind in {skip.op_type for skip in result.report.skipped}
+    assert "POW" in result.floats
+    assert "DIV" not in result.kinds
+    assert result.most <= 1
+
+
+@pytest.mark.parametrize("kind", DIVISIONS)
+def test_divisions_by_roots_are_int8(kind):
+    divide = DIVISIONS[kind]
+    result = converted(lambda a, b: divide(a, tf.sqrt(1 + tf.exp(b))), IMAGE, IMAGE)
+    assert result.report.coverage == 1.0
+    assert not result.report.skipped
+    assert sorted(result.kinds) == ["ADD", "EXP", "MUL", "RELU", "RSQRT"]
+    assert result.floats == []
+    assert result.most <= 1
+    assert [line.split("'")[2] for line in result.report.rewritten] == [
+        f" ({kind}) computes by rsqrt"
+    ]
+
+
 def test_a_negation_becomes_a_product():
     result = converted(lambda a: -tf.exp(a), IMAGE)
     assert result.kinds == ["EXP", "MUL"]

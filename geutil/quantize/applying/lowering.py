@@ -152,6 +152,38 @@ def lower_one_hots(
     return tuple(f"'{op.name}' (OneHot) chooses by a mask" for op in ops), results
 
 
+def lower_divisions(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let `x / sqrt(y)` be computed as `x * rsqrt(y)`; TFLite has kernels for it.
+
+    Its int8 kernel for divisions takes no divisor that is stored as 0, whatever that
+    stands for.
+
+    Args:
+        graph: the graph.
+        ops: divisions in it by a square root.
+
+    Returns:
+        For each what was done, in words; and by the new results what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
+    """
+    lowerings = []
+    for op in ops:
+        *dividend, root = op.inputs
+        function = _product_with_root if dividend else _inverse_root
+        given = [*dividend, root.op.inputs[0]]
+        key = ("root", len(dividend))
+        lowerings.append(_Lowering(op, "by_root", key, function, given))
+    results = _replace(graph, lowerings)
+    return tuple(f"'{op.name}' ({op.type}) computes by rsqrt" for op in ops), results
+
+
 class _Lowering(NamedTuple):
     """An op in whose place others compute.
 
@@ -233,6 +265,14 @@ def _chooser(axis: int) -> Function:
         return [tf.where(mask, on, off, name="choice")]
 
     return function
+
+
+def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.math.rsqrt(y, name="rsqrt")]
+
+
+def _product_with_root(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.multiply(x, tf.math.rsqrt(y, name="rsqrt"), name="product")]
 
 
 def _minimum(x: tf.Tensor) -> list[tf.Tensor]:

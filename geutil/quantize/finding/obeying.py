@@ -60,7 +60,8 @@ class _Obeyed:
         for op, kernel in plan.kernels.items():
             self._parts.setdefault(kernel, []).append(op)
         # Of these another plan is made, once they are written in another form.
-        self._rewritten = {*plan.negations, *(op for p in plan.prelus for op in p.ops)}
+        inside = (op for prelu in plan.prelus for op in prelu.ops)
+        self._rewritten = {*plan.negations, *plan.roots, *inside}
 
     def fault(self, op: Operation, field: str, value: Any) -> str:
         """Return why a field of an override is not obeyed for an op; "" if it is."""

@@ -17,6 +17,7 @@ from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.drafts import Draft
 from geutil.quantize.finding.kernels import (
     DECISIONS,
+    DIVISIONS,
     FAKE_QUANT,
     FUSED_ACTIVATIONS,
     KERNELS,
@@ -76,6 +77,7 @@ class Plan:
         negations: Neg ops to be written in another form before all this.
         layer_norms: layer norms of one op, likewise.
         one_hots: OneHot ops, likewise.
+        roots: divisions by a square root, likewise.
         unfed: products of constants and variables, which may have been meant.
     """
 
@@ -88,6 +90,7 @@ class Plan:
     negations: list[Operation] = field(default_factory=list)
     layer_norms: list[Operation] = field(default_factory=list)
     one_hots: list[Operation] = field(default_factory=list)
+    roots: list[Operation] = field(default_factory=list)
     unfed: list[Operation] = field(default_factory=list)
 
 
@@ -149,6 +152,7 @@ class _Planner(Refusals):
             [op for op in self._left_in_float("Neg") if op not in inside],
             self._layer_norms(),
             self._left_in_float("OneHot"),
+            self._by_roots(),
             self.network.unfed,
         )
         parameters = {op: [point] for op, point in weights.items()}
@@ -183,6 +187,10 @@ class _Planner(Refusals):
             if op.type == kind and op.outputs[0].dtype == tf.float32
             if not self.refusal(op)
         ]
+
+    def _by_roots(self) -> list[Operation]:
+        kinds = [op for kind in DIVISIONS for op in self._left_in_float(kind)]
+        return [op for op in kinds if op.inputs[DIVISIONS[op.type]].op.type == "Sqrt"]
 
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:

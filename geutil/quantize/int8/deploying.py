@@ -16,6 +16,7 @@ from geutil.quantize.copying import Amend, PartialCopy
 from geutil.quantize.finding.kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
 from geutil.quantize.freezing import frozen, range_values, variable_values
 from geutil.quantize.int8.dilating import Dilated, find_dilated, left_out
+from geutil.quantize.int8.dividing import without_divisions
 from geutil.quantize.int8.mending import mended, nudge
 from geutil.quantize.int8.running import file_names
 from geutil.select.networks.layers import LAYERS
@@ -63,7 +64,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with neutral(copy.graph):
         if mend:
-            made = _parted(made)
+            made = _parted(without_divisions(copy.graph, made))
         results = {
             name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
         }
