@@ -26,14 +26,15 @@ geutil. `make zoo` runs them, each journey with a limit of time, and goes on whe
 
 | Column | What is done, and what must hold |
 | --- | --- |
-| open | opened as SavedModel, function, Keras model, `.keras` file and frozen graph, run, saved, loaded by plain TensorFlow: the same bits, without Grappler; the same gradients |
+| open | opened as SavedModel (with all its signatures), function, Keras model, `.keras` file and frozen graph, run, saved, loaded by plain TensorFlow: the same bits, without Grappler; the same gradients |
 | fold | batch norms folded: every norm listed, at most 1e-5 of an output's range apart, saved, loaded and differentiated by plain TensorFlow: gradients within 1e-5 |
 | batch size | set to 3, to any, to 5: rows compute what they did, or depend on each other, as running plain TensorFlow shows |
 | strip | the training function stripped: equal to inference, nothing random left |
 | int8 | folded, quantized, calibrated by default, converted; noise by variance next to TFLite's post-training quantization (PTQ) on the same data: at most 1.1 of it; no op that the report calls quantized is float in the file; no more float ops than PTQ's; the file at most 1.05 of PTQ's |
-| memory, speed | gradients of a training step with checkpoints "memory" and "speed": equal to `tf.gradients` (1e-6 of the largest), random numbers too; the figure is the planned peak, as a share of plain gradients' |
+| memory, speed | gradients of a training step with checkpoints "memory" and "speed": equal to `tf.gradients` (1e-6 of the largest), random numbers too; the figure is the planned peak, as a share of plain gradients'; "by order alone" where nothing is recomputed |
 | fit | one step of `fit` with `checkpointed`: the same weights (1e-6) |
 | peak | the measured peak of the step with checkpoints "memory", as a share of plain gradients': not above it, and within 10 % of the report |
+| bits | gradients under op determinism: the same bits, with both, wherever plain ones repeat their own |
 
 What is **bold** misses its limit or raises. A number in brackets leads to the note below.
 """  # noqa: E501

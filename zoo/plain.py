@@ -21,11 +21,14 @@ from zoo.models import MODELS, Entry
 from zoo.subject import (
     BATCHES,
     FEWER,
+    MANY,
     Function,
     GraphOfVersion1,
     Sample,
     draw,
+    draw_all,
     first_rows,
+    flow_of,
     has_batch,
 )
 from zoo.values import (
@@ -48,6 +51,7 @@ EXTRAS = {
     "speed": ("gradients",),
     "peak": ("gradients",),
     "fit": ("fitted",),
+    "bits": ("repeated",),
 }
 """What journeys need besides the SavedModel and its outputs."""
 _RATE = 0.01
@@ -68,9 +72,13 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
     keep(folder / "calibration.pickle", calibration)
     path = folder / "saved_model"
     subject.write(path)
-    run = tf.saved_model.load(str(path)).signatures["serving_default"]
+    loaded = tf.saved_model.load(str(path)).signatures
+    run = loaded["serving_default"]
+    many = draw(subject, 0, MANY) if has_batch(subject) else sample
     made: dict[str, Any] = {
         "sample": sample,
+        "many": many,
+        "others": _others(loaded),
         "calibration": calibration,
         "outputs": _run(run, sample),
         "has_batch": has_batch(subject),
@@ -84,8 +92,9 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
         "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
         "exact": lambda: [_run(run, x) for x in calibration],
         "ptq": lambda: _ptq(folder),
-        "gradients": lambda: gradients_of(built(entry), sample),
-        "fitted": lambda: fitted(built(entry), sample),
+        "gradients": lambda: gradients_of(built(entry), many),
+        "fitted": lambda: fitted(built(entry), many),
+        "repeated": lambda: repeated(entry, many, tf.gradients),
     }
     needed = {extra for journey in journeys for extra in EXTRAS.get(journey, ())}
     for name, extra in extras.items():
@@ -105,6 +114,16 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 def _run(run: Any, sample: Sample) -> dict[str, Array]:
     return arrays(run(**{name: tf.constant(value) for name, value in sample.items()}))
+
+
+def _others(loaded: Any) -> dict[str, tuple[Sample, dict[str, Array]]]:
+    """Return what the other signatures make of which inputs, by their names."""
+    found = {}
+    for name in loaded:
+        if name != "serving_default":
+            sample = draw_all(loaded[name].structured_input_signature[1], 0)
+            found[name] = sample, _run(loaded[name], sample)
+    return found
 
 
 def _keras_file(subject: Any, path: Path) -> bool:
@@ -204,7 +223,7 @@ def _gradients_of_graph(
     subject: GraphOfVersion1, sample: Sample, take: Callable[[Any, Any], Any]
 ) -> list[Array | None]:
     graph = subject.session.graph
-    with graph.as_default():
+    with graph.as_default(), flow_of(subject.control_flow_v2):
         variables = tf.compat.v1.trainable_variables()
         loss = loss_of(subject.outputs)
         slopes = [
@@ -215,6 +234,19 @@ def _gradients_of_graph(
     there = [g for g in slopes if g is not None]
     values = iter(subject.session.run(there, feeds))
     return [None if g is None else next(values) for g in slopes]
+
+
+def repeated(
+    entry: Entry, sample: Sample, *takes: Callable[[Any, Any], Any]
+) -> list[list[Array | None]]:
+    """Return gradients under op determinism: twice what each of `takes` gives."""
+    from tensorflow.python.framework import config
+
+    config.enable_op_determinism()
+    try:
+        return [gradients_of(built(entry), sample, t) for t in takes for _ in range(2)]
+    finally:
+        config.disable_op_determinism()
 
 
 def fitted(subject: Any, sample: Sample) -> dict[str, Array] | None:
@@ -253,10 +285,12 @@ def check(folder: Path) -> None:
 
 
 def _checked(path: Path, made: dict[str, Any]) -> dict[str, Any]:
-    run = tf.saved_model.load(str(path)).signatures["serving_default"]
-    answer: dict[str, Any] = {
-        "apart": apart(_run(run, made["sample"]), made["outputs"])
-    }
+    loaded = tf.saved_model.load(str(path)).signatures
+    run = loaded["serving_default"]
+    differences = [apart(_run(run, made["sample"]), made["outputs"])]
+    for name, (sample, outputs) in made["others"].items():
+        differences.append(apart(_run(loaded[name], sample), outputs))
+    answer: dict[str, Any] = {"apart": max(differences)}
     wanted = made["slopes"]
     if isinstance(wanted, str):
         return answer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ ROWS = 5
 """How many rows a model is compared on."""
 FEWER = 3
 """The other batch size: the first ones of these rows."""
+MANY = 32
+"""How many rows gradients are taken of: with few there is little to be saved."""
 _LENGTH = 12
 BATCHES = 4
 """How many batches of `ROWS` rows there are to calibrate with."""
@@ -87,6 +90,7 @@ class GraphOfVersion1:
         draws: as those of a `Function`.
         norms: likewise.
         frozen: whether the old tool can freeze it.
+        control_flow_v2: whether its control flow is functional.
     """
 
     session: Any
@@ -95,6 +99,7 @@ class GraphOfVersion1:
     draws: Mapping[str, Draw] = field(default_factory=dict)
     norms: int | None = None
     frozen: bool = True
+    control_flow_v2: bool = False
 
     def write(self, path: Path) -> None:
         """Write a SavedModel with the signature `serving_default`."""
@@ -121,6 +126,18 @@ class GraphOfVersion1:
         return v1.graph_util.convert_variables_to_constants(
             self.session, graph.as_graph_def(), names
         )
+
+
+@contextmanager
+def flow_of(control_flow_v2: bool) -> Iterator[None]:
+    """Build control flow of one of the two versions."""
+    v1 = tf.compat.v1
+    before = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if control_flow_v2 else v1.disable_control_flow_v2)()
+    try:
+        yield
+    finally:
+        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
 
 
 def ints(low: int, high: int) -> Draw:
@@ -150,10 +167,20 @@ def words(*known: str) -> Draw:
 
 def draw(subject: Subject, seed: int, rows: int = ROWS) -> Sample:
     """Return values for the inputs, the same ones each time."""
+    return draw_all(subject.inputs, seed, subject.draws, rows)
+
+
+def draw_all(
+    inputs: Mapping[str, tf.TensorSpec],
+    seed: int,
+    draws: Mapping[str, Draw] | None = None,
+    rows: int = ROWS,
+) -> Sample:
+    """Return values for inputs by name, the same ones each time."""
     rng = np.random.default_rng(seed)
     return {
-        name: _drawn(rng, spec, subject.draws.get(name), rows)
-        for name, spec in subject.inputs.items()
+        name: _drawn(rng, spec, (draws or {}).get(name), rows)
+        for name, spec in inputs.items()
     }
 
 
@@ -256,6 +283,8 @@ def perturb(network: Any) -> None:
         "gamma": lambda shape: rng.uniform(0.7, 1.3, shape),
         "beta": lambda shape: 0.1 * rng.standard_normal(shape),
         "bias": lambda shape: 0.05 * rng.standard_normal(shape),
+        # By one, as they come, the converter does not multiply.
+        "scale": lambda shape: rng.uniform(0.7, 1.3, shape),
     }
     for variable in network.variables:
         last = variable.name.split(":")[0].rsplit("/", 1)[-1]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from zoo.journeys.batching import set_batch_size
 from zoo.journeys.folding import fold
-from zoo.journeys.gradients import fit, gradients_memory, gradients_speed, peak
+from zoo.journeys.gradients import bits, fit, gradients_memory, gradients_speed, peak
 from zoo.journeys.opening import open_all_ways
 from zoo.journeys.quantizing import int8
 from zoo.journeys.stripping import strip
@@ -21,4 +21,5 @@ JOURNEYS: dict[str, Callable[[Visit], Cell]] = {
     "speed": gradients_speed,
     "fit": fit,
     "peak": peak,
+    "bits": bits,
 }

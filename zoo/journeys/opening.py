@@ -10,7 +10,7 @@ from geutil.errors import GeutilError
 from zoo.journeys.visit import Visit
 from zoo.results import ERROR, MISSED, OK, REFUSED, Cell
 from zoo.subject import Function, Sample
-from zoo.values import apart
+from zoo.values import Values, apart
 
 _WORST = (ERROR, REFUSED, MISSED, OK)
 
@@ -18,7 +18,11 @@ _WORST = (ERROR, REFUSED, MISSED, OK)
 def open_all_ways(visit: Visit) -> Cell:
     """Open each way; the results have to be the same bits."""
     found = {name: _opened(visit, way) for name, way in _ways(visit).items()}
-    model.open(visit.saved_model).save(visit.place("open"), overwrite=True)
+    opened = model.open(visit.saved_model)
+    for name, (sample, outputs) in visit.made["others"].items():
+        other = opened.signatures[name]
+        found[name] = _compared(lambda m=other: m, sample, outputs)
+    opened.save(visit.place("open"), overwrite=True)
     states = [state for state, _ in found.values()]
     worst = next(state for state in _WORST if state in states)
     good = states.count(OK)
@@ -55,10 +59,15 @@ def _ways(visit: Visit) -> dict[str, Callable[[], Any]]:
 
 def _opened(visit: Visit, way: Callable[[], Any]) -> tuple[str, str]:
     """Open and run; return the state and a note."""
+    return _compared(way, visit.sample, visit.made["outputs"])
+
+
+def _compared(
+    way: Callable[[], Any], sample: Sample, outputs: Values
+) -> tuple[str, str]:
     try:
         opened = way()
-        found = opened.run(**_given(opened, visit.sample))
-        difference = apart(found, visit.made["outputs"])
+        difference = apart(opened.run(**_given(opened, sample)), outputs)
     except GeutilError as error:
         return REFUSED, _said(error)
     except Exception as error:  # The cell shows it.

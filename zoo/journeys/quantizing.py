@@ -11,7 +11,7 @@ from geutil.errors import GeutilError
 from geutil.quantize import QuantizeReport, calibrate, quantize, to_int8
 from zoo import tflite
 from zoo.journeys.visit import Visit
-from zoo.results import MISSED, OK, Cell, none, raised
+from zoo.results import MISSED, OK, Cell, judged, none, raised
 from zoo.values import Values, noise
 
 NOISE = 1.1
@@ -41,10 +41,13 @@ def int8(visit: Visit) -> Cell:
 
 def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> Cell:
     data, exact = visit.made["calibration"], visit.made["exact"]
-    ours = _noise([tflite.run(blob, sample) for sample in data], exact)
     ops = tflite.file_ops(blob)
     floats = [op.kind for op in ops if op.is_float]
     missed = _said_wrongly(report, ops)
+    try:
+        ours = _noise([tflite.run(blob, sample) for sample in data], exact)
+    except (ValueError, RuntimeError) as error:
+        return judged(False, "cannot run", " ".join(str(error).split()))
     text = "no float output" if ours is None else f"noise {ours:.1e}"
     if isinstance(theirs, str):
         return Cell(MISSED if missed else OK, f"{text}, PTQ fails", "; ".join(missed))

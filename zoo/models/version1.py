@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from zoo.subject import Draw, GraphOfVersion1, ints, words
+from zoo.subject import Draw, GraphOfVersion1, flow_of, ints, words
 
 v1 = tf.compat.v1
 _RNG_SEED = 3
@@ -25,20 +25,18 @@ def _graph(
 ) -> GraphOfVersion1:
     """Build a graph with version 1's variables and control flow."""
     graph = tf.Graph()
-    before = tf.compat.v1.control_flow_v2_enabled()
-    (v1.enable_control_flow_v2 if control_flow_v2 else v1.disable_control_flow_v2)()
-    try:
-        with graph.as_default(), v1.variable_scope("", use_resource=resources):
-            v1.set_random_seed(1)
-            placeholders = {
-                name: v1.placeholder(spec.dtype, spec.shape, name)
-                for name, spec in inputs.items()
-            }
-            outputs = build(**placeholders)
-            session = _started()
-    finally:
-        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
-    return GraphOfVersion1(session, inputs, outputs, draws, norms, frozen)
+    variables = v1.variable_scope("", use_resource=resources)
+    with flow_of(control_flow_v2), graph.as_default(), variables:
+        v1.set_random_seed(1)
+        placeholders = {
+            name: v1.placeholder(spec.dtype, spec.shape, name)
+            for name, spec in inputs.items()
+        }
+        outputs = build(**placeholders)
+        session = _started()
+    return GraphOfVersion1(
+        session, inputs, outputs, draws, norms, frozen, control_flow_v2
+    )
 
 
 def _started() -> Any:
