@@ -26,7 +26,7 @@ Replace = Callable[[Operation], "Tensor | Array | None"]
 """Tells what stands in for an op: for each of its results another tensor of the graph,
 for its first one a value, or, with None, the op itself."""
 Amend = Callable[[Any, Operation], None]
-"""Changes the node that an op is copied to."""
+"""Changes the node that an op is copied to, its name too."""
 
 
 class PartialCopy:
@@ -83,6 +83,7 @@ class PartialCopy:
                 _stand_in(node, op, stand_ins[op])
             elif self._amend is not None:
                 self._amend(node, op)
+        _rename(graph_def, [op.name for op in ops])
         read = {name.partition(":")[0] for n in graph_def.node for name in n.input}
         given = {f"{name}:0": t for name, t in mapped.items() if name in read}
         made = import_ops(self.graph, graph_def, given)
@@ -156,6 +157,23 @@ def _outside_of_flow(op: Operation) -> Tensor | Array | None:
     if data is chooses or chooses.op.type == "LoopCond":
         return np.zeros((), op.outputs[0].dtype.as_numpy_dtype)
     return None
+
+
+def _rename(graph_def: Any, names: Sequence[str]) -> None:
+    """Let nodes read those that have other names now.
+
+    Args:
+        graph_def: the nodes.
+        names: what they were called.
+    """
+    pairs = zip(names, graph_def.node, strict=True)
+    renamed = {name: node.name for name, node in pairs if node.name != name}
+    for node in graph_def.node if renamed else ():
+        for index, read in enumerate(node.input):
+            mark = "^" if read.startswith("^") else ""
+            name, *rest = read.removeprefix(mark).split(":")
+            if name in renamed:
+                node.input[index] = mark + ":".join([renamed[name], *rest])
 
 
 def _walk(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from geutil.graph.function_graphs import build_function
 from geutil.graph.identity import MutableIdentityMap
 from geutil.graph.importing import neutral, set_new_input
-from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.quantize.copying import Amend, PartialCopy
 from geutil.quantize.finding.kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
 from geutil.quantize.freezing import frozen, range_values, variable_values
@@ -55,7 +55,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
             return op.inputs[0]
         return moves[op] if op in moves else known(op)
 
-    amend = _amendments(dilated) if mend else None
+    amend = _amendments(graph, dilated) if mend else None
     copy = PartialCopy(graph, model.inputs, replace, amend)
     made = copy.of(list(model.outputs.values()))
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
@@ -115,11 +115,16 @@ def _twin(simulated: Tensor, wider: float) -> Tensor:
     )
 
 
-def _amendments(dilated: Sequence[Dilated]) -> Amend:
+def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     by_op = {each.convolution: each for each in dilated}
+    taken = {op.name for op in graph.get_operations()}
 
     def amend(node: Any, op: Operation) -> None:
         nudge(node, op)
+        # The file has its name, and holds it for each tensor.
+        scope, _, own = op.name.rpartition("/")
+        if own == op.type and op.type in FAKE_QUANT and scope not in taken:
+            node.name = scope or op.name
         if op in by_op:
             by_op[op].amend(node)
 

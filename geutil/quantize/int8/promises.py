@@ -13,6 +13,7 @@ from geutil.quantize.finding.planning import plan_quantization
 
 _CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
 _DIGITS = "0123456789"
+_SIMULATED = sorted(FAKE_QUANT)
 
 
 def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
@@ -50,8 +51,15 @@ def _quantized(model: Any) -> list[Operation]:
 def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
     """Tell whether all ops that an op of the file is named after are quantized."""
     parts = (part.partition(":")[0] for part in op.result.split(";"))
-    # The converter numbers what it makes of one op.
-    found = (by_name.get(p) or by_name.get(p.rstrip(_DIGITS)) for p in parts)
+    # The converter numbers what it makes of one op, and `deployed` shortens names.
+    found = (
+        by_name.get(p)
+        or by_name.get(p.rstrip(_DIGITS))
+        or next(
+            (by_name[f"{p}/{q}"] for q in _SIMULATED if f"{p}/{q}" in by_name), None
+        )
+        for p in parts
+    )
     named = [one for one in found if one is not None and not _is_range(one)]
     behind = [o.inputs[0].op if o.type in FAKE_QUANT else o for o in named]
     return bool(behind) and all(one.name in promised for one in behind)
