@@ -27,6 +27,7 @@ class Planned(Protocol):
     results: dict[Operation, Point]
     prelus: list[Prelu]
     negations: list[Operation]
+    roots: list[Operation]
 
 
 def check_obeyed(
