@@ -23,6 +23,11 @@ def chosen(x):
     return tf.nn.softmax(tf.where(CAUSAL, x @ tf.transpose(x), -np.inf)) @ x
 
 
+def far_away(x):
+    logits = tf.reshape(x @ tf.transpose(x), [1, 6, 6])
+    return tf.nn.softmax(tf.where(CAUSAL[None], logits, -1e9))[0] @ x
+
+
 def added(x):
     mask = tf.where(CAUSAL, 0.0, -np.inf)
     return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
@@ -32,7 +37,7 @@ def dead(x):
     return tf.where(x > 0, tf.math.log(tf.nn.relu(x)), x) @ MATRIX
 
 
-MASKED = {"chosen": chosen, "added": added, "dead": dead}
+MASKED = {"chosen": chosen, "far away": far_away, "added": added, "dead": dead}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -94,3 +99,14 @@ def test_results_that_a_mask_leaves_infinite():
     assert low <= min(y.min(), 0.0)
     assert high >= y.max() * 0.9
     assert all(np.isfinite(share) for share in report.noise.values())
+
+
+def test_large_numbers_that_are_no_mask_count():
+    def both(x):
+        logits = tf.where(CAUSAL, x @ tf.transpose(x), -1e4)
+        return {"logits": logits, "shares": tf.nn.softmax(logits)}
+
+    m = opened(both, ROWS)
+    quantize(m, is_training=False)
+    report = calibrate(m, [samples(m.inputs)], "min_max")
+    assert min(low for low, _ in report.ranges.values()) == -1e4

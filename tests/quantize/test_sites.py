@@ -68,7 +68,7 @@ def test_a_probe_sees_the_network_before_it_was_quantized(quantized):
     before = {name: v.numpy() for name, v in m.variables.items()}
     sites = find_sites(m.graph, m.variables)
     groups = {site.name: site.tensors[:1] for site in sites if not site.is_weights}
-    probe = Probe(m.graph, m.inputs, groups, lambda ts: {"value": ts[0]})
+    probe = Probe(m.graph, m.inputs, groups, lambda _, ts: {"value": ts[0]})
     x = branch_inputs(1)[0]
     found = probe.run({"x": tf.constant(x)})
     traced = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from geutil.errors import QuantizeError
+from geutil.graph.identity import IdentitySet
+from geutil.graph.kinds import Tensor
 from geutil.quantize.arithmetic import Range
 from geutil.quantize.calibration.finiteness import Finiteness
 from geutil.quantize.calibration.measuring import measured
@@ -21,6 +22,7 @@ from geutil.quantize.calibration.observers import (
 from geutil.quantize.calibration.probing import Probe
 from geutil.quantize.calibration.sites import Site
 from geutil.quantize.calibration.trying import CANDIDATES, Trials
+from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
 
 Array = np.ndarray[Any, Any]
 Ranges = dict[str, Range]
@@ -31,6 +33,16 @@ _OF_ZEROS = Range(0.0, 1.0)
 """The range of tensors that hold nothing but zeros, which any range stores exactly."""
 FAR = 6.25
 """So far below others the share that a softmax gives is less than half of 1/256."""
+_MASKED = -5e3
+"""Masks hold less, -1e4 for example, and logits that count hold more."""
+_HANDING_ON = frozenset(
+    (
+        *FAKE_QUANT,
+        "Select",
+        "SelectV2",
+        *(name for name, k in KERNELS.items() if k.treatment is Treatment.PASSES),
+    )
+)
 _SOFTMAXES = frozenset(("LogSoftmax", "Softmax"))
 
 
@@ -57,8 +69,13 @@ class Collection:
         methods = CANDIDATES if method == BEST else (method,)
         counting = any(method in COUNTING for method in methods)
         groups = {site.name: site.tensors for site in sites}
-        measure = partial(measured, settings.bins if counting else 0)
+        bins = settings.bins if counting else 0
+        lowest = {s.name: _MASKED for s in sites if _is_masked(s, model)}
         outputs = list(model.outputs.values())
+
+        def measure(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+            return measured(bins, tensors, lowest.get(name, -np.inf))
+
         self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
         self._trials = Trials(model)
         self._finiteness = Finiteness(model)
@@ -145,6 +162,31 @@ class Collection:
 
 def _is_finite(value: Array) -> bool:
     return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(value).all())
+
+
+def _is_masked(site: Site, model: Any) -> bool:
+    """Tell whether only softmaxes read what is quantized, handed on and chosen from.
+
+    What is far below all else has no share there, infinite or not.
+
+    Cost: linear in the ops that hand it on.
+    """
+    outputs = IdentitySet(model.outputs.values())
+    waiting = list(dict.fromkeys(site.ops))
+    met = set(waiting)
+    found = False
+    for op in waiting:
+        if any(t in outputs for t in op.outputs):
+            return False
+        for reader in (r for t in op.outputs for r in t.consumers()):
+            if reader.type == "Softmax":
+                found = True
+            elif reader.type in _HANDING_ON and reader not in met:
+                met.add(reader)
+                waiting.append(reader)
+            elif reader.type not in (*_HANDING_ON, *SHAPES):
+                return False
+    return found
 
 
 def _feeds_softmax(site: Site) -> bool:

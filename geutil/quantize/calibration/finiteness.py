@@ -83,7 +83,8 @@ def _floats(op: Operation) -> list[Tensor]:
     return [t for t in op.outputs if t.dtype.is_floating]
 
 
-def _look(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+def _look(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    del name
     finite = [tf.reduce_all(tf.math.is_finite(t)) for t in tensors]
     nan = [tf.reduce_any(tf.math.is_nan(t)) for t in tensors]
     return {"finite": tf.reduce_all(finite), "nan": tf.reduce_any(nan)}

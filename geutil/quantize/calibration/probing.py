@@ -16,7 +16,7 @@ from geutil.quantize.finding.delays import delayed_input
 from geutil.quantize.finding.kernels import FAKE_QUANT
 
 Array = np.ndarray[Any, Any]
-Measure = Callable[[Sequence[Tensor]], Mapping[str, Tensor]]
+Measure = Callable[[str, Sequence[Tensor]], Mapping[str, Tensor]]
 
 
 class Probe:
@@ -26,7 +26,7 @@ class Probe:
         graph: the FuncGraph of the network.
         inputs: its inputs by name.
         groups: for each name the tensors to measure together.
-        measure: makes tensors that say something of others.
+        measure: makes tensors that say something of a group, given its name.
         replace: tells what stands in for an op; what is quantized for what simulates
             that, if nothing else is said.
         results: tensors to return as they are, under the name "".
@@ -51,7 +51,7 @@ class Probe:
             for index in range(len(results)):
                 made[f"\n{index}"] = tf.identity(next(given))
             for name, group in groups.items():
-                measured = measure([next(given) for _ in group])
+                measured = measure(name, [next(given) for _ in group])
                 for key, tensor in measured.items():
                     made[f"{name}\n{key}"] = tf.identity(tensor)
         self._function = build_function(copy.graph, copy.inputs, made, [], [])

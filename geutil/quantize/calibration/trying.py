@@ -66,7 +66,7 @@ class Trials:
         outputs = list(self._model.outputs.values())
         replace = frozen(_values(sites, ranges))
         graph, inputs = self._model.graph, self._model.inputs
-        probe = Probe(graph, inputs, {}, lambda _: {}, replace, outputs)
+        probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
         found = [list(probe.run(sample)[""].values()) for sample in self._samples]
         pairs = [
             (_joined(self._exact, index), _joined(found, index))
