@@ -290,6 +290,25 @@ def perturb(network: Any) -> None:
         last = variable.name.split(":")[0].rsplit("/", 1)[-1]
         if last in draws:
             variable.assign(draws[last](variable.shape))
+    for layer in layers_of(network):
+        _keep_signals(layer)
+
+
+def _keep_signals(layer: Any) -> None:
+    """Scale a convolution's kernels so that rows still differ behind many of them.
+
+    As Keras draws them, values shrink with each layer and its Relu, and nothing but the
+    biases is left (He et al. 2015, equation 10, is for norms that do not rescale).
+    """
+    kind = type(layer).__name__
+    for name in ("kernel", "depthwise_kernel", "pointwise_kernel"):
+        kernel = getattr(layer, name, None)
+        if "Conv" not in kind or kernel is None or len(kernel.shape) < 3:
+            continue
+        values = np.asarray(kernel)
+        by_channel = "Depthwise" in kind or name == "depthwise_kernel"
+        read = values.shape[: -2 if by_channel else -1]
+        kernel.assign(values * np.sqrt(2.0 / np.prod(read)) / max(values.std(), 1e-6))
 
 
 def count_norms(network: Any) -> int:
