@@ -122,7 +122,7 @@ test-version: .venv-tf$(VERSION)/.ready-$(PYVER) $(VIEWER) ## Run the smoke test
 test-versions: $(VIEWER) ## Run them on every TensorFlow from the oldest on
 	@failed=; \
 	for version in $(VERSIONS); do \
-	  if $(MAKE) --no-print-directory .venv-tf$$version/.ready-$(PYVER) && \
+	  if $(MAKE) -s --no-print-directory .venv-tf$$version/.ready-$(PYVER) && \
 	    said=$$($(MAKE) --no-print-directory test-version VERSION=$$version 2>&1); \
 	  then \
 	    echo "TensorFlow $$version: $$(printf '%s' "$$said" | tail -n 1)"; \

@@ -1,10 +1,11 @@
 """Keeps Grappler from rounding otherwise than in the step with plain gradients.
 
 Grappler joins what has a single reader with that reader: sums of sums (AddOpsRewrite)
-and products of products (MinimizeBroadcasts), which it computes in an order of its own.
-In plain gradients the backward pass reads much of the forward pass, which keeps those
-ops apart. With recomputation it reads copies, and an original and its copy may be left
-with one reader each. And Grappler joins nothing that another op waits for.
+and products of products (MinimizeBroadcasts), which it computes in an order of its own,
+and, for oneDNN, a Pad with the convolution behind it. In plain gradients the backward
+pass reads much of the forward pass, which keeps those ops apart. With recomputation it
+reads copies, and an original and its copy may be left with one reader each. And
+Grappler joins nothing that another op waits for.
 
 What is left to chance: of products of several constants and tensors Grappler joins the
 constants (ConstantPushDown) in an order that depends on the whole graph.
@@ -23,18 +24,23 @@ from geutil.graph.kinds import Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
 JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
+_SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
+"""Types of ops that read a shape only: where it is known, Grappler makes constants of
+them, and who else reads the tensor is left alone with it."""
 
 Readers = IdentityMap[list[tuple[Operation, int]]]
 
 
 def readers_of(step: Step) -> Readers:
-    """Return who reads each tensor: ops that the step needs, and which input it is.
+    """Return who reads the values of each tensor: ops that the step needs, by input.
 
     Cost: linear in the ops that the step needs, and their inputs.
     """
     readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
     needed = get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)])
     for op in needed:
+        if op.type in _SHAPES:
+            continue
         for index, t in enumerate(op.inputs):
             if t not in readers:
                 readers[t] = []

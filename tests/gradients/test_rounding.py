@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from geutil.gradients.rounding import keep_apart, readers_of, without_joined
 from geutil.gradients.step import build_step
+from geutil.graph.importing import set_new_input
 
 
 def build(depth):
@@ -27,6 +28,27 @@ def test_readers_are_those_that_the_step_needs():
         step = build_step(y, [x])
         types = [op.type for op, _ in readers_of(step)[x]]
         assert sorted(types) == ["Cos", "Sin"]
+
+
+def test_what_reads_a_shape_keeps_nothing_apart():
+    with tf.Graph().as_default() as graph:
+        image = tf.random.stateless_uniform([1, 8, 8, 2], [1, 2])
+        weights = tf.random.stateless_uniform([3, 3, 2, 2], [3, 4])
+        edges = [[0, 0], [1, 1], [1, 1], [0, 0]]
+        padded = tf.pad(image, edges)
+        y = tf.nn.conv2d(padded, weights, 1, "VALID")
+        step = build_step(y, [weights])
+        # The gradient asks for the shapes of what the convolution reads.
+        assert "ShapeN" in [op.type for op in padded.consumers()]
+        before = readers_of(step)
+        types = [op.type for op, _ in before[padded]]
+        assert sorted(types) == ["Conv2D", "Conv2DBackpropFilter"]
+        copied, again = tf.pad(image, edges), tf.no_op()
+        (filter_gradient,) = (op for op, _ in before[padded] if op is not y.op)
+        set_new_input(filter_gradient, 0, copied)
+        keep_apart(step, before, [(padded.op, copied.op, again)])
+        names = {op.name for op in graph.get_operations() if op in padded.consumers()}
+        assert "recomputed/apart" in names
 
 
 def test_products_that_may_be_joined_are_not_awaited():
