@@ -1,5 +1,7 @@
 """Everything that `tf.gradients` takes, in graphs and inside `tf.function`."""
 
+from itertools import chain
+
 import keras
 import numpy as np
 import pytest
@@ -184,17 +186,23 @@ def test_a_variable_as_y():
 @needs_eager
 def test_a_model_of_keras():
     keras.utils.set_random_seed(1)
-    model = keras.Sequential(
+    blocks = [
         [
-            keras.layers.Input([8, 8, 4]),
             keras.layers.Conv2D(4, 3, groups=2, activation="relu", padding="same"),
             keras.layers.BatchNormalization(),
             keras.layers.DepthwiseConv2D(3, activation="swish"),
+        ]
+        for _ in range(3)
+    ]
+    model = keras.Sequential(
+        [
+            keras.layers.Input([16, 16, 4]),
+            *chain.from_iterable(blocks),
             keras.layers.Flatten(),
             keras.layers.Dense(3),
         ]
     )
-    x = tf.constant(np.random.default_rng(1).normal(size=(2, 8, 8, 4)), tf.float32)
+    x = tf.constant(np.random.default_rng(1).normal(size=(4, 16, 16, 4)), tf.float32)
 
     @tf.function
     def take(plain):
