@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from geutil.gradients.shapes import given_shapes, settle_shapes, warning_of_size
 from geutil.gradients.sizes import tensor_elements
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
+from geutil.graph.adjacency import creation_index
+from geutil.graph.function_calls import is_compiled_call
 from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Tensor, type_name
+from geutil.graph.kinds import Operation, Tensor, type_name
 from geutil.graph.xla import is_compiled_by_xla
 from geutil.memory.sizes import GivenShapes
 from geutil.select.walks import get_backward_walk_ops
@@ -32,6 +34,11 @@ HOST = "/device:CPU:0"
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
+)
+_COMPILED = (
+    "XLA compiles '{name}' (calls of that kind: {count}): what it holds besides their "
+    "results while it runs them is no part of the predicted peaks; for a convolution "
+    "by groups that may be many times the rest"
 )
 _ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
@@ -96,20 +103,30 @@ class Prepared:
         warnings = list(self.keeping.warnings)
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
-        guessed = warning_of_sizes(self.plan.step.ops())
-        warnings += [guessed] if guessed else []
+        compiled = is_compiled_by_xla(self.plan.step.graph)
+        warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
         sent = offloaded(self.plan, self.offload)
-        if sent and is_compiled_by_xla(self.plan.step.graph):
+        if sent and compiled:
             warnings.append(_ONE_DEVICE)
             sent = []
         # XLA has an order of its own, which is taken to hold as little.
         recomputed = bool(self.plan.segments)
-        compiled = is_compiled_by_xla(self.plan.step.graph)
         ordered = recomputed if compiled else self.order
         report = make_report(self.plan, self.keeping, sent, ordered=ordered)
         if compiled:
             report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
+
+
+def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
+    """Return what to tell of sizes that are not known, or not counted."""
+    guessed = warning_of_sizes(ops)
+    warnings = [guessed] if guessed else []
+    calls = [] if compiled else [op for op in ops if is_compiled_call(op)]
+    if calls:
+        first = min(calls, key=creation_index)
+        warnings.append(_COMPILED.format(count=len(calls), name=first.name))
+    return warnings
 
 
 def keep_all(tensor: Tensor) -> bool:

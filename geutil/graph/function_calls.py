@@ -17,6 +17,7 @@ from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 
 _AT_ONCE = "parallel_iterations"
+_COMPILED = "_XlaMustCompile"
 _READ_ONLY = "_read_only_resource_inputs"
 _NONE = AttrValue.ListValue()
 _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
@@ -80,6 +81,16 @@ def called_function(op: Operation) -> str:
     if op.type in CALLS:
         return str(op.get_attr("f").name)
     return str(op.type) if has_function(op.graph, op.type) else ""
+
+
+def is_compiled_call(op: Operation) -> bool:
+    """Tell whether an op calls a function that XLA compiles as a whole."""
+    name = called_function(op)
+    if not name:
+        return False
+    definition = definition_in(op.graph, name)
+    marked = [op.node_def.attr, definition.attr if definition else {}]
+    return any(_COMPILED in a and a[_COMPILED].b for a in marked)
 
 
 def reason_to_stay(op: Operation) -> str:

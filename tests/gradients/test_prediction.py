@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from geutil.gradients import gradients, last_report
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
@@ -112,3 +113,20 @@ def test_gradients_alone():
     # At the end there are three weight gradients, and what the last op reads.
     assert 3 * weight <= alone[-1] <= 3 * weight + 256 * 64 * 4
     assert max(alone) <= 3 * weight + 3 * 256 * 64 * 4
+
+
+@pytest.mark.parametrize("by_xla", [False, True])
+def test_what_xla_holds_is_not_predicted_and_said_so(by_xla):
+    @tf.function(jit_compile=by_xla, autograph=False)
+    def layer(x):
+        return tf.sin(x * 2.0)
+
+    with tf.Graph().as_default():
+        x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        for _ in range(3):
+            y = layer(y)
+        gradients(tf.reduce_sum(y), x, checkpoints="memory")
+    # The calls, and those of their gradients.
+    said = [w for w in last_report().warnings if "XLA compiles" in w]
+    assert len(said) == by_xla
+    assert all("calls of that kind: 6" in w for w in said)
