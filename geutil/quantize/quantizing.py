@@ -26,6 +26,7 @@ from geutil.quantize.applying.lowering import (
     lower_negations,
     lower_one_hots,
     lower_prelus,
+    lower_squares,
 )
 from geutil.quantize.applying.variables import RangeVariables
 from geutil.quantize.finding.choices import Choices, Override
@@ -190,6 +191,7 @@ def _lowered(
         lower_layer_norms(graph, plan.layer_norms),
         lower_one_hots(graph, plan.one_hots),
         lower_divisions(graph, plan.roots),
+        lower_squares(graph, plan.squares),
     ):
         lines += more
         stands_for |= results

@@ -252,6 +252,20 @@ def test_divisions_by_roots_are_int8(kind):
     ]
 
 
+def test_squared_differences_of_many_dimensions():
+    """The converter parts them, as those of a group norm, and leaves both in float."""
+
+    def spread(a):
+        parts = tf.reshape(a, [*a.shape[:-1], 2, a.shape[-1] // 2])
+        return tf.math.squared_difference(parts, tf.reduce_mean(parts, 4, True))
+
+    result = converted(spread, IMAGE)
+    assert result.kinds.count("MUL") == result.kinds.count("SUB") == 1
+    assert result.floats == []
+    assert result.report.coverage == 1.0
+    assert result.most <= 1
+
+
 def test_a_negation_becomes_a_product():
     result = converted(lambda a: -tf.exp(a), IMAGE)
     assert result.kinds == ["EXP", "MUL"]

@@ -184,6 +184,37 @@ def lower_divisions(
     return tuple(f"'{op.name}' ({op.type}) computes by rsqrt" for op in ops), results
 
 
+def lower_squares(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let squared differences be products of a difference with itself.
+
+    The converter writes those of more than four dimensions as two ops, but where no
+    FakeQuant can lie between them.
+
+    Args:
+        graph: the graph.
+        ops: SquaredDifference ops in it.
+
+    Returns:
+        For each what was done, in words; and by the products what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
+    """
+    lowerings = [
+        _Lowering(op, "product", "square", _squared_difference, op.inputs) for op in ops
+    ]
+    results = _replace(graph, lowerings)
+    return (
+        tuple(f"'{op.name}' ({op.type}) computes (x - y) * (x - y)" for op in ops),
+        results,
+    )
+
+
 class _Lowering(NamedTuple):
     """An op in whose place others compute.
 
@@ -265,6 +296,11 @@ def _chooser(axis: int) -> Function:
         return [tf.where(mask, on, off, name="choice")]
 
     return function
+
+
+def _squared_difference(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    difference = tf.subtract(x, y, name="difference")
+    return [tf.multiply(difference, difference, name="square")]
 
 
 def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:

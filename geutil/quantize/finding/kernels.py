@@ -202,9 +202,13 @@ def kernel_of(op: Operation) -> Kernel | None:
 
     Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
     as a product with ones, which are a constant if the shape is known, and else are
-    made in float.
+    made in float. A SquaredDifference of more than four it writes as a difference and
+    its square, between which no FakeQuant lies.
     """
     kernel = KERNELS.get(op.type)
+    if op.type == "SquaredDifference":
+        rank = op.outputs[0].shape.rank
+        return None if rank is None or rank > 4 else kernel
     if kernel is not None or op.type != "BroadcastTo":
         return kernel
     shape = op.outputs[0].shape

@@ -28,6 +28,7 @@ class Planned(Protocol):
     prelus: list[Prelu]
     negations: list[Operation]
     roots: list[Operation]
+    squares: list[Operation]
 
 
 def check_obeyed(
@@ -62,7 +63,7 @@ class _Obeyed:
             self._parts.setdefault(kernel, []).append(op)
         # Of these another plan is made, once they are written in another form.
         inside = (op for prelu in plan.prelus for op in prelu.ops)
-        self._rewritten = {*plan.negations, *plan.roots, *inside}
+        self._rewritten = {*plan.negations, *plan.roots, *plan.squares, *inside}
 
     def fault(self, op: Operation, field: str, value: Any) -> str:
         """Return why a field of an override is not obeyed for an op; "" if it is."""

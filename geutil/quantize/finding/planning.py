@@ -78,6 +78,7 @@ class Plan:
         layer_norms: layer norms of one op, likewise.
         one_hots: OneHot ops, likewise.
         roots: divisions by a square root, likewise.
+        squares: squared differences of many dimensions, likewise.
         unfed: products of constants and variables, which may have been meant.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     layer_norms: list[Operation] = field(default_factory=list)
     one_hots: list[Operation] = field(default_factory=list)
     roots: list[Operation] = field(default_factory=list)
+    squares: list[Operation] = field(default_factory=list)
     unfed: list[Operation] = field(default_factory=list)
 
 
@@ -153,6 +155,7 @@ class _Planner(Refusals):
             self._layer_norms(),
             self._left_in_float("OneHot"),
             self._by_roots(),
+            self._left_in_float("SquaredDifference"),
             self.network.unfed,
         )
         parameters = {op: [point] for op, point in weights.items()}
