@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from geutil.graph._tf import function_def_to_graph
+import tensorflow as tf
+
+from geutil.graph._tf import FunctionDef, function_def_to_graph
 from geutil.graph.function_defs import definition_in
 from geutil.graph.kinds import Graph, Tensor
 
@@ -18,13 +20,23 @@ def body_for_call(graph: Graph, name: str, arguments: Sequence[Tensor]) -> Graph
         arguments: what the call passes.
 
     Returns:
-        A FuncGraph, or None where the graph does not hold the function.
+        A FuncGraph that holds the functions which the body calls, or None where the
+        graph does not hold the function.
 
-    Cost: linear in the ops of the body.
+    Cost: linear in the ops of the body, and of the functions behind it.
     """
-    definition = definition_in(graph, name)
-    if definition is None:
+    held = definition_in(graph, name)
+    if held is None:
         return None
-    shapes = [t.shape for t in arguments]
+    definition = FunctionDef()
+    definition.CopyFrom(held)
+    # A resource's own shape says nothing of what it refers to.
+    shapes = [None if t.dtype == tf.resource else t.shape for t in arguments]
+    for i, shape in enumerate(shapes):
+        # TensorFlow would take the shape of the trace instead.
+        if shape is not None and shape.rank is not None and i in definition.arg_attr:
+            definition.arg_attr[i].attr.pop("_output_shapes", None)
     with graph.as_default():
-        return function_def_to_graph(definition, shapes)
+        return function_def_to_graph(
+            definition, input_shapes=shapes, include_library_functions=True
+        )

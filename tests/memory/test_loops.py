@@ -119,3 +119,44 @@ def test_a_bound_that_data_decides_is_not_guessed():
     with graph.as_default():
         times = tf.compat.v1.placeholder(tf.int32, [], name="times")
     assert states(graph, times) == 0
+
+
+@pytest.mark.parametrize("by_shape", [False, True])
+def test_lists_that_a_function_returns_are_counted(by_shape):
+    """As in tf_keras, whose recurrent layers are functions with a loop inside."""
+
+    @tf.function(autograph=False)
+    def layer(x, weights):
+        times = tf.shape(x)[0] if by_shape else TIMES
+        _, last = tf.while_loop(
+            lambda i, _: i < times,
+            lambda i, state: (i + 1, tf.tanh(tf.matmul(state, weights) + x[i])),
+            [tf.constant(0), tf.zeros([WIDTH, WIDTH])],
+            parallel_iterations=1,
+        )
+        return last
+
+    graph = tf.Graph()
+    with graph.as_default():
+        weights = tf.random.normal([WIDTH, WIDTH], seed=1) / WIDTH
+        x = tf.compat.v1.placeholder(tf.float32, [TIMES, 1, WIDTH], name="x")
+        loss = tf.reduce_sum(layer(x, weights))
+        fetches = [loss, *tf.gradients(loss, weights)]
+    traced = peak_of(trace(graph, fetches, {x: [[[0.5] * WIDTH]] * TIMES}))
+    assert traced >= TIMES * STATE
+    assert predict(fetches).peak == pytest.approx(traced, rel=0.1)
+    assert worst_case(fetches).peak >= traced
+
+
+def test_functions_have_the_shapes_of_their_call():
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None)])
+    def half(x):
+        return tf.reduce_sum(tf.exp(x), [0, 1])
+
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH])
+        fetch = half(x)
+    (called,) = calls_in(graph, bytes_of).values()
+    assert called.temporary == STATE
+    assert fetch.shape.rank == 0

@@ -6,13 +6,13 @@ its temporary memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geutil.graph.body_shapes import body_for_call
 from geutil.graph.function_calls import Caller, callers_in, parallel_iterations
 from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.memory.predicting.loops import Loops, Piled
+from geutil.memory.predicting.loops import Loops, Piled, returned_lists
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
 
@@ -29,7 +29,7 @@ class Called:
     Attributes:
         temporary: the bytes beyond those of the op's results.
         surge: the bytes that it may hold besides, if more iterations run at once.
-        results: what the results of a loop hold.
+        results: what the lists hold that are results.
     """
 
     temporary: int = 0
@@ -68,8 +68,7 @@ def called_functions(
         if among is not None and caller.op not in among:
             continue
         bodies = _bodies(graph, caller)
-        once = max((_bytes(body, read, size_of) for body in bodies), default=0)
-        found[caller.op] = Called(once)
+        found[caller.op] = _largest([_of_body(body, read, size_of) for body in bodies])
         if caller.is_loop and len(bodies) > 1:
             loops[caller.op] = (bodies[0], bodies[1])
     known = Loops(loops, size_of)
@@ -94,7 +93,26 @@ def _bodies(graph: Graph, caller: Caller) -> list[Graph]:
     return [body for body in bodies if body is not None]
 
 
-def _bytes(body: Graph, read: ReadBody, size_of: SizeOf) -> int:
-    program = read(body, called_functions(body, read, size_of))
-    results = sum(program.sizes[t] for t in program.fetched)
-    return simulate(program).peak - results
+def _of_body(body: Graph, read: ReadBody, size_of: SizeOf) -> Called:
+    """Return what one run of a function holds, and the lists that it returns."""
+    calls = called_functions(body, read, size_of)
+    program = read(body, calls)
+    returned = returned_lists(
+        body, {op: called.results for op, called in calls.items()}
+    )
+    results = sum(
+        max(program.sizes[tensor], returned.sizes.get(i, 0))
+        for i, tensor in enumerate(program.fetched)
+    )
+    return Called(simulate(program).peak - results, results=returned)
+
+
+def _largest(bodies: Sequence[Called]) -> Called:
+    """Return what an op holds that runs one of several functions."""
+    sizes: dict[int, int] = {}
+    lists: dict[int, int] = {}
+    for body in bodies:
+        for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
+            most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
+    once = max((body.temporary for body in bodies), default=0)
+    return Called(once, results=Piled(sizes, lists))

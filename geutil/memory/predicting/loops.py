@@ -20,7 +20,7 @@ _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
 @dataclass(frozen=True)
 class Piled:
-    """What the results of a loop hold.
+    """What the results of a loop hold, or of a function with loops in it.
 
     Attributes:
         sizes: the bytes of those results that are lists of something new.
@@ -115,7 +115,7 @@ class Loops:
         """Return what a counter is compared with, None if it is not known."""
         place = places.get(id(bound))
         if place is None:
-            return tf.get_static_value(bound)
+            return _static(bound)
         return self._argument(op, place) if body.stays(place) else None
 
     def _count(
@@ -131,7 +131,7 @@ class Loops:
         tensor = _source(op.inputs[place])
         if tensor.op in self._loops:
             return self._result(tensor)
-        return tf.get_static_value(tensor)
+        return _static(tensor)
 
     def _result(self, tensor: Tensor) -> int | None:
         """Return a counter after its loop."""
@@ -142,6 +142,32 @@ class Loops:
         if times is None or step is None or start is None:
             return None
         return int(start) + times * int(step)
+
+
+def returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
+    """Return what the lists hold that a function returns and that its loops made.
+
+    Tf_keras has its recurrent layers in functions, whose gradient is another one that
+    takes the lists.
+
+    Args:
+        graph: the FuncGraph of the function.
+        piled: what its loops and calls pile up.
+    """
+    sizes: dict[int, int] = {}
+    lists: dict[int, int] = {}
+    met: set[int] = set()
+    for i, result in enumerate(graph.outputs):
+        made = _source(result)
+        held = piled.get(made.op)
+        if held is None or result.dtype != tf.variant:
+            continue
+        place = made.value_index
+        lists[i] = held.lists.get(place, 0)
+        if id(made) not in met:
+            sizes[i] = held.sizes.get(place, 0)
+        met.add(id(made))
+    return Piled(sizes, lists)
 
 
 class ListSizes:
@@ -232,6 +258,22 @@ class _Body:
             return None
         place = self._place.get(id(_source(tensor.op.inputs[0])))
         return place if place is not None and self.stays(place) else None
+
+
+def _static(tensor: Tensor) -> Any:
+    """Return the value of a tensor if it is a constant, or a dimension that is known.
+
+    `tf.get_static_value` knows no element of a constant, and no dimension of what has
+    others that are open.
+    """
+    op = tensor.op
+    if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
+        return tf.get_static_value(tensor)
+    of, place = op.inputs[0], tf.get_static_value(op.inputs[1])
+    is_shape = of.op.type == "Shape"
+    values = of.op.inputs[0].shape if is_shape else tf.get_static_value(of)
+    unknown = values is None or (is_shape and values.rank is None) or place is None
+    return None if unknown or len(place) > 1 else values[int(place[0])]
 
 
 def _source(tensor: Tensor) -> Tensor:
