@@ -67,9 +67,9 @@ def test_exponential_growth_is_refused_at_once(depth):
     add_function(graph_def, "f0", ["Neg"])
     for i in range(depth):
         add_function(graph_def, f"f{i + 1}", [f"f{i}"] * 10)
-    start = time.perf_counter()
+    start = time.process_time()
     refused(graph_def, "more than 10,000,000 nodes")
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
     # Calls alone count, too: nothing else may be left of them.
     graph_def.library.function[0].ClearField("node_def")
     graph_def.library.function[0].ret["y"] = "x"
