@@ -88,7 +88,9 @@ def test_networks(name, mode, grappler, plain):
         step,
         lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64),
     )
-    assert last_report().recomputed
+    # One activation between two products: "speed" would keep as much as plain gradients.
+    saves = (name, mode) != ("chain", "speed")
+    assert bool(last_report().recomputed) == saves
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, e)
