@@ -88,7 +88,7 @@ def test_networks(name, mode, grappler, plain):
         step,
         lambda y, xs: gradients(y, xs, checkpoints=mode, min_checkpoint_size=64),
     )
-    # One activation between two products: "speed" would keep as much as plain gradients.
+    # One activation between two products: "speed" would keep as much as plain ones.
     saves = (name, mode) != ("chain", "speed")
     assert bool(last_report().recomputed) == saves
     assert len(actual) == len(expected)
