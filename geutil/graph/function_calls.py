@@ -11,13 +11,14 @@ from geutil.graph.calls import Library
 from geutil.graph.function_defs import definition_in
 from geutil.graph.functions import has_function
 from geutil.graph.gradient_registry import ATTRIBUTE
-from geutil.graph.kinds import Graph, Operation
+from geutil.graph.kinds import Graph, Operation, Tensor
 from geutil.graph.op_types import BRANCHINGS, CALLS, LOOPS
 from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 
 _AT_ONCE = "parallel_iterations"
 _COMPILED = "_XlaMustCompile"
+_GRADIENT = "SymbolicGradient"
 _READ_ONLY = "_read_only_resource_inputs"
 _NONE = AttrValue.ListValue()
 _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
@@ -74,6 +75,17 @@ class Caller:
     def first_argument(self) -> int:
         """Return which input of the op is the first argument of the functions."""
         return 1 if self.is_branching else 0
+
+    @property
+    def arguments(self) -> list[Tensor] | None:
+        """Return the inputs that the functions get first; None where data decides.
+
+        A function that an op of tf.data maps gets elements, which are no input.
+        """
+        known = self.is_loop or self.is_branching or self.is_call
+        if known or self.op.type == _GRADIENT:
+            return list(self.op.inputs)[self.first_argument :]
+        return None
 
 
 def called_function(op: Operation) -> str:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report, order_updates
+from geutil.graph.body_shapes import body_for_call
 from geutil.memory import predict, worst_case
 from geutil.memory.predicting.reading import calls_in
 from geutil.memory.sizes import bytes_of
@@ -160,3 +161,56 @@ def test_functions_have_the_shapes_of_their_call():
     (called,) = calls_in(graph, bytes_of).values()
     assert called.temporary == STATE
     assert fetch.shape.rank == 0
+
+
+def test_functions_are_read_once_however_often_they_are_called(monkeypatch):
+    def calling(layer):
+        return tf.function(lambda x: layer(layer(layer(layer(x)))), autograph=False)
+
+    layer = tf.function(tf.exp, autograph=False)
+    for _ in range(4):
+        layer = calling(layer)
+    graph = tf.Graph()
+    with graph.as_default():
+        layer(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
+    read = []
+
+    def counted(graph, name, arguments):
+        read.append(name)
+        return body_for_call(graph, name, arguments)
+
+    monkeypatch.setattr("geutil.memory.predicting.calls.body_for_call", counted)
+    # Four to the power of four calls in all.
+    (called,) = calls_in(graph, bytes_of).values()
+    assert len(read) == len(set(read)) == 5
+    assert called.temporary >= STATE
+
+
+def test_functions_that_data_is_mapped_by_have_the_shapes_of_their_trace():
+    graph = tf.Graph()
+    with graph.as_default():
+        shift = tf.compat.v1.placeholder(tf.float32, [3, 1], name="shift")
+        data = tf.data.Dataset.from_tensors(tf.ones([WIDTH, WIDTH]))
+        data = data.map(lambda x: tf.reduce_sum(tf.exp(x)) + shift[0])
+        tf.compat.v1.data.make_initializable_iterator(data)
+    sizes = [called.temporary for called in calls_in(graph, bytes_of).values()]
+    assert STATE <= max(sizes) <= STATE + 8
+
+
+def test_a_symbolic_gradient_passes_more_than_its_function_takes():
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([WIDTH, WIDTH])
+        f = tf.function(tf.exp, autograph=False).get_concrete_function(x)
+        f.add_to_graph(graph)
+        name = f.function_def.signature.name
+        call = tf.raw_ops.SymbolicGradient(
+            input=[x, x], Tout=[tf.float32], f=_function(name)
+        )
+        (called,) = calls_in(graph, bytes_of).values()
+    assert call and called.temporary >= 0
+
+
+def _function(name):
+    reference = tf.compat.v1.AttrValue().func
+    reference.name = name
+    return reference

@@ -38,6 +38,8 @@ class Called:
 
 
 NOTHING = Called()
+_DEEPEST = 32
+"""How many functions deep functions count."""
 ITERATIONS = 2
 """How many iterations of a loop count."""
 
@@ -60,21 +62,72 @@ def called_functions(
         size_of: the bytes of a tensor in a body.
         among: the ops that count; all if None.
 
-    Cost: linear in the ops of the bodies, each as often as it is called.
+    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
     """
-    found: dict[Operation, Called] = {}
-    loops: dict[Operation, tuple[Graph, Graph]] = {}
-    for caller in callers_in(graph):
-        if among is not None and caller.op not in among:
-            continue
-        bodies = _bodies(graph, caller)
-        found[caller.op] = _largest([_of_body(body, read, size_of) for body in bodies])
-        if caller.is_loop and len(bodies) > 1:
-            loops[caller.op] = (bodies[0], bodies[1])
-    known = Loops(loops, size_of)
-    for op in loops:
-        found[op] = _of_loop(op, known, found[op].temporary)
-    return found
+    return _Functions(read, size_of).called_in(graph, among)
+
+
+class _Functions:
+    """What functions hold, each read once for the shapes that it is called with.
+
+    Args:
+        read: how to read a body.
+        size_of: the bytes of a tensor in a body.
+    """
+
+    def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
+        self._read = read
+        self._size_of = size_of
+        self._known: dict[tuple[str, ...], tuple[Graph, Called] | None] = {}
+        self._depth = 0
+
+    def called_in(
+        self, graph: Graph, among: Collection[Operation] | None = None
+    ) -> dict[Operation, Called]:
+        """Return what the functions hold that a graph's ops run."""
+        found: dict[Operation, Called] = {}
+        loops: dict[Operation, tuple[Graph, Graph]] = {}
+        for caller in callers_in(graph):
+            if among is not None and caller.op not in among:
+                continue
+            bodies = self._bodies(graph, caller)
+            found[caller.op] = _largest([called for _, called in bodies])
+            if caller.is_loop and len(bodies) > 1:
+                loops[caller.op] = (bodies[0][0], bodies[1][0])
+        known = Loops(loops, self._size_of)
+        for op in loops:
+            found[op] = _of_loop(op, known, found[op].temporary)
+        return found
+
+    def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
+        bodies = (self._body(graph, name, caller.arguments) for name in caller.names)
+        return [body for body in bodies if body is not None]
+
+    def _body(
+        self, graph: Graph, name: str, arguments: Sequence[Tensor] | None
+    ) -> tuple[Graph, Called] | None:
+        key = (name, *(str(t.shape) for t in arguments or ()))
+        if key not in self._known and self._depth < _DEEPEST:
+            # Nothing, for a function that calls itself.
+            self._known[key] = None
+            body = body_for_call(graph, name, arguments)
+            self._depth += 1
+            if body is not None:
+                self._known[key] = body, self._of_body(body)
+            self._depth -= 1
+        return self._known.get(key)
+
+    def _of_body(self, body: Graph) -> Called:
+        """Return what one run of a function holds, and the lists that it returns."""
+        calls = self.called_in(body)
+        program = self._read(body, calls)
+        piled = {op: called.results for op, called in calls.items()}
+        returned = returned_lists(body, piled)
+        results = sum(
+            max(program.sizes[tensor], returned.sizes.get(i, 0))
+            for i, tensor in enumerate(program.fetched)
+        )
+        return Called(simulate(program).peak - results, results=returned)
 
 
 def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
@@ -85,26 +138,6 @@ def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
         most = min(most, times)
     usual = min(most, ITERATIONS)
     return Called(usual * once, (most - usual) * once, loops.piled(op))
-
-
-def _bodies(graph: Graph, caller: Caller) -> list[Graph]:
-    arguments = list(caller.op.inputs)[caller.first_argument :]
-    bodies = (body_for_call(graph, name, arguments) for name in caller.names)
-    return [body for body in bodies if body is not None]
-
-
-def _of_body(body: Graph, read: ReadBody, size_of: SizeOf) -> Called:
-    """Return what one run of a function holds, and the lists that it returns."""
-    calls = called_functions(body, read, size_of)
-    program = read(body, calls)
-    returned = returned_lists(
-        body, {op: called.results for op, called in calls.items()}
-    )
-    results = sum(
-        max(program.sizes[tensor], returned.sizes.get(i, 0))
-        for i, tensor in enumerate(program.fetched)
-    )
-    return Called(simulate(program).peak - results, results=returned)
 
 
 def _largest(bodies: Sequence[Called]) -> Called:

@@ -48,7 +48,7 @@ def calls_in(
         size_of: the bytes of a tensor of the graph or of a function's body.
         among: the ops that count; all if None.
 
-    Cost: linear in the ops of the bodies, each as often as it is called.
+    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
     """
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
