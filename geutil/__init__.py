@@ -12,7 +12,7 @@ errors are imported when they are first used.
 
 import typing
 
-from geutil import lazy, showing
+from geutil import lazy, notebook_display
 from geutil.errors import (
     ArgumentTypeError,
     CycleError,
@@ -257,4 +257,4 @@ else:
     )
 
 lazy.watch_what_exists(__name__)
-showing.draw_with("geutil.report.notebooks", "html_of")
+notebook_display.draw_with("geutil.report.pages", "html_of")

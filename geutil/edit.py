@@ -1,5 +1,7 @@
 """Names that `tf.contrib.graph_editor.edit` had."""
 
+from __future__ import annotations
+
 from geutil.reroute.detaching import (
     bypass,
     connect,

@@ -5,6 +5,8 @@ Every class derives from `GeutilError` and from the builtin that code written fo
 says what was asked, which op or tensor stands against it, and what to call instead.
 """
 
+from __future__ import annotations
+
 
 class GeutilError(Exception):
     """Base of every error that geutil raises on purpose."""
@@ -88,3 +90,11 @@ class PlotError(GeutilError, ValueError):
 
 class ReportError(GeutilError, ValueError):
     """A page cannot be made or written."""
+
+
+class ModelError(GeutilError, ValueError):
+    """A model cannot be opened, read or written as asked.
+
+    The message names what was found (the file, the node, the signature) and what is
+    accepted.
+    """

@@ -1,13 +1,16 @@
 """Names that `tf.contrib.graph_editor.util` had."""
 
-from geutil.graph.names import scope_basename, scope_dirname, scope_finalize
-from geutil.graph.placeholders import (
+from __future__ import annotations
+
+from geutil.graph.creation import (
     make_placeholder_from_dtype_and_shape,
     make_placeholder_from_tensor,
     placeholder_name,
 )
-from geutil.select.controls import ControlOutputs
-from geutil.select.lists import (
+from geutil.graph.names import scope_basename, scope_dirname, scope_finalize
+from geutil.select.boundary import ControlOutputs
+from geutil.select.conversions import (
+    ListView,
     check_graphs,
     get_consuming_ops,
     get_generating_ops,
@@ -16,7 +19,6 @@ from geutil.select.lists import (
     make_list_of_op,
     make_list_of_t,
 )
-from geutil.select.listview import ListView
 
 __all__ = [
     "ControlOutputs",

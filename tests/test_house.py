@@ -70,18 +70,18 @@ def test_it_counts(rows):
 
 
 def test_it_counts_the_files_that_a_call_enters():
-    from geutil import showing
+    from geutil import notebook_display
 
     def call():
-        showing.draw_with("module", "function")
+        notebook_display.draw_with("module", "function")
         house.doubled([])
 
-    drawers = [*showing._drawers]
+    drawers = [*notebook_display._drawers]
     try:
         assert house.files_entered(call) == 1
     finally:
-        showing._drawers[:] = drawers
-    assert house.files_entered(lambda: showing.__name__) == 0
+        notebook_display._drawers[:] = drawers
+    assert house.files_entered(lambda: notebook_display.__name__) == 0
     assert sys.getprofile() is None
 
 

@@ -87,7 +87,7 @@ def test_geutil_alone_imports_neither_tensorflow_nor_numpy():
     assert {m for m in found if m.startswith("geutil.")} <= {
         "geutil.errors",
         "geutil.lazy",
-        "geutil.showing",
+        "geutil.notebook_display",
         "geutil.version",
     }
 

@@ -33,10 +33,10 @@ LAYERS = {
 }
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
-FOR_ALL = {"errors", "formats", "showing", "version"}
+FOR_ALL = {"errors", "formats", "notebook_display", "version"}
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
-COMPOSITIONS = {"quantize.rewriters": {"batchnorm"}}
+COMPOSITIONS = {"quantize.contrib_rewriters": {"batchnorm"}}
 # Names of tf.contrib.graph_editor's modules: imports, aliases and __all__ only.
 FACADES = {"edit", "match", "subgraph", "util"}
 # Where TensorFlow's private API may be used, and where its names are imported.
@@ -52,7 +52,7 @@ OWN_PRIVATE = {
     # Functions that update a view in place.
     "reroute.views": VIEW,
     # What notebooks ask for, by that name.
-    "report.notebooks": {"_repr_html_"},
+    "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.
     "gradients.prediction": {"_replace"},
     "gradients.tape.building": {"_replace"},
@@ -198,7 +198,7 @@ def calls_lazy(node: ast.stmt) -> bool:
     return (
         isinstance(node, ast.Assign | ast.Expr)
         and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).startswith(("lazy.", "showing."))
+        and ast.unparse(node.value.func).startswith(("lazy.", "notebook_display."))
     )
 
 
@@ -228,7 +228,9 @@ CHECKS = [layer_faults, private_faults, facade_faults, statement_faults]
 
 
 def test_the_modules_are_found():
-    assert {"", "errors", "graph.edits", "select.walks", "reroute.plan"} <= set(MODULES)
+    assert {"", "errors", "graph.edits", "select.walks", "reroute.tensors"} <= set(
+        MODULES
+    )
     assert set(MODULES) >= FACADES
 
 
@@ -251,28 +253,36 @@ WRONG = [
     ),
     (layer_faults, "select.walks", "import geutil.reroute"),
     (layer_faults, "select.walks", "from geutil import reroute"),
-    (layer_faults, "reroute.plan", "def f():\n    from geutil.transform import copy"),
-    (layer_faults, "reroute.plan", "import geutil as ge"),
-    (layer_faults, "reroute.plan", "from geutil.edit import detach"),
+    (
+        layer_faults,
+        "reroute.tensors",
+        "def f():\n    from geutil.transform import copy",
+    ),
+    (layer_faults, "reroute.tensors", "import geutil as ge"),
+    (layer_faults, "reroute.tensors", "from geutil.edit import detach"),
     (layer_faults, "gradients.plan", "from geutil.batchnorm import fold"),
     (layer_faults, "batchnorm.apply", "from geutil.quantize import insert"),
     (layer_faults, "quantize.insertion", "from geutil.batchnorm import FoldReport"),
-    (layer_faults, "quantize.rewriters", "from geutil.gradients import gradients"),
+    (
+        layer_faults,
+        "quantize.contrib_rewriters",
+        "from geutil.gradients import gradients",
+    ),
     (layer_faults, "batchnorm.folding", "from geutil.quantize import rewriters"),
     (layer_faults, "model.saving", "from geutil.report import text"),
     (layer_faults, "memory.predict", "from geutil.reroute import swap_ts"),
-    (layer_faults, "errors", "from geutil.graph.kinds import is_op"),
-    (layer_faults, "version", "from geutil.graph.kinds import is_op"),
+    (layer_faults, "errors", "from geutil.graph.types import is_op"),
+    (layer_faults, "version", "from geutil.graph.types import is_op"),
     (layer_faults, "edit", "from geutil.gradients import gradients"),
-    (layer_faults, "surprise.module", "from geutil.graph.kinds import is_op"),
+    (layer_faults, "surprise.module", "from geutil.graph.types import is_op"),
     (private_faults, "select.walks", "from tensorflow.python.framework import ops"),
     (private_faults, "graph.order", "from tensorflow.python.framework import ops"),
     (private_faults, "graph.order", "def f():\n    import tensorflow.core.framework"),
     (private_faults, "select.walks", "from tensorflow import python"),
     (private_faults, "select.walks", "import tensorflow.core.framework.graph_pb2"),
-    (private_faults, "transform.bulk", "op._update_input(0, t)"),
-    (private_faults, "transform.bulk", "self.op._id"),
-    (private_faults, "transform.bulk", "getattr(op, '_id')"),
+    (private_faults, "transform.op_copying", "op._update_input(0, t)"),
+    (private_faults, "transform.op_copying", "self.op._id"),
+    (private_faults, "transform.op_copying", "getattr(op, '_id')"),
     (private_faults, "reroute.views", "session._graph"),
     (private_faults, "", "x = tf.python.framework"),
     (facade_faults, "edit", "def detach(): pass"),
@@ -299,11 +309,15 @@ def test_the_checks_can_fail(check, name, source):
 
 RIGHT = [
     (layer_faults, "graph.order", "from geutil.errors import GeutilError"),
-    (layer_faults, "graph.order", "from geutil.graph.kinds import Graph"),
-    (layer_faults, "transform.bulk", "from geutil.graph.kinds import Graph"),
+    (layer_faults, "graph.order", "from geutil.graph.types import Graph"),
+    (layer_faults, "transform.op_copying", "from geutil.graph.types import Graph"),
     (layer_faults, "gradients.plan", "from geutil.transform import copy"),
     (layer_faults, "memory.predict", "from geutil.select.walks import x"),
-    (layer_faults, "quantize.rewriters", "from geutil.batchnorm import FoldReport"),
+    (
+        layer_faults,
+        "quantize.contrib_rewriters",
+        "from geutil.batchnorm import FoldReport",
+    ),
     (layer_faults, "report.text", "from geutil.model import opening"),
     (layer_faults, "cli.main", "from geutil.report import text"),
     (layer_faults, "edit", "from geutil.reroute.detaching import detach"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.snapshots import uses_onednn
+from geutil.graph.fetched_subgraph import uses_onednn
 
 v1 = tf.compat.v1
 
@@ -29,7 +29,7 @@ def test_two_loops_that_share_bodies_cannot_both_be_differentiated():
 
 
 def test_the_importer_makes_nodes_in_the_order_of_the_graph_def():
-    # geutil.graph.importing tells by this which new op belongs to which node.
+    # geutil.graph.creation tells by this which new op belongs to which node.
     with tf.Graph().as_default() as graph:
         for name in ("z", "y", "x"):
             tf.constant(1.0, name=name)
@@ -54,7 +54,7 @@ def test_the_importer_renames_an_op_that_is_called_like_a_scope():
 
 
 def test_the_importer_misleads_the_loop_edges_of_ops_that_it_renames():
-    # geutil.transform.bulk renames the nodes itself when there is a loop.
+    # geutil.transform.op_copying renames the nodes itself when there is a loop.
     v1.disable_control_flow_v2()
     with tf.Graph().as_default() as graph:
         v1.while_loop(
@@ -92,7 +92,7 @@ def test_grappler_folds_sums_through_a_feed():
 
 
 def test_a_shape_check_refuses_the_whole_import():
-    # geutil.transform.bulk relies on it: a refused copy leaves no op behind.
+    # geutil.transform.op_copying relies on it: a refused copy leaves no op behind.
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [2, 3], name="x")
         tf.matmul(tf.identity(x, name="y"), tf.ones([3, 2]), name="z")
@@ -132,7 +132,7 @@ def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
 
 @pytest.mark.parametrize("disabled", [True, False])
 def test_grappler_adds_in_the_order_of_names(disabled):
-    # geutil.gradients.sums keeps the order that was given: without Grappler, the bits
+    # geutil.gradients.edges keeps the order that was given: without Grappler, the bits
     # are those of TensorFlow.
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [64])
@@ -151,8 +151,8 @@ def test_grappler_adds_in_the_order_of_names(disabled):
 
 @pytest.mark.parametrize("order", ["read first", "added first"])
 def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
-    # geutil.gradients.chance says what follows. Here a control edge decides; without
-    # one it is left to chance, also with deterministic ops.
+    # geutil.gradients.bitwise_determinism says what follows. Here a control edge
+    # decides; without one it is left to chance, also with deterministic ops.
     with tf.Graph().as_default() as graph:
         fed = [v1.placeholder(tf.float32, [64]) for _ in range(2)]
         x, y = (tf.sin(tensor) for tensor in fed)

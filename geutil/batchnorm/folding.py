@@ -8,26 +8,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm.folder import Folder
-from geutil.batchnorm.places import Places
-from geutil.batchnorm.planning import Choices
+from geutil.batchnorm.fold_graph import Folder
+from geutil.batchnorm.fold_plan import Choices
 from geutil.batchnorm.report import FoldReport
-from geutil.batchnorm.sinking import constants_passed, raise_constants, sink_constants
-from geutil.batchnorm.training.applying import asked_for
+from geutil.batchnorm.targets import (
+    Places,
+    constants_passed,
+    raise_constants,
+    sink_constants,
+)
+from geutil.batchnorm.training_fold import asked_for
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
+from geutil.graph.creation import count_ops, ops_since
 from geutil.graph.edits import transaction
-from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import (
+from geutil.graph.names import is_in_scope
+from geutil.graph.types import (
     Graph,
+    IdentitySet,
     Operation,
     Tensor,
     is_op,
     is_tensor,
     type_name,
 )
-from geutil.graph.names import is_in_scope
-from geutil.graph.surroundings import count_ops, ops_since
-from geutil.select.lists import as_list
+from geutil.select.conversions import as_list
 from geutil.transform.rewrite.liveness import Liveness
 
 

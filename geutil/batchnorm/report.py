@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from geutil.showing import Shown
+from geutil.notebook_display import Shown
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from geutil.cli.commands import comparing, editing, looking, memory, quantizing, viewing
+from geutil.cli.commands import editing, looking, memory, quantizing
 from geutil.version import __version__
 
 app = typer.Typer(
@@ -55,9 +55,9 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "quantize": quantizing.quantize,
     "calibrate": quantizing.calibrate,
     "memory": memory.memory,
-    "diff": comparing.diff,
-    "check": comparing.check,
-    "view": viewing.view,
+    "diff": looking.diff,
+    "check": looking.check,
+    "view": looking.view,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

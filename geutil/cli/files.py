@@ -1,10 +1,18 @@
-"""Models and data from files, and back into files."""
+"""Models, data and pages in files; TensorFlow is started only for them.
+
+Importing it takes seconds, and its C++ part writes to stderr while it starts, whatever
+its logging is set to; that of older releases also while it converts to TFLite.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +20,41 @@ from typing import TYPE_CHECKING, Any
 
 from geutil.cli.options import Format
 from geutil.cli.output import working
-from geutil.cli.starting import start_tensorflow
 from geutil.errors import GeutilError
 from geutil.formats import format_by_name, refusal
 
 if TYPE_CHECKING:
     from geutil.model import Model
+    from geutil.report import Page
+
+_STDERR = 2
+
+
+def start_tensorflow() -> None:
+    """Import TensorFlow; what it says is told only if that fails."""
+    if "tensorflow" in sys.modules:
+        return
+    with working("starting TensorFlow"), held_back(told_after_errors=True):
+        import tensorflow  # noqa: F401
+
+
+@contextmanager
+def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
+    """Hold back what TensorFlow's C++ part writes to the process's stderr."""
+    with tempfile.TemporaryFile() as held:
+        kept = os.dup(_STDERR)
+        os.dup2(held.fileno(), _STDERR)
+        try:
+            yield
+        except BaseException:
+            if told_after_errors:
+                held.seek(0)
+                os.write(kept, held.read())
+            raise
+        finally:
+            os.dup2(kept, _STDERR)
+            os.close(kept)
+
 
 _SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
 _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
@@ -170,3 +207,26 @@ def named(values: list[str] | None) -> Any:
         f"some of {values} have names and some have not; give names to all, as in "
         "name=tensor, or to none"
     )
+
+
+_SUFFIXES = (".html", ".htm")
+
+
+def check_page(path: Path | None, force: bool) -> None:
+    """Refuse to write a page where it cannot be, before there is any work done."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _SUFFIXES:
+        raise CommandError(
+            f"'{path}' is no name of a page; name a file that ends in .html"
+        )
+    if path.is_dir():
+        raise CommandError(f"'{path}' is a directory, and is not replaced by a page")
+    check_place(path, force)
+
+
+def write_page(path: Path, make: Callable[[], Page]) -> None:
+    """Make a page and write it; say so where it does not mix with what is printed."""
+    with working(f"drawing {path.name}"):
+        make().save(path, overwrite=True)
+    print(f"geutil: wrote {path}", file=sys.stderr)

@@ -8,7 +8,6 @@ from geutil.gradients.api import (
 )
 from geutil.gradients.explaining import explain
 from geutil.gradients.helpers import capture_ops, format_ops, toposort
-from geutil.gradients.last import last_report
 from geutil.gradients.policies import (
     Policy,
     all_of,
@@ -20,9 +19,9 @@ from geutil.gradients.policies import (
     not_,
 )
 from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
-from geutil.gradients.report import KeptTensor, RecomputedOp, Report
+from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
 from geutil.gradients.updates import order_updates
-from geutil.gradients.wrapped.wrapping import checkpointed
+from geutil.gradients.wrapping import checkpointed
 
 __all__ = [
     "MIN_CHECKPOINT_SIZE",

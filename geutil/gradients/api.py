@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.last import publish
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.report import publish
 from geutil.gradients.tape.building import TapeEngine
 from geutil.gradients.updates import order_when_complete
 from geutil.memory.sizes import GivenShapes
@@ -44,9 +44,9 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.rounding`), and as far as `tf.gradients` repeats itself: the
-    order in which TensorFlow adds three or more tensors can be left to chance (see
-    `geutil.gradients.chance`). Otherwise the step also runs in an order that holds
+    (see `geutil.gradients.bitwise_determinism`), and as far as `tf.gradients` repeats
+    itself: the order in which TensorFlow adds three or more tensors can be left to
+    chance (see there, too). Otherwise the step also runs in an order that holds
     little, and adds gradients up as they come: rounded like TensorFlow's with Grappler
     or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
     under XLA, unless what is differentiated makes more of a rounding than that.

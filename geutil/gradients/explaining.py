@@ -7,24 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients.checkpoints import COLLECTION, checked, collected
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
-from geutil.gradients.preparing import (
-    HOST,
-    MIN_CHECKPOINT_SIZE,
-    Options,
-    prepare,
-)
+from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import Report
-from geutil.gradients.shapes import given_shapes
+from geutil.gradients.selection import COLLECTION, checked, collected
 from geutil.gradients.step import as_list, require_targets, source_of, tensors_of
 from geutil.gradients.tape.building import TapeEngine
-from geutil.graph.identity import MutableIdentityMap
-from geutil.graph.importing import new_graph
-from geutil.graph.kinds import Graph, Tensor, is_tensor
-from geutil.graph.plain_gradients import variable_tensor
+from geutil.gradients.tensor_sizes import given_shapes
+from geutil.graph.creation import new_graph
+from geutil.graph.tf_gradients import variable_tensor
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.memory.sizes import GivenShapes
-from geutil.select.views import make_view
+from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.copying import copy
 

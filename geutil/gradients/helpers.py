@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.adjacency import predecessors
-from geutil.graph.identity import unique
-from geutil.graph.kinds import (
+from geutil.graph.creation import count_ops, ops_since
+from geutil.graph.types import (
     Graph,
     Operation,
     Tensor,
@@ -19,8 +19,8 @@ from geutil.graph.kinds import (
     is_tensor,
     require_graph,
     require_tensor,
+    unique,
 )
-from geutil.graph.surroundings import count_ops, ops_since
 
 
 @contextmanager

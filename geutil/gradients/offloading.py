@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from geutil.gradients.eligibility import is_parameter
-from geutil.gradients.segments import Recomputation
+from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.graph.adjacency import consumers
-from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
-from geutil.graph.importing import add_control_edges, neutral
-from geutil.graph.kinds import Operation, Tensor
-from geutil.graph.plain_gradients import in_version_1_control_flow
+from geutil.graph.creation import add_control_edges, neutral
+from geutil.graph.tf_gradients import in_version_1_control_flow
+from geutil.graph.types import (
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"

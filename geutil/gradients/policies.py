@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.sizes import tensor_bytes
-from geutil.graph.kinds import Tensor, type_name
+from geutil.gradients.tensor_sizes import tensor_bytes
+from geutil.graph.types import Tensor, type_name
 
 Policy: TypeAlias = Callable[[Tensor], bool]
 """Tells of a forward tensor whether it shall be kept."""

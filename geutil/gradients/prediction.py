@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from geutil.gradients.pairs import additions
+from geutil.gradients.edges import long_sums, order_of_addition
 from geutil.gradients.segments import Segment
-from geutil.gradients.sizes import tensor_bytes
 from geutil.gradients.step import Step, tensors_of
-from geutil.gradients.sums import long_sums, order_of_addition
+from geutil.gradients.tape.building import additions
+from geutil.gradients.tensor_sizes import tensor_bytes
 from geutil.graph.adjacency import control_inputs, predecessors
-from geutil.graph.determinism import is_determinism_enabled
-from geutil.graph.identity import unique
-from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.graph.runtime import is_determinism_enabled
+from geutil.graph.types import Operation, Tensor, unique
+from geutil.memory.called_functions import NOTHING, ListSizes
+from geutil.memory.cpu_kernels import CHEAP, HELD, aliases, reuses, temporary_bytes
+from geutil.memory.graph_to_program import calls_of
 from geutil.memory.ordering import Plan, plan_order, with_controls
-from geutil.memory.predicting.calls import NOTHING
-from geutil.memory.predicting.kernels import (
-    CHEAP,
-    HELD,
-    aliases,
-    reuses,
-)
-from geutil.memory.predicting.loops import ListSizes
-from geutil.memory.predicting.reading import calls_of
-from geutil.memory.predicting.temporaries import temporary_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate

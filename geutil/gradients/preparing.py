@@ -7,22 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.checkpoints import checked
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.report import Report, make_report
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import Keeping, resolve
-from geutil.gradients.shapes import given_shapes, settle_shapes, warning_of_sizes
-from geutil.gradients.sizes import tensor_elements
+from geutil.gradients.selection import Keeping, checked, resolve
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
+from geutil.gradients.tensor_sizes import (
+    given_shapes,
+    settle_shapes,
+    tensor_elements,
+    warning_of_sizes,
+)
 from geutil.graph.adjacency import creation_index
 from geutil.graph.function_calls import is_compiled_call
-from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Operation, Tensor, type_name
-from geutil.graph.xla import is_compiled_by_xla
+from geutil.graph.runtime import is_compiled_by_xla
+from geutil.graph.types import IdentitySet, Operation, Tensor, type_name
 from geutil.memory.sizes import GivenShapes
 from geutil.select.walks import get_backward_walk_ops
 

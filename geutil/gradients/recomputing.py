@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from geutil.gradients.chance import hold_for_sums
-from geutil.gradients.data_barriers import is_expanded, run_in_time
-from geutil.gradients.delays import SCOPE, ControlDelays, DataDelays, Delays
-from geutil.gradients.edges import with_replaced
+from geutil.gradients.barriers import (
+    SCOPE,
+    ControlDelays,
+    DataDelays,
+    Delays,
+    is_expanded,
+    run_in_time,
+)
+from geutil.gradients.bitwise_determinism import (
+    hold_for_sums,
+    keep_apart,
+    readers_of,
+    without_joined,
+)
+from geutil.gradients.edges import add_in_turn, with_replaced
 from geutil.gradients.offloading import Offload
-from geutil.gradients.rounding import keep_apart, readers_of, without_joined
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
-from geutil.gradients.sums import add_in_turn
 from geutil.graph.adjacency import consumers, input_indices
-from geutil.graph.determinism import is_determinism_enabled
-from geutil.graph.identity import IdentityMap
-from geutil.graph.importing import neutral, set_new_input
-from geutil.graph.kinds import Operation, Tensor
-from geutil.graph.xla import is_compiled_by_xla
-from geutil.select.views import make_view
-from geutil.transform.result import TransformerInfo
+from geutil.graph.creation import neutral, set_new_input
+from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
+from geutil.graph.types import IdentityMap, Operation, Tensor
+from geutil.select.queries import make_view
+from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import copy_replacing
 
 

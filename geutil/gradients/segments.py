@@ -1,17 +1,192 @@
-"""Which forward ops are run again, in which portions, and who reads the results."""
+"""Segments of forward ops that run again.
+
+Which ops, what each waits for, who reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import Step
-from geutil.gradients.waits import awaited_by_stage
 from geutil.graph.adjacency import creation_index
-from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.order import topological_sort
+from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
+from geutil.graph.tf_gradients import in_version_1_control_flow, is_stateful
+from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference
+from geutil.memory.cpu_kernels import HELD, passes_on
+
+PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
+"""Types of ops that yield variables and constants."""
+
+_GIVEN = PARAMETERS | {
+    "Placeholder",
+    "PlaceholderWithDefault",
+    "VarHandleOp",
+    "_Arg",
+    "IteratorGetNext",
+}
+_PRIMITIVE_FLOW = frozenset(
+    prefix + name
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "Switch", "NextIteration")
+) | {"LoopCond"}
+
+
+def why_kept(op: Operation) -> str | None:
+    """Return why an op cannot be run again, or None if it can.
+
+    What an op does besides computing its outputs must happen once: reading a variable
+    that is assigned meanwhile, drawing random numbers, moving an average, printing,
+    taking from a queue. So its outputs are kept.
+    """
+    if op.type in _GIVEN or not op.inputs:
+        return "it is given"
+    if is_stateful(op):
+        return f"a {op.type} must run only once"
+    if any(is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return "it reads or changes a variable of version 1"
+    if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
+        return "it belongs to a loop or conditional of version 1"
+    if source_of(op).type in HELD:
+        return "it is given"
+    if is_determinism_enabled() and is_left_to_chance(op):
+        return "the order in which it adds is left to chance"
+    return None
+
+
+def source_of(op: Operation) -> Operation:
+    """Return the op whose first output an op hands on as it is, itself if it does not.
+
+    Reads of version 1 variables are such: an Identity hands out the variable's buffer.
+
+    Cost: linear in the ops in between.
+    """
+    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
+        op = op.inputs[0].op
+    return op
+
+
+def is_parameter(op: Operation) -> bool:
+    """Tell whether an op yields a variable or constant, or hands one on."""
+    return source_of(op).type in PARAMETERS
+
+
+def is_left_to_chance(op: Operation) -> bool:
+    """Tell whether TensorFlow may add up an op's inputs in one order or another.
+
+    See `geutil.gradients.bitwise_determinism`. XLA has an order of its own, always the
+    same.
+    """
+    return (
+        op.type == "AddN"
+        and len(op.inputs) > 2
+        and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
+        and not is_compiled_by_xla(op.graph)
+    )
+
+
+_ANYWHERE = frozenset(("",))
+
+
+def awaited_by_stage(
+    step: Step,
+    stages: Sequence[Sequence[Operation]],
+    reading: Set[Operation],
+    newest: Mapping[Operation, int],
+) -> list[tuple[Operation, ...]]:
+    """Return what each segment waits for.
+
+    That is all that the backward pass does between the segment before it on the same
+    device and itself: the backward ops that depend on that one, on none needed later,
+    and that no other such op reads. Weight gradients are among them: the executor runs
+    those late, and what they have not read yet cannot be freed. Where there is no such
+    op (in a branch of version 1, which nothing outside can wait for), it is what the
+    segment before waits for. No wait can close a cycle, since segments only wait for
+    ops that depend on earlier ones.
+
+    Args:
+        step: the step.
+        stages: the ops of each segment.
+        reading: the backward ops that read what is recomputed.
+        newest: the last segment that each backward op depends on, or -1.
+
+    Cost: linear in the ops and their inputs.
+    """
+    devices = [_devices(ops) for ops in stages]
+    joining = _joining(step, reading, newest, devices)
+    sinks = _sinks(step, newest, joining)
+    last: dict[str, int] = {}
+    waits: list[tuple[Operation, ...]] = []
+    for stage, places in enumerate(devices):
+        # What is on no device in particular may be on any.
+        near = last.keys() if places == _ANYWHERE else places | _ANYWHERE
+        previous = sorted({last[place] for place in near if place in last})
+        awaited = [op for i in previous for op in sinks.get(i, waits[i])]
+        if not previous:
+            # What the backward pass does before anything is needed again.
+            awaited = [op for op in sinks.get(-1, ()) if _is_near(op, places)]
+        waits.append(tuple(dict.fromkeys(awaited)) or step.seeds)
+        last.update(dict.fromkeys(places, stage))
+    return waits
+
+
+def _devices(ops: Sequence[Operation]) -> frozenset[str]:
+    """Return where a segment is. Helpers of gradient functions are on no device."""
+    return frozenset(op.device for op in ops) - _ANYWHERE or _ANYWHERE
+
+
+def _is_near(op: Operation, places: frozenset[str]) -> bool:
+    return places == _ANYWHERE or op.device in places | _ANYWHERE
+
+
+def _apart(first: frozenset[str], second: frozenset[str]) -> bool:
+    return first.isdisjoint(second) and _ANYWHERE not in (first, second)
+
+
+def _sinks(
+    step: Step, newest: Mapping[Operation, int], joining: Set[Operation]
+) -> dict[int, list[Operation]]:
+    """Return the backward ops that nothing of their own stage reads, by stage."""
+    edges = backward_edges(step)
+    sinks: dict[int, list[Operation]] = {}
+    for op in edges.awaitable:
+        stage = newest[op]
+        if op not in joining and all(
+            newest[reader] != stage or reader in joining for reader in edges.readers[op]
+        ):
+            sinks.setdefault(stage, []).append(op)
+    return sinks
+
+
+def _joining(
+    step: Step,
+    reading: Set[Operation],
+    newest: Mapping[Operation, int],
+    devices: Sequence[frozenset[str]],
+) -> set[Operation]:
+    """Return the ops that only put together what segments on several devices yield.
+
+    They add up the gradients of what two towers share, and go on from there. A tower
+    that waited for that would wait for the other tower.
+    """
+    joining: set[Operation] = set()
+    if len(frozenset(devices)) < 2:
+        return joining
+    for op, producers in backward_edges(step).producers.items():
+        stage = newest[op]
+        if op not in reading and any(
+            producer in joining
+            if newest[producer] == stage
+            else newest[producer] >= 0
+            and _apart(devices[newest[producer]], devices[stage])
+            for producer in producers
+        ):
+            joining.add(op)
+    return joining
+
 
 Keeps = Callable[[Tensor], bool]
 """Tells whether a forward tensor is kept until the backward pass has read it."""

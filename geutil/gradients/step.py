@@ -16,11 +16,10 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph.adjacency import creation_index
-from geutil.graph.identity import unique
-from geutil.graph.kinds import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.graph.creation import count_ops, ops_since
 from geutil.graph.order import topological_sort
-from geutil.graph.plain_gradients import plain_gradients
-from geutil.graph.surroundings import count_ops, ops_since
+from geutil.graph.tf_gradients import plain_gradients
+from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.select.walks import get_backward_walk_ops
 
 

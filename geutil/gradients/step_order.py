@@ -14,20 +14,18 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from geutil.gradients.eligibility import is_parameter
-from geutil.gradients.shapes import settle_shapes
-from geutil.gradients.sizes import tensor_bytes
-from geutil.gradients.stand_ins import make_stand_in
+from geutil.gradients.segments import is_parameter
+from geutil.gradients.tensor_sizes import settle_shapes, tensor_bytes
+from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.function_calls import limit_parallel_iterations
-from geutil.graph.importing import add_control_edges, set_new_input
-from geutil.graph.kinds import Operation, Tensor, is_reference
 from geutil.graph.op_types import LOOPS
 from geutil.graph.state import forget_order
-from geutil.graph.version_1_flow import unconditional
+from geutil.graph.types import Operation, Tensor, is_reference
+from geutil.graph.v1_control_flow import unconditional
+from geutil.memory.called_functions import ITERATIONS
+from geutil.memory.graph_to_program import calls_of, read_ops
+from geutil.memory.onednn import fused_groups, with_groups_fused
 from geutil.memory.ordering import Plan, plan_order
-from geutil.memory.predicting.calls import ITERATIONS
-from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
-from geutil.memory.predicting.reading import calls_of, read_ops
 
 SCOPE = "ordered"
 

@@ -15,24 +15,27 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
-from geutil.gradients.last import last_report, replace_last
-from geutil.gradients.report import Report, holding_gradients
+from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
-from geutil.graph.completion import Use, complete, on_completion
-from geutil.graph.determinism import is_determinism_enabled
-from geutil.graph.effects import changes_state
-from geutil.graph.identity import IdentitySet
-from geutil.graph.importing import set_new_input
-from geutil.graph.kinds import Graph, Operation, is_func_graph, is_op, is_tensor
+from geutil.graph.call_graph import changes_state
+from geutil.graph.creation import set_new_input
+from geutil.graph.fetched_subgraph import step_ops
+from geutil.graph.nested import flatten
 from geutil.graph.order import topological_sort
-from geutil.graph.staleness import has_been_run
+from geutil.graph.run_hooks import Use, complete, has_been_run, on_completion
+from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
 from geutil.graph.state import fingerprint, state_of
-from geutil.graph.steps import step_ops
-from geutil.graph.trees import flatten
-from geutil.graph.xla import is_compiled_by_xla
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    Operation,
+    is_func_graph,
+    is_op,
+    is_tensor,
+)
 from geutil.memory.ordering import Plan
-from geutil.select.lists import get_unique_graph
+from geutil.select.conversions import get_unique_graph
 
 _logger = logging.getLogger("geutil")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from geutil.graph.kinds import Operation, Tensor
 from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
+from geutil.graph.types import Operation, Tensor
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""

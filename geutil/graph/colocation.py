@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from geutil.graph.kinds import Graph, Operation
 from geutil.graph.protos import AttrValue
+from geutil.graph.types import Graph, Operation
 
 ATTRIBUTE = "_class"
 _PREFIX = b"loc:@"

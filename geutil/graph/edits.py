@@ -1,4 +1,4 @@
-"""The one place where edges change: plan, check, apply, undo.
+"""Changes of edges, here and nowhere else: planned, checked, applied, undone.
 
 A caller lists the edits it wants. `apply_edits` checks all of them, changes nothing
 when one is refused, and writes into the open transactions how to undo the rest.
@@ -14,12 +14,12 @@ from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
 from geutil.graph.adjacency import control_input_orders
-from geutil.graph.frames import check_control_frames, check_frames
-from geutil.graph.kinds import Graph, Operation, Tensor, require_graph
+from geutil.graph.gradient_functions import follow_inputs
 from geutil.graph.order import Rewiring, TopologicalOrder
-from geutil.graph.rewired_gradients import follow_inputs
-from geutil.graph.staleness import check_editable
+from geutil.graph.run_hooks import check_editable
 from geutil.graph.state import UndoStep, state_of
+from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
+from geutil.graph.v1_control_flow import check_control_frames, check_frames
 
 _logger = logging.getLogger("geutil")
 _SHOWN = 8
@@ -300,3 +300,24 @@ def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
     except BaseException as error:
         names = _shortened([f"'{op.name}'" for op in ops], ", ") or "something"
         _logger.error("%s could not be put back: %s", names, error)
+
+
+def results_of(graph: Graph) -> list[Tensor]:
+    """Return the results of a FuncGraph; of another graph none, since it tells none."""
+    return list(graph.outputs) if is_func_graph(graph) else []
+
+
+def set_results(graph: Graph, tensors: Iterable[Tensor]) -> None:
+    """Set the results of a FuncGraph; a transaction that fails puts the old ones back.
+
+    Of another graph there is nothing to set.
+    """
+    if not is_func_graph(graph):
+        return
+    before = graph.outputs
+
+    def undo() -> None:
+        graph.outputs = before
+
+    note_undo(graph, UndoStep(undo))
+    graph.outputs = list(tensors)

@@ -1,20 +1,66 @@
-"""Ops that call functions: what they call, and making them call something else."""
+"""Ops that call functions.
+
+Their callees, other callees, bodies with the shapes of a call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from geutil.graph.call_gradients import forget_own_gradient, names_own_gradient
-from geutil.graph.calls import Library
+import tensorflow as tf
+
+from geutil.graph._tf import FunctionDef, function_def_to_graph
+from geutil.graph.call_graph import Library
 from geutil.graph.function_defs import definition_in
 from geutil.graph.functions import has_function
-from geutil.graph.gradient_registry import ATTRIBUTE
-from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.gradient_functions import (
+    ATTRIBUTE,
+    forget_own_gradient,
+    names_own_gradient,
+)
 from geutil.graph.op_types import BRANCHINGS, CALLS, LOOPS
 from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
+from geutil.graph.types import Graph, Operation, Tensor
+
+
+def body_for_call(
+    graph: Graph, name: str, arguments: Sequence[Tensor] | None
+) -> Graph | None:
+    """Return a new graph of a function's ops, with shapes inferred from a call.
+
+    Args:
+        graph: the graph that holds the function and the call.
+        name: the name of the function.
+        arguments: what the call passes; None for the shapes of the trace. What comes
+            after the function's own arguments is left out: a SymbolicGradient passes
+            gradients there.
+
+    Returns:
+        A FuncGraph that holds the functions which the body calls, or None where the
+        graph does not hold the function.
+
+    Cost: linear in the ops of the body, and of the functions behind it.
+    """
+    held = definition_in(graph, name)
+    if held is None:
+        return None
+    definition = FunctionDef()
+    definition.CopyFrom(held)
+    # A resource's own shape says nothing of what it refers to.
+    taken = list(arguments or ())[: len(definition.signature.input_arg)]
+    shapes = [None if t.dtype == tf.resource else t.shape for t in taken]
+    for i, shape in enumerate(shapes):
+        # TensorFlow would take the shape of the trace instead.
+        if shape is not None and shape.rank is not None and i in definition.arg_attr:
+            definition.arg_attr[i].attr.pop("_output_shapes", None)
+    with graph.as_default():
+        return function_def_to_graph(
+            definition, input_shapes=shapes or None, include_library_functions=True
+        )
+
 
 _AT_ONCE = "parallel_iterations"
 _COMPILED = "_XlaMustCompile"

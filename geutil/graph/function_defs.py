@@ -1,8 +1,19 @@
-"""Definitions of functions: from a graph's library to a graph, and back."""
+"""Definitions of functions.
+
+From a graph's library to a graph and back, under names that mean one thing only.
+
+TensorFlow keeps one table of functions for the whole process and refuses a second
+definition of a name; two files may hold different functions of the same name. Here a
+function whose name is taken by a different one gets a name of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,15 +24,184 @@ from geutil.graph._tf import (
     TF_FunctionToFunctionDef,
     TF_GetBuffer,
     TF_GraphToFunction_wrapper,
+    eager_context,
     get_handle_data,
     set_handle_data,
     tf_buffer,
 )
-from geutil.graph.bodies import Arg
-from geutil.graph.function_registry import called_names
-from geutil.graph.importing import import_ops
-from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.graph.protos import FunctionDef
+from geutil.graph.call_graph import names_of_functions, rename_called
+from geutil.graph.creation import import_ops
+from geutil.graph.flat_body import Arg
+from geutil.graph.gradient_functions import forget_own_gradient
+from geutil.graph.protos import FunctionDef, FunctionDefLibrary
+from geutil.graph.types import Graph, Operation, Tensor
+
+_MARK = re.compile(r"(__geutil\d+)+$")
+_numbers = itertools.count(1)
+_known: dict[str, bytes] = {}
+"""The digest of each definition that was given out, by name."""
+_renamed: dict[bytes, str] = {}
+"""The name that a definition got instead of its own, by digest."""
+_used: set[str] = set()
+"""The names that were in use when that was last asked."""
+_SLACK = 1000
+"""How many more may be known before it is asked again."""
+
+
+def readable_name(name: str) -> str:
+    """Return the name of a function without what was added to make it unique."""
+    return _MARK.sub("", name)
+
+
+def unused_name(name: str) -> str:
+    """Return a name that resembles `name` and that no function of the process has."""
+    base = readable_name(name)
+    while True:
+        unused = f"{base}__geutil{next(_numbers)}"
+        if unused not in _known and not eager_context().has_function(unused):
+            return unused
+
+
+def register(definition: Any) -> None:
+    """Note that the name of a `FunctionDef` is taken by it."""
+    _known[definition.signature.name] = _digest(definition)
+
+
+def with_unique_functions(graph_def: Any) -> dict[str, str]:
+    """Give the functions of a `GraphDef` names that no different function has.
+
+    Functions that nothing calls are left out, and calls forget the gradient that
+    tracing named (see `call_gradients`). Definitions that are known under their
+    name keep it.
+
+    Args:
+        graph_def: a `GraphDef`, which is changed.
+
+    Returns:
+        The new name of each function that was renamed.
+
+    Cost: linear in the nodes, those of the functions included. Now and then, also see
+    `_forget_unused`.
+    """
+    if len(_known) > len(_used) + _SLACK:
+        _forget_unused()
+    library = graph_def.library
+    definitions = {f.signature.name: f for f in library.function}
+    gradients = {g.function_name: g.gradient_func for g in library.gradient}
+
+    def callees(name: str) -> Iterator[str]:
+        found = [*called_names(definitions[name].node_def), gradients.get(name, "")]
+        return (f for f in dict.fromkeys(found) if f in definitions)
+
+    registered = [g.gradient_func for g in library.registered_gradients]
+    roots = [*registered, *called_names(graph_def.node)]
+    names: dict[str, str] = {}
+    kept: list[Any] = []
+    for name in callees_first((r for r in roots if r in definitions), callees):
+        definition = _unique(definitions[name], names)
+        names[name] = definition.signature.name
+        kept.append(definition)
+    for node in graph_def.node:
+        forget_own_gradient(node)
+        rename_called(node, names)
+    graph_def.library.CopyFrom(_library(library, kept, names))
+    return {old: new for old, new in names.items() if old != new}
+
+
+def _forget_unused() -> None:
+    """Forget the functions that no graph holds any more, and TensorFlow neither.
+
+    Cost: linear in all that Python's garbage collector knows.
+    """
+    _used.clear()
+    for obj in gc.get_objects():
+        # type() and not isinstance(): the latter asks proxies for their __class__.
+        if issubclass(type(obj), tf.Graph):
+            _used.update(getattr(obj, "_functions", ()))
+    _used.update(filter(eager_context().has_function, _known))
+    _used.intersection_update(_known)
+    for name in [n for n in _known if n not in _used]:
+        del _known[name]
+    for digest in [d for d, name in _renamed.items() if name not in _known]:
+        del _renamed[digest]
+
+
+def _unique(definition: Any, names: Mapping[str, str]) -> Any:
+    """Return the definition with its callees renamed, under a name that it may have."""
+    unique = FunctionDef()
+    unique.CopyFrom(definition)
+    for node in unique.node_def:
+        forget_own_gradient(node)
+        rename_called(node, names)
+    name, digest = unique.signature.name, _digest(unique)
+    if _taken(name) not in (None, digest):
+        if digest not in _renamed:
+            _renamed[digest] = unused_name(name)
+        unique.signature.name = _renamed[digest]
+    register(unique)
+    return unique
+
+
+def _taken(name: str) -> bytes | None:
+    """Return the digest of the function that bears a name, None where it is free."""
+    if eager_context().has_function(name):
+        return _digest(eager_context().get_function_def(name))
+    return _known.get(name)
+
+
+def _digest(definition: Any) -> bytes:
+    return hashlib.sha256(definition.SerializeToString(deterministic=True)).digest()
+
+
+def _library(library: Any, kept: Iterable[Any], names: Mapping[str, str]) -> Any:
+    result = FunctionDefLibrary()
+    result.function.extend(kept)
+    for gradient in library.gradient:
+        if gradient.function_name in names:
+            added = result.gradient.add()
+            added.function_name = names[gradient.function_name]
+            added.gradient_func = names[gradient.gradient_func]
+    for registered in library.registered_gradients:
+        added = result.registered_gradients.add()
+        added.CopyFrom(registered)
+        added.gradient_func = names.get(registered.gradient_func, added.gradient_func)
+    return result
+
+
+def called_names(nodes: Iterable[Any]) -> Iterator[str]:
+    """Yield the functions that nodes call; a node's type may be one."""
+    for node in nodes:
+        yield from names_of_functions(node)
+
+
+def callees_first(
+    roots: Iterable[str], callees: Callable[[str], Iterable[str]]
+) -> list[str]:
+    """Return the functions that are called, however indirectly, callees before callers.
+
+    Functions that call themselves are in the order in which they are found.
+
+    Args:
+        roots: the functions to start from.
+        callees: gives the functions that one calls; it is asked once for each.
+
+    Cost: linear in the functions and calls.
+    """
+    order: list[str] = []
+    seen: set[str] = set()
+    stack: list[tuple[str, Iterator[str]]] = [("", iter(list(roots)))]
+    while stack:
+        name, following = stack[-1]
+        callee = next((c for c in following if c not in seen), None)
+        if callee is not None:
+            seen.add(callee)
+            stack.append((callee, iter(list(callees(callee)))))
+            continue
+        stack.pop()
+        if stack:
+            order.append(name)
+    return order
+
 
 _OF_THE_OLD_BODY = frozenset(
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from geutil.graph.kinds import Graph
+from geutil.graph.types import Graph
 
 
 def scope_finalize(scope: str) -> str:

@@ -22,7 +22,7 @@ from functools import cached_property
 
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import graph_order, is_back_edge, predecessors, successors
-from geutil.graph.kinds import Graph, Operation
+from geutil.graph.types import Graph, Operation
 
 
 @dataclass(frozen=True)

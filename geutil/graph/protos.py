@@ -1,7 +1,8 @@
-"""Protos and op definitions that TensorFlow keeps among its private modules."""
+"""Protos and op definitions of TensorFlow, assets, and the owners of resources."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -9,6 +10,57 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from geutil.graph import _tf
+from geutil.graph._tf import AssetFileDef
+
+
+def new_trackable() -> Any:
+    """Return an object whose attributes are saved in a SavedModel."""
+    return tf.__internal__.tracking.AutoTrackable()
+
+
+def owner_of(handle: Any) -> Any:
+    """Return the object that holds a resource handle as its `resource_handle`.
+
+    A function captures the handle of a table and not the table; TensorFlow can save the
+    table only. None if no such object is alive.
+
+    Cost: one scan of the objects that refer to the handle.
+    """
+    for referrer in gc.get_referrers(handle):
+        holders = [referrer]
+        if isinstance(referrer, dict):
+            # Before Python 3.11, and for some objects after it, attributes are held by
+            # a dictionary.
+            holders = gc.get_referrers(referrer)
+        for holder in holders:
+            if _is_owner(holder, handle):
+                return holder
+    return None
+
+
+def _is_owner(obj: Any, handle: Any) -> bool:
+    kind = type(obj)
+    if not hasattr(kind, "resource_handle") or not hasattr(kind, "_create_resource"):
+        return False
+    return obj.resource_handle is handle
+
+
+_COLLECTION = "saved_model_assets"
+
+
+def asset_files(meta_graph: Any) -> dict[str, str]:
+    """Return the file in `assets/` for each constant node that names one.
+
+    Version 1 keeps the definitions in a collection.
+    """
+    definitions = list(meta_graph.asset_file_def)
+    if _COLLECTION in meta_graph.collection_def:
+        for packed in meta_graph.collection_def[_COLLECTION].any_list.value:
+            definition = AssetFileDef()
+            if packed.Unpack(definition):
+                definitions.append(definition)
+    return {d.tensor_info.name.partition(":")[0]: d.filename for d in definitions}
+
 
 AttrValue: TypeAlias = tf.compat.v1.AttrValue
 FunctionDef: TypeAlias = _tf.FunctionDef

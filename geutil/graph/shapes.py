@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from geutil.graph.kinds import Operation, Tensor
+from geutil.graph.types import Operation, Tensor
 
 
 def same_static_shape(a: Tensor, b: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What geutil remembers about a graph.
+"""The state that geutil keeps of a graph, its topological order among it.
 
 The state hangs on the graph itself, so it dies with the graph and a table from graphs
 to states, which would keep every graph alive through its ops, is not needed.
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from geutil.graph.kinds import Graph, Operation
 from geutil.graph.order import TopologicalOrder
+from geutil.graph.types import Graph, Operation
 
 _ATTRIBUTE = "_geutil_state"
 
@@ -54,7 +54,7 @@ class GraphState:
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
         step_counter: what counts its training steps, if anything.
-        completions: what is done before the graph is run (`geutil.graph.completion`).
+        completions: what is done before the graph is run (`geutil.graph.run_hooks`).
         step_order: notes on the training steps whose ops are ordered, if any.
         open_shapes: what the shapes that it leaves open are taken to be, if known.
         report: on the gradients that were built last in it, if any.
@@ -107,3 +107,18 @@ def forget_order(graph: Graph) -> None:
 def fingerprint(graph: Graph) -> tuple[int, int]:
     """Return what differs after any op was added or any edge edited by geutil."""
     return graph.version, state_of(graph).edits
+
+
+def renew_order(graph: Graph) -> None:
+    """Give each op its place by how far it is from where the data comes in.
+
+    New ops come last in the order that edits keep up to date. Each edit that puts one
+    in the place of an early op then moves all that lies between. Before many such
+    edits it is quicker to begin with an order in which new and old stand side by side.
+
+    Cost: linear in ops and edges.
+    """
+    state = state_of(graph)
+    if state.order is None:
+        state.order = TopologicalOrder()
+    state.order.rebuild(graph)

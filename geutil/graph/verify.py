@@ -21,11 +21,11 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
 from geutil.graph.adjacency import predecessors, successors
+from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.colocation import colocation_names
-from geutil.graph.frames import check_control_frames, check_frames
-from geutil.graph.function_attributes import functions_of_attributes
 from geutil.graph.functions import has_function
-from geutil.graph.kinds import Graph, Operation, is_graph, type_name
+from geutil.graph.types import Graph, Operation, is_graph, type_name
+from geutil.graph.v1_control_flow import check_control_frames, check_frames
 
 _SHOWN = 10
 

@@ -2,11 +2,10 @@
 
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare
-from geutil.memory.execution import execution_order
+from geutil.memory.measuring.job import Environment, Measurement
 from geutil.memory.measuring.measure import measure
-from geutil.memory.measuring.measurement import Environment, Measurement
-from geutil.memory.predicting.predict import predict, step_program
-from geutil.memory.program import Node, Program
+from geutil.memory.predicting import predict, step_program
+from geutil.memory.program import Node, Program, execution_order
 from geutil.memory.simulation import Simulation, simulate
 from geutil.memory.sizes import bytes_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline

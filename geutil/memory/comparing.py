@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geutil.errors import ArgumentTypeError, MeasurementError
-from geutil.graph.kinds import type_name
-from geutil.memory.measuring.measurement import Measurement
-from geutil.memory.text import megabytes
+from geutil.graph.types import type_name
+from geutil.memory.measuring.job import Measurement
+from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import Timeline
-from geutil.showing import Shown
+from geutil.notebook_display import Shown
 
 
 @dataclass(frozen=True)

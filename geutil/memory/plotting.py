@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from geutil.errors import MissingExtraError, PlotError
-from geutil.memory.text import megabytes
+from geutil.memory.sizes import megabytes
 
 FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = ("#33658a", "#e07a1f")

@@ -1,13 +1,72 @@
-"""A step as numbers: what a prediction of its memory needs to know of a graph.
+"""Programs: a step as numbers, the executor's order, and the phase of each op.
 
 Nothing here knows TensorFlow, so a plan can be tried out without building its graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import random
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from geutil.errors import PredictionError
+
+PHASES = ("forward", "recompute", "backward", "update")
+"""The parts, in the order in which they begin."""
+
+_RECOMPUTED = "recomputed"
+_GRADIENTS = ("gradients", "gradient_tape")
+"""The scopes of what runs again, and of gradients: geutil's and TensorFlow's names."""
+
+
+def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
+    """Return the phase of each op of a step.
+
+    Gradients lie in a scope that TensorFlow or geutil gave them, and what runs again in
+    geutil's own. Of the rest, what depends on either is the update, and what does not
+    is the forward pass.
+
+    Args:
+        ops: in the order in which they run, the name of each, and the places of those
+            that it reads or waits for.
+
+    Returns:
+        For each op, "forward", "recompute", "backward" or "update".
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> step = [("x", []), ("y", [0]), ("gradients/y_grad", [1]), ("w/add", [2])]
+        >>> phases_of(step)
+        ['forward', 'forward', 'backward', 'update']
+    """
+    phases: list[str] = []
+    depends: list[bool] = []
+    for name, reads in ops:
+        phase = _scoped(name)
+        behind = any(depends[place] for place in reads)
+        phases.append(phase or ("update" if behind else "forward"))
+        # A constant in the scope of gradients may serve the forward pass, too:
+        # Grappler keeps one of several that are equal.
+        depends.append(behind or (phase is not None and bool(reads)))
+    return phases
+
+
+def _scoped(name: str) -> str | None:
+    for part in name.split("/")[:-1]:
+        if _is_scope(part, _RECOMPUTED):
+            return "recompute"
+        if any(_is_scope(part, scope) for scope in _GRADIENTS):
+            return "backward"
+    return None
+
+
+def _is_scope(part: str, scope: str) -> bool:
+    """Tell whether a part of a name is a scope, maybe with a number behind it."""
+    rest = part.removeprefix(scope)
+    return rest != part and (not rest or (rest[0] == "_" and rest[1:].isdigit()))
 
 
 class Node(NamedTuple):
@@ -98,3 +157,89 @@ class Program:
             else:
                 data = [reader for tensor in outputs for reader in readers[tensor]]
                 yield sorted(data) + after
+
+
+ORDERED_EDGES = 8
+"""Beyond so many edges TensorFlow keeps a node's in a hash set of pointers, whose order
+changes from Session to Session."""
+
+
+def execution_order(program: Program, seed: int | None = None) -> list[int]:
+    """Return the nodes of a program in the order in which one thread runs them.
+
+    A model of TensorFlow's executor with a pool of one thread. The thread works on an
+    inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
+    Of the other nodes that become ready together, the last joins it if the queue is
+    empty; the rest are handed to the pool, which takes up last what came first. Nodes
+    that wait for nothing become ready together, when the source node has run.
+
+    Args:
+        program: the nodes and their edges.
+        seed: stands for the addresses of edges, on which the order depends where a node
+            has more than eight; without it their order is that of the nodes.
+
+    Returns:
+        The numbers of the nodes.
+
+    Raises:
+        PredictionError: nodes wait for each other.
+
+    Cost: linear in nodes and edges.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> x = Node("x", "Relu", outputs=[0])
+        >>> y = Node("y", "Relu", inputs=[0])
+        >>> z = Node("z", "Relu", inputs=[0])
+        >>> execution_order(Program([x, y, z], [4]))
+        [0, 2, 1]
+    """
+    nodes = program.nodes
+    successors = list(program.successors())
+    if seed is not None:
+        shuffle = random.Random(seed).shuffle
+        for after in successors:
+            if len(after) > ORDERED_EDGES:
+                shuffle(after)
+    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    cheap = [node.cheap for node in nodes]
+    # TensorFlow's source node: what waits for nothing else waits for it.
+    source = len(nodes)
+    starts = [i for i, count in enumerate(pending) if not count]
+    for i in starts:
+        pending[i] = 1
+    successors.append(starts)
+    if seed is not None and len(starts) > ORDERED_EDGES:
+        shuffle(starts)
+    pool = deque([source])
+    order: list[int] = []
+    inner: deque[int] = deque()
+    while pool:
+        inner.append(pool.popleft())
+        while inner:
+            i = inner.popleft()
+            if i != source:
+                order.append(i)
+            kept = -1
+            for successor in successors[i]:
+                pending[successor] -= 1
+                if pending[successor]:
+                    continue
+                if cheap[successor]:
+                    inner.append(successor)
+                else:
+                    if kept >= 0:
+                        pool.appendleft(kept)
+                    kept = successor
+            if kept >= 0:
+                if inner:
+                    pool.appendleft(kept)
+                else:
+                    inner.append(kept)
+    if len(order) < len(nodes):
+        stuck = next(i for i, count in enumerate(pending) if count)
+        raise PredictionError(
+            f"'{nodes[stuck].name}' never becomes ready: it waits for itself, or for "
+            "a node that does"
+        )
+    return order

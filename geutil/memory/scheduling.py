@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
-from geutil.memory.execution import execution_order
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Node, Program, execution_order
 from geutil.memory.simulation import Simulation, simulate
 
 Rank = Literal["length", "usual", "creation"]

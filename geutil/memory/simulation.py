@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geutil.errors import PredictionError
-from geutil.memory.execution import execution_order
-from geutil.memory.phases import phases_of
-from geutil.memory.program import Node, Program
+from geutil.memory.program import Node, Program, execution_order, phases_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 

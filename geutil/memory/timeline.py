@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geutil.memory.text import megabytes
-from geutil.showing import Shown
+from geutil.memory.sizes import megabytes
+from geutil.notebook_display import Shown
 
 _SHOWN = 10
 """How many of the buffers at the peak the text names."""

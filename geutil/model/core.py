@@ -1,34 +1,224 @@
-"""The core of a model, an editable graph with named ends, as operations see it.
+"""The core of a model: an editable graph with named ends, its signatures, its calls.
 
 `geutil.model.Model` shows the operations to users; they import this class, never that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings, call_function, seen_variables
-from geutil.graph.kinds import Graph, Operation
+from geutil.errors import ModelError
+from geutil.graph.functions import bindings, call_function, seen_variables
+from geutil.graph.graph_collections import is_trainable
 from geutil.graph.state import fingerprint
-from geutil.model.calling import checked_arguments
-from geutil.model.ends import Inputs, Outputs
-from geutil.model.errors import ModelError
-from geutil.model.holdings import Holdings
-from geutil.model.programs.building import build, ops_to_run
-from geutil.model.programs.closures import prune
-from geutil.model.programs.materializing import Parts, materialize
-from geutil.model.programs.program import Program
-from geutil.model.restoring import check_initialized
-from geutil.model.signatures import Signatures
-from geutil.model.sources.functions import program_of_graph
-from geutil.model.training.report import StripReport
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.model.program import Program
+from geutil.model.python_gradients import prune
+from geutil.model.shared_state import Holdings, check_initialized
+from geutil.model.sources.objects import Source, program_of_graph
+from geutil.model.strip.report import StripReport
+from geutil.model.to_function import build, ops_to_run
+from geutil.model.to_graph import Inputs, Outputs, Parts, materialize
+from geutil.notebook_display import Shown
 from geutil.select.walks import get_backward_walk_ops
-from geutil.showing import Shown
+
+Opened = TypeVar("Opened")
+
+
+class Signatures(Mapping[str, Opened], Generic[Opened]):
+    """The signatures by name; each is a model that shares the variables.
+
+    Args:
+        source: where signatures that nobody has opened come from.
+        inline: whether calls are inlined when a signature is opened.
+        opened: the signatures that are open.
+        names: all names, in order.
+        make: makes a model of parts, its name, its signatures and its holdings.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        inline: bool,
+        opened: Mapping[str, Opened],
+        names: tuple[str, ...],
+        make: Callable[[Parts, str, Signatures[Opened], Holdings], Opened],
+    ) -> None:
+        self._source = source
+        self._inline = inline
+        self._opened = dict(opened)
+        self._names = names
+        self._make = make
+
+    def __getitem__(self, name: str) -> Opened:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._opened:
+            program = self._source.signatures[name]()
+            parts = materialize(program, inline=self._inline, what=self._source.what)
+            self.new(name, parts, self._source.holdings)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Signatures({list(self._names)})"
+
+    def new(self, name: str, parts: Parts, holdings: Holdings) -> Opened:
+        """Make a model of parts, and take it in as the signature of that name."""
+        model = self._make(parts, name, self, holdings)
+        self.take_in(name, model)
+        return model
+
+    def take_in(self, name: str, model: Opened) -> None:
+        """Take a model in as the signature of that name."""
+        self._opened[name] = model
+        if name not in self._names:
+            self._names = (*self._names, name)
+
+    def opened(self) -> dict[str, Opened]:
+        """Return the signatures that are open."""
+        return dict(self._opened)
+
+    def unopened(self) -> dict[str, Any]:
+        """Return the functions of signatures that nobody has opened.
+
+        Signatures that have no function yet are opened on the way.
+        """
+        for name in self._names:
+            if name not in self._opened and name not in self._source.functions:
+                self[name]
+        closed = [name for name in self._names if name not in self._opened]
+        return {name: self._source.functions[name] for name in closed}
+
+    def vacated(self, name: str, new: str) -> Signatures[Opened]:
+        """Return the other signatures, with the place of one for a model called new."""
+        names = tuple(new if n == name else n for n in self._names)
+        opened = {n: m for n, m in self._opened.items() if n != name}
+        return Signatures(self._source, self._inline, opened, names, self._make)
+
+    def alone(self) -> Signatures[Opened]:
+        """Return no signatures, to begin anew."""
+        source = Source(self._source.what, {}, Holdings())
+        return Signatures(source, self._inline, {}, (), self._make)
+
+
+def checked_arguments(
+    inputs: Mapping[str, Tensor], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments as tensors of the right dtype.
+
+    Raises:
+        ModelError: a name is unknown or missing, or a value does not fit.
+    """
+    known = list(inputs)
+    for name in given:
+        if name not in inputs:
+            raise ModelError(f"there is no input '{name}'; the inputs are {known}")
+    missing = [name for name in known if name not in given]
+    if missing:
+        raise ModelError(f"inputs {missing} are missing; the inputs are {known}")
+    return {name: _fitting(name, t, given[name]) for name, t in inputs.items()}
+
+
+def _fitting(name: str, t: Tensor, value: Any) -> Any:
+    try:
+        tensor = tf.convert_to_tensor(value, t.dtype)
+    except (TypeError, ValueError, tf.errors.OpError):
+        tensor = None
+    if tensor is None or not t.shape.is_compatible_with(tensor.shape):
+        found = tensor if tensor is not None else value
+        shape = getattr(found, "shape", None)
+        raise ModelError(
+            f"input '{name}' is {t.dtype.name} of shape {t.shape}, and got "
+            f"{type(value).__name__} "
+            f"({getattr(getattr(found, 'dtype', None), 'name', 'no dtype')}, shape "
+            f"{shape}); convert it first"
+        )
+    return tensor
+
+
+class ModelFunction:
+    """A model as a callable: in eager code, inside `tf.function`, under a tape.
+
+    It computes what the model's graph was when the function was made.
+
+    Args:
+        function: the concrete function.
+        inputs: the inputs of the model.
+        outputs: the names of the outputs, in order.
+
+    Attributes:
+        concrete_function: the `tf.types.experimental.ConcreteFunction`.
+        variables: the variables that it reads.
+        trainable_variables: those of them that are trained.
+    """
+
+    def __init__(
+        self, function: Any, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> None:
+        self.concrete_function = function
+        self._inputs = dict(inputs)
+        self._outputs = outputs
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that the function reads."""
+        return tuple(self.concrete_function.variables)
+
+    @property
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        """Those of them that are trained."""
+        return tuple(v for v in self.variables if is_trainable(v))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Compute the outputs.
+
+        Args:
+            *args: values of the first inputs, in their order.
+            **kwargs: values of the other inputs, by name.
+
+        Returns:
+            The outputs by name, as tensors.
+
+        Raises:
+            ModelError: an input is missing, unknown, given twice, or does not fit; or a
+                tape watches the call and the model has a loop of version 1.
+        """
+        names = list(self._inputs)
+        if len(args) > len(names):
+            raise ModelError(f"{len(args)} values for {len(names)} inputs: {names}")
+        given = dict(zip(names, args, strict=False))
+        twice = [name for name in kwargs if name in given]
+        if twice:
+            raise ModelError(f"inputs {twice} are given by position and by name")
+        arguments = checked_arguments(self._inputs, {**given, **kwargs})
+        try:
+            results = call_function(self.concrete_function, arguments)
+        except AttributeError as error:
+            # A tape that watches the call looks for what Python knows of the loops.
+            for op in self.concrete_function.graph.get_operations():
+                if op.type == "Exit":
+                    raise ModelError(
+                        f"a tape cannot differentiate the loop of version 1 at "
+                        f"'{op.name}'; call the model outside the tape, or cut the "
+                        "loop off with model.cut"
+                    ) from error
+            raise
+        return {name: results[name] for name in self._outputs}
+
+    def __repr__(self) -> str:
+        return f"ModelFunction({list(self._inputs)} -> {list(self._outputs)})"
+
 
 M = TypeVar("M", bound="EditableModel")
 

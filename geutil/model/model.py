@@ -10,28 +10,29 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.kinds import Graph, Operation, Tensor
-from geutil.model.batching import batch_size
-from geutil.model.calling import ModelFunction
-from geutil.model.comparison import comparing
-from geutil.model.comparison.comparing import Comparison
-from geutil.model.core import EditableModel
-from geutil.model.editing import cutting, joining, renaming, replacing
-from geutil.model.editing.selecting import Selection
-from geutil.model.frozen import freezing, thawing
-from geutil.model.functions import body_inputs, body_outputs
-from geutil.model.functions.arguments import Value
-from geutil.model.functions.bodies import EditableBody
-from geutil.model.functions.body_ends import BodyOutputs
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.model import (
+    comparison,
+    cutting,
+    freezing,
+    joining,
+    rename_replace,
+    saving,
+    thawing,
+)
+from geutil.model.batch_size import changing
+from geutil.model.comparison import Comparison
+from geutil.model.core import EditableModel, ModelFunction, Signatures
+from geutil.model.cutting import Selection
+from geutil.model.functions import signature as function_signature
+from geutil.model.functions.body import BodyOutputs, EditableBody
 from geutil.model.functions.library import Entry, Library
-from geutil.model.functions.syncing import sync, sync_below
-from geutil.model.holdings import Holdings
-from geutil.model.programs.materializing import Parts
-from geutil.model.restoring import restore
-from geutil.model.signatures import Signatures
-from geutil.model.sources.source import Source
-from geutil.model.training import stripping
-from geutil.model.writing import saving
+from geutil.model.functions.signature import Value
+from geutil.model.functions.write_back import sync, sync_below
+from geutil.model.shared_state import Holdings, restore
+from geutil.model.sources.objects import Source
+from geutil.model.strip import stripping
+from geutil.model.to_graph import Parts
 
 
 class Model(EditableModel):
@@ -534,7 +535,7 @@ class Model(EditableModel):
             >>> model.open(f).rename({"x": "images"}, {"y": "scores"}, "predict")
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
-        return renaming.rename(self, inputs or {}, outputs or {}, signature)
+        return rename_replace.rename(self, inputs or {}, outputs or {}, signature)
 
     def strip_training(
         self,
@@ -626,7 +627,7 @@ class Model(EditableModel):
             >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
             {'y': array([ 1., 81.], dtype=float32)}
         """
-        return replacing.replace_op(self, ops, replacement)
+        return rename_replace.replace_op(self, ops, replacement)
 
     def set_batch_size(
         self,
@@ -681,7 +682,7 @@ class Model(EditableModel):
             {'y': array([[0., 1., 2., 3.],
                          [4., 5., 6., 7.]], dtype=float32)}
         """
-        return batch_size.set_batch_size(
+        return changing.set_batch_size(
             self, size, inputs=inputs, samples=samples, verify=verify
         )
 
@@ -740,7 +741,7 @@ class Model(EditableModel):
             >>> bool(result)
             False
         """
-        return comparing.compare(
+        return comparison.compare(
             self, other, inputs, samples=samples, rtol=rtol, atol=atol
         )
 
@@ -852,7 +853,7 @@ class Body(EditableBody, Model):
         """
         sync(self._library)
         spec = tf.TensorSpec(shape, dtype, name)
-        return body_inputs.add_input(self._library, self._entry, spec, value)
+        return function_signature.add_input(self._library, self._entry, spec, value)
 
     def remove_input(self, name: str) -> None:
         """Take an argument away that nothing reads, from all callers too.
@@ -870,7 +871,7 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        body_inputs.remove_input(self._library, self._entry, name)
+        function_signature.remove_input(self._library, self._entry, name)
 
     def add_output(
         self, name: str, tensor: Tensor | Mapping[str, Tensor]
@@ -893,7 +894,7 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        return body_outputs.add_output(self._library, self._entry, name, tensor)
+        return function_signature.add_output(self._library, self._entry, name, tensor)
 
     def remove_output(self, name: str) -> None:
         """Take a result away that no caller's consumers read.
@@ -910,7 +911,7 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        body_outputs.remove_output(self._library, self._entry, name)
+        function_signature.remove_output(self._library, self._entry, name)
 
 
 class Functions(Mapping[str, Body]):

@@ -10,20 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.function_graphs import bindings
-from geutil.graph.kinds import is_graph, type_name
-from geutil.graph.trainable import set_trainable
-from geutil.model.errors import ModelError
-from geutil.model.files.keras_files import KERAS_SUFFIXES
+from geutil.errors import ModelError
+from geutil.graph.functions import bindings
+from geutil.graph.graph_collections import set_trainable
+from geutil.graph.types import is_graph, type_name
+from geutil.model.core import Signatures
+from geutil.model.files.inspection import KERAS_SUFFIXES
 from geutil.model.files.reading import read_graph_def, what_is
 from geutil.model.files.validation import check_graph_def
-from geutil.model.holdings import Holdings
 from geutil.model.model import Model
-from geutil.model.programs.program import Ancestor, Program
-from geutil.model.signatures import Signatures
-from geutil.model.sources import functions, graphs, keras_models
+from geutil.model.program import Ancestor, Program
+from geutil.model.shared_state import Holdings
+from geutil.model.sources import graph_defs, objects
+from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_models import open_saved_model
-from geutil.model.sources.source import DEFAULT_SIGNATURE, Source
 
 ACCEPTED = (
     "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras or .h5 "
@@ -38,8 +38,8 @@ def open(
     signature: str | None = None,
     tags: Sequence[str] | str | None = None,
     inline: bool = True,
-    inputs: graphs.Ends = None,
-    outputs: graphs.Ends = None,
+    inputs: graph_defs.Ends = None,
+    outputs: graph_defs.Ends = None,
     session: Any = None,
 ) -> Model:
     """Open a model to edit it.
@@ -113,8 +113,8 @@ def _source(
     source: Any,
     signature: str | None,
     tags: Sequence[str] | str | None,
-    inputs: graphs.Ends,
-    outputs: graphs.Ends,
+    inputs: graph_defs.Ends,
+    outputs: graph_defs.Ends,
     session: Any,
 ) -> Source:
     name = signature or DEFAULT_SIGNATURE
@@ -124,7 +124,7 @@ def _source(
             graph_def = read_graph_def(path)
             return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
         if path.suffix in KERAS_SUFFIXES and path.is_file():
-            return _of_keras_model(keras_models.load_keras_file(path), name)
+            return _of_keras_model(objects.load_keras_file(path), name)
         if path.is_file():
             raise ModelError(f"'{path}' is {what_is(path)}; pass {ACCEPTED}")
         return open_saved_model(path, tags)
@@ -134,56 +134,64 @@ def _source(
         return _of_graph_def(copy, "the GraphDef", name, inputs, outputs)
     if is_graph(source):
         return _of_graph(source, name, inputs, outputs, session)
-    if keras_models.is_keras_model(source):
+    if objects.is_keras_model(source):
         return _of_keras_model(source, name)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _of_function(source, name)
     if isinstance(source, tf.types.experimental.PolymorphicFunction):
-        return _of_function(functions.concrete_function_of(source), name)
+        return _of_function(objects.concrete_function_of(source), name)
     raise ModelError(f"cannot open a {type_name(source)}; pass {ACCEPTED}")
 
 
 def _of_graph_def(
-    graph_def: Any, what: str, name: str, inputs: graphs.Ends, outputs: graphs.Ends
+    graph_def: Any,
+    what: str,
+    name: str,
+    inputs: graph_defs.Ends,
+    outputs: graph_defs.Ends,
 ) -> Source:
     check_graph_def(graph_def, what)
     ends = (
-        graphs.named_ends(graph_def, inputs, what, "input"),
-        graphs.named_ends(graph_def, outputs, what, "output"),
+        graph_defs.named_ends(graph_def, inputs, what, "input"),
+        graph_defs.named_ends(graph_def, outputs, what, "output"),
     )
-    programs, holdings = graphs.programs_of_graph_def(graph_def, {name: ends}, what)
+    programs, holdings = graph_defs.programs_of_graph_def(graph_def, {name: ends}, what)
     return _single(what, name, programs[name], holdings)
 
 
 def _of_graph(
-    graph: Any, name: str, inputs: graphs.Ends, outputs: graphs.Ends, session: Any
+    graph: Any,
+    name: str,
+    inputs: graph_defs.Ends,
+    outputs: graph_defs.Ends,
+    session: Any,
 ) -> Source:
-    graph_def = functions.graph_def_with_shapes(graph)
+    graph_def = objects.graph_def_with_shapes(graph)
     what = "the graph"
     ends = (
-        graphs.named_ends(graph_def, inputs, what, "input"),
-        graphs.named_ends(graph_def, outputs, what, "output"),
+        graph_defs.named_ends(graph_def, inputs, what, "input"),
+        graph_defs.named_ends(graph_def, outputs, what, "output"),
     )
-    programs, holdings = graphs.programs_of_graph_def(
+    programs, holdings = graph_defs.programs_of_graph_def(
         graph_def,
         {name: ends},
         what,
-        facts=graphs.facts_of_graph(graph),
-        value_of=graphs.values_in_session(graph, session),
+        facts=graph_defs.facts_of_graph(graph),
+        value_of=graph_defs.values_in_session(graph, session),
     )
     program = programs[name]
     program.ancestors.append(Ancestor(graph))
     if hasattr(graph, "captures"):
         captures = bindings(graph)
         program.captures |= {inner.name: outer for outer, inner in captures}
-        read = functions.ordered(graph.variables, (outer for outer, _ in captures))
+        read = objects.ordered(graph.variables, (outer for outer, _ in captures))
         holdings.add_variables(read)
     return _single(what, name, program, holdings)
 
 
 def _of_keras_model(model: Any, name: str) -> Source:
-    program, read = keras_models.program_of_keras_model(model)
-    weights = keras_models.weights_of(model)
+    program, read = objects.program_of_keras_model(model)
+    weights = objects.weights_of(model)
     holdings = Holdings()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
     for weight in weights:
@@ -201,7 +209,7 @@ def _of_function(function: Any, name: str) -> Source:
     what = f"function '{tf.compat.as_str(function.name)}'"
     holdings = Holdings()
     try:
-        read = functions.ordered(function.variables, function.captured_inputs)
+        read = objects.ordered(function.variables, function.captured_inputs)
         holdings.add_variables(read)
     except AssertionError as error:
         # TensorFlow holds the variables of a function weakly.
@@ -209,7 +217,7 @@ def _of_function(function: Any, name: str) -> Source:
             f"{what} reads a variable that is gone; keep the "
             "object that holds its variables, and open it again"
         ) from error
-    program = functions.program_of_function(function)
+    program = objects.program_of_function(function)
     return _single(what, name, program, holdings)
 
 

@@ -1,11 +1,18 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
 from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
-from geutil.quantize.equalization.equalizing import equalize
-from geutil.quantize.equalization.report import (
+from geutil.quantize.contrib_rewriters import (
+    RewriteReport,
+    create_eval_graph,
+    create_training_graph,
+    experimental_create_eval_graph,
+    experimental_create_training_graph,
+)
+from geutil.quantize.equalizing import (
     Equalized,
     EqualizeReport,
     NotEqualized,
+    equalize,
 )
 from geutil.quantize.insertion import InsertReport, insert_quant_op
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
@@ -16,17 +23,9 @@ from geutil.quantize.quantizers import (
     moving_avg_quantize,
 )
 from geutil.quantize.quantizing import quantize
-from geutil.quantize.reestimation.norms import Missed
-from geutil.quantize.reestimation.reestimating import reestimate_batch_norm
-from geutil.quantize.reestimation.report import Reestimated, ReestimateReport
+from geutil.quantize.reestimated_norms import Missed, Reestimated, ReestimateReport
+from geutil.quantize.reestimating import reestimate_batch_norm
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.rewriters import (
-    RewriteReport,
-    create_eval_graph,
-    create_training_graph,
-    experimental_create_eval_graph,
-    experimental_create_training_graph,
-)
 from geutil.quantize.spec import Spec
 
 __all__ = [

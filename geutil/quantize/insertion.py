@@ -10,24 +10,23 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.kinds import Graph, Operation, Tensor, require_op
 from geutil.graph.names import is_in_scope, scope_finalize, unused_name
 from geutil.graph.state import state_of
-from geutil.quantize.applying.guarding import (
+from geutil.graph.types import Graph, Operation, Tensor, require_op
+from geutil.quantize.inserting import (
+    Mode,
     checked_delay,
+    insert,
     refuse_training_ops,
     undone_on_error,
 )
-from geutil.quantize.applying.inserting import Mode, insert
-from geutil.quantize.applying.variables import RangeVariables
-from geutil.quantize.arithmetic import check_bits
-from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS
-from geutil.quantize.finding.network import Edge
-from geutil.quantize.finding.points import Point, RangeGroup
-from geutil.quantize.finding.simulated import quantized_value
+from geutil.quantize.planning.draft_points import Point, RangeGroup
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
+from geutil.quantize.planning.network import Edge, quantized_value
+from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Skipped
-from geutil.quantize.spec import Format, check_decay, checked_ends
-from geutil.select.lists import as_list
+from geutil.quantize.spec import Format, check_bits, check_decay, checked_ends
+from geutil.select.conversions import as_list
 
 _logger = logging.getLogger("geutil")
 

@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.kinds import Graph, Tensor, require_tensor
 from geutil.graph.names import absolute_unique_name, scope_finalize
-from geutil.quantize import simulation
-from geutil.quantize.applying.variables import NewRange, RangeVariables
-from geutil.quantize.arithmetic import Range, check_bits
-from geutil.quantize.spec import Format, check_decay, checked_ends
+from geutil.graph.types import Graph, Tensor, require_tensor
+from geutil.quantize import range_variables
+from geutil.quantize.range_variables import NewRange, RangeVariables
+from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
 
 Variables = MutableMapping[str, Any] | None
 
@@ -80,10 +79,10 @@ def last_value_quantize(
     initial = checked_ends(init_min, init_max)
     with _Range(inputs, name_prefix, form, initial, vars_collection, variables) as made:
         if is_training:
-            ends = simulation.last_value([inputs], made.handles, form)
+            ends = range_variables.last_value([inputs], made.handles, form)
         else:
-            ends = simulation.read(made.handles)
-        return simulation.fake_quant(inputs, ends, form)
+            ends = range_variables.read(made.handles)
+        return range_variables.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -105,7 +104,8 @@ def moving_avg_quantize(
     """Quantize a tensor in a moving average of its ranges, as activations are.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    what comes out; see `geutil.quantize.simulation` for the formula. The range to start
+    what comes out; see `geutil.quantize.range_variables` for the formula. The range to
+    start
     with has no part in it: the first step takes that of its tensor. Otherwise the range
     is the one that is kept.
 
@@ -157,12 +157,12 @@ def moving_avg_quantize(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
     ) as made:
         if is_training:
-            _, ends = simulation.moving_average(
+            _, ends = range_variables.moving_average(
                 [inputs], made.handles, made.learnt, form, ema_decay
             )
         else:
-            ends = simulation.read(made.handles)
-        return simulation.fake_quant(inputs, ends, form)
+            ends = range_variables.read(made.handles)
+        return range_variables.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -206,7 +206,7 @@ def fixed_quantize(
     form = _format(inputs, False, num_bits, False, narrow_range)
     ends = checked_ends(init_min, init_max, stays=True)
     with tf.name_scope(scope or "FixedQuantize"):
-        return simulation.fixed_fake_quant(inputs, ends, form)
+        return range_variables.fixed_fake_quant(inputs, ends, form)
 
 
 class _Range:

@@ -11,16 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.function_results import results_of
-from geutil.graph.kinds import Graph, Operation, Tensor, is_graph, type_name
+from geutil.graph.edits import results_of
 from geutil.graph.state import state_of
-from geutil.quantize.applying.guarding import (
+from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
+from geutil.quantize.inserting import (
+    Mode,
     checked_delay,
+    insert,
     refuse_training_ops,
     undone_on_error,
 )
-from geutil.quantize.applying.inserting import Mode, insert
-from geutil.quantize.applying.lowering import (
+from geutil.quantize.lowering import (
     lower_divisions,
     lower_layer_norms,
     lower_negations,
@@ -28,10 +29,10 @@ from geutil.quantize.applying.lowering import (
     lower_prelus,
     lower_squares,
 )
-from geutil.quantize.applying.variables import RangeVariables
-from geutil.quantize.finding.choices import Choices, Override
-from geutil.quantize.finding.kernels import ACTIVATIONS
-from geutil.quantize.finding.planning import Plan, plan_quantization
+from geutil.quantize.planning.choices import Choices, Override
+from geutil.quantize.planning.int8_kernels import ACTIVATIONS
+from geutil.quantize.planning.plan import Plan, plan_quantization
+from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 
 _logger = logging.getLogger("geutil")
@@ -66,7 +67,8 @@ def quantize(
     Fold batch norms first: `geutil.batchnorm.fold_batch_norms`.
 
     In training, ranges are learnt with every step: of weights the last values, of
-    activations moving averages (see `geutil.quantize.simulation`). Otherwise they are
+    activations moving averages (see `geutil.quantize.range_variables`). Otherwise they
+    are
     read from variables that a checkpoint or `calibrate` sets; those of weights start
     with the range of the weights, where that is known.
 

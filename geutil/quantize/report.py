@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from geutil.graph.kinds import Tensor, require_tensor
-from geutil.quantize.finding.simulated import quantized_value
+from geutil.graph.types import Tensor, require_tensor
+from geutil.notebook_display import Shown
+from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
-from geutil.showing import Shown
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
-from geutil.memory.text import megabytes
-from geutil.model.training.report import StripReport
+from geutil.memory.sizes import megabytes
+from geutil.model.strip.report import StripReport
 from geutil.quantize import CalibrationReport, QuantizeReport
 from geutil.quantize.calibration.calibrating import range_text
 from geutil.transform.rewrite import RewriteReport

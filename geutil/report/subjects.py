@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.kinds import Graph, Operation, type_name
+from geutil.graph.types import Graph, Operation, type_name
 from geutil.model.model import Model
 from geutil.report.graphs import graph_data
 from geutil.select.subgraph import SubGraphView

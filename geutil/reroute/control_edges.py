@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from geutil.errors import RerouteError
-from geutil.graph.kinds import Operation, require_op
-from geutil.reroute.plan import Plan
-from geutil.select.lists import get_unique_graph, make_list_of_op
+from geutil.graph.types import Operation, require_op
+from geutil.reroute.tensors import Plan
+from geutil.select.conversions import get_unique_graph, make_list_of_op
 
 
 def remove_control_inputs(op: Operation, cops: Any) -> None:

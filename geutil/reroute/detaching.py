@@ -6,15 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError
-from geutil.graph.frames import branch_name, reading_while_context
-from geutil.graph.kinds import Operation, Tensor, type_name
-from geutil.reroute.plan import OpPredicate, Plan, PlannedPlaceholder, may_modify
-from geutil.reroute.tensors import redirection
+from geutil.graph.types import Operation, Tensor, type_name
+from geutil.graph.v1_control_flow import branch_name, reading_while_context
+from geutil.reroute.tensors import (
+    OpPredicate,
+    Plan,
+    PlannedPlaceholder,
+    may_modify,
+    redirection,
+)
 from geutil.reroute.views import readers_within, replace_inputs
-from geutil.select.controls import ControlOutputs, check_cios
-from geutil.select.lists import check_graphs
+from geutil.select.boundary import ControlOutputs, check_cios
+from geutil.select.conversions import check_graphs
+from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.select.views import make_view
 
 
 def detach_control_inputs(sgv: Any) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from geutil.graph.edits import note_undo
-from geutil.graph.identity import index_by_identity
-from geutil.graph.kinds import Tensor
 from geutil.graph.state import UndoStep
-from geutil.reroute.plan import OpPredicate, Plan, may_modify
-from geutil.reroute.tensors import redirection
-from geutil.select.lists import check_graphs, get_consuming_ops
+from geutil.graph.types import Tensor, index_by_identity
+from geutil.reroute.tensors import OpPredicate, Plan, may_modify, redirection
+from geutil.select.conversions import check_graphs, get_consuming_ops
+from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.select.views import make_view
 
 Views = tuple[SubGraphView, SubGraphView]
 

@@ -5,22 +5,24 @@ and returns them in a deterministic order.
 """
 
 from geutil.select.boundary import (
+    ControlOutputs,
+    check_cios,
     compute_boundary_ts,
     get_ops_ios,
     get_within_boundary_ops,
     inputs_of,
     outputs_of,
 )
-from geutil.select.controls import ControlOutputs, check_cios
 from geutil.select.filters import (
+    can_be_regex,
     filter_ops,
     filter_ops_from_regex,
     filter_ts,
     filter_ts_from_regex,
     get_name_scope_ops,
+    make_regex,
 )
 from geutil.select.queries import select_ops, select_ops_and_ts, select_ts
-from geutil.select.regexes import can_be_regex, make_regex
 from geutil.select.walks import (
     get_backward_walk_ops,
     get_forward_walk_ops,

@@ -6,11 +6,47 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from geutil.graph.identity import unique
-from geutil.graph.kinds import Operation, Tensor, is_graph
+from geutil.errors import SelectionError
 from geutil.graph.names import scope_finalize
-from geutil.select.lists import get_tensors, make_list_of_op
-from geutil.select.regexes import make_regex
+from geutil.graph.types import Operation, Tensor, is_graph, type_name, unique
+from geutil.select.conversions import get_tensors, make_list_of_op
+
+
+def can_be_regex(obj: object) -> bool:
+    """Tell whether `obj` is a string or a compiled regular expression.
+
+    Example:
+        >>> import geutil as ge
+        >>> ge.can_be_regex("^foo/"), ge.can_be_regex(1)
+        (True, False)
+    """
+    return isinstance(obj, str | re.Pattern)
+
+
+def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return `obj` as a compiled regular expression.
+
+    Raises:
+        SelectionError: `obj` is neither a string nor a regular expression, or the
+            string is no valid one.
+
+    Example:
+        >>> import geutil as ge
+        >>> ge.make_regex("^foo/").pattern
+        '^foo/'
+    """
+    if isinstance(obj, re.Pattern):
+        return obj
+    if not isinstance(obj, str):
+        raise SelectionError(f"expected a string or a regex, got {type_name(obj)}")
+    try:
+        return re.compile(obj)
+    except re.error as error:
+        raise SelectionError(
+            f"'{obj}' is no regular expression ({error}); put a plain name "
+            "through re.escape"
+        ) from error
+
 
 OpFilter = Callable[[Operation], Any]
 TensorFilter = Callable[[Tensor], Any]

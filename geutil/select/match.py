@@ -8,9 +8,9 @@ from typing import Any
 
 from geutil.errors import SelectionError
 from geutil.graph.adjacency import consumers, control_inputs
-from geutil.graph.kinds import Operation, is_op, require_op, type_name
 from geutil.graph.names import scope_basename
-from geutil.select.regexes import make_regex
+from geutil.graph.types import Operation, is_op, require_op, type_name
+from geutil.select.filters import make_regex
 
 OpPredicate = Callable[[Operation], Any]
 

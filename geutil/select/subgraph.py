@@ -9,25 +9,26 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.adjacency import consumers
-from geutil.graph.identity import index_by_identity, unique
-from geutil.graph.kinds import (
+from geutil.graph.types import (
     Element,
     Graph,
     Operation,
     Tensor,
+    index_by_identity,
     is_tensor,
     type_name,
+    unique,
 )
+from geutil.notebook_display import Shown
 from geutil.select.boundary import ends_of
-from geutil.select.lists import (
+from geutil.select.conversions import (
+    ListView,
     get_unique_graph,
     is_iterable,
     make_list_of_op,
     make_list_of_t,
 )
-from geutil.select.listview import ListView
 from geutil.select.walks import get_walks_union_ops
-from geutil.showing import Shown
 
 
 class SubGraphView(Shown):

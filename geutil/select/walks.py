@@ -8,9 +8,9 @@ from typing import Any
 from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as control_outputs_of
 from geutil.graph.adjacency import creation_index
-from geutil.graph.kinds import Operation, is_graph, is_tensor
-from geutil.select.controls import ControlOutputs, check_cios
-from geutil.select.lists import (
+from geutil.graph.types import Operation, is_graph, is_tensor
+from geutil.select.boundary import ControlOutputs, check_cios
+from geutil.select.conversions import (
     as_list,
     get_consuming_ops,
     get_generating_ops,

@@ -12,7 +12,7 @@ from geutil.transform.handlers import (
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
-from geutil.transform.result import TransformerInfo
+from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer
 
 __all__ = [

@@ -8,23 +8,25 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph.adjacency import graph_order
-from geutil.graph.contexts import step_states, whole_loops
-from geutil.graph.identity import IdentityMap, IdentitySet, dereference
-from geutil.graph.kinds import (
+from geutil.graph.nested import flatten, map_leaves
+from geutil.graph.types import (
     Graph,
+    IdentityMap,
+    IdentitySet,
     Operation,
     Tensor,
+    dereference,
     require_graph,
     require_tensor,
     type_name,
 )
-from geutil.graph.trees import flatten, map_leaves
-from geutil.select.controls import ControlOutputs
-from geutil.select.lists import get_unique_graph
+from geutil.graph.v1_control_flow import step_states, whole_loops
+from geutil.select.boundary import ControlOutputs
+from geutil.select.conversions import get_unique_graph
+from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.select.views import make_view
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
-from geutil.transform.result import TransformerInfo
+from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer, copy_replacing
 
 _logger = logging.getLogger("geutil")

@@ -17,13 +17,22 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import gradient_registry
-from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap, unique
-from geutil.graph.importing import capture
-from geutil.graph.kinds import Graph, Operation, Tensor, is_func_graph, is_tensor
+from geutil.graph import gradient_functions
+from geutil.graph.creation import capture
 from geutil.graph.names import scope_finalize
 from geutil.graph.state import state_of
-from geutil.select.views import make_view
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_func_graph,
+    is_tensor,
+    unique,
+)
+from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformState
 
 
@@ -92,7 +101,7 @@ def carried_gradient(
         )
         return list(mapped)
 
-    name = gradient_registry.register(gradient_of_copy)
+    name = gradient_functions.register(gradient_of_copy)
     # The registry lives as long as the process. The tensors hang on the destination
     # graph instead of on the closure, so that the graph can die before.
     state_of(graph_).gradient_copies[name] = copies
@@ -107,8 +116,8 @@ def read_by_gradient(op: Operation) -> list[Tensor]:
 
     Cost: that of tracing the gradient, the first time.
     """
-    gradient = gradient_registry.gradient_of(op) if op.type == "IdentityN" else None
-    if gradient is None or not gradient_registry.is_closure(gradient):
+    gradient = gradient_functions.gradient_of(op) if op.type == "IdentityN" else None
+    if gradient is None or not gradient_functions.is_closure(gradient):
         return []
     state = state_of(op.graph)
     rewired = state.rewired_ops.get(gradient)
@@ -151,15 +160,15 @@ class _Traced:
 
 
 def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Traced:
-    body = gradient_registry.new_body("copied_gradient")
+    body = gradient_functions.new_body("copied_gradient")
     with body.as_default():
         stand_ins = [None if g is None else _stand_in(g) for g in grads]
-        results = gradient_registry.lookup(gradient)(op, *stand_ins)
+        results = gradient_functions.lookup(gradient)(op, *stand_ins)
     results = list(results) if isinstance(results, list | tuple) else [results]
     read = IdentitySet(t for o in body.get_operations() for t in o.inputs)
     for leaf in tf.nest.flatten(results, expand_composites=True):
         read.add(leaf)
-    captures = gradient_registry.captures_of(body)
+    captures = gradient_functions.captures_of(body)
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
 
 

@@ -1,16 +1,45 @@
-"""Handlers: what a transformer does with an op, a tensor, a control input."""
+"""Handlers.
+
+Decisions of a transformer about an op, a tensor, a control input, and the copy's node.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geutil.graph.importing import make_op, neutral
-from geutil.graph.kinds import Element, Operation, Tensor
+from geutil.graph import colocation, gradient_functions
+from geutil.graph.call_graph import rename_functions
+from geutil.graph.creation import make_op, make_placeholder_from_tensor, neutral
 from geutil.graph.names import absolute_unique_name
-from geutil.graph.placeholders import make_placeholder_from_tensor
-from geutil.transform.nodes import adapt_node
+from geutil.graph.types import Element, Operation, Tensor
+from geutil.transform.custom_gradients import copied_gradient
 from geutil.transform.state import TransformState
+
+_FRAME = "frame_name"
+
+
+def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
+    """Turn the definition of `op` into that of its copy; name and inputs stay.
+
+    Attributes and device are the original's, except that frames of version 1 loops,
+    bodies of version 2 loops and closures of `tf.custom_gradient` become the copy's
+    own, and colocation is left for `finishing`, when the copies exist.
+    """
+    attributes = node_def.attr
+    if colocation.ATTRIBUTE in attributes:
+        info.colocated[op] = list(attributes[colocation.ATTRIBUTE].list.s)
+        del attributes[colocation.ATTRIBUTE]
+    if _FRAME in attributes:
+        frame = attributes[_FRAME].s.decode()
+        attributes[_FRAME].s = info.context_names.get(frame, frame).encode()
+    if gradient_functions.ATTRIBUTE in attributes:
+        gradient = attributes[gradient_functions.ATTRIBUTE].s.decode()
+        if gradient_functions.is_closure(gradient):
+            copied = copied_gradient(info, op, gradient)
+            attributes[gradient_functions.ATTRIBUTE].s = copied.encode()
+    if info.function_names:
+        rename_functions(node_def, info.function_names)
 
 
 def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:

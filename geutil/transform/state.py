@@ -1,16 +1,34 @@
-"""What a transformation knows while it runs; handlers get it as `info`."""
+"""The state of a transformation, and its result: which op became which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
-from geutil.errors import TransformError
-from geutil.graph.collecting import collections_of_elements, known_collection_names
-from geutil.graph.identity import IdentityMap, IdentitySet, MutableIdentityMap
-from geutil.graph.kinds import Element, Graph, Operation, Tensor
-from geutil.select.controls import ControlOutputs
+from geutil.errors import ArgumentTypeError, TransformError
+from geutil.graph.creation import import_ops, new_graph_def
+from geutil.graph.functions import calls_of, library_for_copies, publish_functions
+from geutil.graph.graph_collections import (
+    collections_of_elements,
+    known_collection_names,
+)
+from geutil.graph.nested import map_leaves
+from geutil.graph.types import (
+    Element,
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_func_graph,
+    is_op,
+    is_tensor,
+    type_name,
+)
+from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
 
 Copier = Callable[..., tuple[SubGraphView, Any]]
@@ -123,3 +141,147 @@ class TransformState:
         names = {op.name: op_.name for op, op_ in self.copied.items()}
         names.update((t.name, t_.name) for t, t_ in self.transformed_ts.items())
         return names
+
+
+MissingFunction = Callable[[Any], Any]
+
+
+class TransformerInfo:
+    """The ops and tensors of a view and what they were transformed into.
+
+    Args:
+        info: the state of the transformation.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> _, info = ge.copy(graph, dst_scope="copy")
+        >>> info.transformed(x).name, info.original("copy/x:0").name
+        ('copy/x:0', 'x:0')
+    """
+
+    def __init__(self, info: TransformState) -> None:
+        self._graph, self._scope = info.graph, info.scope
+        self._graph_, self._scope_ = info.graph_, info.scope_
+        self._ops = info.transformed_ops
+        self._ts = info.transformed_ts
+
+    @property
+    def _transformed_ops(self) -> Mapping[Operation, Operation]:
+        """The ops; read by clients of the old graph editor."""
+        return MappingProxyType(self._ops)
+
+    @property
+    def _transformed_ts(self) -> IdentityMap[Tensor]:
+        """The tensors; read by clients of the old graph editor."""
+        return IdentityMap(self._ts.items())
+
+    def transformed(
+        self, original: Any, missing_fn: MissingFunction | None = None
+    ) -> Any:
+        """Return what an op or tensor was transformed into.
+
+        Args:
+            original: an op, a tensor, the name of one, or a nested structure of these.
+            missing_fn: called for an element that was not transformed; without it,
+                None stands for that element.
+
+        Returns:
+            A structure like `original`.
+
+        Raises:
+            ArgumentTypeError: a leaf is none of these.
+        """
+        return self._map(original, self._ops, self._ts, self._names, missing_fn)
+
+    def original(
+        self, transformed: Any, missing_fn: MissingFunction | None = None
+    ) -> Any:
+        """Return what was transformed into an op or tensor.
+
+        Args:
+            transformed: an op, a tensor, the name of one, or a nested structure of
+                these.
+            missing_fn: called for an element that is no result of the transformation;
+                without it, None stands for that element.
+
+        Returns:
+            A structure like `transformed`.
+
+        Raises:
+            ArgumentTypeError: a leaf is none of these.
+        """
+        ops, tensors, names = self._inverse
+        return self._map(transformed, ops, tensors, names, missing_fn)
+
+    @staticmethod
+    def _map(
+        tree: Any,
+        ops: Mapping[Operation, Operation],
+        tensors: IdentityMap[Tensor],
+        names: Mapping[str, Element],
+        missing_fn: MissingFunction | None,
+    ) -> Any:
+        def look_up(element: Any) -> Any:
+            if is_op(element):
+                found = ops.get(element)
+            elif is_tensor(element):
+                found = tensors.get(element)
+            elif isinstance(element, str):
+                found = names.get(element)
+            else:
+                raise ArgumentTypeError(
+                    "expected a tf.Operation, a tf.Tensor or a name, got "
+                    f"{type_name(element)}; of a variable, pass the tensor or op"
+                )
+            return missing_fn(element) if found is None and missing_fn else found
+
+        return map_leaves(tree, look_up)
+
+    @cached_property
+    def _names(self) -> dict[str, Element]:
+        return {e.name: e_ for e, e_ in (*self._ops.items(), *self._ts.items())}
+
+    @cached_property
+    def _inverse(
+        self,
+    ) -> tuple[dict[Operation, Operation], IdentityMap[Tensor], dict[str, Element]]:
+        ops = {op_: op for op, op_ in self._ops.items()}
+        tensors = IdentityMap((t_, t) for t, t_ in self._ts.items())
+        names = {e_.name: e for e_, e in (*ops.items(), *tensors.items())}
+        return ops, tensors, names
+
+    def __str__(self) -> str:
+        lines = ["Transform result info:"]
+        if self._graph is self._graph_:
+            lines.append(f"  Within graph[{id(self._graph)}]")
+        else:
+            lines.append(f"  graph[{id(self._graph)}] => graph[{id(self._graph_)}]")
+        if self._scope:
+            lines.append(f"  Relative to source scope: {self._scope}")
+        if self._scope_:
+            lines.append(f"  Scope destination: {self._scope_}")
+        lines.append("Operations mapping:")
+        lines += [f"  {op.name} => {op_.name}" for op, op_ in self._ops.items()]
+        return "\n".join([*lines, ""])
+
+
+def carry_functions(info: TransformState) -> None:
+    """Give the destination the functions that the copies will call.
+
+    Loops and conditionals get bodies of their own, so that original and copy can both
+    be differentiated. Linear in the ops.
+    """
+    called, renamed = calls_of(info.sgv.ops)
+    if info.same_graph:
+        called = renamed
+    library, info.function_names = library_for_copies(info.graph, called, renamed)
+    if library.function:
+        graph_def = new_graph_def(info.graph)
+        graph_def.library.CopyFrom(library)
+        import_ops(info.graph_, graph_def, {})
+        if is_func_graph(info.graph_):
+            # What is traced finds the functions it calls outside its graph.
+            publish_functions(info.graph_, [f.signature.name for f in library.function])

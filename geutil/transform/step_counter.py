@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph.importing import neutral
-from geutil.graph.kinds import Graph, Tensor, type_name
-from geutil.graph.outside_variables import variable_outside
+from geutil.graph.creation import neutral
+from geutil.graph.resource_variables import variable_outside
 from geutil.graph.state import state_of
+from geutil.graph.types import Graph, Tensor, type_name
 
 STEP_NAME = "fake_quantization_step"
 

@@ -6,27 +6,25 @@ import functools
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
-from geutil.graph.contexts import ContextMembers
-from geutil.graph.identity import IdentityMap, unique
-from geutil.graph.importing import capture
-from geutil.graph.kinds import (
+from geutil.graph.creation import capture
+from geutil.graph.graph_collections import carry_variables
+from geutil.graph.names import absolute_unique_name, scope_finalize
+from geutil.graph.types import (
     Graph,
+    IdentityMap,
     Tensor,
     is_func_graph,
     is_tensor,
     require_graph,
     type_name,
+    unique,
 )
-from geutil.graph.names import absolute_unique_name, scope_finalize
-from geutil.graph.variables import carry_variables
+from geutil.graph.v1_control_flow import ContextMembers
+from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.select.views import make_view
-from geutil.transform import finishing, handlers
-from geutil.transform.bodies import carry_functions
-from geutil.transform.bulk import copy_ops_in_bulk
-from geutil.transform.result import TransformerInfo
-from geutil.transform.single import transform_ops_one_by_one
-from geutil.transform.state import TransformState
+from geutil.transform import handlers, op_copying
+from geutil.transform.op_copying import copy_ops_in_bulk, transform_ops_one_by_one
+from geutil.transform.state import TransformerInfo, TransformState, carry_functions
 
 
 class Transformer:
@@ -133,14 +131,14 @@ class Transformer:
             scope_ = absolute_unique_name(dst_graph, info.scope_[:-1])
             info.scope_ = scope_finalize(scope_)
             info.reuses_scope = False
-        finishing.name_contexts(info, whole_contexts)
+        op_copying.name_contexts(info, whole_contexts)
         carry_functions(info)
         self._transform_ops(info)
-        finishing.finish_copies(info)
-        finishing.connect_control_inputs(
+        op_copying.finish_copies(info)
+        op_copying.connect_control_inputs(
             info, self.transform_control_input_handler, info.loose_controls
         )
-        finishing.copy_contexts(info, whole_contexts)
+        op_copying.copy_contexts(info, whole_contexts)
         self._assign_collections(info)
         return _transformed_view(info), TransformerInfo(info)
 
@@ -149,11 +147,11 @@ class Transformer:
         if info.scope:
             for op in info.sgv.ops:
                 info.new_name(op.name)
-        whole = finishing.whole_contexts(info)
+        whole = op_copying.whole_contexts(info)
         info.replacements = IdentityMap(
             (t, _checked(info, t, t_)) for t, t_ in self.replacements.items()
         )
-        finishing.check_replacements(info, whole)
+        op_copying.check_replacements(info, whole)
         return whole
 
     @property

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.batchnorm.arithmetic import (
+from geutil.batchnorm.fold_arithmetic import (
     Affine,
     along_axes,
     rsqrt,

@@ -468,12 +468,12 @@ def test_functions_that_are_types_of_ops_are_refused():
 
 def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
     from geutil.errors import TransformError
-    from geutil.transform import opened
+    from geutil.transform import function_bodies
 
     def refuse(definition, library):
         raise TransformError("'x' is a list of tensors")
 
-    monkeypatch.setattr(opened, "flat_body", refuse)
+    monkeypatch.setattr(function_bodies, "flat_body", refuse)
     graph_def = traced(call, Layer(False)).get_concrete_function().graph.as_graph_def()
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.batchnorm.values import as_vector, constant, unrounded
+from geutil.batchnorm.fold_arithmetic import as_vector, constant, unrounded
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3))
 B = np.random.default_rng(1).uniform(0.5, 2.0, 3)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import Report
-from geutil.graph.determinism import is_determinism_enabled
+from geutil.graph.runtime import is_determinism_enabled
 
 SCOPE = "recomputed/"
 _HELPERS = ("NoOp", "PlaceholderWithDefault")
@@ -69,8 +69,9 @@ def add_in_order(graph: tf.Graph) -> None:
     """Let each sum of a graph that was not run yet begin with its first input.
 
     `AddN` begins with the first input that nothing else holds any more: which one that
-    is can depend on what has run by chance (`geutil.gradients.chance`), and then plain
-    gradients do not repeat their own bits. What `Snapshot` yields nothing else holds.
+    is can depend on what has run by chance (see
+    `geutil.gradients.bitwise_determinism`), and then plain gradients do
+    not repeat their own bits. What `Snapshot` yields nothing else holds.
     """
     for op in graph.get_operations():
         if op.type == "AddN" and len(op.inputs) > 2:

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients.costs import multiply_adds
-from geutil.gradients.sizes import negligible_bytes, tensor_bytes, tensor_elements
+from geutil.gradients.tensor_sizes import (
+    negligible_bytes,
+    tensor_bytes,
+    tensor_elements,
+)
 
 v1 = tf.compat.v1
 

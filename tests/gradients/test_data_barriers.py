@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
-from geutil.gradients.data_barriers import data_barrier, is_expanded, run_in_time
-from geutil.graph.importing import neutral
+from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
+from geutil.graph.creation import neutral
 from tests.settings import needs_eager
 
 pytestmark = needs_eager

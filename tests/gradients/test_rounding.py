@@ -6,9 +6,9 @@ ops (`apart/test_determinism.py`).
 
 import tensorflow as tf
 
-from geutil.gradients.rounding import keep_apart, readers_of, without_joined
+from geutil.gradients.bitwise_determinism import keep_apart, readers_of, without_joined
 from geutil.gradients.step import build_step
-from geutil.graph.importing import set_new_input
+from geutil.graph.creation import set_new_input
 
 
 def build(depth):

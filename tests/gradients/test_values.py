@@ -15,7 +15,7 @@ from geutil.gradients import (
     last_report,
     not_,
 )
-from geutil.graph.determinism import is_determinism_enabled
+from geutil.graph.runtime import is_determinism_enabled
 from tests.gradients.checking import (
     add_in_order,
     assert_as_near,

@@ -7,7 +7,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.framework import function_def_to_graph
 
 from geutil.errors import TransformError
-from geutil.graph.bodies import flat_body
+from geutil.graph.flat_body import flat_body
 
 VECTOR = tf.TensorSpec([4], tf.float32)
 

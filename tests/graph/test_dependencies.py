@@ -4,7 +4,7 @@ import hypothesis
 import networkx as nx
 from hypothesis import strategies as st
 
-from geutil.graph.dependencies import dependency_order, on_cycles
+from geutil.graph.call_graph import dependency_order, on_cycles
 
 PROPERTY = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 

@@ -4,7 +4,11 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph.frames import check_frames, output_while_context, while_context
+from geutil.graph.v1_control_flow import (
+    check_frames,
+    output_while_context,
+    while_context,
+)
 from tests import settings
 from tests.graph.building import snapshot
 

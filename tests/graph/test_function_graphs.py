@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph import function_graphs as fg
-from geutil.graph.trackables import new_trackable, owner_of
+from geutil.graph import functions as fg
+from geutil.graph.protos import new_trackable, owner_of
 from tests.settings import V1
 
 pytestmark = pytest.mark.skipif(V1, reason="functions need eager execution")

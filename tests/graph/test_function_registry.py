@@ -10,8 +10,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.graph import function_registry
-from geutil.graph.function_registry import (
+from geutil.graph import function_defs
+from geutil.graph.function_defs import (
     callees_first,
     readable_name,
     unused_name,
@@ -59,10 +59,10 @@ def test_functions_that_nothing_holds_are_forgotten(monkeypatch):
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(held)
     names = {*names_in(gone), *names_in(held)}
-    assert names <= function_registry._known.keys()
-    monkeypatch.setattr(function_registry, "_SLACK", -len(function_registry._known))
+    assert names <= function_defs._known.keys()
+    monkeypatch.setattr(function_defs, "_SLACK", -len(function_defs._known))
     with_unique_functions(other)
-    assert names & function_registry._known.keys() == set(names_in(held))
+    assert names & function_defs._known.keys() == set(names_in(held))
     assert graph._is_function(*names_in(held))
 
 

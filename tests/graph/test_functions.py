@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph import function_attributes, functions
+from geutil.graph import call_graph, functions
 
 
 @tf.function(autograph=False)
@@ -104,7 +104,7 @@ def test_functions_of_attributes():
     node.attr["text"].s = b"no_function"
     for name in ("two", "", "two"):
         node.attr["list"].list.func.add(name=name)
-    found = function_attributes.functions_of_attributes(node.attr)
+    found = call_graph.functions_of_attributes(node.attr)
     assert sorted(found) == ["one", "two", "two"]
 
 
@@ -112,10 +112,10 @@ def test_functions_that_attributes_of_functions_name():
     node = tf.compat.v1.NodeDef(op="f")
     node.attr["one"].func.name = "outer"
     node.attr["one"].func.attr["in"].list.func.add(name="inner")
-    found = function_attributes.names_of_functions(node)
+    found = call_graph.names_of_functions(node)
     assert list(found) == ["f", "outer", "inner"]
-    function_attributes.rename_called(node, {"f": "g", "inner": "new"})
-    assert list(function_attributes.names_of_functions(node)) == ["g", "outer", "new"]
+    call_graph.rename_called(node, {"f": "g", "inner": "new"})
+    assert list(call_graph.names_of_functions(node)) == ["g", "outer", "new"]
 
 
 def test_rename_functions():
@@ -123,7 +123,7 @@ def test_rename_functions():
     node.attr["f"].func.name = "one"
     for name in ("two", "three"):
         node.attr["list"].list.func.add(name=name)
-    function_attributes.rename_functions(node, {"one": "1", "two": "2"})
+    call_graph.rename_functions(node, {"one": "1", "two": "2"})
     assert node.attr["f"].func.name == "1"
     assert [f.name for f in node.attr["list"].list.func] == ["2", "three"]
 
@@ -208,7 +208,7 @@ def test_library_suffices_to_run_a_copy(nested):
     copy = tf.compat.v1.GraphDef(versions=whole.versions, library=library)
     copy.node.extend(whole.node)
     for node in copy.node:
-        function_attributes.rename_functions(node, fresh)
+        call_graph.rename_functions(node, fresh)
     with tf.Graph().as_default() as other:
         tf.import_graph_def(copy, name="")
     index = list(op.inputs).index(nested.get_tensor_by_name("x:0"))

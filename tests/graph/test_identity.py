@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.identity import (
+from geutil.graph.types import (
     IdentityMap,
     IdentitySet,
     MutableIdentityMap,

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph import importing
+from geutil.graph import creation
 from tests.settings import names
 
 
@@ -19,7 +19,7 @@ def graph():
 @pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2]])
 def test_graph_def_of_lists_the_nodes_in_the_order_asked_for(graph, order):
     ops = [graph.get_operations()[i] for i in order]
-    graph_def = importing.graph_def_of(graph, ops)
+    graph_def = creation.graph_def_of(graph, ops)
     assert [node.name for node in graph_def.node] == names(ops)
     assert list(graph_def.node) == [op.node_def for op in ops]
     assert not graph_def.library.function
@@ -32,7 +32,7 @@ def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
 
     monkeypatch.setattr(type(graph), "as_graph_def", too_large)
     ops = graph.get_operations()
-    graph_def = importing.graph_def_of(graph, ops)
+    graph_def = creation.graph_def_of(graph, ops)
     assert [node.name for node in graph_def.node] == ["x", "y", "z"]
 
 
@@ -45,7 +45,7 @@ def test_neutral_hides_the_surroundings_and_puts_them_back(graph):
         tf.control_dependencies([graph.get_operation_by_name("x")]),
     ):
         for destination in (graph, other):
-            with importing.neutral(destination):
+            with creation.neutral(destination):
                 op = tf.constant(1.0, name="inside").op
             assert op.graph is destination
             assert op.name == "inside"
@@ -59,7 +59,7 @@ def test_neutral_hides_the_surroundings_and_puts_them_back(graph):
 
 def test_neutral_puts_the_surroundings_back_after_an_error(graph):
     with graph.as_default(), tf.name_scope("scope"):
-        with pytest.raises(KeyError), importing.neutral(graph):
+        with pytest.raises(KeyError), creation.neutral(graph):
             raise KeyError
         assert tf.constant(1.0, name="after").op.name == "scope/after"
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph.inlining import inline_calls
-from geutil.graph.inlining.names import call_scope, is_automatic, readable
+from geutil.graph.inlining_plan import call_scope, is_automatic, readable
 from tests.graph.calling import node_names
 from tests.graph.test_inlining import concrete, placeholder, raw_call
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from geutil.errors import GeutilError, TransformError
-from geutil.graph.bodies import flat_body
+from geutil.graph.flat_body import flat_body
 from geutil.graph.inlining import inline_calls
 from tests.graph.calling import calls_left, in_topological_order, node_names, run
 

@@ -6,8 +6,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.errors import CycleError
 from geutil.graph.edits import InputEdit, apply_edits
-from geutil.graph.reordering import renew_order
-from geutil.graph.state import state_of
+from geutil.graph.state import renew_order, state_of
 
 
 def chain(count):

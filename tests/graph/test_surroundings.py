@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_flow_context
-from geutil.graph.surroundings import (
+from geutil.graph.creation import (
     context_name,
     count_ops,
     ops_since,

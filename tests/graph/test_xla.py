@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.xla import is_compiled_by_xla
+from geutil.graph.runtime import is_compiled_by_xla
 from tests.settings import needs_eager
 
 

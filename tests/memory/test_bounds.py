@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, predict, simulate, worst_case
-from geutil.memory.bounds import worst_of
-from geutil.memory.closure import heaviest_closure
-from geutil.memory.execution import execution_order
+from geutil.memory.bounds import heaviest_closure, worst_of
+from geutil.memory.program import execution_order
 from tests.memory.test_simulation import chain, programs
 
 v1 = tf.compat.v1

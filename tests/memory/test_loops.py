@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients, last_report, order_updates
-from geutil.graph.body_shapes import body_for_call
+from geutil.graph.function_calls import body_for_call
 from geutil.memory import predict, worst_case
-from geutil.memory.predicting.reading import calls_in
+from geutil.memory.graph_to_program import calls_in
 from geutil.memory.sizes import bytes_of
 from tests.memory.tracing import peak_of, trace
 
@@ -179,7 +179,7 @@ def test_functions_are_read_once_however_often_they_are_called(monkeypatch):
         read.append(name)
         return body_for_call(graph, name, arguments)
 
-    monkeypatch.setattr("geutil.memory.predicting.calls.body_for_call", counted)
+    monkeypatch.setattr("geutil.memory.called_functions.body_for_call", counted)
     # Four to the power of four calls in all.
     (called,) = calls_in(graph, bytes_of).values()
     assert len(read) == len(set(read)) == 5

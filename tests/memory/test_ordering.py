@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, simulate
 from geutil.memory.lifetimes import buffers_of
+from geutil.memory.onednn import fused_groups, with_groups_fused
 from geutil.memory.ordering import order_dependencies, plan_order, with_controls
-from geutil.memory.predicting.fusion import fused_groups, with_groups_fused
 from tests.memory.test_simulation import programs
 
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.memory import bytes_of, measure, predict, simulate, step_program
-from geutil.memory.predicting.merging import with_constants_merged
-from geutil.memory.predicting.onednn import with_onednn
+from geutil.memory.onednn import with_onednn
+from geutil.memory.predicting import with_constants_merged
 from tests.memory.networks import NETWORKS, residual, training_step, unet
 from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from geutil.model import ModelError
-from geutil.model.writing.atomic import written_atomically
+from geutil.model.saving import written_atomically
 
 
 def tree(path):
@@ -58,7 +58,7 @@ def test_a_directory_replaces_a_file_and_the_other_way_round(tmp_path):
 
 
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("geutil.model.writing.atomic._exchanged", lambda *_: False)
+    monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
     path = tmp_path / "out"
     write_directory(path, "old")
     with written_atomically(path, overwrite=True) as new:
@@ -67,7 +67,7 @@ def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
 
 
 def test_a_rename_that_fails_puts_the_old_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("geutil.model.writing.atomic._exchanged", lambda *_: False)
+    monkeypatch.setattr("geutil.model.saving._exchanged", lambda *_: False)
     path = tmp_path / "out"
     write_directory(path, "old")
     whole = tree(tmp_path)
@@ -111,7 +111,7 @@ def test_a_missing_parent_is_refused(tmp_path):
 
 KILLED = """
 import os, pathlib, signal, sys
-from geutil.model.writing.atomic import written_atomically
+from geutil.model.saving import written_atomically
 path = pathlib.Path(sys.argv[1])
 with written_atomically(path, overwrite=True) as new:
     new.mkdir()

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geutil import model
-from geutil.model.batching.judging import Kind, judge, windows
-from geutil.model.batching.sizes import Sizes, batch_axis_after_reshape
+from geutil.model.batch_size.batch_axes import Sizes, batch_axis_after_reshape
+from geutil.model.batch_size.row_equivalence import Kind, judge, windows
 from geutil.model.model import Model
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)

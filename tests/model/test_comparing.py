@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from geutil import model
-from geutil.model.comparison.differences import difference
-from geutil.model.comparison.indices import bounds_of_indices
-from geutil.model.comparison.samples import random_inputs
+from geutil.model.comparison import difference
+from geutil.model.random_samples import bounds_of_indices, random_inputs
 
 
 def opened(function, *specs):

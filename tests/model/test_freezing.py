@@ -10,9 +10,9 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 from geutil import model
-from geutil.model.frozen import freezing
-from geutil.model.frozen.handle_flow import Value
-from geutil.model.frozen.handle_replacing import replace_handles
+from geutil.model import freezing
+from geutil.model.freezing import replace_handles
+from geutil.model.handle_values import Value
 from tests.model.frozen_samples import (
     FLOATS,
     SAMPLES,
@@ -163,7 +163,7 @@ def test_edits_and_variables_added_by_hand_are_frozen_too():
 
 
 def test_a_large_captured_value_becomes_a_constant(monkeypatch):
-    monkeypatch.setattr("geutil.model.sources.functions.CONSTANT_LIMIT", 4)
+    monkeypatch.setattr("geutil.model.sources.objects.CONSTANT_LIMIT", 4)
     captured = tf.constant([1.0, 2.0, 3.0])
     opened = model.open(of_function(lambda x: {"y": x * captured}, floats()).source)
     assert opened.concrete_function().captured_inputs

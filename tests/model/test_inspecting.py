@@ -9,8 +9,8 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from benchmarks.inspecting import in_a_child
+from geutil.errors import ModelError
 from geutil.graph.protos import SavedModel
-from geutil.model.errors import ModelError
 from geutil.model.files.inspecting import inspect
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model import fuzzing

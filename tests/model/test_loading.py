@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.model.errors import ModelError
+from geutil.errors import ModelError
 from geutil.model.files.loading import load_graph_def, load_saved_model
 
 INDEX = "variables/variables.index"

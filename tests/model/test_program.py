@@ -8,16 +8,14 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.model.programs.program import (
+from geutil.model.program import (
     Program,
     cycle_of,
+    forget_shapes_behind,
     fresh_name,
     legal_name,
     nodes_ahead,
     nodes_behind,
-)
-from geutil.model.programs.rewiring import (
-    forget_shapes_behind,
     prefix_nodes,
     redirect,
     rename_placeholders,

@@ -4,9 +4,8 @@ import pytest
 import tensorflow as tf
 from google.protobuf import text_format
 
-from geutil.errors import GeutilError
+from geutil.errors import GeutilError, ModelError
 from geutil.graph.protos import MetaGraphDef, SavedModel
-from geutil.model.errors import ModelError
 from geutil.model.files.reading import (
     read_graph_def,
     read_saved_model,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.model.sources.ref_variables import with_resource_variables
+from geutil.model.sources.v1_variables import with_resource_variables
 
 v1 = tf.compat.v1
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.quantize.arithmetic import (
+from geutil.quantize.spec import (
     check_bits,
     levels,
     nudged,

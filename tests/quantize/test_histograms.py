@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geutil.quantize.calibration.histograms import (
+from geutil.quantize.calibration.observers import (
     Histogram,
     entropy_range,
     percentile_range,

@@ -14,7 +14,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.tflite_files import ops_of
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.int8 import converting
-from geutil.quantize.int8.deploying import deployed
+from geutil.quantize.int8.converting import deployed
 from geutil.quantize.int8.running import Runner, interpreter_of
 from tests.quantize.small_networks import convolved, normal, opened, spec
 from tests.settings import needs_eager

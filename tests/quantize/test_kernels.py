@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.quantize import quantize
-from geutil.quantize.finding.kernels import KERNELS, SINCE, kernels_of, version_of
+from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
 from tests.quantize.converted import converted, opened, spec
 from tests.settings import needs_eager
 

@@ -21,7 +21,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from geutil.quantize.finding.kernels import version_of
+from geutil.quantize.planning.int8_kernels import version_of
 from tests.quantize.kernelwise import kernels_among_each_other, kernels_apart
 from tests.quantize.networks import classifier, encoder, images, sequences
 from tests.settings import needs_eager, slow

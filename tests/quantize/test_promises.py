@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.quantize import compare_int8, quantize, to_int8
-from geutil.quantize.finding import planning
+from geutil.quantize.planning import plan
 from tests.quantize.converted import converted, is_simulated, opened, samples, spec
 from tests.settings import needs_eager
 
@@ -109,7 +109,7 @@ def test_ops_that_compute_the_same():
 
 def test_a_promise_that_is_not_kept_is_told(monkeypatch, caplog):
     # As it was before twins had one range.
-    monkeypatch.setattr(planning, "find_twins", lambda ops: [])
+    monkeypatch.setattr(plan, "find_twins", lambda ops: [])
     m = opened(twins, spec(6, 4))
     assert quantize(m, is_training=False).coverage == 1.0
     data = samples(m.inputs)

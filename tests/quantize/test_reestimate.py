@@ -10,7 +10,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import calibrate, quantize, reestimate_batch_norm
-from geutil.quantize.reestimation.moments import Moments
+from geutil.quantize.reestimating import Moments
 from tests.quantize.small_networks import normal, opened, spec
 from tests.settings import needs_eager
 

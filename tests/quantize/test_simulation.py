@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.quantize import simulation
+from geutil.quantize import range_variables
 from geutil.quantize.spec import Format
 from tests.quantize.tiny import (
     averaged,
@@ -45,7 +45,7 @@ def _values(body):
 @pytest.mark.parametrize("bits", [2, 8, 16])
 def test_fake_quant_of_whole_tensors(bits, narrow):
     form = Format(bits, narrow_range=narrow)
-    (value,) = _values(lambda: [simulation.fake_quant(X, (-2.0, 3.0), form)])
+    (value,) = _values(lambda: [range_variables.fake_quant(X, (-2.0, 3.0), form)])
     check_fake_quant(value, X, -2.0, 3.0, bits, narrow)
 
 
@@ -57,7 +57,7 @@ def test_fake_quant_of_channels(axes):
     high = random.uniform(0.5, 3.0, sizes).astype(np.float32)
     form = Format(8, axes=axes)
     pair = low.reshape(-1), high.reshape(-1)
-    (value,) = _values(lambda: [simulation.fake_quant(tf.constant(X), pair, form)])
+    (value,) = _values(lambda: [range_variables.fake_quant(tf.constant(X), pair, form)])
     assert value.shape == X.shape
     check_fake_quant(value, X, low, high)
 
@@ -65,19 +65,23 @@ def test_fake_quant_of_channels(axes):
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)], ids=str)
 def test_ends(axes):
     form = Format(8, axes=axes)
-    values = _values(lambda: simulation.ends_of([tf.constant(X)], form))
+    values = _values(lambda: range_variables.ends_of([tf.constant(X)], form))
     others = tuple(a for a in range(4) if a not in axes)
     close(values, [e.reshape(-1) if axes else e for e in ends(X, others)])
 
 
 def test_ends_of_several_tensors():
-    values = _values(lambda: simulation.ends_of([tf.constant(x) for x in X], Format()))
+    values = _values(
+        lambda: range_variables.ends_of([tf.constant(x) for x in X], Format())
+    )
     close(values, ends(X))
 
 
 @pytest.mark.parametrize("shift", [-100.0, 100.0])
 def test_ends_hold_zero(shift):
-    values = _values(lambda: simulation.ends_of([tf.constant(X + shift)], Format()))
+    values = _values(
+        lambda: range_variables.ends_of([tf.constant(X + shift)], Format())
+    )
     close(values, [min((X + shift).min(), 0), max((X + shift).max(), 0)])
     assert 0.0 in values
 
@@ -88,7 +92,7 @@ def test_ends_hold_zero(shift):
 def test_symmetric_ends(bits, narrow, sign):
     x = np.float32([-0.5, 2.0]) * np.float32(sign)
     form = Format(bits, symmetric=True, narrow_range=narrow)
-    low, high = _values(lambda: simulation.ends_of([tf.constant(x)], form))
+    low, high = _values(lambda: range_variables.ends_of([tf.constant(x)], form))
     half = 2.0 ** (bits - 1)
     ratio = 1.0 if narrow else (half - 1) / half
     close(high, -low * ratio)
@@ -102,7 +106,7 @@ def test_symmetric_ends(bits, narrow, sign):
 def test_a_moving_average_returns_both(learnt):
     def body():
         count = v1.get_variable("learnt", initializer=learnt, use_resource=True)
-        pair = simulation.moving_average(
+        pair = range_variables.moving_average(
             [tf.constant(X)], _handles(), count.handle, Format(), 0.75
         )
         return [*pair[0], *pair[1]]
@@ -121,7 +125,9 @@ def test_the_range_to_start_with_has_no_part_in_an_average(scale):
         x = v1.placeholder(tf.float32)
         handles = _handles(-6.0, 6.0)
         learnt = v1.get_variable("learnt", initializer=0.0, use_resource=True)
-        _, after = simulation.moving_average([x], handles, learnt.handle, Format(), 0.9)
+        _, after = range_variables.moving_average(
+            [x], handles, learnt.handle, Format(), 0.9
+        )
     with session(graph) as opened:
         for index, batch in enumerate(batches):
             found = opened.run(after, {x: batch})
@@ -134,8 +140,8 @@ def test_what_is_returned_waits_for_the_assignment():
     """So a step that reads the range has moved it."""
     with tf.Graph().as_default() as graph:
         handles = _handles()
-        low, high = simulation.last_value([tf.constant(X)], handles, Format())
-        quantized = simulation.fake_quant(tf.constant(X), (low, high), Format())
+        low, high = range_variables.last_value([tf.constant(X)], handles, Format())
+        quantized = range_variables.fake_quant(tf.constant(X), (low, high), Format())
         variables = v1.global_variables()
     with v1.Session(graph=graph) as opened:
         opened.run([v.initializer for v in variables])
@@ -147,7 +153,7 @@ def test_what_is_returned_waits_for_the_assignment():
 def test_delayed(step):
     def body():
         x, y = tf.constant([1.0]), tf.constant([2.0])
-        return [simulation.delayed(y, x, tf.constant(step, tf.int64), 3)]
+        return [range_variables.delayed(y, x, tf.constant(step, tf.int64), 3)]
 
     assert _values(body)[0] == [1.0 if step < 3 else 2.0]
 
@@ -158,9 +164,9 @@ def test_delayed_gradients():
 
     def body():
         given = tf.constant(x)
-        quantized = simulation.fake_quant(given, (-1.0, 1.0), Format())
+        quantized = range_variables.fake_quant(given, (-1.0, 1.0), Format())
         chosen = [
-            simulation.delayed(quantized, given, tf.constant(step, tf.int64), 3)
+            range_variables.delayed(quantized, given, tf.constant(step, tf.int64), 3)
             for step in (2, 3)
         ]
         return [tf.gradients(t, given)[0] for t in chosen]

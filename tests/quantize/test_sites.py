@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from geutil.quantize import calibrate, quantize
-from geutil.quantize.calibration.probing import Probe, unquantized
-from geutil.quantize.calibration.sites import find_sites
-from geutil.quantize.copying import PartialCopy, values_of
-from geutil.quantize.finding.delays import delayed_input
+from geutil.quantize.calibration.ranges import Probe, find_sites, unquantized
+from geutil.quantize.partial_copy import PartialCopy, values_of
+from geutil.quantize.planning.network import delayed_input
 from tests.quantize.small_networks import (
     branch_inputs,
     branch_weights,

@@ -8,7 +8,7 @@ import pytest
 
 from geutil import report
 from geutil.memory import LiveTensor, Moment, Timeline
-from geutil.memory.phases import PHASES
+from geutil.memory.program import PHASES
 
 MEGABYTE = 1_000_000
 

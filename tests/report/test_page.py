@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from geutil import report
 from geutil.errors import ReportError
-from geutil.report import bundle
+from geutil.report import page as page_module
 from tests.report import samples
 
 NASTY = '</script><img src=x onerror="window.hacked=1"><!--\'&amp;'
@@ -89,7 +89,7 @@ def test_the_parts_of_a_page(page):
     data, script = parts.text_of("script")
     assert json.loads(data) == json.loads(json.dumps(page.payload))
     # The parser ends a script where a browser does: the rest of the page is in place.
-    assert script == bundle.read_bundle().script.strip()
+    assert script == page_module.read_bundle().script.strip()
     assert page.html.rstrip().endswith("</html>")
 
 
@@ -143,15 +143,15 @@ def test_a_page_says_little_of_itself(page):
 
 
 def test_without_the_viewer_the_error_says_how_to_build_it(page, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle, "files", lambda _: tmp_path)
-    bundle.read_bundle.cache_clear()
+    monkeypatch.setattr(page_module, "files", lambda _: tmp_path)
+    page_module.read_bundle.cache_clear()
     try:
         with pytest.raises(ReportError, match="make web"):
             page.save(tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
     finally:
         monkeypatch.undo()
-        bundle.read_bundle.cache_clear()
+        page_module.read_bundle.cache_clear()
     assert page.html
 
 
@@ -163,11 +163,11 @@ def test_a_script_cannot_end_its_element(tmp_path, monkeypatch):
         ("LICENSES.txt", "one --> two"),
     ):
         (tmp_path / "static" / name).write_text(text)
-    monkeypatch.setattr(bundle, "files", lambda _: tmp_path)
-    bundle.read_bundle.cache_clear()
+    monkeypatch.setattr(page_module, "files", lambda _: tmp_path)
+    page_module.read_bundle.cache_clear()
     try:
-        found = bundle.read_bundle()
+        found = page_module.read_bundle()
     finally:
-        bundle.read_bundle.cache_clear()
+        page_module.read_bundle.cache_clear()
     assert "</script" not in found.script
     assert "--" not in found.licences

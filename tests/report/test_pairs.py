@@ -3,7 +3,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from geutil import report
-from geutil.report.pairs import pairs_of
+from geutil.report.differences import pairs_of
 from geutil.report.subjects import Subject
 from tests.report import samples
 

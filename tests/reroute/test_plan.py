@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.reroute.plan import Plan, may_modify
+from geutil.reroute.tensors import Plan, may_modify
 from tests.reroute.samples import chains, inputs, state, wires
 from tests.settings import names
 

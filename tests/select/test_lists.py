@@ -3,8 +3,13 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.select.lists import as_list, check_graphs, get_unique_graph, is_iterable
-from geutil.select.listview import ListView
+from geutil.select.conversions import (
+    ListView,
+    as_list,
+    check_graphs,
+    get_unique_graph,
+    is_iterable,
+)
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import names
 

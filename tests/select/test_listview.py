@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.select.listview import ListView
+from geutil.select.conversions import ListView
 from tests.select.samples import diamond, looking
 from tests.settings import names
 

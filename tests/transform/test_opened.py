@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.graph.edits import transaction
-from geutil.transform.opened import OpenedFunctions
+from geutil.transform.function_bodies import OpenedFunctions
 from tests.settings import evaluate, needs_eager
 
 pytestmark = needs_eager

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph.verify import verify
-from geutil.transform.stencils import Stencils
+from geutil.transform.op_templates import Stencils
 from tests.settings import default_graph
 
 

@@ -303,7 +303,7 @@ def test_info_keeps_the_private_names_that_clients_read():
 
 
 def test_what_does_not_fit_into_one_protobuf_is_copied_op_by_op(monkeypatch):
-    monkeypatch.setattr("geutil.transform.bulk.BULK_LIMIT", 10)
+    monkeypatch.setattr("geutil.transform.op_copying.BULK_LIMIT", 10)
     with tf.Graph().as_default() as graph:
         total = three_sums()
     copied = tf.Graph()

@@ -9,15 +9,16 @@ import typer
 
 from geutil.cli.files import (
     CommandError,
+    check_page,
     check_source,
     check_target,
     named,
     read_model,
     write_model,
+    write_page,
 )
 from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
 from geutil.cli.output import show, show_written, working
-from geutil.cli.pages import check_page, write_page
 
 Pairs = Annotated[
     list[str] | None,

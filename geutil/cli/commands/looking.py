@@ -1,18 +1,109 @@
-"""Commands that look at models."""
+"""Commands that look at models: inspect, compare, draw."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from geutil.cli.files import check_source, read_model
-from geutil.cli.options import Json, Signature, Source
-from geutil.cli.output import plain, show, show_rows, working
-from geutil.cli.starting import start_tensorflow
+from geutil.cli.files import (
+    Batches,
+    check_page,
+    check_source,
+    read_model,
+    start_tensorflow,
+    write_page,
+)
+from geutil.cli.options import BatchSize, Force, Html, Json, Signature, Source
+from geutil.cli.output import counted, plain, show, show_rows, working
+
+
+def view(
+    path: Source,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The page to write; by default the model's name with .html.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Signature = None,
+    force: Force = False,
+) -> None:
+    """Draw a model as a page to look into: one file that needs no network."""
+    page = Path(f"{path.absolute().stem}.html") if output is None else output
+    check_page(page, force)
+    model = read_model(path, signature)
+    from geutil import report
+
+    write_page(page, lambda: report.view(model, title=path.absolute().name))
+
+
+Other = Annotated[Path, typer.Argument(help="The other model.", show_default=False)]
+
+
+def diff(
+    path: Source,
+    other: Other,
+    html: Html = None,
+    force: Force = False,
+    signature: Signature = None,
+    as_json: Json = False,
+) -> int:
+    """Show which ops two models have and have not in common; exit with 1 if any."""
+    check_source(other)
+    check_page(html, force)
+    ours = read_model(path, signature)
+    theirs = read_model(other, signature)
+    from geutil import report
+
+    found = report.difference(ours, theirs)
+    if html is not None:
+        labels = (path.name, other.name)
+        write_page(html, lambda: report.diff(ours, theirs, labels=labels))
+    show(found, as_json=as_json)
+    return 0 if found.is_empty else 1
+
+
+def check(
+    path: Source,
+    other: Other,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A .npz file, or a directory of them.", show_default=False),
+    ] = None,
+    batch: BatchSize = 32,
+    samples: Annotated[
+        int, typer.Option(min=1, help="How many inputs to draw without data.")
+    ] = 8,
+    rtol: Annotated[float, typer.Option(help="The relative tolerance.")] = 1e-5,
+    atol: Annotated[float, typer.Option(help="The absolute tolerance.")] = 1e-6,
+    signature: Signature = None,
+    as_json: Json = False,
+) -> int:
+    """Run two models on the same inputs; exit with 1 if what they give differs."""
+    check_source(other)
+    batches = None if data is None else Batches(data, batch)
+    ours = read_model(path, signature)
+    theirs = read_model(other, signature)
+    if batches is None:
+        with working("running both"):
+            found = ours.compare(theirs, None, samples, rtol, atol)
+    else:
+        tried = counted(batches, "running both", len(batches))
+        found = ours.compare(theirs, tried, rtol=rtol, atol=atol)
+    if as_json:
+        show({**plain(found), "equal": found.equal}, as_json=True)
+    else:
+        print(found)
+    return 0 if found.equal else 1
+
 
 _SHOWN = 12
 

@@ -10,12 +10,15 @@ import typer
 from geutil.cli.files import (
     Batches,
     CommandError,
+    check_page,
     check_source,
     check_target,
     format_of,
+    held_back,
     read_model,
     write_bytes,
     write_model,
+    write_page,
 )
 from geutil.cli.options import (
     As,
@@ -31,8 +34,6 @@ from geutil.cli.options import (
     Target,
 )
 from geutil.cli.output import counted, plain, show, working
-from geutil.cli.pages import check_page, write_page
-from geutil.cli.starting import held_back
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 

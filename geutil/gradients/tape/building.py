@@ -1,28 +1,184 @@
-"""Backward graphs that a tape builds, in place of TensorFlow's."""
+"""Backward graphs.
+
+Built by a tape in place of TensorFlow's, with sums that free memory in time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.tape.captured import Captured
-from geutil.gradients.tape.entries import Tape
-from geutil.gradients.tape.identifiers import tensor_id
-from geutil.gradients.tape.ordering import Order, Waiting, adding_in_pairs
-from geutil.gradients.tape.pending import (
+from geutil.gradients.tape.engine import (
     MIN_AGGREGATE_BYTES,
     MIN_AGGREGATE_COUNT,
     Pending,
+    Run,
     require_sum,
 )
-from geutil.gradients.tape.running import Run
-from geutil.gradients.tape.tensors import tensorflow_vspace
-from geutil.graph.kinds import Graph, Tensor
-from geutil.graph.plain_gradients import default_gradients
+from geutil.gradients.tape.entries import Tape
+from geutil.gradients.tape.spaces import (
+    Captured,
+    aggregate,
+    num_elements,
+    tensor_id,
+    tensorflow_vspace,
+)
+from geutil.graph.creation import add_control_edges, make_stand_in, neutral
+from geutil.graph.tf_gradients import default_gradients
+from geutil.graph.types import Graph, Operation, Tensor
+
+_MOST_AT_ONCE = 9
+_BLOCK = 8
+
+
+def additions(count: int) -> list[tuple[int, int]]:
+    """Return in what pairs `AddN` adds: it takes up to nine, then eight at a time.
+
+    Args:
+        count: how many tensors are added. They are numbered from 0, and the results of
+            the pairs from `count` on.
+
+    Example:
+        >>> additions(4)
+        [(0, 1), (4, 2), (5, 3)]
+        >>> additions(11)[:3]
+        [(0, 1), (11, 2), (3, 4)]
+        >>> additions(11)[-1]
+        (12, 19)
+    """
+    pairs: list[tuple[int, int]] = []
+
+    def add_up(numbers: range) -> int:
+        total = numbers[0]
+        for number in numbers[1:]:
+            pairs.append((total, number))
+            total = count + len(pairs) - 1
+        return total
+
+    first = count if count <= _MOST_AT_ONCE else count % _BLOCK or _BLOCK
+    first = _MOST_AT_ONCE if first == 1 else first
+    total = add_up(range(first))
+    for start in range(first, count, _BLOCK):
+        block = add_up(range(start, start + _BLOCK))
+        pairs.append((total, block))
+        total = count + len(pairs) - 1
+    return pairs
+
+
+def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
+    """Return the sum of tensors that `AddN` would return, to the last bit.
+
+    Of more than two tensors Grappler makes `AddN`, where memory is short, add to zeros:
+    a constant of the sum's size that is never freed, in an order that is left to
+    chance. Sums of two it leaves alone, with something between them that keeps it from
+    joining them.
+
+    Args:
+        tensors: the tensors, of one graph.
+        scope: the name scope of the new ops.
+        device: their device.
+
+    Cost: linear in the tensors.
+    """
+    parts = list(tensors)
+    graph = parts[0].graph
+    with neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
+        for first, second in additions(len(tensors)):
+            ahead = parts[first]
+            barrier = tf.raw_ops.PlaceholderWithDefault(
+                input=ahead, shape=ahead.shape, name="barrier"
+            )
+            pair = [barrier, parts[second]]
+            parts.append(tf.raw_ops.AddN(inputs=pair, name="sum"))
+    return parts[-1]
+
+
+SCOPE = "tape"
+
+
+def adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that adds up gradients, dense ones of more bytes in pairs.
+
+    Args:
+        size: that many bytes.
+    """
+
+    def add(gradients: Sequence[Any]) -> Any:
+        held = sum(num_elements(g) * g.dtype.size for g in gradients)
+        dense = all(isinstance(g, tf.Tensor) for g in gradients)
+        if held <= size or len(gradients) < 3 or not dense:
+            return aggregate(gradients)
+        return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
+
+    return add
+
+
+class Order:
+    """Lets what is built later wait for sums that free memory.
+
+    Attributes:
+        last: the last such sum.
+        count: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.last: Operation | None = None
+        self.count = 0
+        # How many sums each gradient has waited for, by the id of its tensor.
+        self._waited: dict[int, int] = {}
+
+    def summed(self, total: Any) -> None:
+        """Note that gradients were added up ahead of time."""
+        values = total.values if isinstance(total, tf.IndexedSlices) else total
+        self.last = values.op
+        self.count += 1
+
+    def delayed(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return gradients that come after the last sum."""
+        if self.last is None or self._has_waited(gradients):
+            return list(gradients)
+        return [self._late(g) if isinstance(g, tf.Tensor) else g for g in gradients]
+
+    def note(self, gradients: Sequence[Any]) -> None:
+        """Note that gradients were made of what came after the last sum."""
+        if self.last is not None:
+            for gradient in gradients:
+                if gradient is not None:
+                    self._waited[tensor_id(gradient)] = self.count
+
+    def _has_waited(self, gradients: Sequence[Any]) -> bool:
+        return any(
+            self._waited.get(tensor_id(g), 0) == self.count
+            for g in gradients
+            if g is not None
+        )
+
+    def _late(self, gradient: Tensor) -> Tensor:
+        if self.last is None or gradient.dtype == tf.variant:
+            return gradient
+        late = make_stand_in(gradient, SCOPE, "late")
+        add_control_edges(late.op, [self.last])
+        return late
+
+
+class Waiting:
+    """A backward function whose ops wait for the last sum."""
+
+    def __init__(self, function: Any, order: Order) -> None:
+        self.op_name = function.op_name
+        self._function = function
+        self._order = order
+
+    def __call__(self, *gradients: Any) -> list[Any]:
+        """Return the gradients of the inputs, which come after the last sum."""
+        results: list[Any] = self._function(*self._order.delayed(gradients))
+        self._order.note(results)
+        return results
+
 
 # How TensorFlow's own engine works, and what says that it works as usual.
 _FOREIGN = {"aggregation_method": (None, 0), "gate_gradients": (False, None, 0)}

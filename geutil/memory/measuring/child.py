@@ -2,11 +2,334 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import re
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from geutil.memory.measuring.running import run
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.creation import capture
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.functions import build_function, call_function, new_function_graph
+from geutil.memory.measuring.job import (
+    CallJob,
+    Environment,
+    GraphJob,
+    Job,
+    Measurement,
+    Options,
+    VariableSpec,
+)
+from geutil.memory.measuring.trace import timeline_of
+from geutil.memory.timeline import Timeline
+
+Step = Callable[[], Any]
+_ALIGNMENT = 64
+"""Bytes, of the buffers of TensorFlow's kernels."""
+
+
+def call_step(job: CallJob) -> Step:
+    """Return a step that calls a callable."""
+    function, args, kwargs = pickle.loads(job.pickled)
+    return lambda: function(*args, **kwargs)
+
+
+class SessionStep:
+    """A step that runs a graph in a Session.
+
+    Args:
+        job: the graph.
+        options: how to run it.
+        values: the values of its variables by key.
+    """
+
+    def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
+        graph = _imported(job.graph_def)
+        self._fetches = list(job.fetches)
+        self._feeds = {name: aligned(value) for name, value in job.feeds.items()}
+        self._session = tf.compat.v1.Session(
+            graph=graph, config=_session_config(job, options)
+        )
+        _assign(self._session, job.variables, values)
+
+    def __call__(self) -> None:
+        """Run one step."""
+        self._session.run(self._fetches, self._feeds)
+
+    def trace(self) -> Any:
+        """Run one step; return its `RunMetadata` with all records."""
+        metadata = tf.compat.v1.RunMetadata()
+        options = tf.compat.v1.RunOptions(
+            trace_level=tf.compat.v1.RunOptions.FULL_TRACE,
+            output_partition_graphs=True,
+        )
+        self._session.run(self._fetches, self._feeds, options, metadata)
+        return metadata
+
+
+class FunctionStep:
+    """A step that calls a graph as a function, compiled if that is asked for.
+
+    Args:
+        job: the graph.
+        options: how to run it.
+        values: the values of its variables by key.
+    """
+
+    def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
+        # A function holds its variables weakly.
+        self._variables = {key: tf.Variable(value) for key, value in values.items()}
+        function = _function(job, self._variables)
+        constants = map(tf.constant, job.feeds.values())
+        self._feeds = {f"feed_{i}": value for i, value in enumerate(constants)}
+
+        def call(**arguments: Any) -> Any:
+            return call_function(function, arguments)
+
+        self._call = call
+        if options.jit_compile:
+            self._call = tf.function(call, jit_compile=True, autograph=False)
+
+    def __call__(self) -> None:
+        """Run one step, to its end."""
+        self._call(**self._feeds)
+        # The kernels of a GPU run behind the program.
+        tf.test.experimental.sync_devices()
+
+
+def initial_values(job: GraphJob) -> dict[str, Any]:
+    """Return the values that the variables start with, by key."""
+    values = {spec.key: spec.value for spec in job.variables}
+    initials = {s.key: s.initial for s in job.variables if s.initial is not None}
+    if initials:
+        graph = _imported(job.initial_graph_def)
+        with tf.compat.v1.Session(graph=graph) as session:
+            values |= session.run(initials)
+    return values
+
+
+def aligned(array: Any) -> Any:
+    """Return an equal array that a Session takes as it is, where it copies others."""
+    if array.dtype == object:
+        return array
+    room = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    view = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _imported(serialized: bytes) -> tf.Graph:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(
+            tf.compat.v1.GraphDef.FromString(serialized), name=""
+        )
+    return graph
+
+
+def _session_config(job: GraphJob, options: Options) -> Any:
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=options.inter_op_threads or 0,
+        intra_op_parallelism_threads=options.intra_op_threads or 0,
+        device_count={"CPU": job.cpus},
+        allow_soft_placement=True,
+    )
+    rewriting = config.graph_options.rewrite_options
+    rewriting.disable_meta_optimizer = not options.grappler
+    return config
+
+
+def _assign(
+    session: Any, specs: Sequence[VariableSpec], values: dict[str, Any]
+) -> None:
+    """Give the variables of a Session's graph their values.
+
+    In one run: each run with new ops costs time for the whole graph.
+    """
+    feeds = {}
+    assigns = []
+    with session.graph.as_default():
+        for spec in specs:
+            (holder,) = session.graph.get_operation_by_name(spec.op).outputs
+            value = values[spec.key]
+            placeholder = tf.compat.v1.placeholder(spec.dtype, np.shape(value))
+            feeds[placeholder] = value
+            if holder.dtype == tf.resource:
+                made = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
+            else:
+                made = tf.raw_ops.Assign(ref=holder, value=placeholder).op
+            assigns.append(made)
+    session.run(assigns, feeds)
+
+
+def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
+    """Return the graph as a ConcreteFunction over real variables."""
+    graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
+    by_op = {spec.op: variables[spec.key] for spec in job.variables}
+    for node in graph_def.node:
+        if node.name in by_op:
+            # A function gets its variables' handles from outside.
+            node.op = "Placeholder"
+            node.ClearField("attr")
+            node.attr["dtype"].type = tf.resource.as_datatype_enum
+    graph = new_function_graph("step")
+    with graph.as_default():
+        inputs = {
+            f"feed_{i}": tf.compat.v1.placeholder(value.dtype, value.shape)
+            for i, value in enumerate(map(tf.constant, job.feeds.values()))
+        }
+        replaced = dict(zip(job.feeds, inputs.values(), strict=True))
+        for op, variable in by_op.items():
+            replaced[f"{op}:0"] = capture(graph, variable.handle)
+        elements = tf.graph_util.import_graph_def(
+            graph_def, replaced, return_elements=list(job.fetches), name=""
+        )
+    outputs = {
+        f"fetch_{i}": e for i, e in enumerate(elements) if isinstance(e, tf.Tensor)
+    }
+    effects = [e for e in elements if isinstance(e, tf.Operation)]
+    return build_function(graph, inputs, outputs, effects, list(variables.values()))
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_HIGH_WATER = "5"
+
+
+class ResidentMeter:
+    """Measures how far the process grows from now on. Linux only."""
+
+    def __init__(self) -> None:
+        try:
+            self._start: int | None = _status("VmRSS")
+            _CLEAR.write_text(_RESET_HIGH_WATER)
+        except OSError:
+            self._start = None
+
+    def read(self) -> int | None:
+        """Return the highest growth so far in bytes, None where it is not told."""
+        return None if self._start is None else max(_status("VmHWM") - self._start, 0)
+
+
+def _status(field: str) -> int:
+    """Return a size from the kernel's notes on this process, in bytes."""
+    match = re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if match is None:
+        raise OSError(f"{_STATUS} has no {field}")
+    return int(match[1]) * 1024
+
+
+class AllocatorMeter:
+    """Measures what TensorFlow's allocator hands out from now on.
+
+    Args:
+        device: "CPU:0" or "GPU:0".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        try:
+            tf.config.experimental.reset_memory_stats(device)
+            self._start: int | None = self._info()["current"]
+        # On the CPU there are statistics with oneDNN's allocator only.
+        except ValueError:
+            self._start = None
+
+    def read(self) -> int | None:
+        """Return the peak above the start in bytes, None where it is not counted."""
+        return None if self._start is None else self._info()["peak"] - self._start
+
+    def _info(self) -> dict[str, int]:
+        info: dict[str, int] = tf.config.experimental.get_memory_info(self._device)
+        return info
+
+
+def run(job: Job, options: Options) -> Measurement:
+    """Run the steps of a job and measure them; once in a process."""
+    _configure(job, options)
+    device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    step, session_step = _step(job, options)
+    gc.collect()
+    resident = ResidentMeter()
+    step()
+    allocator = AllocatorMeter(device)
+    seconds = tuple(_timed(step) for _ in range(options.steps))
+    allocator_peak, resident_peak = allocator.read(), resident.read()
+    timeline = _traced(job, options, session_step, device)
+    return Measurement(
+        trace_peak=None if timeline is None else timeline.peak,
+        allocator_peak=allocator_peak,
+        resident_peak=resident_peak,
+        timeline=timeline,
+        seconds=seconds,
+        environment=Environment(
+            tf.__version__,
+            device,
+            uses_onednn(),
+            options.grappler,
+            options.jit_compile,
+            options.inter_op_threads,
+            options.intra_op_threads,
+        ),
+    )
+
+
+def _configure(job: Job, options: Options) -> None:
+    """Set what must be set before TensorFlow starts."""
+    if options.inter_op_threads is not None:
+        tf.config.threading.set_inter_op_parallelism_threads(options.inter_op_threads)
+    if options.intra_op_threads is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(options.intra_op_threads)
+    if not options.grappler:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    tf.config.set_soft_device_placement(True)
+    if isinstance(job, GraphJob) and job.cpus > 1:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * job.cpus
+        )
+
+
+def _step(job: Job, options: Options) -> tuple[Step, SessionStep | None]:
+    """Return the step, and the same as a Session's if it is one."""
+    if isinstance(job, CallJob):
+        return call_step(job), None
+    if job.as_function:
+        return FunctionStep(job, options, initial_values(job)), None
+    step = SessionStep(job, options, initial_values(job))
+    return step, step
+
+
+def _timed(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _traced(
+    job: Job, options: Options, step: SessionStep | None, device: str
+) -> Timeline | None:
+    """Return the timeline of one more step, None if there are no records of it."""
+    if isinstance(job, CallJob) or options.jit_compile:
+        return None
+    values = initial_values(job)
+    if step is None:
+        step = SessionStep(job, options, values)
+        # Grappler works and constants are made in the first step.
+        step()
+    return timeline_of(
+        step.trace(),
+        job.op_types,
+        device,
+        variable_bytes=sum(int(value.nbytes) for value in values.values()),
+    )
 
 
 def main(job_path: str, result_path: str) -> None:

@@ -1,10 +1,126 @@
-"""What the measuring process is told. It travels as a pickle between the two."""
+"""The pickles between the two processes: the job, and the measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
+
+from geutil.memory.sizes import megabytes
+from geutil.memory.timeline import Timeline
+
+TRACE = "allocation records of a traced Session"
+ALLOCATOR = "allocator statistics"
+RESIDENT = "resident-set high-water mark"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a measurement depends on besides the graph.
+
+    Attributes:
+        tensorflow: its version.
+        device: the device whose memory was measured, for example "CPU:0".
+        onednn: whether oneDNN was on.
+        grappler: whether Grappler was on.
+        jit_compile: whether XLA compiled the step.
+        inter_op_threads: how many ops could run at once; None is TensorFlow's default.
+        intra_op_threads: how many threads could share one op; None is the default.
+    """
+
+    tensorflow: str
+    device: str
+    onednn: bool
+    grappler: bool
+    jit_compile: bool
+    inter_op_threads: int | None
+    intra_op_threads: int | None
+
+    def __str__(self) -> str:
+        def on(flag: bool) -> str:
+            return "on" if flag else "off"
+
+        def threads(number: int | None) -> str:
+            return "default" if number is None else str(number)
+
+        return (
+            f"TensorFlow {self.tensorflow} on {self.device}, oneDNN {on(self.onednn)}, "
+            f"Grappler {on(self.grappler)}, XLA {on(self.jit_compile)}, "
+            f"threads: inter-op {threads(self.inter_op_threads)}, "
+            f"intra-op {threads(self.intra_op_threads)}"
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a step needed, above what the process held before it.
+
+    Variables, arguments and feeds are held before, and are not counted.
+
+    Attributes:
+        trace_peak: the peak by the allocation records of a traced step: exact, in
+            the bytes that were asked for. A function is traced as a Session that runs
+            its graph, which may order the ops a little differently. None where there
+            are no records.
+        allocator_peak: the peak by the statistics of TensorFlow's allocator, which
+            counts the chunks that it hands out: up to twice what was asked for. On the
+            CPU it counts nothing at all of what is smaller than 256 KiB. None where it
+            keeps none: on the CPU with oneDNN off.
+        resident_peak: how far the process grew. Beside the step it holds what
+            Grappler and XLA needed to compile it, and what the allocator keeps
+            unused. None where the system does not tell: elsewhere than on Linux.
+        timeline: the memory op by op; None where there are no records.
+        seconds: the time of each step; the first step, which compiles, is not one.
+        environment: what else the figures depend on.
+    """
+
+    trace_peak: int | None
+    allocator_peak: int | None
+    resident_peak: int | None
+    timeline: Timeline | None
+    seconds: tuple[float, ...]
+    environment: Environment
+
+    @property
+    def steps(self) -> int:
+        """How many steps were timed."""
+        return len(self.seconds)
+
+    @property
+    def peak(self) -> int:
+        """The peak in bytes, from the best source there is."""
+        return self._best[0]
+
+    @property
+    def source(self) -> str:
+        """Where `peak` comes from."""
+        return self._best[1]
+
+    @property
+    def _best(self) -> tuple[int, str]:
+        for peak, source in self._peaks():
+            if peak is not None:
+                return peak, source
+        return 0, "nothing"
+
+    def _peaks(self) -> list[tuple[int | None, str]]:
+        return [
+            (self.trace_peak, TRACE),
+            (self.allocator_peak, ALLOCATOR),
+            (self.resident_peak, RESIDENT),
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"peak {megabytes(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
+        lines += [
+            f"  {source}: {'none' if peak is None else megabytes(peak)}"
+            for peak, source in self._peaks()
+            if source != self.source
+        ]
+        times = f"{median(self.seconds):.3g} s" if self.seconds else "none"
+        lines += [f"  step time: {times} (median of {self.steps})"]
+        return "\n".join([*lines, f"  {self.environment}"])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.errors import ModelError
 from geutil.graph.protos import (
     FunctionDef,
     GraphDef,
@@ -18,18 +19,16 @@ from geutil.graph.protos import (
     SavedModel,
     SavedObjectGraph,
 )
-from geutil.model.errors import ModelError
-from geutil.model.files.checkpoints import entries, has_checkpoint, variables_prefix
 from geutil.model.files.inspection import (
+    KERAS_SUFFIXES,
     FunctionInfo,
     Inspection,
     SignatureInfo,
     TensorInfo,
     VariableInfo,
+    inspect_keras,
 )
-from geutil.model.files.keras_files import KERAS_SUFFIXES, inspect_keras
-from geutil.model.files.kinds import GRAPH_DEF, SAVED_MODEL
-from geutil.model.files.payloads import Span, elements, mapped, message, spans
+from geutil.model.files.loading import entries, has_checkpoint, variables_prefix
 from geutil.model.files.reading import (
     PathLike,
     check_binary,
@@ -38,7 +37,16 @@ from geutil.model.files.reading import (
     saved_model_file,
     select_meta_graph,
 )
-from geutil.model.files.wire import Buffer
+from geutil.model.files.wire import (
+    GRAPH_DEF,
+    SAVED_MODEL,
+    Buffer,
+    Span,
+    elements,
+    mapped,
+    message,
+    spans,
+)
 
 _NODE, _LIBRARY = 1, 2
 _GRAPH = 2

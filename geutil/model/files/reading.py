@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from geutil.errors import ModelError
 from geutil.graph.protos import (
     PARSE_ERRORS,
     GraphDef,
@@ -14,16 +15,15 @@ from geutil.graph.protos import (
     SavedModel,
     parse_text,
 )
-from geutil.model.errors import ModelError
-from geutil.model.files.kinds import (
+from geutil.model.files.wire import (
     GRAPH_DEF,
     META_GRAPH,
     SAVED_MODEL,
+    Buffer,
     binary_kind,
     foreign_kind,
     text_kind,
 )
-from geutil.model.files.wire import Buffer
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

@@ -1,16 +1,26 @@
-"""The wire format of protobuf, walked without parsing: fields and their places.
+"""The wire format of protobuf, walked without parsing.
+
+Kinds of files, messages without their payloads.
 
 For what a parser would copy whole: a file of a gigabyte of weights is walked over a
 memory map, and the weights are never touched.
+
+A file's protos are cut from a memory map piece by piece. Small messages are parsed
+many at a time; of a large one a copy is made first, without its long values.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-from geutil.model.errors import ModelError
+from geutil.errors import ModelError
+from geutil.graph.protos import PARSE_ERRORS
 
 Buffer: TypeAlias = bytes | mmap.mmap
 
@@ -100,3 +110,240 @@ def _encoded(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+GRAPH_DEF, META_GRAPH, SAVED_MODEL = "GraphDef", "MetaGraphDef", "SavedModel"
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive (a .keras file is one: name it so)",
+    b"\x89HDF": "an HDF5 file (a model of Keras is one: name it .h5)",
+    b"\x1f\x8b": "a gzip archive (unpack it first)",
+}
+_TFLITE = b"TFL3"
+_LOOKED_AT = 16
+_SUBSETS = {
+    # Field 1 of a SavedModel is a number, that of the others a message.
+    SAVED_MODEL: {(1, VARINT), (2, BYTES)},
+    GRAPH_DEF: {(1, BYTES), (2, BYTES), (3, VARINT), (4, BYTES), (5, BYTES)},
+    META_GRAPH: {(number, BYTES) for number in range(1, 8)},
+}
+_OP_TYPE = re.compile(rb"[A-Za-z0-9.>_]+")
+_TEXT_KINDS = {
+    "node": GRAPH_DEF,
+    "versions": GRAPH_DEF,
+    "library": GRAPH_DEF,
+    "meta_info_def": META_GRAPH,
+    "graph_def": META_GRAPH,
+    "saver_def": META_GRAPH,
+    "collection_def": META_GRAPH,
+    "signature_def": META_GRAPH,
+    "saved_model_schema_version": SAVED_MODEL,
+    "meta_graphs": SAVED_MODEL,
+}
+_FIRST_KEY = re.compile(r"(?:\s|#.*\n)*([a-z_]+)\s*[:{<]")
+
+
+def foreign_kind(head: bytes) -> str | None:
+    """Return what a file is by its first bytes, if it is none of ours."""
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    if head[4:8] == _TFLITE:
+        return (
+            "a TensorFlow Lite model (run it with an interpreter, such as that of "
+            "ai_edge_litert, and open the model that it was made from)"
+        )
+    return None
+
+
+def binary_kind(buffer: Buffer) -> str | None:
+    """Return which of the three protos `buffer` holds, by the shape of its fields.
+
+    Raises:
+        ModelError: it holds no protobuf, or a part of one.
+
+    Cost: linear in the top fields.
+    """
+    first: list[Field] = []
+    seen = set()
+    for field in fields(buffer, 0, len(buffer)):
+        seen.add((field.number, field.kind))
+        if len(first) < _LOOKED_AT:
+            first.append(field)
+    if (1, VARINT) in seen:
+        return SAVED_MODEL if seen <= _SUBSETS[SAVED_MODEL] else None
+    if _are_nodes(buffer, [f for f in first if f.number == 1]):
+        return GRAPH_DEF
+    if (2, BYTES) in seen and seen <= _SUBSETS[META_GRAPH]:
+        graph = next(f for f in first if f.number == 2)
+        inner = list(islice(fields(buffer, graph.start, graph.end), _LOOKED_AT))
+        if _are_nodes(buffer, [f for f in inner if f.number == 1]):
+            return META_GRAPH
+    return GRAPH_DEF if seen <= _SUBSETS[GRAPH_DEF] else None
+
+
+def text_kind(text: str) -> str | None:
+    """Return which of the three protos `text` writes down, by its first field."""
+    match = _FIRST_KEY.match(text)
+    return _TEXT_KINDS.get(match[1]) if match else None
+
+
+def _are_nodes(buffer: Buffer, found: list[Field]) -> bool:
+    """Tell whether most of the fields look like a NodeDef: one may be damaged."""
+    return 2 * sum(_is_node(buffer, f) for f in found) > len(found)
+
+
+def _is_node(buffer: Buffer, field: Field) -> bool:
+    """Tell whether a field looks like a NodeDef: it has an op type."""
+    try:
+        inner = list(fields(buffer, field.start, field.end))
+    except ModelError:
+        return False
+    ops = [f for f in inner if f.number == 2]
+    return len(ops) == 1 and all(
+        f.kind == BYTES and _OP_TYPE.fullmatch(buffer[f.start : f.end]) for f in ops
+    )
+
+
+Span: TypeAlias = tuple[int, int]
+"""Where a message lies in a buffer."""
+
+_LARGE = 1 << 14
+"""Bytes beyond which a message is not parsed with its neighbours, nor a value kept."""
+
+_BATCH = 1 << 18
+_DEEPEST = 100
+
+
+@contextmanager
+def mapped(file: Path) -> Iterator[Buffer]:
+    """Give the bytes of a file as a memory map: what is not looked at is not read.
+
+    Raises:
+        ModelError: the file cannot be opened, or it is empty.
+    """
+    try:
+        if not file.stat().st_size:
+            raise ModelError(f"'{file}' is empty")
+        with file.open("rb") as handle:
+            view = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
+    with view:
+        yield view
+
+
+def spans(buffer: Buffer, span: Span, number: int) -> list[Span]:
+    """Return where the messages in a field of the message at `span` lie.
+
+    Raises:
+        ModelError: the message is truncated or damaged.
+
+    Cost: linear in the fields of the message itself.
+    """
+    return [
+        (f.start, f.end)
+        for f in fields(buffer, *span)
+        if f.number == number and f.kind == BYTES
+    ]
+
+
+def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
+    """Parse the message at `span`, with nothing but these of its fields.
+
+    Long values within them, of constants for example, are left out.
+
+    Raises:
+        ModelError: the message is truncated or damaged.
+
+    Cost: linear in what is parsed.
+    """
+    parts = [
+        _slim(buffer, field, proto.DESCRIPTOR, 0)[0]
+        for field in fields(buffer, *span)
+        if field.number in numbers
+    ]
+    return _parsed(proto, b"".join(parts))
+
+
+def elements(
+    buffer: Buffer, span: Span, proto: Any, name: str
+) -> Iterator[tuple[Any, int]]:
+    """Yield the messages in a repeated field of the message at `span`.
+
+    Args:
+        buffer: holds the message.
+        span: where it lies.
+        proto: the message's class.
+        name: the name of the field.
+
+    Yields:
+        Each element without its long values, and how many bytes these take.
+
+    Raises:
+        ModelError: the message is truncated or damaged.
+
+    Cost: linear in the elements, without their long values; memory for a batch of them.
+    """
+    number = proto.DESCRIPTOR.fields_by_name[name].number
+    start = end = span[0]
+    for field in fields(buffer, *span):
+        if field.number != number:
+            yield from _batch(buffer, (start, end), proto, name)
+            start = field.end
+        elif field.end - field.at > _LARGE:
+            yield from _batch(buffer, (start, end), proto, name)
+            start = field.end
+            data, left_out = _slim(buffer, field, proto.DESCRIPTOR, 0)
+            for element in getattr(_parsed(proto, data), name):
+                yield element, left_out
+        elif field.end - start > _BATCH:
+            yield from _batch(buffer, (start, field.end), proto, name)
+            start = field.end
+        end = field.end
+    yield from _batch(buffer, (start, end), proto, name)
+
+
+def _batch(
+    buffer: Buffer, span: Span, proto: Any, name: str
+) -> Iterator[tuple[Any, int]]:
+    start, end = span
+    if start < end:
+        # Neighbouring elements make a message by themselves, which C++ parses.
+        for element in getattr(_parsed(proto, buffer[start:end]), name):
+            yield element, 0
+
+
+def _slim(
+    buffer: Buffer, field: Field, descriptor: Any, depth: int
+) -> tuple[bytes, int]:
+    """Return a field without the long values in it, and how many bytes these take."""
+    size = field.end - field.start
+    if size <= _LARGE:
+        return buffer[field.at : field.end], 0
+    known = descriptor.fields_by_number.get(field.number)
+    inner = None if known is None else known.message_type
+    if inner is None:
+        return b"", size
+    if depth > _DEEPEST:
+        raise ModelError(f"damaged protobuf: messages nested over {_DEEPEST} deep")
+    parts, kept, left_out = [], 0, 0
+    for child in fields(buffer, field.start, field.end):
+        part, missing = _slim(buffer, child, inner, depth + 1)
+        if kept > _LARGE and _is_scalar(inner, child.number):
+            part, missing = b"", child.end - child.start
+        parts.append(part)
+        kept += len(part)
+        left_out += missing
+    return length_delimited(field.number, b"".join(parts)), left_out
+
+
+def _is_scalar(descriptor: Any, number: int) -> bool:
+    known = descriptor.fields_by_number.get(number)
+    return known is None or known.message_type is None
+
+
+def _parsed(proto: Any, data: bytes) -> Any:
+    try:
+        return proto.FromString(data)
+    except PARSE_ERRORS as error:
+        raise ModelError(f"truncated or damaged protobuf: {error}") from error

@@ -10,15 +10,18 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.function_calls import Caller, callers_in
-from geutil.graph.function_defs import definition_in
-from geutil.graph.function_registry import called_names, callees_first, readable_name
-from geutil.graph.kinds import Graph, Operation, Tensor
+from geutil.graph.function_defs import (
+    called_names,
+    callees_first,
+    definition_in,
+    readable_name,
+)
 from geutil.graph.state import fingerprint
-from geutil.model.functions.bodies import EditableBody
-from geutil.model.functions.body_graphs import materialize_body, result_shapes
-from geutil.model.holdings import Holdings
-from geutil.model.programs.materializing import Parts
-from geutil.model.programs.program import fresh_name
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
+from geutil.model.program import fresh_name
+from geutil.model.shared_state import Holdings
+from geutil.model.to_graph import Parts
 
 
 @dataclass(eq=False)

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.asset_defs import asset_files
-from geutil.graph.kinds import type_name
-from geutil.graph.variable_defs import VariableFacts, variable_facts
-from geutil.model.errors import ModelError
+from geutil.errors import ModelError
+from geutil.graph.graph_collections import VariableFacts, variable_facts
+from geutil.graph.protos import asset_files
+from geutil.graph.types import type_name
 from geutil.model.files.loading import load_saved_model
 from geutil.model.files.reading import read_saved_model, select_meta_graph
 from geutil.model.files.validation import check_graph_def
-from geutil.model.holdings import holdings_of
-from geutil.model.programs.program import Program
-from geutil.model.sources.functions import program_of_function
-from geutil.model.sources.graphs import programs_of_graph_def
-from geutil.model.sources.source import Source
+from geutil.model.program import Program
+from geutil.model.shared_state import holdings_of
+from geutil.model.sources.graph_defs import programs_of_graph_def
+from geutil.model.sources.objects import Source, program_of_function
 
 _INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 

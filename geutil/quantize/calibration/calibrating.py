@@ -1,25 +1,131 @@
-"""Sets the ranges of a quantized model by what it computes on data."""
+"""Calibration: the ranges of a quantized model, set by the data that it runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.kinds import is_func_graph, type_name
-from geutil.quantize.applying.variables import range_of
-from geutil.quantize.arithmetic import Range
+from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
+from geutil.graph.types import Tensor, is_func_graph, type_name
+from geutil.notebook_display import Shown
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
-from geutil.quantize.calibration.probing import unquantized
-from geutil.quantize.calibration.progress import counted
-from geutil.quantize.calibration.sites import Site, find_sites
-from geutil.quantize.copying import values_of
-from geutil.quantize.samples import batches
-from geutil.showing import Shown
+from geutil.quantize.calibration.ranges import Site, find_sites, unquantized
+from geutil.quantize.partial_copy import values_of
+from geutil.quantize.range_variables import range_of
+from geutil.quantize.spec import Range
+
+Sample = dict[str, Any]
+
+
+def batches(dataset: Any, inputs: Mapping[str, Tensor]) -> Iterator[Sample]:
+    """Yield the batches of a dataset as tensors by the name of the input.
+
+    Args:
+        dataset: an iterable of mappings from input names to batches, a
+            `tf.data.Dataset` of the same, or one such mapping.
+        inputs: the inputs of the model by name.
+
+    Raises:
+        ArgumentTypeError: the dataset is nothing of this, or a batch is no mapping.
+        QuantizeError: a batch lacks an input, has one too many, or does not fit; or
+            there are no batches.
+    """
+    if isinstance(dataset, Mapping):
+        dataset = [dataset]
+    if isinstance(dataset, str | bytes) or not isinstance(dataset, Iterable):
+        raise ArgumentTypeError(
+            "data is an iterable of mappings from input names to batches, or a "
+            f"tf.data.Dataset of the same, not {type_name(dataset)}"
+        )
+    count = 0
+    for batch in dataset:
+        yield _checked(batch, inputs, count)
+        count += 1
+    if not count:
+        raise QuantizeError("the dataset is empty; there is nothing to learn from")
+
+
+def _checked(batch: Any, inputs: Mapping[str, Tensor], index: int) -> Sample:
+    if not isinstance(batch, Mapping):
+        raise ArgumentTypeError(
+            f"batch {index} is a {type_name(batch)}; pass mappings from input names to "
+            f"batches, with the names {list(inputs)}"
+        )
+    if set(batch) != set(inputs):
+        raise QuantizeError(
+            f"batch {index} is for the inputs {sorted(map(str, batch))}, and the model "
+            f"has {sorted(inputs)}"
+        )
+    return {name: _fitting(name, t, batch[name], index) for name, t in inputs.items()}
+
+
+def _fitting(name: str, t: Tensor, value: Any, index: int) -> Any:
+    try:
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype != t.dtype:
+            if tensor.dtype.is_floating and not t.dtype.is_floating:
+                raise TypeError(f"{tensor.dtype.name} would be cut to {t.dtype.name}")
+            tensor = tf.cast(tensor, t.dtype)
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        raise QuantizeError(
+            f"input '{name}' of batch {index} is no {t.dtype.name} tensor: {error}"
+        ) from error
+    if not t.shape.is_compatible_with(tensor.shape):
+        raise QuantizeError(
+            f"input '{name}' of batch {index} has shape {tensor.shape}, and the model "
+            f"takes {t.shape}"
+        )
+    return tensor
+
+
+T = TypeVar("T")
+
+
+def counted(items: Iterable[T], dataset: Any, progress: bool | None) -> Iterator[T]:
+    """Yield items, and show how many there were.
+
+    Args:
+        items: the items.
+        dataset: what they are made from, which may know how many there are.
+        progress: show it; None does so on a terminal, if rich is installed.
+
+    Raises:
+        MissingExtraError: it is asked for, and rich is not installed.
+    """
+    if progress is False or (progress is None and not sys.stderr.isatty()):
+        yield from items
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError as error:
+        if progress:
+            raise MissingExtraError(
+                "a progress bar needs rich; install it with `pip install geutil[cli]`, "
+                "or pass progress=False"
+            ) from error
+        yield from items
+        return
+    console = Console(stderr=True)
+    yield from track(items, "calibrating", _count(dataset), console=console)
+
+
+def _count(dataset: Any) -> int | None:
+    """Return how many batches there are, if that is known."""
+    if isinstance(dataset, Mapping):
+        return 1
+    try:
+        return len(dataset)
+    # A tf.data.Dataset raises if it does not know, or has no end.
+    except TypeError:
+        return None
+
 
 Array = np.ndarray[Any, Any]
 

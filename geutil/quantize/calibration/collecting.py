@@ -1,30 +1,228 @@
-"""What methods learn of batches, and which of them is chosen."""
+"""Statistics of batches for the methods of calibration, and the choice among these.
+
+A mask puts infinities there on purpose: `tf.where(mask, logits, -inf)`. They lie
+outside of any range, and are rounded to its end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.identity import IdentitySet
-from geutil.graph.kinds import Tensor
-from geutil.quantize.arithmetic import Range
-from geutil.quantize.calibration.finiteness import Finiteness
-from geutil.quantize.calibration.measuring import measured
-from geutil.quantize.calibration.observers import (
-    COUNTING,
-    METHODS,
-    Observer,
-    Settings,
-)
-from geutil.quantize.calibration.probing import Probe
-from geutil.quantize.calibration.sites import Site
-from geutil.quantize.calibration.trying import CANDIDATES, Trials
-from geutil.quantize.finding.kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
+from geutil.graph.order import topological_sort
+from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
+from geutil.quantize.calibration.ranges import Probe, Site, frozen, unquantized
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
+from geutil.quantize.planning.network import Network
+from geutil.quantize.spec import Range
+
+
+class Finiteness:
+    """Finds the op that first makes values which are not finite.
+
+    Args:
+        model: a quantized model.
+
+    Cost: one copy of the graph, when it is first asked.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network(self._model.graph, self._model.outputs.values())
+
+    @cached_property
+    def _looked_at(self) -> dict[Operation, list[Tensor]]:
+        """The floats that each op makes, in topological order."""
+        read = {t.op for op in self._network.ops for t in op.inputs}
+        ops = topological_sort({*self._network.ops, *read})
+        floats = {op: _floats(op) for op in ops if unquantized(op) is None}
+        return {op: made for op, made in floats.items() if made}
+
+    @cached_property
+    def _probe(self) -> Probe:
+        groups = {op.name: made for op, made in self._looked_at.items()}
+        return Probe(self._model.graph, self._model.inputs, groups, _look)
+
+    def culprit(self, sample: Mapping[str, Any]) -> Operation | None:
+        """Return the first op that makes infinities or NaN, other than by a mask.
+
+        Args:
+            sample: the inputs by name.
+
+        Cost: one run that looks at every tensor.
+        """
+        seen = self._probe.run(sample)
+        masking: set[Operation] = set()
+        for op in self._looked_at:
+            found = seen.get(op.name)
+            if found is None or found["finite"] or op not in self._network.place:
+                continue
+            if found["nan"] or not self._is_masked(op, seen, masking):
+                return op
+            masking.add(op)
+        return None
+
+    def _is_masked(
+        self, op: Operation, seen: Mapping[str, Any], masking: set[Operation]
+    ) -> bool:
+        """Tell whether infinities come from a parameter, or were there before."""
+        infinite = [t.op for t in op.inputs if not self._finite(t, seen)]
+        data = [o for o in infinite if not self._network.is_parameter(o.outputs[0])]
+        return bool(infinite) and all(o in masking for o in data)
+
+    def _finite(self, tensor: Tensor, seen: Mapping[str, Any]) -> bool:
+        found = seen.get(tensor.op.name)
+        return found is None or bool(found["finite"])
+
+
+def _floats(op: Operation) -> list[Tensor]:
+    return [t for t in op.outputs if t.dtype.is_floating]
+
+
+def _look(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    del name
+    finite = [tf.reduce_all(tf.math.is_finite(t)) for t in tensors]
+    nan = [tf.reduce_any(tf.math.is_nan(t)) for t in tensors]
+    return {"finite": tf.reduce_all(finite), "nan": tf.reduce_any(nan)}
+
+
+def measured(
+    bins: int, tensors: Sequence[Tensor], lowest: float = -float("inf")
+) -> dict[str, Tensor]:
+    """Measure tensors that share a range, by their finite values.
+
+    Args:
+        bins: the number of bins of a histogram; 0 makes none.
+        tensors: the tensors.
+        lowest: what is no higher is left out as infinities are.
+
+    Returns:
+        `low` and `high`, with zero in between; whether all is `finite`; whether there
+        is anything `below`, a negative infinity at least; and of a histogram the
+        `counts`, with `zeros` counted apart.
+    """
+    flat = [tf.reshape(t, [-1]) for t in tensors]
+    values = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+    is_finite = tf.math.is_finite(values)
+    is_below = values <= lowest
+    counted = tf.where(is_finite & ~is_below, values, 0.0)
+    low = tf.minimum(tf.reduce_min(counted), 0.0)
+    high = tf.maximum(tf.reduce_max(counted), 0.0)
+    found = {
+        "low": low,
+        "high": high,
+        "finite": tf.reduce_all(is_finite),
+        "below": tf.reduce_any(is_below),
+    }
+    if bins:
+        others = tf.boolean_mask(counted, counted != 0.0)
+        # A width of zero cannot be divided by.
+        ends = tf.stack([low, tf.where(high > low, high, low + 1.0)])
+        found["counts"] = tf.histogram_fixed_width(others, ends, bins)
+        found["zeros"] = tf.math.count_nonzero(values == 0.0)
+    return found
+
 
 Array = np.ndarray[Any, Any]
+Results = list[Array]
+
+CANDIDATES = ("min_max", "mse", "percentile")
+"""The methods that are tried; the first one clips nothing that was seen."""
+_KEPT = 8
+"""How many batches they are tried on."""
+_CLEARLY = 0.9
+"""To clip has to cost so much less: other data may hold larger values."""
+
+
+class Trials:
+    """Some of the data, and what the network computes of it when not quantized.
+
+    Args:
+        model: a quantized model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._samples: list[Mapping[str, Any]] = []
+        self._exact: list[Results] = []
+
+    def add(self, sample: Mapping[str, Any], results: Results) -> None:
+        """Take in a batch, unless there are enough."""
+        if len(self._samples) < _KEPT:
+            self._samples.append(sample)
+            self._exact.append(results)
+
+    def best(
+        self, sites: Sequence[Site], tried: Mapping[str, Mapping[str, Range]]
+    ) -> tuple[str, dict[str, float]]:
+        """Return the method to choose, and the noise of each that was tried.
+
+        One batch does not tell what lies beyond it, so that nothing is tried then.
+
+        Args:
+            sites: the ranges.
+            tried: by method the ends of each range by name.
+
+        Cost: for each method one copy of the graph, and a run for each batch.
+        """
+        safe = CANDIDATES[0]
+        if len(self._samples) < 2:
+            return safe, {}
+        noise = {name: self._noise(sites, ranges) for name, ranges in tried.items()}
+        least = min(noise, key=lambda name: noise[name])
+        return (least if noise[least] < _CLEARLY * noise[safe] else safe), noise
+
+    def _noise(self, sites: Sequence[Site], ranges: Mapping[str, Range]) -> float:
+        outputs = list(self._model.outputs.values())
+        replace = frozen(_values(sites, ranges))
+        graph, inputs = self._model.graph, self._model.inputs
+        probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
+        found = [list(probe.run(sample)[""].values()) for sample in self._samples]
+        pairs = [
+            (_joined(self._exact, index), _joined(found, index))
+            for index, t in enumerate(outputs)
+            if t.dtype.is_floating
+        ]
+        return float(np.sum([noise_share(*pair) for pair in pairs]))
+
+
+def noise_share(exact: Array, found: Array) -> float:
+    """Return the mean square of a difference as a share of the variance.
+
+    Values that are not finite do not count. Without variance it is 0.
+    """
+    counted = np.isfinite(exact)
+    exact, found = (v[counted].astype(np.float64) for v in (exact, found))
+    variance = exact.var() if exact.size else 0.0
+    return float(((found - exact) ** 2).mean() / variance) if variance else 0.0
+
+
+def _joined(batches: Sequence[Results], index: int) -> Array:
+    return np.concatenate([results[index].ravel() for results in batches])
+
+
+def _values(
+    sites: Sequence[Site], ranges: Mapping[str, Range]
+) -> dict[Operation, Array]:
+    """Return the values of ranges, by the ops that FakeQuant ops read them from."""
+    ends: list[tuple[Tensor, Any]] = [
+        (end, value)
+        for site in sites
+        for op in site.ops
+        for end, value in zip(list(op.inputs)[1:], ranges[site.name], strict=True)
+    ]
+    return {end.op: np.asarray(value, np.float32) for end, value in ends}
+
+
 Ranges = dict[str, Range]
 
 BEST = "best"

@@ -1,4 +1,7 @@
-"""What each method of calibration remembers of the data, and makes of it."""
+"""Observers.
+
+The memory of each method of calibration, and the ranges that it makes of it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,172 @@ from typing import Any, Protocol
 import numpy as np
 
 from geutil.errors import QuantizeError
-from geutil.quantize.arithmetic import Range, with_zero
-from geutil.quantize.calibration.histograms import (
-    Histogram,
-    entropy_range,
-    percentile_range,
-    squared_error_range,
-)
+from geutil.quantize.spec import Range, levels, nudged, step, with_zero
 
 Array = np.ndarray[Any, Any]
+
+_SHARES = np.linspace(0.02, 1.0, 99)
+"""How much of the whole range is tried."""
+_GRID = _SHARES[::5]
+
+
+class Histogram:
+    """How often values occur, in bins of one width.
+
+    Zeros are counted apart: any range stores them exactly.
+
+    Args:
+        bins: the number of bins.
+
+    Attributes:
+        low: where the first bin begins.
+        high: where the last one ends.
+        counts: how many values there are in each bin.
+        zeros: how many zeros there are.
+    """
+
+    def __init__(self, bins: int) -> None:
+        self.low, self.high = 0.0, 0.0
+        self.counts: Array = np.zeros(bins)
+        self.zeros = 0.0
+
+    def add(self, low: float, high: float, counts: Array, zeros: float) -> None:
+        """Take in a histogram of other values, with as many bins.
+
+        Where bins do not coincide a bin's values are counted at its middle: they move
+        by half a bin at most, each time the range grows.
+        """
+        self.zeros += zeros
+        if not counts.any():
+            return
+        if not self.counts.any():
+            self.low, self.high, self.counts = low, high, counts.astype(float)
+            return
+        whole = min(low, self.low), max(high, self.high)
+        self.counts = _spread(self.counts, self.low, self.high, whole)
+        self.counts += _spread(counts, low, high, whole)
+        self.low, self.high = whole
+
+    @property
+    def edges(self) -> Array:
+        """Where bins begin and end."""
+        return np.linspace(self.low, self.high, len(self.counts) + 1)
+
+    @property
+    def centers(self) -> Array:
+        """The middles of the bins."""
+        edges = self.edges
+        return (edges[:-1] + edges[1:]) / 2
+
+
+def _spread(
+    counts: Array, low: float, high: float, whole: tuple[float, float]
+) -> Array:
+    if (low, high) == whole:
+        return counts.astype(float)
+    edges = np.linspace(low, high, len(counts) + 1)
+    centers = (edges[:-1] + edges[1:]) / 2
+    spread, _ = np.histogram(centers, len(counts), whole, weights=counts)
+    return spread
+
+
+def percentile_range(histogram: Histogram, percentile: float) -> Range:
+    """Return the range that all but a share of the values are in, on either side.
+
+    Args:
+        histogram: the values.
+        percentile: the share in percent, such as 99.99: as much lies below the high
+            end, and above the low end.
+    """
+    counts = np.append(histogram.counts, histogram.zeros)
+    values = np.append(histogram.centers, 0.0)
+    order = np.argsort(values, kind="stable")
+    values, counts = values[order], counts[order]
+    # Shares such as 99.9 % are no floats; counts are whole.
+    needed = counts.sum() * percentile / 100 - 1e-6
+    high = values[np.searchsorted(np.cumsum(counts), needed)]
+    low = values[::-1][np.searchsorted(np.cumsum(counts[::-1]), needed)]
+    return Range(min(float(low), 0.0), max(float(high), 0.0))
+
+
+def squared_error_range(histogram: Histogram, bits: int) -> Range:
+    """Return the range with the least squared error, of rounding and of clipping.
+
+    Banner et al. (2019, arXiv 1810.05723) do so for known distributions.
+    """
+
+    def error(low: float, high: float) -> float:
+        values = histogram.centers
+        rounded = _rounded(values, low, high, bits)
+        return float((histogram.counts * (values - rounded) ** 2).sum())
+
+    return _best(histogram, error)
+
+
+def entropy_range(histogram: Histogram, bits: int) -> Range:
+    """Return the range whose values tell most about the exact ones.
+
+    The divergence of Kullback and Leibler between the distribution of values, with
+    those outside the range at its ends, and that of quantized values (Migacz 2017,
+    "8-bit inference with TensorRT").
+    """
+
+    def divergence(low: float, high: float) -> float:
+        values, counts = histogram.centers, histogram.counts
+        inside = (values >= low) & (values <= high)
+        if not inside.any():
+            return float("inf")
+        exact = np.where(inside, counts, 0.0)
+        first, last = np.flatnonzero(inside)[[0, -1]]
+        clipped = exact.copy()
+        clipped[first] += counts[:first].sum()
+        clipped[last] += counts[last + 1 :].sum()
+        places = _places(values[inside], low, high, bits)
+        filled = exact[inside] > 0
+        sums = np.bincount(places, exact[inside])
+        sizes = np.bincount(places, filled)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            told = np.where(filled, (sums / sizes)[places], 0.0)
+        return _divergence(clipped[inside], told)
+
+    return _best(histogram, divergence)
+
+
+def _divergence(exact: Array, told: Array) -> float:
+    p, q = exact / exact.sum(), told / max(told.sum(), 1e-300)
+    held = p > 0
+    return float((p[held] * np.log(p[held] / np.maximum(q[held], 1e-12))).sum())
+
+
+def _best(histogram: Histogram, cost: Callable[[float, float], float]) -> Range:
+    """Return the range of least cost.
+
+    The ends are tried together, then on a grid, then each again with the other fixed.
+    """
+    low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
+    if low == high:
+        return Range(low, high)
+    tried = [(low * s, high * s) for s in _SHARES]
+    if low and high:
+        tried += [(low * s, high * t) for s in _GRID for t in _GRID]
+    best = min(tried, key=lambda r: cost(*r))
+    if low:
+        best = min(((low * s, best[1]) for s in _SHARES), key=lambda r: cost(*r))
+    if high:
+        best = min(((best[0], high * s) for s in _SHARES), key=lambda r: cost(*r))
+    return Range(*best)
+
+
+def _rounded(values: Array, low: float, high: float, bits: int) -> Array:
+    ends = nudged(low, high, bits)
+    width = step(low, high, bits)
+    clipped = np.clip(values, ends.low, ends.high)
+    return np.round((clipped - ends.low) / width) * width + ends.low
+
+
+def _places(values: Array, low: float, high: float, bits: int) -> Array:
+    places = np.round((values - low) / step(low, high, bits)).astype(int)
+    return np.clip(places, 0, levels(bits) - 1)
 
 
 @dataclass(frozen=True)

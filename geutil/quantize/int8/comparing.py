@@ -9,13 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.function_graphs import call_function
+from geutil.graph.functions import call_function
 from geutil.graph.tflite_files import FileOp
-from geutil.quantize.int8.converting import float_ops
-from geutil.quantize.int8.deploying import deployed
-from geutil.quantize.int8.promises import missed
+from geutil.quantize.calibration.calibrating import batches
+from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.running import Runner, file_names
-from geutil.quantize.samples import batches
 
 Array = np.ndarray[Any, Any]
 

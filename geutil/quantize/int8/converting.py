@@ -1,4 +1,7 @@
-"""Converts quantized models to TFLite files of int8 kernels."""
+"""Conversion.
+
+From quantized models to TFLite files of int8 kernels, which keep their promises.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,210 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.kinds import Graph, is_graph, type_name
+from geutil.graph.creation import neutral, set_new_input
+from geutil.graph.functions import build_function
+from geutil.graph.protos import new_trackable
 from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.trackables import new_trackable
+from geutil.graph.types import (
+    Graph,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_graph,
+    type_name,
+)
 from geutil.quantize.calibration.calibrating import calibrate
-from geutil.quantize.calibration.sites import Site, find_sites, live_simulations
-from geutil.quantize.int8.deploying import deployed
-from geutil.quantize.int8.promises import missed
-from geutil.quantize.int8.running import interpreter_of
-from geutil.select.networks.origins import Origins
+from geutil.quantize.calibration.ranges import (
+    Site,
+    find_sites,
+    frozen,
+    live_simulations,
+    range_values,
+    variable_values,
+)
+from geutil.quantize.int8.converter_workarounds import (
+    Dilated,
+    find_dilated,
+    left_out,
+    mended,
+    nudge,
+    without_divisions,
+)
+from geutil.quantize.int8.running import file_names, interpreter_of
+from geutil.quantize.partial_copy import Amend, PartialCopy
+from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
+from geutil.quantize.planning.plan import plan_quantization
+from geutil.select.networks.layers import LAYERS
+from geutil.select.networks.provenance import Origins
+
+Array = np.ndarray[Any, Any]
+_ROUNDING = 2.0**-20
+_IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *KERNELS, *LAYERS, *SHAPES))
+
+
+def deployed(model: Any, *, mend: bool = False) -> Any:
+    """Return a function of a quantized model as it will be deployed.
+
+    Ranges and other variables are constants, with the values that they have now. Of a
+    model for training, what learns ranges and what delays quantization is left out.
+
+    Its inputs and outputs have the names that they have in a file; see `file_names`.
+
+    Args:
+        model: a `geutil.model.Model`.
+        mend: make of it what TFLite's converter understands: change values that it
+            would store wrong, by less than it rounds them, and write dilated
+            convolutions as one op.
+
+    Cost: one copy of the graph; with `mend`, one run of what biases depend on.
+    """
+    graph = model.graph
+    values = range_values(graph) | variable_values(graph)
+    dilated = find_dilated(graph) if mend else []
+    if mend:
+        values |= mended(graph, values)
+    known, moves = frozen(values), left_out(dilated)
+
+    def replace(op: Operation) -> Tensor | Array | None:
+        # The converter has no word for it.
+        if op.type == "PlaceholderWithDefault":
+            return op.inputs[0]
+        return moves[op] if op in moves else known(op)
+
+    amend = _amendments(graph, dilated) if mend else None
+    copy = PartialCopy(graph, model.inputs, replace, amend)
+    made = copy.of(list(model.outputs.values()))
+    inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
+    by_handle = {id(v.handle): v for v in model.variables.values()}
+    # Those that tables are looked up in, which only the converter can freeze.
+    variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
+    with neutral(copy.graph):
+        if mend:
+            made = _parted(without_divisions(copy.graph, made))
+        results = {
+            name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
+        }
+    given = {inputs[name]: t for name, t in copy.inputs.items()}
+    return build_function(copy.graph, given, results, [], variables)
+
+
+def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs that no op shares which reads them in float.
+
+    The converter gives both the same tensor, in float, and takes that away where the
+    output becomes int8 (TensorFlow 2.21: "Tensor at index 0 was optional"). Those of
+    two ranges are not the same, if only by a float32 rounding error.
+    """
+    found: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for output in outputs:
+        if output in found:
+            continue
+        found[output] = output
+        if output.op.type not in FAKE_QUANT:
+            continue
+        deciding = [op for op in output.consumers() if op.type in DECISIONS]
+        in_float = any(op.type not in _IN_INT8 for op in output.consumers())
+        if deciding:
+            # In int8, but only by itself.
+            _read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
+        if in_float:
+            found[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
+    return [found[output] for output in outputs]
+
+
+def _read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:
+    for op in ops:
+        for index, t in enumerate(op.inputs):
+            if t is tensor:
+                set_new_input(op, index, other)
+
+
+def _twin(simulated: Tensor, wider: float) -> Tensor:
+    """Return a tensor that is quantized once more, in a range that is hardly wider."""
+    op = simulated.op
+    _, *range_ = op.inputs
+    known = [tf.get_static_value(t) for t in range_]
+    low, high = known or (op.get_attr("min"), op.get_attr("max"))
+    bits, narrow = (op.get_attr(a) for a in ("num_bits", "narrow_range"))
+    return tf.quantization.fake_quant_with_min_max_vars(
+        simulated, low * wider, high * wider, bits, narrow
+    )
+
+
+def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
+    by_op = {each.convolution: each for each in dilated}
+    taken = {op.name for op in graph.get_operations()}
+
+    def amend(node: Any, op: Operation) -> None:
+        nudge(node, op)
+        # The file has its name, and holds it for each tensor.
+        scope, _, own = op.name.rpartition("/")
+        if own == op.type and op.type in FAKE_QUANT and scope not in taken:
+            node.name = scope or op.name
+        if op in by_op:
+            by_op[op].amend(node)
+
+    return amend
+
+
+_CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
+_DIGITS = "0123456789"
+_SIMULATED = sorted(FAKE_QUANT)
+
+
+def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
+    """Return float ops of a file whose values are quantized in the model.
+
+    They are told by the names of the tensors that they make. What TFLite has no int8
+    kernel for, or was not quantized, is not among them.
+
+    Args:
+        model: the quantized model that the file was made from.
+        float_ops: the ops of the file that compute in float.
+
+    Cost: that of planning the quantization of the model again, if there are any.
+    """
+    computing = [op for op in float_ops if op.kind not in _CASTS]
+    if not computing:
+        return []
+    promised = {op.name for op in _quantized(model)}
+    by_name = {op.name: op for op in model.graph.get_operations()}
+    return [op for op in computing if _is_promised(op, by_name, promised)]
+
+
+def _quantized(model: Any) -> list[Operation]:
+    """Return the ops that read and make nothing that is left to be quantized."""
+    plan = plan_quantization(model.graph, model.outputs.values(), Choices())
+    points = [point for group in plan.groups for point in group.points]
+    left = {edge.op for point in points for edge in point.readers or ()}
+    for point in points:
+        if point.readers is None:
+            left.update((point.tensor.op, *point.tensor.consumers()))
+    kernels = {plan.kernels.get(op, op) for op in left}
+    return [op for op, kernel in plan.kernels.items() if kernel not in kernels]
+
+
+def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
+    """Tell whether all ops that an op of the file is named after are quantized."""
+    parts = (part.partition(":")[0] for part in op.result.split(";"))
+    # The converter numbers what it makes of one op, and `deployed` shortens names.
+    found = (
+        by_name.get(p)
+        or by_name.get(p.rstrip(_DIGITS))
+        or next(
+            (by_name[f"{p}/{q}"] for q in _SIMULATED if f"{p}/{q}" in by_name), None
+        )
+        for p in parts
+    )
+    named = [one for one in found if one is not None and not _is_range(one)]
+    behind = [o.inputs[0].op if o.type in FAKE_QUANT else o for o in named]
+    return bool(behind) and all(one.name in promised for one in behind)
+
+
+def _is_range(op: Operation) -> bool:
+    return op.type == "ReadVariableOp"
+
 
 _logger = logging.getLogger("geutil")
 

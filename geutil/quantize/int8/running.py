@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.kinds import type_name
+from geutil.graph.types import type_name
 
 Array = np.ndarray[Any, Any]
 

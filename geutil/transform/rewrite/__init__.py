@@ -5,13 +5,11 @@ none applies. `geutil.transform.rewrite.rules` holds rules that are often wanted
 """
 
 from geutil.transform.rewrite import rules
+from geutil.transform.rewrite.compiling import Const, Variable, Weight, constant_value
 from geutil.transform.rewrite.driver import rewrite
-from geutil.transform.rewrite.explaining import Explanation, explain
-from geutil.transform.rewrite.leaves import Const, Variable, Weight, constant_value
-from geutil.transform.rewrite.matching import Match, match
+from geutil.transform.rewrite.matching import Explanation, Match, explain, match
 from geutil.transform.rewrite.patterns import Any, Op, Optional, Or, Output, Pattern
-from geutil.transform.rewrite.report import Refused, RewriteReport, Rewritten
-from geutil.transform.rewrite.rule import Rule
+from geutil.transform.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 
 __all__ = [
     # patterns

@@ -13,8 +13,8 @@ from functools import partial
 from geutil.graph.adjacency import control_outputs, graph_order
 from geutil.graph.colocation import drop_missing_colocation
 from geutil.graph.edits import note_undo
-from geutil.graph.kinds import Graph, Operation
 from geutil.graph.state import UndoStep, state_of
+from geutil.graph.types import Graph, Operation
 
 
 class Liveness:

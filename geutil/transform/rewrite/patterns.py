@@ -6,7 +6,7 @@ it stands for one tensor (an op's node for that op's first output) and may be us
 several places: then all of them must be the same tensor, or the same op. So must two
 captures of one name. Two different nodes may stand for one op.
 
-The leaves `Const`, `Variable` and `Weight` are in `geutil.transform.rewrite.leaves`.
+The leaves `Const`, `Variable` and `Weight` are in `geutil.transform.rewrite.compiling`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import EllipsisType
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.kinds import Operation, Tensor, type_name
+from geutil.graph.types import Operation, Tensor, type_name
 
 OpTest: typing.TypeAlias = Callable[[Operation], typing.Any]
 TensorTest: typing.TypeAlias = Callable[[Tensor], typing.Any]

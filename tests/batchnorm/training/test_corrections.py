@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.batchnorm.arithmetic import Affine
-from geutil.batchnorm.training.corrections import corrected, unbiased
+from geutil.batchnorm.fold_arithmetic import Affine
+from geutil.batchnorm.training_build import corrected, unbiased
 from tests.batchnorm.training.nets import EPSILON, update, variable
 
 v1 = tf.compat.v1

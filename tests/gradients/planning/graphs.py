@@ -8,9 +8,8 @@ from itertools import chain, combinations, pairwise
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients.planning.cuts import crossing_tensors
-from geutil.gradients.planning.forward import ForwardPass, read_forward
-from geutil.gradients.planning.trials import Trial, Trials
+from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
+from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import Step, build_step
 from geutil.reroute import reroute_ts

@@ -5,8 +5,8 @@ from itertools import chain, combinations, pairwise
 import numpy as np
 import pytest
 
-from geutil.gradients.planning.budget import Terms, cut_within, least_budget
 from geutil.gradients.planning.cuts import Stretches
+from geutil.gradients.planning.least_peak import Terms, cut_within, least_budget
 
 COUNT = 8
 

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients.planning.cuts import crossing_tensors, measure_stretches
-from geutil.gradients.planning.forward import read_forward
+from geutil.gradients.planning.cuts import (
+    crossing_tensors,
+    measure_stretches,
+    read_forward,
+)
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step

@@ -7,8 +7,7 @@ import tensorflow as tf
 from benchmarks.networks import NETWORKS
 from geutil.batchnorm import fold_batch_norms
 from geutil.gradients.planning import choose_for_memory
-from geutil.gradients.planning.search import AS_GOOD
-from geutil.gradients.planning.trials import Trials
+from geutil.gradients.planning.local_search import AS_GOOD, Trials
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step

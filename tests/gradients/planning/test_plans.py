@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from geutil.gradients import gradients
 from geutil.gradients.planning import choose_for_memory
-from geutil.gradients.planning.trials import Trial, Trials
+from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import gradients
-from geutil.gradients.tape import accepted
+from geutil.gradients.tape import engine
 from tests.gradients.checking import assert_same, run
 
 
@@ -51,7 +51,7 @@ OPS = {
 
 
 def test_each_is_tested():
-    assert set(OPS) == set(accepted.ACCEPTS_NONE)
+    assert set(OPS) == set(engine.ACCEPTS_NONE)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -72,10 +72,10 @@ def test_none_is_as_good_as_zeros(name, training, monkeypatch):
             return run(graph, plain), run(graph, ours), len(new), len(first.op.outputs)
 
     expected, with_none, fewer, outputs = take()
-    monkeypatch.setattr("geutil.gradients.tape.running.ACCEPTS_NONE", {})
+    monkeypatch.setattr("geutil.gradients.tape.engine.ACCEPTS_NONE", {})
     _, with_zeros, more, _ = take()
     assert_same(with_none, expected)
     assert_same(with_zeros, expected)
     assert fewer < more
-    assert accepted.ACCEPTS_NONE[name] == frozenset(range(1, outputs))
+    assert engine.ACCEPTS_NONE[name] == frozenset(range(1, outputs))
     assert any(np.any(e) for e in expected)

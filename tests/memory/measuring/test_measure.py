@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.graph.snapshots import uses_onednn
+from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Measurement, Timeline, measure
-from geutil.memory.measuring.measurement import ALLOCATOR, RESIDENT, TRACE
+from geutil.memory.measuring.job import ALLOCATOR, RESIDENT, TRACE
 
 MIB = 2**20
 SIDE = 512

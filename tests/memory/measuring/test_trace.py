@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import predict
-from geutil.memory.measuring.steps import aligned
+from geutil.memory.measuring.child import aligned
 from geutil.memory.measuring.trace import timeline_of
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

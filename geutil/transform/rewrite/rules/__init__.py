@@ -3,9 +3,11 @@
 from geutil.transform.rewrite.rules.constant_folding import constant_folding
 from geutil.transform.rewrite.rules.dead_branch import dead_branch_folding
 from geutil.transform.rewrite.rules.dropout import dropout_removal
-from geutil.transform.rewrite.rules.identity import identity_elimination
-from geutil.transform.rewrite.rules.relu6 import relu6_to_relu
-from geutil.transform.rewrite.rules.swap import swap_op
+from geutil.transform.rewrite.rules.replacements import (
+    identity_elimination,
+    relu6_to_relu,
+    swap_op,
+)
 
 __all__ = [
     "constant_folding",

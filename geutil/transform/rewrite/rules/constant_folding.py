@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_flow_context, control_inputs
-from geutil.graph.function_attributes import functions_of_attributes
-from geutil.graph.importing import graph_def_of, new_graph
-from geutil.graph.kinds import Operation, is_reference
+from geutil.graph.call_graph import functions_of_attributes
+from geutil.graph.creation import graph_def_of, new_graph
 from geutil.graph.names import scope_basename
+from geutil.graph.types import Operation, is_reference
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Replaced, Rule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.kinds import Operation, Tensor, is_func_graph
 from geutil.graph.op_types import SWITCHES
-from geutil.transform.rewrite.leaves import Const, constant_value
+from geutil.graph.types import Operation, Tensor, is_func_graph
+from geutil.transform.rewrite.compiling import Const, constant_value
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Any, Op
 from geutil.transform.rewrite.rule import Replaced, Rule

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from geutil.graph.kinds import Tensor
 from geutil.graph.op_types import ADDITIONS, UNIFORM_DRAWS
-from geutil.transform.rewrite.leaves import Const, constant_value
+from geutil.graph.types import Tensor
+from geutil.transform.rewrite.compiling import Const, constant_value
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Any, Op, Optional, Pattern
 from geutil.transform.rewrite.rule import Rule

@@ -1,0 +1,397 @@
+"""Folded layers: their ops, those whose result is asked for, and what they wait for.
+
+What is fetched by name, returned by a function that is being traced, or read by nobody
+yet is held by someone who does not see that another tensor took its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.batchnorm.channel_affine import Link, axis_after
+from geutil.batchnorm.fold_arithmetic import (
+    Affine,
+    Value,
+    along_axes,
+    composed,
+    computed,
+    constant,
+    shift_through,
+    unrounded,
+    wide,
+)
+from geutil.batchnorm.norm_finding import Moving, Norm
+from geutil.batchnorm.path import hand_over_shapes
+from geutil.graph.adjacency import control_inputs, graph_order
+from geutil.graph.creation import (
+    add_control_edges,
+    count_ops,
+    make_op,
+    ops_since,
+    surroundings_of,
+)
+from geutil.graph.edits import InputEdit, apply_edits, results_of
+from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
+from geutil.graph.op_types import BIAS_ADDITIONS
+from geutil.graph.run_hooks import check_editable
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.select.networks.layers import Layer
+from geutil.transform.rewrite.liveness import Liveness
+
+SUFFIX = "_fold"
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Batch norms, and the layer that takes them in.
+
+    Attributes:
+        norms: the norms.
+        layer: the layer.
+        links: of norms behind the layer: the ops from the layer to the end of the last
+            norm. Of one before it: the ops from the start of the norm to the layer.
+        bias: of a norm before the layer: the ops behind the layer up to the one that
+            adds its bias; else none.
+        forward: whether the norm is before the layer.
+        moving: what stands in for statistics of the batch.
+    """
+
+    norms: tuple[Norm, ...]
+    layer: Layer
+    links: tuple[Link, ...]
+    bias: tuple[Link, ...] = ()
+    forward: bool = False
+    moving: tuple[Moving, ...] = ()
+
+    @property
+    def end(self) -> Operation:
+        """The op whose result is replaced."""
+        if not self.forward:
+            return self.links[-1].op
+        return self.bias[-1].op if self.bias else self.layer.op
+
+
+def build(fold: Fold) -> Tensor:
+    """Build the folded layer, and return what replaces the result of its end.
+
+    The old ops are left as they are.
+    """
+    return _before(fold) if fold.forward else _behind(fold)
+
+
+def _behind(fold: Fold) -> Tensor:
+    """Fold norms into the layer before them: weights * scale, and one bias."""
+    layer = fold.layer
+    with surroundings_of(layer.op):
+        affine, weights = _parameters(fold)
+        if affine.scale is not None:
+            scale = _like(affine.scale, weights)
+            weights = weights * _spread(layer, scale, layer.outputs)
+        folded = _stored(weights, layer.kernel.dtype, "weights")
+        bias = filled(affine.offset, layer)
+    made = copy_op(layer.op, {layer.weights: folded})
+    return _finished(fold, made.outputs[0], bias, fold.links)
+
+
+def _before(fold: Fold) -> Tensor:
+    """Fold norms into the layer behind them: their scale and shift are the data's."""
+    layer = fold.layer
+    with surroundings_of(layer.op):
+        affine, old = _parameters(fold)
+        weights, bias = old, None
+        if affine.scale is not None:
+            scale = _like(affine.scale, old)
+            weights = old * _spread(layer, scale, layer.inputs)
+        if affine.offset is not None and not (layer.pads or layer.mixes):
+            shift = _spread(layer, _like(affine.offset, old), layer.inputs)
+            bias = shift_through(old, shift, layer.outputs)
+        if fold.bias:
+            added = composed([link.step for link in fold.bias if link.step])
+            if added is None or not _exact(old):
+                added = computed([link.step for link in fold.bias if link.step])
+            bias = added.offset if bias is None else _like(added.offset, bias) + bias
+        bias = filled(bias, layer)
+        folded = _stored(weights, layer.kernel.dtype, "weights")
+    tensor = fold.norms[0].input
+    for link in fold.links:
+        if link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+        hand_over_shapes(link.op.outputs[0], tensor)
+    made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
+    return _finished(fold, made.outputs[0], bias, fold.bias)
+
+
+def _finished(
+    fold: Fold, tensor: Tensor, bias: Value | None, links: Sequence[Link]
+) -> Tensor:
+    """Return what a layer makes with its bias, and through the ops behind it."""
+    axis = fold.layer.axis
+    hand_over_shapes(fold.layer.result, tensor)
+    adding = [link for link in links if link.step and link.step.adds]
+    place = adding[0] if adding else links[-1] if links else None
+    for link in links:
+        if link is place and bias is not None:
+            tensor = add_bias(tensor, bias, axis, link)
+        if link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+            axis = _axis_after(link.op, axis)
+        if link is not links[-1]:
+            hand_over_shapes(link.op.outputs[0], tensor)
+    if bias is not None and place is None:
+        tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
+    return tensor
+
+
+def _parameters(fold: Fold) -> tuple[Affine, Value]:
+    """Return what the steps of a fold do, and the weights of its layer.
+
+    Both are arrays if nothing but constants goes into them, else tensors.
+    """
+    steps = [link.step for link in fold.links if link.step]
+    affine = None if fold.moving else composed(steps)
+    weights = None if affine is None else constant(fold.layer.kernel)
+    if affine is not None and weights is not None:
+        return affine, weights
+    source = unrounded(fold.layer.kernel)
+    weights = tf.cast(source, wide(source.dtype))
+    return computed(steps, fold.moving), weights
+
+
+def _exact(value: Value) -> bool:
+    return not isinstance(value, tf.Tensor)
+
+
+def _like(value: Value, weights: Value) -> Value:
+    return tf.cast(value, weights.dtype) if isinstance(value, tf.Tensor) else value
+
+
+def _spread(layer: Layer, value: Value, axes: tuple[int, ...]) -> Value:
+    sizes = layer.sizes(axes)
+    rank = layer.kernel.shape.rank
+    return along_axes(value, rank, axes, sizes or ())
+
+
+def filled(offset: Value | None, layer: Layer) -> Value | None:
+    """Return the offset as a vector of as many channels as the layer makes."""
+    if offset is None:
+        return None
+    count = int(np.prod(layer.sizes(layer.outputs) or [1]))
+    if _exact(offset):
+        return np.broadcast_to(offset, (count,))
+    return offset if offset.shape.rank == 1 else tf.broadcast_to(offset, [count])
+
+
+def _stored(value: Value, dtype: tf.DType, name: str) -> Tensor:
+    """Return a value as a tensor of the graph."""
+    if isinstance(value, tf.Tensor):
+        return value if value.dtype == dtype else tf.cast(value, dtype)
+    return tf.constant(
+        value.astype(dtype.as_numpy_dtype), dtype, name=f"{name}{SUFFIX}"
+    )
+
+
+def copy_op(op: Operation, inputs: Mapping[int, Tensor]) -> Operation:
+    """Return a copy of an op that reads some tensors instead of its own."""
+    node_def = op.node_def
+    node_def.name = folded_name(op)
+    copied = make_op(
+        op.graph, node_def, [inputs.get(i, t) for i, t in enumerate(op.inputs)]
+    )
+    add_control_edges(copied, op.control_inputs)
+    return copied
+
+
+def folded_name(op: Operation) -> str:
+    """Return a free name for what stands in for an op."""
+    base = scope_basename(op.name)
+    name = base if base.endswith(SUFFIX) else f"{base}{SUFFIX}"
+    return absolute_unique_name(op.graph, f"{scope_dirname(op.name)}{name}")
+
+
+def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
+    """Return a tensor with a bias added along the axis of its channels.
+
+    Args:
+        tensor: the tensor.
+        bias: a vector of channels.
+        axis: the axis, counted from the end.
+        place: whose scope and device the new op gets.
+    """
+    with surroundings_of(place.op):
+        stored = _stored(bias, tensor.dtype, "bias")
+        rank = tensor.shape.rank
+        name = f"add{SUFFIX}"
+        if axis == -1 and rank != 1:
+            return tf.nn.bias_add(tensor, stored, name=name)
+        if rank is not None and axis == 1 - rank and rank in (4, 5):
+            return tf.nn.bias_add(tensor, stored, "NC" + "DHW"[5 - rank :], name=name)
+        shape = [-1] + [1] * (-1 - axis)
+        return tf.add(tensor, tf.reshape(stored, shape), name=name)
+
+
+def _axis_after(op: Operation, axis: int) -> int:
+    after = axis_after(op, axis)
+    return axis if after is None else after
+
+
+def build_waiting(fold: Fold) -> Tensor:
+    """Build what stands in for a layer and its norms, and let it wait as they do.
+
+    Returns:
+        What replaces the result of the fold's end.
+
+    Cost: that of building, and linear in the ops that make the parameters.
+    """
+    awaited = _awaited(fold)
+    before = count_ops(fold.end.graph)
+    result = build(fold)
+    if awaited:
+        new = frozenset(ops_since(fold.end.graph, before))
+        waiting = _parameter_of(result.op, new)
+        present = control_inputs(waiting)
+        add_control_edges(waiting, [op for op in awaited if op not in present])
+    return result
+
+
+def _awaited(fold: Fold) -> list[Operation]:
+    """Return what the ops wait for that are not copied, in the order of the graph."""
+    steps = [link.step for link in fold.links if link.step is not None]
+    gone = dict.fromkeys(step.op for step in steps)
+    parameters = [t for op in gone for t in op.inputs]
+    data = {id(step.data) for step in steps}
+    waiting = [fold.layer.kernel.op]
+    waiting += [t.op for t in parameters if id(t) not in data]
+    while waiting:
+        op = waiting.pop()
+        if op not in gone:
+            gone[op] = None
+            waiting += [t.op for t in op.inputs]
+    found = dict.fromkeys(c for op in gone for c in control_inputs(op))
+    return graph_order(op for op in found if op not in gone)
+
+
+def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
+    """Return a new op that an op reads its weights or bias from, or the op itself.
+
+    TensorFlow may put a layer and its bias into one op, where an edge onto the sum has
+    no place.
+    """
+    made = (t.op for t in op.inputs[1:] if t.op in new)
+    return next(made, op)
+
+
+def can_stay(fold: Fold) -> bool:
+    """Tell whether the end of a fold can read what is folded: if it adds something."""
+    link = _last(fold)
+    if link is None or link.step is None:
+        # The layer has no bias, and gets none if the norm shifts by nothing.
+        return False
+    step = link.step
+    return step.op.type in BIAS_ADDITIONS or (step.op.type == "Sub" and step.index == 0)
+
+
+def held_ends(
+    graph: Graph, folds: Iterable[Fold], kept: Iterable[Tensor] = ()
+) -> frozenset[Operation]:
+    """Return the ends of folds that somebody holds.
+
+    Args:
+        graph: the graph of the folds.
+        folds: folds whose ends can stay.
+        kept: tensors that are held besides the results of the graph.
+
+    Cost: linear in the readers of the ends.
+    """
+    liveness = Liveness(graph)
+    named = {t.op for t in (*results_of(graph), *kept)}
+    ends = (fold.end for fold in folds)
+    return frozenset(end for end in ends if end in named or not liveness.readers(end))
+
+
+def build_in_place(fold: Fold) -> Operation | None:
+    """Fold norms, and let the end of the fold read the layer and its bias.
+
+    Args:
+        fold: a fold whose end `can_stay`.
+
+    Returns:
+        The end; None, and nothing is changed, if what was built does not end in a sum.
+    """
+    end = fold.end
+    graph = end.graph
+    link = _last(fold)
+    if link is None:
+        return None
+    check_editable(graph, [end])
+    before = count_ops(graph)
+    liveness = Liveness(graph)
+    made = build_waiting(fold).op
+    if made.type not in BIAS_ADDITIONS:
+        liveness.abandon(ops_since(graph, before))
+        return None
+    let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))
+    return end
+
+
+def let_stay(
+    last: Link, made: Operation, bias: Tensor, replaced: Iterable[Operation]
+) -> None:
+    """Let the end of a fold read the folded layer and its bias.
+
+    Args:
+        last: the end: a sum.
+        made: the sum that was built for it, which is not needed any more.
+        bias: the bias in the form in which the end reads one.
+        replaced: the ops that were folded, which count no more if nobody reads them.
+    """
+    end, graph = last.op, last.op.graph
+    data = made.inputs[0]
+    edits = [InputEdit(end, last.index, data), InputEdit(end, 1 - last.index, bias)]
+    apply_edits(graph, edits)
+    liveness = Liveness(graph)
+    liveness.abandon([made])
+    liveness.retire(replaced, lambda op: op is end)
+
+
+def _last(fold: Fold) -> Link | None:
+    """Return the link that ends a fold; None if the layer itself does."""
+    links = fold.bias if fold.forward else fold.links
+    return links[-1] if links else None
+
+
+def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:
+    """Return a bias in the form in which the end of a fold reads one."""
+    channels_first = made.type == "BiasAdd" and made.get_attr("data_format") != b"NHWC"
+    with surroundings_of(end):
+        if end.type != "BiasAdd" and channels_first:
+            behind = made.outputs[0].shape.rank - 2
+            bias = _reshaped(bias, [-1] + [1] * behind)
+        return _negated(bias) if end.type == "Sub" else bias
+
+
+def _value(bias: Tensor) -> Any:
+    """Return the value of a constant that waits for nothing, else None."""
+    return None if bias.op.control_inputs else tf.get_static_value(bias)
+
+
+def _reshaped(bias: Tensor, shape: Sequence[int]) -> Tensor:
+    value = _value(bias)
+    if value is None:
+        return tf.reshape(bias, shape)
+    return tf.constant(value.reshape(shape), bias.dtype, name="bias_fold")
+
+
+def _negated(bias: Tensor) -> Tensor:
+    value = _value(bias)
+    if value is None:
+        return tf.negative(bias)
+    return tf.constant(-value, bias.dtype, name="bias_fold")
+
+
+def _replaced(fold: Fold) -> list[Operation]:
+    return [fold.layer.op, *(link.op for link in fold.links if link.op is not fold.end)]

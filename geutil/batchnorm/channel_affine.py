@@ -1,0 +1,256 @@
+"""Ops that scale, shift or pass on channels, between a layer and its batch norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import tensorflow as tf
+
+from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.layers import data_format
+from geutil.select.networks.provenance import FUSED, Origins, is_layer_norm
+
+SAME = frozenset(
+    (
+        "CheckNumerics",
+        "Identity",
+        "PreventGradient",
+        "Snapshot",
+        "StopGradient",
+    )
+)
+PASSING = SAME | {
+    "BatchToSpaceND",
+    "Cast",
+    "ExpandDims",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
+
+
+def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
+    """Return where the channels are behind an op, if it hands them on.
+
+    Args:
+        op: an op whose first input is the data.
+        axis: the axis of the channels there, counted from the end.
+        last: the size of the last axis of the output, where that is not in its static
+            shape.
+
+    Returns:
+        The axis of the channels in the op's output, counted from the end; None if the
+        op does something else, or if that cannot be told from static shapes.
+    """
+    kind = op.type
+    if kind in SAME:
+        return axis
+    if kind == "Cast":
+        floating = op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_floating
+        return axis if floating else None
+    if kind == "BatchToSpaceND":
+        return axis if axis == -1 and _is_spatial(op) else None
+    if kind == "Squeeze":
+        return _after_squeeze(op, axis)
+    if kind == "ExpandDims":
+        return _after_expansion(op, axis)
+    if kind == "Reshape":
+        kept = axis == -1 and last is not None and op.inputs[0].shape[-1:] == [last]
+        return axis if kept else _after_reshape(op, axis)
+    if kind == "Transpose":
+        return _after_transpose(op, axis)
+    return None
+
+
+def _is_spatial(op: Operation) -> bool:
+    """Tell whether batches become positions along other axes than the last."""
+    rank, block = op.inputs[0].shape.rank, op.inputs[1].shape
+    return rank is not None and block.rank == 1 and (block[0] or rank) < rank - 1
+
+
+def _after_squeeze(op: Operation, axis: int) -> int | None:
+    rank = op.inputs[0].shape.rank
+    gone = op.get_attr("squeeze_dims")
+    if rank is None or not gone:
+        return _after_reshape(op, axis)
+    left = [i - rank for i in range(rank) if i not in {g % rank for g in gone}]
+    return left.index(axis) - len(left) if axis in left else None
+
+
+def _after_expansion(op: Operation, axis: int) -> int | None:
+    rank = op.inputs[0].shape.rank
+    where = tf.get_static_value(op.inputs[1])
+    if rank is None or where is None:
+        return None
+    added = int(where.reshape(())) % (rank + 1)
+    place = axis + rank
+    return axis if added <= place else axis - 1
+
+
+def _after_reshape(op: Operation, axis: int) -> int | None:
+    """What counts is that the channels and all that lies behind them stay."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if before.rank is None or after.rank is None or after.rank < -axis:
+        return None
+    tail = before.as_list()[axis:]
+    return axis if None not in tail and tail == after.as_list()[axis:] else None
+
+
+def _after_transpose(op: Operation, axis: int) -> int | None:
+    order = tf.get_static_value(op.inputs[1])
+    if order is None:
+        return None
+    listed = [int(i) % len(order) for i in order]
+    return listed.index(axis + len(listed)) - len(listed)
+
+
+_AXES = {"NHWC": -1, "NDHWC": -1, "NCHW": -3, "NCDHW": -4}
+
+
+class Kind(Enum):
+    """What a step does to x, with its operand v."""
+
+    MULTIPLY = "x * v"
+    DIVIDE = "x / v"
+    ADD = "x + v"
+    SUBTRACT = "x - v"
+    SUBTRACT_FROM = "v - x"
+    NORMALIZE = "a fused batch norm"
+
+
+_KINDS = {
+    ("Mul", 0): Kind.MULTIPLY,
+    ("Mul", 1): Kind.MULTIPLY,
+    ("RealDiv", 0): Kind.DIVIDE,
+    ("Add", 0): Kind.ADD,
+    ("Add", 1): Kind.ADD,
+    ("AddV2", 0): Kind.ADD,
+    ("AddV2", 1): Kind.ADD,
+    ("BiasAdd", 0): Kind.ADD,
+    ("BiasAddV1", 0): Kind.ADD,
+    ("Sub", 0): Kind.SUBTRACT,
+    ("Sub", 1): Kind.SUBTRACT_FROM,
+}
+_ADDITIONS = (Kind.ADD, Kind.SUBTRACT, Kind.SUBTRACT_FROM)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An op that treats all examples and positions alike, channel by channel.
+
+    Attributes:
+        op: the op.
+        kind: what it does.
+        index: which of its inputs is the data.
+        operand: what it combines the data with; None for a fused batch norm, which
+            reads scale, offset, mean and variance behind the data.
+        axis: the axis of the channels, counted from the end (-1 is the last); None if
+            the operand is the same for all channels.
+    """
+
+    op: Operation
+    kind: Kind
+    index: int
+    operand: Tensor | None
+    axis: int | None
+
+    @property
+    def data(self) -> Tensor:
+        """What is scaled or shifted."""
+        return self.op.inputs[self.index]
+
+    @property
+    def result(self) -> Tensor:
+        """What it is scaled or shifted to."""
+        return self.op.outputs[0]
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What it combines the data with: of a fused norm scale to variance."""
+        if self.operand is not None:
+            return (self.operand,)
+        return tuple(self.op.inputs[1:5])
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds something, and does not multiply."""
+        return self.kind in _ADDITIONS
+
+
+def step_of(op: Operation, origins: Origins) -> Step | None:
+    """Return an op as a step, or None.
+
+    The other operand has to be a parameter, or made of statistics of the batch: a
+    residual of batch 1 has the shape of one, but depends on the data.
+    """
+    if op.type in FUSED and not is_layer_norm(op):
+        return Step(op, Kind.NORMALIZE, 0, None, _AXES[data_format(op)])
+    if (op.type, 0) not in _KINDS:
+        return None
+    for index, t in enumerate(op.inputs):
+        kind = _KINDS.get((op.type, index))
+        other = op.inputs[1 - index]
+        if kind and origins.of(t) is None and origins.of(other) is not None:
+            axis, known = _axis(op, other, t)
+            return Step(op, kind, index, other, axis) if known else None
+    return None
+
+
+def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, bool]:
+    """Return the axis that an operand goes along, and whether there is just one."""
+    if op.type.startswith("BiasAdd"):
+        if op.type == "BiasAdd" and data_format(op).startswith("NC"):
+            rank = data.shape.rank
+            return (None, False) if rank is None else (1 - rank, True)
+        return -1, True
+    shape = operand.shape
+    # An operand of higher rank than the data would add axes to it.
+    least = 1 if data.shape.rank is None else data.shape.rank
+    if shape.rank is None or shape.rank > least:
+        return None, False
+    wide = [i - shape.rank for i, size in enumerate(shape.as_list()) if size != 1]
+    if len(wide) > 1:
+        return None, False
+    if not wide:
+        # One channel, or one value for all of them.
+        return None, True
+    return wide[0], True
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """An op between a layer and the end of a batch norm, or the other way round.
+
+    Attributes:
+        op: the op.
+        index: which of its inputs is the data.
+        step: the op as a step; None if it only hands channels on.
+    """
+
+    op: Operation
+    index: int
+    step: Step | None
+
+    @property
+    def data(self) -> Tensor:
+        """What it reads of the data."""
+        return self.op.inputs[self.index]
+
+
+def link_of(op: Operation, origins: Origins) -> Link | None:
+    """Return an op that may stand between a layer and a norm as a link, or None.
+
+    Whether it hands on the channels is for `axis_after` to say.
+    """
+    step = step_of(op, origins)
+    if step is not None:
+        return Link(op, step.index, step)
+    if op.type in PASSING and op.inputs and origins.of(op.outputs[0]) is None:
+        return Link(op, 0, None)
+    return None
+
+
+def as_links(steps: tuple[Step, ...]) -> list[Link]:
+    """Return steps as links."""
+    return [Link(step.op, step.index, step) for step in steps]

@@ -1,0 +1,378 @@
+"""The plan of a fold.
+
+Which norm goes into which layer, before or behind it, and why the rest does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from geutil.batchnorm.batch_statistics import is_correction
+from geutil.batchnorm.build import Fold
+from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
+from geutil.batchnorm.fold_arithmetic import composed
+from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm, find_norms
+from geutil.batchnorm.path import (
+    Obstacle,
+    Path,
+    measures,
+    misfit,
+    outside_readers,
+    path_to,
+)
+from geutil.graph.names import is_in_scope
+from geutil.graph.tf_gradients import in_version_1_control_flow
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.provenance import Origin, Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+
+class WaysOn:
+    """Plans the folds of norms into the layers behind them.
+
+    Args:
+        origins: of the tensors of the graph.
+        liveness: who reads what.
+        kept: the ids of the tensors that are read from outside.
+        steps: the ops of all norms.
+        moving: what stands in for statistics of the batch, for each norm.
+    """
+
+    def __init__(
+        self,
+        origins: Origins,
+        liveness: Liveness,
+        kept: Collection[int],
+        steps: Collection[Operation],
+        moving: Mapping[Norm, tuple[Moving, ...]],
+    ) -> None:
+        self._origins = origins
+        self._liveness = liveness
+        self._kept = kept
+        self._steps = steps
+        self._moving = moving
+
+    def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
+        """Return the fold of a norm into the layer behind it, or what is in the way.
+
+        Args:
+            norm: the norm.
+            ahead: the folds that are planned for norms behind it, by their first ops.
+
+        Cost: linear in the ops between the norm and the layer.
+        """
+        links = as_links(norm.steps)
+        axis = next((step.axis for step in norm.steps if step.axis is not None), None)
+        if any(step.axis not in (None, axis) for step in norm.steps):
+            return Obstacle("works along another axis than the norm", norm.result.op)
+        tensor = norm.result
+        while True:
+            op = self._only_reader(tensor)
+            if isinstance(op, Obstacle):
+                return op
+            layer = layer_of(op, self._origins)
+            if layer is not None and op.inputs[layer.data] is tensor:
+                return self._into(norm, layer, links, axis)
+            later = ahead.get(op)
+            if later is not None and later.links[0].data is tensor:
+                return self._joined(norm, links, axis, later)
+            link = None if op in self._steps else link_of(op, self._origins)
+            if link is None or measures(link, self._origins):
+                return Obstacle(
+                    f"({op.type}) stands between the norm and the next layer, and no "
+                    "layer comes before the norm",
+                    op,
+                )
+            if link.step is not None:
+                if link.step.axis not in (None, axis):
+                    return Obstacle("works along another axis than the norm", op)
+            elif axis is not None:
+                axis = axis_after(op, axis, self._size_read(op))
+                if axis is None:
+                    return Obstacle("does not hand on each channel as it is", op)
+            links.append(link)
+            tensor = op.outputs[0]
+
+    def _size_read(self, op: Operation) -> int | None:
+        """Return of how many channels the layer behind an op reads its output."""
+        reader = self._only_reader(op.outputs[0])
+        if isinstance(reader, Obstacle) or reader.type != "MatMul":
+            return None
+        layer = layer_of(reader, self._origins)
+        sizes = None if layer is None else layer.sizes(layer.inputs)
+        return sizes[0] if sizes else None
+
+    def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
+        if id(tensor) in self._kept:
+            return Obstacle("is read from outside the graph", tensor.op)
+        readers = outside_readers([tensor], (), self._liveness)
+        if len(readers) == 1:
+            return readers[0]
+        return Obstacle(
+            f"has {len(readers)} readers; it can be folded into a single layer",
+            tensor.op,
+        )
+
+    def _joined(
+        self, norm: Norm, links: list[Link], axis: int | None, later: Fold
+    ) -> Fold | Obstacle:
+        """Return the fold of a norm and of those behind it, which are planned."""
+        ahead = [s.axis for n in later.norms[:1] for s in n.steps if s.axis is not None]
+        if axis is not None and ahead and ahead[0] != axis:
+            return Obstacle("works along another axis than the norm", later.links[0].op)
+        found = self._into(norm, later.layer, [*links, *later.links], later.layer.axis)
+        if isinstance(found, Obstacle):
+            return found
+        return replace(
+            found,
+            norms=(norm, *later.norms),
+            moving=(*found.moving, *later.moving),
+        )
+
+    def _into(
+        self, norm: Norm, layer: Layer, links: list[Link], axis: int | None
+    ) -> Fold | Obstacle:
+        if axis not in (None, layer.axis):
+            return Obstacle("has its channels on another axis", layer.op)
+        sizes = layer.sizes(layer.inputs)
+        if sizes is None or layer.sizes(layer.outputs) is None:
+            return Obstacle("has weights of a shape that is not known", layer.op)
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        count = int(np.prod(sizes))
+        data = layer.op.inputs[layer.data].shape
+        # A product of matrices has no groups.
+        if layer.op.type != "MatMul" and (
+            data.rank is None or data[layer.axis] != count
+        ):
+            return Obstacle(
+                "has weights for another number of channels: groups of channels have "
+                "weights of their own",
+                layer.op,
+            )
+        objection = misfit(links, count)
+        if objection is not None:
+            return objection
+        reason = self._objection_to_shift(layer, links)
+        if reason is not None:
+            return Obstacle(reason, layer.op)
+        moving = self._moving.get(norm, ())
+        return Fold((norm,), layer, tuple(links), self._bias(layer), True, moving)
+
+    def _objection_to_shift(self, layer: Layer, links: Iterable[Link]) -> str | None:
+        if not (layer.pads or layer.mixes) or self._shift_is_zero(links):
+            return None
+        if layer.mixes:
+            return "has weights of more axes, and the norm shifts its data"
+        if layer.transposed:
+            return "is transposed: a shift of its data is not the same everywhere then"
+        padding = layer.op.get_attr("padding").decode()
+        return f"pads with zeros ({padding}), and the norm shifts what is not padded"
+
+    def _shift_is_zero(self, links: Iterable[Link]) -> bool:
+        steps = [link.step for link in links if link.step is not None]
+        operands = (t for step in steps for t in step.parameters)
+        if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
+            return False
+        affine = composed(steps)
+        return affine is not None and (affine.offset is None or not affine.offset.any())
+
+    def _bias(self, layer: Layer) -> tuple[Link, ...]:
+        """Return the ops up to the one that adds the bias of a layer, if there is one.
+
+        They belong to the layer if nothing else reads what lies between.
+        """
+        links: list[Link] = []
+        tensor, axis = layer.result, layer.axis
+        sizes = layer.sizes(layer.outputs) or []
+        while id(tensor) not in self._kept:
+            readers = outside_readers([tensor], (), self._liveness)
+            link = link_of(readers[0], self._origins) if len(readers) == 1 else None
+            if link is None or link.data is not tensor or link.op in self._steps:
+                return ()
+            links.append(link)
+            if link.step is not None:
+                ends = link.step.kind is Kind.ADD and not measures(link, self._origins)
+                fits = link.step.axis in (None, axis)
+                fits = fits and misfit([link], int(np.prod(sizes))) is None
+                return tuple(links) if ends and fits else ()
+            after = axis_after(link.op, axis)
+            if after is None:
+                return ()
+            axis, tensor = after, link.op.outputs[0]
+        return ()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is folded, and what is not.
+
+    Attributes:
+        folds: one for each layer.
+        refused: each norm that is left, with what stands in the way.
+    """
+
+    folds: list[Fold] = field(default_factory=list)
+    refused: list[tuple[Norm, Obstacle]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the caller asks for; see `fold_batch_norms`."""
+
+    scope: str | None = None
+    clone_shared: bool = False
+    assume_inference: bool = False
+
+
+class Planner:
+    """Plans the folds of a graph as it is now.
+
+    Args:
+        graph: the graph.
+        kept: the ids of the tensors that are read from outside.
+        choices: what the caller asks for.
+
+    Cost: linear in ops and edges.
+    """
+
+    def __init__(self, graph: Graph, kept: Collection[int], choices: Choices) -> None:
+        self._origins = Origins(graph)
+        self._liveness = Liveness(graph)
+        self._kept = kept
+        self._choices = choices
+        self._norms = [
+            norm
+            for norm in find_norms(graph, self._origins, self._liveness)
+            if not is_correction(norm, self._origins)
+        ]
+        self._moving: dict[Norm, tuple[Moving, ...]] = {}
+        self._objections: dict[Norm, Obstacle] = {}
+        statistics = MovingStatistics(graph, self._origins)
+        for norm in self._norms:
+            objection = self._objection(norm, statistics)
+            if objection is not None:
+                self._objections[norm] = objection
+        self._barred = {
+            step.op: norm for norm in self._objections for step in norm.steps
+        }
+        steps = {step.op for norm in self._norms for step in norm.steps}
+        self._ways_on = WaysOn(self._origins, self._liveness, kept, steps, self._moving)
+
+    def behind_layers(self) -> Plan:
+        """Plan to fold norms into the layers before them."""
+        plan = Plan()
+        folds: dict[Operation, Fold] = {}
+        for norm in self._norms:
+            found = self._objections.get(norm) or self._way_back(norm)
+            if isinstance(found, Obstacle):
+                plan.refused.append((norm, found))
+                continue
+            norms, moving = [norm], [*self._moving.get(norm, ())]
+            # A norm further on takes along the norms before it that nobody else reads.
+            members = {link.op for link in found.links}
+            for link in reversed(found.links):
+                earlier = folds.get(link.op)
+                if earlier is None:
+                    continue
+                moving = [*earlier.moving, *moving]
+                if not outside_readers([link.op.outputs[0]], members, self._liveness):
+                    norms = [*folds.pop(link.op).norms, *norms]
+                break
+            fold = Fold(tuple(norms), found.layer, found.links, moving=tuple(moving))
+            folds[fold.end] = fold
+        plan.folds.extend(folds.values())
+        return plan
+
+    def before_layers(self, norms: Sequence[Norm]) -> Plan:
+        """Plan to fold norms into the layers behind them.
+
+        Args:
+            norms: the norms that no layer before them takes in; by the names of the
+                ops they end in, since other folds may have come in between.
+        """
+        plan = Plan()
+        wanted = {norm.result.op for norm in norms}
+        ahead: dict[Operation, Fold] = {}
+        for norm in reversed(self._norms):
+            if norm.result.op not in wanted:
+                continue
+            found = self._objections.get(norm) or self._ways_on.from_norm(norm, ahead)
+            if isinstance(found, Fold):
+                # A norm further back takes along those behind it.
+                for later in found.norms[1:]:
+                    ahead.pop(later.steps[0].op, None)
+                ahead[norm.steps[0].op] = found
+            else:
+                plan.refused.append((norm, found))
+        plan.folds.extend(reversed(ahead.values()))
+        plan.refused.reverse()
+        return plan
+
+    def _objection(self, norm: Norm, statistics: MovingStatistics) -> Obstacle | None:
+        """Return why a norm may not be folded, wherever it is."""
+        op = norm.steps[-1].op
+        scope = self._choices.scope
+        if not is_in_scope(norm.name, scope):
+            return Obstacle(f"is outside of scope '{scope}'", op)
+        if in_version_1_control_flow(op):
+            return Obstacle(
+                "is in a loop or conditional of version 1, whose parts cannot be "
+                "replaced one by one; make the graph with control flow v2",
+                op,
+            )
+        if norm.training:
+            return self._objection_to_training(norm, statistics)
+        for t in norm.steps[0].parameters:
+            if not self._origins.is_parameter(t):
+                return Obstacle(f"reads '{t.name}', which depends on the data", op)
+        return None
+
+    def _objection_to_training(
+        self, norm: Norm, statistics: MovingStatistics
+    ) -> Obstacle | None:
+        op = norm.steps[-1].op
+        if not self._choices.assume_inference:
+            return Obstacle(
+                "normalizes by the statistics of the batch (is_training=True); pass "
+                "assume_inference=True to use the moving ones instead",
+                op,
+            )
+        moving = statistics.of(norm)
+        if moving is None:
+            return Obstacle(
+                "normalizes by the statistics of the batch (is_training=True), and no "
+                "moving statistics are known: the norm does not read them, and no op "
+                "updates them",
+                op,
+            )
+        self._moving[norm] = tuple(moving)
+        return None
+
+    def _way_back(self, norm: Norm) -> Path | Obstacle:
+        found = path_to(norm, self._origins, self._liveness, self._kept, self._barred)
+        if isinstance(found, Path):
+            return self._objection_to(found) or found
+        return found
+
+    def _objection_to(self, path: Path) -> Obstacle | None:
+        layer = path.layer
+        sizes = layer.sizes(layer.outputs)
+        if sizes is None:
+            return Obstacle("has weights of a shape that is not known", layer.op)
+        if in_version_1_control_flow(layer.op):
+            return Obstacle("is in a loop or conditional of version 1", layer.op)
+        objection = misfit(path.links, int(np.prod(sizes)))
+        if objection is not None:
+            return objection
+        if path.shared and not self._choices.clone_shared:
+            return Obstacle(
+                f"also reads what lies between '{layer.op.name}' and the norm; pass "
+                "clone_shared=True to have the layer computed twice",
+                path.shared[0],
+            )
+        return None

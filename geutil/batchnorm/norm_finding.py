@@ -1,0 +1,409 @@
+"""Batch norms, in whatever ops they were written, and their moving statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from geutil.batchnorm.channel_affine import Kind, Step, link_of, step_of
+from geutil.graph.creation import make_op
+from geutil.graph.names import absolute_unique_name, scope_dirname
+from geutil.graph.order import topological_sort
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.reroute.control_edges import add_control_inputs
+from geutil.select.networks.layers import layer_of
+from geutil.select.networks.provenance import FUSED, Origin, Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A batch norm.
+
+    Attributes:
+        steps: the ops that the data runs through, in order.
+        training: whether it normalizes by the statistics of the batch.
+        name: the scope of its ops; where another norm has that too, or it is a single
+            op, the name of the last op.
+    """
+
+    steps: tuple[Step, ...]
+    training: bool
+    name: str
+
+    @property
+    def input(self) -> Tensor:
+        """What is normalized."""
+        return self.steps[0].data
+
+    @property
+    def result(self) -> Tensor:
+        """What it is normalized to."""
+        return self.steps[-1].result
+
+
+def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]:
+    """Return the batch norms of a graph, in topological order.
+
+    A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
+    root of a parameter and a small constant, and shift. Steps around those belong to it
+    that subtract a mean before, or scale and shift behind. Layer norms are none: they
+    divide by the root of what depends on each example. Where constants were folded no
+    root is left: a layer, and then a multiplication and an addition of vectors.
+
+    Args:
+        graph: the graph.
+        origins: of its tensors.
+        liveness: ops that earlier folds left without readers are left out.
+
+    Cost: linear in ops and edges.
+    """
+    return _Finder(graph, origins, liveness).find()
+
+
+class _Finder:
+    def __init__(self, graph: Graph, origins: Origins, liveness: Liveness) -> None:
+        self._origins = origins
+        self._liveness = liveness
+        self._steps: dict[Operation, Step] = {}
+        for op in topological_sort(graph.get_operations()):
+            step = None if liveness.is_retired(op) else step_of(op, origins)
+            if step is not None and not _measures_only(op, liveness):
+                self._steps[op] = step
+
+    def find(self) -> list[Norm]:
+        """Return the norms."""
+        found = [self._whole(group) for group in self._groups()]
+        taken = {step.op for steps in found for step in steps}
+        bare = [
+            steps
+            for op, step in self._steps.items()
+            if op not in taken and (steps := self._bare(step, taken))
+        ]
+        if bare:
+            place = {op: i for i, op in enumerate(self._steps)}
+            found = sorted([*found, *bare], key=lambda steps: place[steps[-1].op])
+        scopes = Counter(_scope(steps) for steps in found)
+        return [
+            Norm(
+                tuple(steps),
+                self._trains(steps),
+                _scope(steps) if scopes[_scope(steps)] == 1 else steps[-1].op.name,
+            )
+            for steps in found
+        ]
+
+    def _groups(self) -> Iterable[list[Step]]:
+        """Return fused norms, and runs of steps that share the root of a variance."""
+        groups: list[list[Step]] = []
+        group_of: dict[Operation, list[Step]] = {}
+        for op, step in self._steps.items():
+            if step.kind is Kind.NORMALIZE:
+                groups.append([step])
+                continue
+            spreads = self._spreads(step)
+            if not spreads:
+                continue
+            before = group_of.get(step.data.op, [])
+            ops = [other.op for other in before]
+            shared = before[: ops.index(step.data.op) + 1] if before else []
+            if shared and spreads & self._spreads(shared[-1]):
+                # One scale may have several shifts.
+                group = before if len(shared) == len(before) else shared
+                group.append(step)
+            elif not step.adds:
+                # A bias that was folded before has the root in it, too.
+                group = [step]
+            else:
+                continue
+            group_of[op] = group
+            if group is not before:
+                groups.append(group)
+        return groups
+
+    def _spreads(self, step: Step) -> frozenset[Operation]:
+        if step.operand is None:
+            return frozenset()
+        return self._origins.spreads(step.operand)
+
+    def _trains(self, steps: list[Step]) -> bool:
+        if steps[0].kind is Kind.NORMALIZE:
+            return bool(steps[0].op.get_attr("is_training"))
+        return any(
+            self._origins.of(t) is Origin.BATCH for s in steps for t in s.parameters
+        )
+
+    def _whole(self, group: list[Step]) -> list[Step]:
+        """Return a run with the steps before and behind that belong to it."""
+        if group[0].kind is Kind.NORMALIZE:
+            return group
+        group = [*self._leading(group[0]), *group]
+        return group if group[-1].adds else [*group, *self._trailing(group[-1])]
+
+    def _leading(self, first: Step) -> list[Step]:
+        """Return the subtraction of a mean, with a scale behind it or without."""
+        before = self._before(first)
+        scale = []
+        if (
+            before is not None
+            and before.kind is Kind.MULTIPLY
+            and before.axis is not None
+        ):
+            scale, before = [before], self._before(before)
+        if before is not None and before.kind is Kind.SUBTRACT:
+            return [before, *scale]
+        return []
+
+    def _before(self, step: Step) -> Step | None:
+        """Return the step before, unless it belongs to another norm."""
+        before = self._steps.get(step.data.op)
+        if before is None or self._spreads(before) or before.kind is Kind.NORMALIZE:
+            return None
+        return before
+
+    def _trailing(self, last: Step) -> Iterable[Step]:
+        """Yield a scale, if there is one, and a shift behind the normalization."""
+        own = self._spreads(last)
+        step = self._behind(last)
+        if step and step.kind is Kind.MULTIPLY and step.axis is not None:
+            if self._spreads(step):
+                return
+            yield step
+            step = self._behind(step)
+        # A shift by the mean has the root in it, that of another norm another one.
+        if step and step.adds and self._spreads(step) <= own:
+            yield step
+
+    def _behind(self, step: Step) -> Step | None:
+        readers = self._liveness.readers(step.op)
+        return self._steps.get(next(iter(readers))) if len(readers) == 1 else None
+
+    def _bare(self, scale: Step, taken: Collection[Operation]) -> list[Step]:
+        """Return a scale and a shift by constants, if a layer comes before them."""
+        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
+            scale
+        ):
+            return []
+        shift = self._behind(scale)
+        if shift is None or not shift.adds or not self._is_constant(shift):
+            return []
+        if shift.op in taken:
+            return []
+        op = scale.data.op
+        while layer_of(op, self._origins) is None:
+            link = link_of(op, self._origins)
+            if link is None or op in taken or (link.step and not link.step.adds):
+                return []
+            op = link.data.op
+        return [scale, shift]
+
+    def _is_constant(self, step: Step) -> bool:
+        (operand,) = step.parameters
+        return step.axis is not None and self._origins.of(operand) is Origin.CONSTANT
+
+
+def _measures_only(op: Operation, liveness: Liveness) -> bool:
+    """Tell whether of a fused norm only statistics are read: it was folded before."""
+    if op.type not in FUSED or not liveness.readers(op):
+        return False
+    return all(liveness.is_retired(reader) for reader in op.outputs[0].consumers())
+
+
+def _scope(steps: list[Step]) -> str:
+    last = steps[-1].op.name
+    return last if len(steps) == 1 else scope_dirname(last).rstrip("/") or last
+
+
+_UPDATES = frozenset(
+    (
+        "Assign",
+        "AssignAdd",
+        "AssignAddVariableOp",
+        "AssignSub",
+        "AssignSubVariableOp",
+        "AssignVariableOp",
+    )
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """A statistic of a batch, and the variable that follows it.
+
+    Attributes:
+        statistic: the mean or variance of the batch.
+        updates: the ops that assign the variable what they make of the statistic.
+    """
+
+    statistic: Tensor
+    updates: tuple[Operation, ...]
+
+    @property
+    def variable(self) -> Tensor:
+        """The handle of the variable, or the reference to it."""
+        return self.updates[0].inputs[0]
+
+    def read(self) -> Tensor:
+        """Return the value that the variable has before it is updated.
+
+        It has the shape of the statistic.
+        """
+        dtype = self.statistic.dtype
+        if self.variable.dtype == tf.resource:
+            value = tf.raw_ops.ReadVariableOp(
+                resource=self.variable, dtype=dtype, name="moving_fold"
+            )
+        else:
+            value = tf.identity(self.variable, "moving_fold")
+        for update in self.updates:
+            add_control_inputs(update, value.op)
+        shape = self.statistic.shape
+        return tf.reshape(value, shape) if shape.is_fully_defined() else value
+
+
+class MovingStatistics:
+    """Finds the moving statistics of norms that normalize by those of the batch.
+
+    A variable follows a statistic if the graph assigns it a value that depends on the
+    statistic, and on no other data: `variable * m + statistic * (1 - m)`, for example.
+
+    Args:
+        graph: the graph.
+        origins: of its tensors.
+
+    Cost: linear in the ops between statistics and assignments.
+    """
+
+    def __init__(self, graph: Graph, origins: Origins) -> None:
+        self._origins = origins
+        self._updates: dict[int, list[tuple[Operation, dict[int, Tensor]]]] = {}
+        for op in graph.get_operations():
+            if op.type not in _UPDATES or origins.of(op.inputs[1]) is not Origin.BATCH:
+                continue
+            behind = self._behind([op.inputs[1]])
+            for t in behind.values():
+                if self._is_root(t):
+                    self._updates.setdefault(id(t), []).append((op, behind))
+
+    def of(self, norm: Norm) -> list[Moving] | None:
+        """Return the moving statistics of a norm; None if they are not known."""
+        if norm.steps[0].kind is Kind.NORMALIZE:
+            return self._of_fused(norm.steps[0].op)
+        used = self._behind(t for step in norm.steps for t in step.parameters)
+        found: dict[int, Moving] = {}
+        for root in [t for t in used.values() if self._is_root(t)]:
+            for update, behind in self._updates.get(id(root), ()):
+                statistic = _last([t for key, t in used.items() if key in behind])
+                if statistic is None:
+                    return None
+                known = found.get(id(statistic))
+                if known is None:
+                    found[id(statistic)] = Moving(statistic, (update,))
+                elif known.variable is not update.inputs[0]:
+                    return None
+                elif update not in known.updates:
+                    updates = (*known.updates, update)
+                    found[id(statistic)] = Moving(statistic, updates)
+        rest = self._behind((t for s in norm.steps for t in s.parameters), found)
+        covered = all(key in found or not self._is_root(t) for key, t in rest.items())
+        return list(found.values()) if covered else None
+
+    def _of_fused(self, op: Operation) -> list[Moving] | None:
+        """Return what follows outputs of a fused norm, if it reads no moving values."""
+        if all(_is_vector(t, op.inputs[1]) for t in op.inputs[3:5]):
+            known = all(self._origins.is_parameter(t) for t in op.inputs[3:5])
+            return [] if known else None
+        found = []
+        for statistic in op.outputs[1:3]:
+            updates = self._updates.get(id(statistic), ())
+            if len(updates) != 1:
+                return None
+            found.append(Moving(statistic, (updates[0][0],)))
+        return found
+
+    def _behind(
+        self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
+    ) -> dict[int, Tensor]:
+        """Return by id what statistics there are behind tensors, roots included."""
+        stop = frozenset(ends)
+        behind: dict[int, Tensor] = {}
+        waiting = list(tensors)
+        while waiting:
+            t = waiting.pop()
+            if id(t) in behind or self._origins.of(t) is not Origin.BATCH:
+                continue
+            behind[id(t)] = t
+            if id(t) not in stop and not self._is_root(t):
+                waiting.extend(t.op.inputs)
+        return behind
+
+    def _is_root(self, t: Tensor) -> bool:
+        """Tell whether a statistic is taken of the data there."""
+        return t.op.type in FUSED or any(
+            self._origins.of(source) is None for source in t.op.inputs
+        )
+
+
+def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
+    """Tell whether all that comes of an op of data is statistics of the batch.
+
+    Cost: linear in the ops between it and the statistics.
+    """
+    waiting, seen = [op], {op}
+    while waiting:
+        op = waiting.pop()
+        if origins.of(op.outputs[0]) is Origin.BATCH if op.outputs else False:
+            continue
+        readers = liveness.readers(op)
+        if op.type not in _MEASURING or not readers:
+            return False
+        waiting += [reader for reader in readers if reader not in seen]
+        seen |= readers
+    return True
+
+
+_MEASURING = frozenset(
+    ("Cast", "Identity", "Mul", "Square", "SquaredDifference", "StopGradient", "Sub")
+)
+
+
+def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return a parameter computed from moving statistics.
+
+    Args:
+        tensor: the parameter, computed from statistics of the batch.
+        reads: pairs (statistic, moving one).
+
+    Cost: linear in the ops between the statistics and the parameter.
+    """
+    new = {id(old): made for old, made in reads}
+    ops: dict[Operation, None] = {}
+    waiting = [tensor]
+    while waiting:
+        t = waiting.pop()
+        if id(t) not in new and t.op not in ops:
+            ops[t.op] = None
+            waiting.extend(t.op.inputs)
+    for op in topological_sort(ops):
+        inputs = [new.get(id(t), t) for t in op.inputs]
+        if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):
+            continue
+        node_def = op.node_def
+        node_def.name = absolute_unique_name(op.graph, f"{op.name}_moving_fold")
+        made = make_op(op.graph, node_def, inputs)
+        new.update((id(a), b) for a, b in zip(op.outputs, made.outputs, strict=True))
+    return new.get(id(tensor), tensor)
+
+
+def _is_vector(tensor: Tensor, like: Tensor) -> bool:
+    return tensor.shape.rank == 1 and tensor.shape.as_list() == like.shape.as_list()
+
+
+def _last(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the tensor that no other one is computed from, if there is just one."""
+    read = {id(t) for last in tensors for t in last.op.inputs}
+    ends = [t for t in tensors if id(t) not in read]
+    return ends[0] if len(ends) == 1 else None

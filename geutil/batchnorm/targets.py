@@ -1,0 +1,337 @@
+"""The graphs that norms are folded in.
+
+Of a model and of its functions, with constants passed to them and calls of one
+convolution.
+
+Tracing passes constants of the graph around a loop or a branch as arguments. In the
+body a weight is then no constant any more, but whatever a caller gives.
+
+Keras 3 has XLA compile a convolution of groups, because its gradient does not run on
+processors without: the layer is a call, and its weights are read in the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geutil.batchnorm.report import Refused
+from geutil.errors import ArgumentTypeError, GeutilError
+from geutil.graph.creation import add_control_edges, make_op, neutral
+from geutil.graph.flat_body import Body, flat_body
+from geutil.graph.function_calls import Caller, callers_in
+from geutil.graph.function_defs import definition_in
+from geutil.graph.names import absolute_unique_name, scope_dirname
+from geutil.graph.op_types import CALLS
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_graph,
+    type_name,
+)
+from geutil.reroute.tensors import reroute_ts
+from geutil.select.networks.provenance import FUSED
+from geutil.transform.function_bodies import OpenedFunction, OpenedFunctions
+
+_CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
+_BESIDES = frozenset(
+    ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")
+)
+_MOST_NODES = 16
+
+
+def is_convolution_call(op: Operation) -> bool:
+    """Tell whether an op calls a function that is one convolution of its arguments.
+
+    Cost: linear in the nodes of the function.
+    """
+    return _body_of(op) is not None
+
+
+def inlined(op: Operation) -> Tensor:
+    """Make the ops of such a function beside its call; return what it returns."""
+    body = _body_of(op)
+    if body is None:
+        return op.outputs[0]
+    scope = scope_dirname(op.name)
+    made: dict[str, Any] = {
+        arg.name: t for arg, t in zip(body.args, op.inputs, strict=True)
+    }
+    for node_def in body.node_defs():
+        if node_def.op == "NoOp":
+            continue
+        inputs = [made[name] for name in node_def.input if name[0] != "^"]
+        inside = node_def.name
+        node_def.name = absolute_unique_name(op.graph, f"{scope}{inside}")
+        node_def.device = node_def.device or op.device
+        new = make_op(op.graph, node_def, inputs)
+        add_control_edges(new, op.control_inputs)
+        made[inside] = new.outputs[0]
+    return made[body.results[0].tensor]
+
+
+def _body_of(op: Operation) -> Body | None:
+    if op.type not in CALLS or len(op.outputs) != 1:
+        return None
+    definition = definition_in(op.graph, op.get_attr("f").name)
+    if definition is None or len(definition.node_def) > _MOST_NODES:
+        return None
+    kinds = [node.op for node in definition.node_def]
+    convolutions = [kind for kind in kinds if kind in _CONVOLUTIONS]
+    if len(convolutions) != 1 or not _BESIDES.issuperset({*kinds} - _CONVOLUTIONS):
+        return None
+    body = flat_body(definition, {})
+    made = {arg.name for arg in body.args}
+    for node in body.nodes:
+        # Nodes may come in any order; what is made here has to come in this one.
+        if any(name not in made for name in node.inputs if name[0] != "^"):
+            return None
+        made.add(node.name)
+    return body
+
+
+SIGNS = FUSED | {"Rsqrt", "Sqrt", "Pow"}
+"""Types of ops of which each batch norm has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph that norms are folded in.
+
+    Attributes:
+        graph: the graph.
+        prefix: what the names of its ops begin with in reports.
+        signature: of a model, the signature that it belongs to.
+        fixed: why nothing can be changed in it; "" if it can.
+        function: of the body of a function that a graph calls, the function.
+        inputs: of a body, its arguments.
+        sinks: of a body, the ops that read its results, and nothing else.
+        callers: of a body, all that calls it.
+    """
+
+    graph: Graph
+    prefix: str = ""
+    signature: str = ""
+    fixed: str = ""
+    function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()
+
+
+class Places:
+    """The places of a graph or model.
+
+    Args:
+        graph_or_model: a graph, or a model with its signatures and functions.
+
+    Attributes:
+        listed: the places, that of the graph or model itself first.
+        unopened: functions that may hold norms and cannot be opened.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+
+    def __init__(self, graph_or_model: Any) -> None:
+        self.listed: list[Place] = []
+        self.unopened: list[Refused] = []
+        self._functions: OpenedFunctions | None = None
+        if is_graph(graph_or_model):
+            self._functions = OpenedFunctions(graph_or_model)
+            self.listed = [Place(graph_or_model), *_bodies(self._functions)]
+            self.unopened = list(_unopened(self._functions))
+            return
+        for name, model in _signatures(graph_or_model).items():
+            self.listed.append(Place(model.graph, "", name))
+            self._add_bodies(model, name)
+
+    def _add_bodies(self, model: Any, signature: str) -> None:
+        bodies: dict[str, Any] = {}
+        for key in model.functions:
+            try:
+                bodies[key] = model.functions[key]
+            except GeutilError as error:
+                reason = f"cannot be opened: {error}"
+                self.unopened.append(Refused(key, reason, key, signature))
+        graphs = [model.graph, *(body.graph for body in bodies.values())]
+        known = {caller.op: caller for g in graphs for caller in callers_in(g)}
+        for key, body in bodies.items():
+            ops = body.callers
+            callers = [known[op] for op in ops if op in known]
+            place = Place(
+                body.graph,
+                f"{key}/",
+                signature,
+                inputs=tuple(body.inputs.values()),
+                sinks=tuple(body.outputs.sinks.values()),
+                callers=tuple(callers) if len(callers) == len(ops) else (),
+            )
+            self.listed.append(place)
+
+    def write_back(self, edited: Collection[Place]) -> None:
+        """Let the callers of edited bodies call them; models do that themselves."""
+        if self._functions is not None:
+            functions = [p.function for p in edited if p.function is not None]
+            self._functions.write_back(functions)
+
+
+def _signatures(model: Any) -> Mapping[str, Any]:
+    """Return the signatures of a model, its own first."""
+    others = getattr(model, "signatures", None)
+    own = getattr(model, "signature", None)
+    if (
+        not isinstance(others, Mapping)
+        or not isinstance(own, str)
+        or not is_graph(getattr(model, "graph", None))
+    ):
+        raise ArgumentTypeError(
+            f"batch norms are folded in a tf.Graph or a geutil.model.Model, not in a "
+            f"{type_name(model)}; open it with geutil.model.open"
+        )
+    return {own: model, **{name: others[name] for name in others if name != own}}
+
+
+def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
+    for function in functions.opened:
+        fixed = ""
+        if function.fixed:
+            fixed = (
+                "is in a function that an op calls by bearing its name as its type, "
+                "which cannot be made to call another; use geutil.model.open"
+            )
+        yield Place(
+            function.graph,
+            f"{function.name}/",
+            "",
+            fixed,
+            function,
+            tuple(function.inputs.values()),
+            tuple(function.sinks.values()),
+            tuple(function.callers),
+        )
+
+
+def _unopened(functions: OpenedFunctions) -> Iterator[Refused]:
+    for function in functions.unopened:
+        nodes = (node for d in function.definitions for node in d.node_def)
+        if any(node.op in SIGNS for node in nodes):
+            reason = f"calls a function that cannot be opened: {function.reason}"
+            yield Refused(function.name, reason, function.caller.name)
+
+
+Passed = list[tuple[Tensor, Operation]]
+"""(argument, constant) for each argument of a body that is always the same constant."""
+Sunk = list[tuple[Tensor, Tensor]]
+"""(argument, constant) for each argument that is read as a constant."""
+
+
+def constants_passed(places: Sequence[Place]) -> list[Passed]:
+    """Return, for each place, the arguments that are constants, if norms may read them.
+
+    An argument is a constant if all callers pass the same one, and loops hand it on as
+    it is. Nothing is changed.
+
+    Args:
+        places: bodies, and the graphs that call them, callers first.
+
+    Cost: linear in the ops of the bodies, and in the bytes of the constants.
+    """
+    wanted = _wanted(places)
+    known: MutableIdentityMap[Operation] = MutableIdentityMap()
+    listed: list[Passed] = []
+    for place in places:
+        listed.append([])
+        if not place.callers or place.fixed or id(place.graph) not in wanted:
+            continue
+        for index, argument in enumerate(place.inputs):
+            if not argument.dtype.is_floating or not _readers(place, argument):
+                continue
+            constant = _passed(place, index, known)
+            if constant is not None:
+                known[argument] = constant
+                listed[-1].append((argument, constant))
+    return listed
+
+
+def sink_constants(place: Place, passed: Passed) -> Sunk:
+    """Let a body read its own copies of the constants that it is passed.
+
+    Callers go on passing them.
+    """
+    sunk = []
+    for argument, constant in passed:
+        copy = _copied(place, argument, constant)
+        reroute_ts([copy], [argument], can_modify=_readers(place, argument))
+        sunk.append((argument, copy))
+    return sunk
+
+
+def raise_constants(sunk: Sunk) -> None:
+    """Let what reads sunk constants read the arguments again."""
+    for argument, constant in sunk:
+        reroute_ts([argument], [constant])
+
+
+def _wanted(places: Sequence[Place]) -> frozenset[int]:
+    """Return the ids of the bodies that may hold norms, and of those that call them."""
+    wanted: set[int] = set()
+    for place in reversed(places):
+        if id(place.graph) in wanted or _may_hold_norms(place.graph):
+            wanted.add(id(place.graph))
+            wanted.update(id(caller.op.graph) for caller in place.callers)
+    return frozenset(wanted)
+
+
+def _may_hold_norms(graph: Graph) -> bool:
+    return any(op.type in SIGNS for op in graph.get_operations())
+
+
+def _readers(place: Place, argument: Tensor) -> list[Operation]:
+    return [op for op in argument.consumers() if op not in place.sinks]
+
+
+def _passed(
+    place: Place, index: int, known: IdentityMap[Operation]
+) -> Operation | None:
+    """Return the constant that all callers pass as an argument, if they do."""
+    found: Operation | None = None
+    for caller in place.callers:
+        if caller.is_loop and not _is_handed_on(place, index):
+            return None
+        if not (caller.is_loop or caller.is_branching or caller.is_call):
+            return None
+        source = _source(caller.op.inputs[caller.first_argument + index])
+        op = known.get(source, source.op)
+        if op.type != "Const":
+            return None
+        if found is not None and op.get_attr("value") != found.get_attr("value"):
+            return None
+        found = op
+    return found
+
+
+def _is_handed_on(place: Place, index: int) -> bool:
+    """Tell whether the body of a loop returns a loop variable as it is."""
+    if index >= len(place.sinks):
+        return False
+    return _source(place.sinks[index].inputs[0]) is place.inputs[index]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _copied(place: Place, argument: Tensor, constant: Operation) -> Tensor:
+    node = constant.node_def
+    node.name = absolute_unique_name(place.graph, argument.op.name)
+    node.attr.pop("_class", None)
+    del node.input[:]
+    with neutral(place.graph):
+        return make_op(place.graph, node, []).outputs[0]

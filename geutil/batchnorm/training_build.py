@@ -1,0 +1,429 @@
+"""Layers folded for training: statistics of the batch, corrections, new ops.
+
+A batch norm in training computes, with s(v) = sqrt(v + epsilon),
+
+    y = gamma * (x - mean) / s(variance) + beta
+
+with the statistics of the batch. Weights that took in gamma / s(variance) would jump
+from batch to batch, and with them their ranges when they are quantized. So the weights
+take in gamma / s(moving variance) instead, and the difference is put right behind the
+layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2, figures 7 and 8). There:
+
+    correction_scale  = s(variance) / s(moving variance)
+    correction_offset = gamma * (mean / s(variance) - moving mean / s(moving variance))
+
+The scale multiplies the weights that are folded with the batch's statistics,
+
+    weights * gamma / s(variance) * correction_scale = weights * gamma / s(moving
+    variance),
+
+and its reciprocal what the layer makes of them. In this product s(variance) cancels.
+It is left out from the start: it would add rounding, and gradients that cancel too.
+
+Until the freeze the layer's result is divided by the scale and the bias is beta -
+gamma * mean / s(variance): the batch norm as it was. From the freeze on nothing is
+divided, and the correction offset is added to that bias, in which the batch's mean
+cancels in turn: beta - gamma * moving mean / s(moving variance) is left, the batch norm
+as it will be deployed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from geutil.batchnorm.batch_statistics import Statistics, averaging_factor
+from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
+from geutil.batchnorm.channel_affine import Kind, Link, Step, axis_after
+from geutil.batchnorm.fold_arithmetic import (
+    Affine,
+    Value,
+    along_axes,
+    as_vector,
+    computed,
+    unrounded,
+)
+from geutil.graph.creation import surroundings_of
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
+from geutil.graph.order import topological_sort
+from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.layers import data_format
+
+
+class Corrected(NamedTuple):
+    """What becomes of a layer.
+
+    Attributes:
+        weights: what its weights are multiplied by, shape [C].
+        result: what its result is multiplied by, shape [C]: 1 / correction_scale until
+            the freeze, 1 from then on.
+        bias: what is added then, shape [C].
+    """
+
+    weights: Value
+    result: Value
+    bias: Value
+
+
+def corrected(
+    batch: Affine, moving: Affine, ratio: Value, frozen: Value | None
+) -> Corrected:
+    """Return what becomes of a layer whose batch norm is folded for training.
+
+    Args:
+        batch: what is done to each channel with the statistics of the batch.
+        moving: the same with the moving ones; without a freeze its offset is not used.
+        ratio: s(moving variance) / s(variance), the reciprocal of correction_scale,
+            shape [C]. It is not made of the two scales: gamma may be zero.
+        frozen: whether the freeze has come, a scalar; None if it never does.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> batch = Affine(tf.constant([6.0]), tf.constant([1.0]))
+        >>> moving = Affine(tf.constant([3.0]), tf.constant([5.0]))
+        >>> for frozen in (False, True):
+        ...     made = corrected(batch, moving, tf.constant([2.0]), tf.constant(frozen))
+        ...     print([float(value[0]) for value in made])
+        [3.0, 2.0, 1.0]
+        [3.0, 1.0, 5.0]
+    """
+    if frozen is None:
+        return Corrected(moving.scale, ratio, batch.offset)
+    return Corrected(
+        moving.scale,
+        tf.where(frozen, tf.ones_like(ratio), ratio),
+        tf.where(frozen, moving.offset, batch.offset),
+    )
+
+
+def unbiased(variance: Value, count: Value) -> Value:
+    """Return a variance with Bessel's correction: variance * count / (count - 1).
+
+    Args:
+        variance: the mean of squared differences from the mean.
+        count: of how many values; of one alone, nothing is corrected.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> float(unbiased(tf.constant(3.0), tf.constant(4.0)))
+        4.0
+    """
+    return variance * (count / tf.maximum(count - 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A norm with some statistics.
+
+    Attributes:
+        steps: what it does to the data.
+        deviation: 1 / s of the variance, or s if `inverted`; a vector of channels.
+        inverted: whether the graph divides by the root.
+    """
+
+    steps: tuple[Step, ...]
+    deviation: Tensor
+    inverted: bool
+
+    def ratio_to(self, other: Made) -> Value:
+        """Return s of the other's variance / s of this one's."""
+        if self.inverted:
+            return other.deviation / self.deviation
+        return self.deviation / other.deviation
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Statistics of a batch, computed with gradients.
+
+    A fused op hands no gradients to its statistics, so they are computed beside it.
+
+    Attributes:
+        mean: the mean.
+        variance: the variance, biased.
+        results: of a fused op, what it returns as statistics; else None.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    results: tuple[Tensor, Tensor] | None = None
+
+
+def moments_of(statistics: Statistics) -> Moments:
+    """Return the statistics of the batch, built where a fused op has none."""
+    if not statistics.fused:
+        return Moments(statistics.mean, statistics.variance)
+    step = statistics.norm.steps[0]
+    op, data = step.op, step.data
+    layout = data_format(op)
+    axis, rank = layout.index("C"), len(layout)
+    axes = [i for i in range(rank) if i != axis]
+    with beside(op):
+        wide = tf.cast(data, statistics.mean.dtype)
+        mean = tf.reduce_mean(wide, axes, name="batch_mean")
+        shape = [-1] + [1] * (rank - 1 - axis)
+        apart = tf.math.squared_difference(
+            wide, tf.reshape(tf.stop_gradient(mean), shape)
+        )
+        variance = tf.reduce_mean(apart, axes, name="batch_variance")
+        count = tf.size(data, tf.int64) // tf.size(mean, tf.int64)
+        whole = unbiased(variance, tf.cast(count, variance.dtype))
+        return Moments(mean, variance, _averaged(op, mean, whole))
+
+
+def _averaged(op: Operation, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a fused op returns as statistics; no gradients go through them."""
+    factor = averaging_factor(op)
+    results = []
+    for index, value in ((3, mean), (4, variance)):
+        if factor != 1.0:
+            value = op.inputs[index] * (1.0 - factor) + value * factor
+        results.append(tf.stop_gradient(value))
+    return results[0], results[1]
+
+
+def with_statistics(
+    statistics: Statistics, mean: Tensor | None, variance: Tensor
+) -> Made:
+    """Build a norm with other statistics than those of the graph.
+
+    Args:
+        statistics: of the norm.
+        mean: the mean to take, a vector of channels; None leaves out all steps that
+            only add.
+        variance: likewise the biased variance.
+    """
+    norm = statistics.norm
+    steps = norm.steps if mean is not None else scaling(norm.steps)
+    with beside(norm.result.op):
+        if statistics.fused:
+            return _fused(steps[0], mean, variance)
+        replaced = {id(statistics.variance): _like(variance, statistics.variance)}
+        if mean is not None:
+            replaced[id(statistics.mean)] = _like(mean, statistics.mean)
+    return _copied(statistics, steps, replaced)
+
+
+def as_it_is(statistics: Statistics, moments: Moments) -> Made:
+    """Return a norm with the statistics of the batch."""
+    if statistics.fused:
+        return with_statistics(statistics, moments.mean, moments.variance)
+    return _copied(statistics, statistics.norm.steps, {})
+
+
+def scaling(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps that do more than add."""
+    return tuple(s for s in steps if s.kind not in (Kind.ADD, Kind.SUBTRACT))
+
+
+@contextmanager
+def beside(op: Operation) -> Iterator[None]:
+    """Make the ops of the block in a scope of their own beside an op."""
+    with surroundings_of(op), tf.name_scope("training_fold"):
+        yield
+
+
+def _fused(step: Step, mean: Tensor | None, variance: Tensor) -> Made:
+    gamma, beta = step.op.inputs[1:3]
+    root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
+    scale = root * gamma
+    # No ops do these steps yet; those of the operands stand for them.
+    steps = [Step(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
+    if mean is not None:
+        offset = beta - mean * scale
+        steps.append(Step(offset.op, Kind.ADD, 0, offset, step.axis))
+    return Made(tuple(steps), root, False)
+
+
+def _copied(
+    statistics: Statistics, steps: Sequence[Step], replaced: dict[int, Tensor]
+) -> Made:
+    """Copy what lies between the statistics and the steps."""
+    root = statistics.root
+    operands = [s.operand for s in steps if s.operand is not None]
+    made = dict(replaced)
+    ends = [*(t.op for t in operands), root] if replaced else []
+    for op in _between(ends, (statistics.mean, statistics.variance)):
+        inputs = {i: made[id(t)] for i, t in enumerate(op.inputs) if id(t) in made}
+        if inputs:
+            for old, new in zip(op.outputs, copy_op(op, inputs).outputs, strict=True):
+                made[id(old)] = new
+    deviation = made.get(id(root.outputs[0]), root.outputs[0])
+    with beside(root):
+        vector = as_vector(deviation)
+    return Made(
+        tuple(
+            s
+            if s.operand is None
+            else replace(s, operand=made.get(id(s.operand), s.operand))
+            for s in steps
+        ),
+        vector,
+        not _is_inverse(root),
+    )
+
+
+def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operation]:
+    """Return the ops that compute something, without those of some tensors, in order.
+
+    Cost: linear in the ops between.
+    """
+    stops = {id(t) for t in starts}
+    found: dict[Operation, None] = {}
+    queue = list(ends)
+    while queue:
+        op = queue.pop()
+        if op in found:
+            continue
+        found[op] = None
+        queue += [t.op for t in op.inputs if id(t) not in stops]
+    return topological_sort(found)
+
+
+def _is_inverse(root: Operation) -> bool:
+    if root.type == "Pow":
+        return bool(tf.get_static_value(root.inputs[1]) < 0)
+    return root.type == "Rsqrt"
+
+
+def _like(value: Tensor, wanted: Tensor) -> Tensor:
+    """Return a value of channels in the shape and type of a statistic."""
+    return tf.reshape(tf.cast(value, wanted.dtype), wanted.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingFold(Fold):
+    """A batch norm in training, and the layer that takes it in.
+
+    Attributes:
+        statistics: what the norm normalizes by.
+    """
+
+    statistics: Statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """What was built for a fold.
+
+    Attributes:
+        result: what the folded layer makes, with its bias.
+        rest: what replaces further outputs of the fold's end; None for those that stay.
+        root: what has the root of the moving variance, and no longer reads it.
+    """
+
+    result: Tensor
+    rest: tuple[Tensor | None, ...]
+    root: Operation
+
+
+Freeze = Callable[[], Tensor] | None
+"""Returns whether the freeze has come; None if it never does."""
+
+
+def build_training(
+    fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
+) -> Built:
+    """Build the folded layer beside the old one, which goes on making statistics.
+
+    Args:
+        fold: the fold.
+        freeze: whether the freeze has come.
+        end_stays: let what is built end in the sum, as the fold does; else the sum is
+            where the first one was, the layer's bias perhaps.
+    """
+    statistics = fold.statistics
+    moments = moments_of(statistics)
+    batch = as_it_is(statistics, moments)
+    average = statistics.moving_mean
+    moving = with_statistics(
+        statistics,
+        None if average is None else average.value,
+        statistics.moving_variance.value,
+    )
+    frozen = None if freeze is None else freeze()
+    with beside(fold.end):
+        before = _steps_before(fold)
+        needed = scaling(before) if frozen is None else before
+        values = corrected(
+            computed([*before, *batch.steps]),
+            computed([*needed, *moving.steps]),
+            batch.ratio_to(moving),
+            frozen,
+        )
+    adding = (link for link in fold.links if link.step and link.step.adds)
+    last = fold.links[-1]
+    result = _layer(fold, values, last if end_stays else next(adding, last))
+    return Built(result, _rest(fold, moments), moving.deviation.op)
+
+
+def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
+    """Stop the moving averages at the freeze, and let ref variables be read first.
+
+    Raises:
+        CycleError: what reads an average depends on its update.
+    """
+    statistics = fold.statistics
+    graph = fold.end.graph
+    variance = statistics.moving_variance
+    if variance.is_reference:
+        waits = (*variance.update.control_inputs, built.root)
+        apply_edits(graph, controls=[ControlEdit(variance.update, waits)])
+    if freeze is None:
+        return
+    for moving in (statistics.moving_mean, variance):
+        if moving is None:
+            continue
+        update = moving.update
+        value = update.inputs[1]
+        with surroundings_of(update):
+            kept = moving.value if moving.replaces else tf.zeros_like(value)
+            chosen = tf.where(freeze(), kept, value, name=f"frozen{SUFFIX}")
+        apply_edits(graph, [InputEdit(update, 1, chosen)])
+
+
+def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
+    """Return the steps between the layer and the norm, such as a bias."""
+    inside = {step.op for step in fold.statistics.norm.steps}
+    steps = (link.step for link in fold.links)
+    return tuple(s for s in steps if s is not None and s.op not in inside)
+
+
+def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
+    layer, links = fold.layer, fold.links
+    with surroundings_of(layer.op):
+        scale = values.weights
+        source = tf.cast(unrounded(layer.kernel), scale.dtype)
+        sizes = layer.sizes(layer.outputs) or ()
+        spread = along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
+        weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
+    tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
+    axis = layer.axis
+    for link in links:
+        if link is place:
+            tensor = _rescaled(tensor, values.result, axis, link)
+            tensor = add_bias(tensor, filled(values.bias, layer), axis, link)
+        elif link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+        if link.step is None:
+            axis = axis_after(link.op, axis) or axis
+    return tensor
+
+
+def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
+    with surroundings_of(place.op):
+        ratio = tf.cast(ratio, tensor.dtype)
+        if axis != -1 and ratio.shape.rank:
+            ratio = tf.reshape(ratio, [-1] + [1] * (-1 - axis))
+        return tf.multiply(tensor, ratio, name=f"rescale{SUFFIX}")
+
+
+def _rest(fold: TrainingFold, moments: Moments) -> tuple[Tensor | None, ...]:
+    rest: list[Tensor | None] = [None] * (len(fold.end.outputs) - 1)
+    if moments.results is not None:
+        rest[:2] = moments.results
+    return tuple(rest)

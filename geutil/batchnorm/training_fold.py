@@ -1,0 +1,294 @@
+"""The fold of batch norms in training: planned and carried out.
+
+What nobody reads yet is held by the caller, who will build a loss on it or fetch it; an
+output of a function is held by the function. Where the norm ends in a sum, that op can
+read the folded layer and its bias. No other op can stand in for a fused norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.batchnorm.batch_statistics import is_correction, statistics_of
+from geutil.batchnorm.build import held_ends, let_stay
+from geutil.batchnorm.norm_finding import Norm, find_norms
+from geutil.batchnorm.path import Obstacle, Path, outside_readers, path_to
+from geutil.batchnorm.report import Folded
+from geutil.batchnorm.training_build import (
+    Built,
+    Freeze,
+    TrainingFold,
+    build_training,
+    settle,
+)
+from geutil.errors import ArgumentTypeError, FoldError
+from geutil.graph.creation import neutral, surroundings_of
+from geutil.graph.names import is_in_scope
+from geutil.graph.op_types import ADDITIONS
+from geutil.graph.state import state_of
+from geutil.graph.types import Graph, Operation, Tensor, type_name
+from geutil.select.networks.provenance import Origins
+from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite.matching import Match
+from geutil.transform.rewrite.patterns import Op
+from geutil.transform.rewrite.rule import Rule
+from geutil.transform.step_counter import STEP_NAME, check_step_variable, step_counter
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPlan:
+    """What is folded, and what is not; norms at inference are in neither.
+
+    Attributes:
+        folds: one for each norm.
+        refused: for the last op of each norm that is left, the norm and what stands in
+            the way.
+    """
+
+    folds: list[TrainingFold] = field(default_factory=list)
+    refused: dict[Operation, tuple[Norm, Obstacle]] = field(default_factory=dict)
+
+
+def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> TrainingPlan:
+    """Plan to fold the norms in training of a graph into the layers before them.
+
+    Args:
+        graph: the graph.
+        scope: a name scope: only norms in it; None is all.
+        freezes: whether moving averages are to stop.
+
+    Cost: linear in ops and edges.
+    """
+    planner = _Planner(graph, scope, freezes)
+    plan = TrainingPlan()
+    for norm in find_norms(graph, planner.origins, planner.liveness):
+        if not norm.training or is_correction(norm, planner.origins):
+            continue
+        found = planner.fold_of(norm)
+        if isinstance(found, Obstacle):
+            plan.refused[norm.result.op] = norm, found
+        else:
+            plan.folds.append(found)
+    return plan
+
+
+class _Planner:
+    def __init__(self, graph: Graph, scope: str | None, freezes: bool) -> None:
+        self.origins = Origins(graph)
+        self.liveness = Liveness(graph)
+        self._scope = scope
+        self._freezes = freezes
+
+    def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
+        if not is_in_scope(norm.name, self._scope):
+            return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
+        # The old layer stays, for its statistics: others may go on reading it.
+        path = path_to(norm, self.origins, self.liveness, (), {})
+        if isinstance(path, Obstacle):
+            return path
+        objection = self._objection(norm, path)
+        if objection is not None:
+            return objection
+        found = statistics_of(norm, self.origins, with_mean=self._freezes)
+        if isinstance(found, Obstacle):
+            return found
+        return TrainingFold((norm,), path.layer, path.links, statistics=found)
+
+    def _objection(self, norm: Norm, path: Path) -> Obstacle | None:
+        layer = path.layer
+        if layer.sizes(layer.outputs) is None:
+            return Obstacle("has weights of a shape that is not known", layer.op)
+        members = {step.op for step in norm.steps}
+        for link in path.links:
+            step = link.step
+            if step is None or step.op in members:
+                continue
+            # Of other steps `path_to` says so.
+            if step.operand is None and step.op.get_attr("is_training"):
+                return Obstacle(
+                    "depends on the batch and stands between the layer and the norm",
+                    step.op,
+                )
+        inside = [step.result for step in norm.steps[:-1]]
+        readers = outside_readers(inside, members, self.liveness)
+        if readers:
+            return Obstacle("reads what is computed within the norm", readers[0])
+        return None
+
+
+def can_stay(fold: TrainingFold) -> bool:
+    """Tell whether the end adds each channel's number to what it reads."""
+    step = fold.statistics.norm.steps[-1]
+    if fold.end.type not in ADDITIONS or step.operand is None:
+        return False
+    layer, shape = fold.layer, step.operand.shape
+    count = prod(layer.sizes(layer.outputs) or [0])
+    return bool(shape.is_fully_defined() and shape.num_elements() == count)
+
+
+def stay(fold: TrainingFold, built: Built) -> None:
+    """Let the end of a fold read the folded layer and its bias.
+
+    Args:
+        fold: a fold whose end can stay.
+        built: what was built for it; the sum there is not needed any more.
+    """
+    last, made = fold.links[-1], built.result.op
+    with surroundings_of(last.op):
+        # TensorFlow lets an op read another tensor only if that has the same shape.
+        bias = tf.reshape(made.inputs[1], last.op.inputs[1 - last.index].shape)
+    inside = [step.op for step in fold.statistics.norm.steps[:-1]]
+    let_stay(last, made, bias, inside)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the caller asks for in training; see `fold_batch_norms`."""
+
+    delay: int | None = None
+    step: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ArgumentTypeError: an argument is of another type.
+            FoldError: the delay is negative, or there is a step without one.
+        """
+        delay = self.delay
+        if delay is None:
+            if self.step is not None:
+                raise FoldError(
+                    "step counts towards a freeze, and there is none; pass "
+                    "freeze_batch_norm_delay= as well"
+                )
+            return
+        if isinstance(delay, bool) or not isinstance(delay, int):
+            raise ArgumentTypeError(
+                "freeze_batch_norm_delay is a number of steps or None, not "
+                f"{type_name(delay)}"
+            )
+        if delay < 0:
+            raise FoldError(f"freeze_batch_norm_delay is {delay}; pass 0 or more")
+        if self.step is not None:
+            check_step_variable(self.step)
+
+    def plan(self, graph: Graph, scope: str | None) -> TrainingPlan:
+        """Return what will be folded, and what will not."""
+        return plan_training(graph, scope, freezes=self.delay is not None)
+
+    def counter(self, graph: Graph) -> Any:
+        """Return the variable in which a graph counts its steps, if it does."""
+        counter = state_of(graph).step_counter
+        return None if counter is None else counter.variable
+
+    def freeze(self, graph: Graph) -> Freeze:
+        """Return what tells whether moving averages have stopped.
+
+        One comparison for all folds, made when the first needs it: a graph without
+        folds gets no counter.
+        """
+        delay = self.delay
+        if delay is None:
+            return None
+
+        @cache
+        def frozen() -> Tensor:
+            counter = step_counter(graph, self.step)
+            with neutral(graph), tf.name_scope(STEP_NAME + "_freeze"):
+                limit = tf.constant(delay, tf.int64)
+                return tf.greater_equal(counter.value, limit, name="frozen")
+
+        return frozen
+
+
+def asked_for(
+    is_training: bool, delay: int | None, step: Any, assume_inference: bool
+) -> Training | None:
+    """Return what the caller asks for in training; None if that is nothing.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        FoldError: arguments contradict each other.
+    """
+    if is_training and assume_inference:
+        raise FoldError("is_training=True and assume_inference=True exclude each other")
+    training = Training(delay, step)
+    if delay is not None and not is_training:
+        raise FoldError(
+            "freeze_batch_norm_delay is for training; pass is_training=True"
+        )
+    return training if is_training else None
+
+
+def fold_in_training(
+    graph: Graph, scope: str | None, training: Training
+) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
+    """Fold the norms in training of a graph.
+
+    Returns:
+        What was folded; and for the last op of each norm that was refused, the norm
+        and what stands in the way.
+    """
+    plan = training.plan(graph, scope)
+    refused = dict(plan.refused)
+    if not plan.folds:
+        return [], refused
+    freeze = training.freeze(graph)
+    into: dict[Operation, Operation] = {}
+    held = held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
+    for fold in plan.folds:
+        if fold.end in held:
+            built = build_training(fold, freeze, end_stays=True)
+            stay(fold, built)
+            settle(fold, built, freeze)
+            into[fold.end] = fold.end
+    rest = {fold.end: fold for fold in plan.folds if fold.end not in held}
+    for end, outcome in _replace(graph, rest, freeze).items():
+        if isinstance(outcome, Obstacle):
+            refused[end] = rest[end].statistics.norm, outcome
+        else:
+            into[end] = outcome
+    return [_entry(f, into[f.end]) for f in plan.folds if f.end in into], refused
+
+
+def _replace(
+    graph: Graph, folds: dict[Operation, TrainingFold], freeze: Freeze
+) -> dict[Operation, Operation | Obstacle]:
+    """Let what reads the ends of folds read what is built instead.
+
+    Returns:
+        For each end what does its work now, or why nothing does.
+    """
+    if not folds:
+        return {}
+    built: dict[Operation, Built] = {}
+
+    def is_end(op: Operation) -> bool:
+        return op in folds
+
+    def fold_batch_norm(match: Match) -> Any:
+        made = built[match.root] = build_training(folds[match.root], freeze)
+        return [made.result, *made.rest]
+
+    report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
+    reasons = {entry.op: entry.reason for entry in report.refused}
+    outcomes: dict[Operation, Operation | Obstacle] = {}
+    for end, fold in folds.items():
+        if end.name in reasons:
+            outcomes[end] = Obstacle(reasons[end.name], end)
+        else:
+            settle(fold, built[end], freeze)
+            outcomes[end] = built[end].result.op
+    return outcomes
+
+
+def _entry(fold: TrainingFold, into: Operation) -> Folded:
+    layer = fold.layer.op
+    return Folded(fold.statistics.norm.name, layer.name, layer.type, into.name)

@@ -1,0 +1,207 @@
+"""Gradients of the same bits as plain ones.
+
+Grappler's rounding, and sums in an order left to chance.
+
+Grappler joins what has a single reader with that reader: sums of sums (AddOpsRewrite)
+and products of products (MinimizeBroadcasts), which it computes in an order of its own,
+and, for oneDNN, a Pad with the convolution behind it. In plain gradients the backward
+pass reads much of the forward pass, which keeps those ops apart. With recomputation it
+reads copies, and an original and its copy may be left with one reader each. And
+Grappler joins nothing that another op waits for.
+
+What is left to chance: of products of several constants and tensors Grappler joins the
+constants (ConstantPushDown) in an order that depends on the whole graph.
+
+`AddN` adds into the buffer of the first input that nothing else holds any more, and
+begins with that input. Of three or more terms this decides how the sum is rounded. An
+input that another op reads is free if that op happens to have run: so one graph with
+one seed yields two results, even where `enable_op_determinism` was called, and more of
+the second where the machine is busy. That is TensorFlow's, and plain gradients have it.
+
+What the backward pass reads of such a sum's inputs holds them in any case, and then the
+order is fixed. It must not change where the backward pass reads copies instead. So such
+a sum is not run a second time, and what held its inputs is made up for.
+
+What is left to chance: sums that Grappler joins with what reads them, and those whose
+inputs are read by forward ops alone, some of which run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+
+from geutil.gradients.barriers import SCOPE
+from geutil.gradients.segments import is_left_to_chance
+from geutil.gradients.step import Step, tensors_of
+from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
+from geutil.select.walks import get_backward_walk_ops
+
+JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
+_SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
+"""Types of ops that read a shape only: where it is known, Grappler makes constants of
+them, and who else reads the tensor is left alone with it."""
+
+Readers = IdentityMap[list[tuple[Operation, int]]]
+
+
+def readers_of(step: Step) -> Readers:
+    """Return who reads the values of each tensor: ops that the step needs, by input.
+
+    Cost: linear in the ops that the step needs, and their inputs.
+    """
+    readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
+    needed = get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)])
+    for op in needed:
+        if op.type in _SHAPES:
+            continue
+        for index, t in enumerate(op.inputs):
+            if t not in readers:
+                readers[t] = []
+            readers[t].append((op, index))
+    return readers
+
+
+def keep_apart(
+    step: Step,
+    before: Readers,
+    copies: Iterable[tuple[Operation, Operation, Operation]],
+) -> None:
+    """Keep Grappler from joining what is left with one reader of several.
+
+    A copy's last reader reads an op in between. Originals get a second reader instead:
+    TensorFlow may be differentiating them just now, and their edges must not change.
+
+    Args:
+        step: the step, which recomputes by now.
+        before: who read what with plain gradients.
+        copies: forward ops that run again, each with its copy and an op that runs after
+            it in any case.
+
+    Cost: linear in the ops that the step needs, and their inputs.
+    """
+    after = readers_of(step)
+    for op, copy, later in copies:
+        for t, copied in zip(op.outputs, copy.outputs, strict=True):
+            if len(before.get(t, ())) > 1:
+                if len(after.get(t, ())) == 1:
+                    add_control_edges(later, [_hand_on(t).op])
+                readers = after.get(copied, ())
+                if len(readers) == 1:
+                    set_new_input(*readers[0], _hand_on(copied))
+
+
+def _hand_on(tensor: Tensor) -> Tensor:
+    return make_stand_in(tensor, SCOPE, "apart")
+
+
+def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Return what to wait for instead of backward ops that Grappler may join.
+
+    That is what these read of the backward pass.
+
+    Cost: linear in the backward ops and their inputs.
+    """
+    backward = frozenset(step.backward)
+    waiting = list(awaited)[::-1]
+    met = set(waiting)
+    found: dict[Operation, None] = {}
+    while waiting:
+        op = waiting.pop()
+        producers = [t.op for t in op.inputs if t.op in backward]
+        if not producers or not _is_joined(op):
+            found[op] = None
+            continue
+        fresh = [p for p in reversed(dict.fromkeys(producers)) if p not in met]
+        met.update(fresh)
+        waiting += fresh
+    return tuple(found)
+
+
+def _is_joined(op: Operation) -> bool:
+    return op.type in JOINED and len(op.outputs[0].consumers()) == 1
+
+
+_SAME_BUFFER = frozenset(
+    (
+        "ExpandDims",
+        "Identity",
+        "PlaceholderWithDefault",
+        "Reshape",
+        "Squeeze",
+        "StopGradient",
+    )
+)
+"""Types of ops that hand on the buffer of what they read."""
+
+
+def hold_for_sums(
+    step: Step, before: Readers, copies: Iterable[tuple[Operation, Operation]]
+) -> None:
+    """Hold the inputs of sums as long as the backward pass held them.
+
+    Args:
+        step: the step, which recomputes by now.
+        before: who read what with plain gradients.
+        copies: forward ops that run again, each with an op that runs after the forward
+            ops in any case.
+
+    Cost: linear in the ops that run again, and in the readers of what they yield.
+    """
+    backward = frozenset(step.backward)
+    added: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    held = {
+        (id(t), sum_): (t, later)
+        for op, later in copies
+        for output in op.outputs
+        for sum_, t in _summed(output, before)
+        if _is_held(output, before, backward) and sum_ not in backward
+    }
+    for (_, sum_), (t, later) in held.items():
+        (total,) = sum_.outputs
+        if _may_be_joined(total, before):
+            continue
+        if total not in added:
+            added[total] = make_stand_in(total, SCOPE, "added")
+        holder = make_stand_in(t, SCOPE, "held").op
+        add_control_edges(holder, [added[total].op])
+        add_control_edges(later, [holder])
+
+
+def _same_buffer(tensor: Tensor, before: Readers) -> Iterator[Tensor]:
+    """Yield the tensor and what hands on its buffer."""
+    waiting = [tensor]
+    while waiting:
+        t = waiting.pop()
+        yield t
+        waiting += [
+            reader.outputs[0]
+            for reader, index in before.get(t, ())
+            if reader.type in _SAME_BUFFER and index == 0
+        ]
+
+
+def _summed(tensor: Tensor, before: Readers) -> Iterator[tuple[Operation, Tensor]]:
+    """Yield the sums left to chance that read a tensor, and which tensor they read."""
+    for t in _same_buffer(tensor, before):
+        for reader, _ in before.get(t, ()):
+            if is_left_to_chance(reader):
+                yield reader, t
+
+
+def _is_held(tensor: Tensor, before: Readers, backward: Set[Operation]) -> bool:
+    """Tell whether the backward pass reads a tensor with plain gradients."""
+    return any(
+        reader in backward
+        for t in _same_buffer(tensor, before)
+        for reader, _ in before.get(t, ())
+    )
+
+
+def _may_be_joined(total: Tensor, before: Readers) -> bool:
+    """Tell whether Grappler may join a sum with its reader, which a second one stops.
+
+    Then the sum is no op of its own any more.
+    """
+    readers = before.get(total, ())
+    return len(readers) == 1 and readers[0][0].type in JOINED

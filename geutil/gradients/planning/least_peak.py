@@ -1,0 +1,246 @@
+"""The least predicted peak.
+
+The choice of kept tensors, within a budget or as low as it goes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from geutil.gradients.planning.cuts import (
+    Ints,
+    Stretches,
+    measure_stretches,
+    read_forward,
+)
+from geutil.gradients.planning.local_search import Search, Trial, Trials
+from geutil.gradients.segments import Keeps
+from geutil.gradients.step import Step
+from geutil.graph.types import Tensor
+
+Floats = npt.NDArray[np.float64]
+
+_COST_SHARE = 0.01
+"""The share of all bytes that the compute of all ops is worth, to break ties."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """How stretches and kept tensors are reckoned.
+
+    Attributes:
+        stretches: what lies between the cuts.
+        held: the bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
+        idle: how much more a kept tensor counts that the backward pass does not read
+            itself: what it does read would be held for a while anyway.
+    """
+
+    stretches: Stretches
+    held: Ints
+    idle: float = 0.0
+
+
+def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
+    """Return the cuts that keep least among those that need no more than a budget.
+
+    The bytes kept up to a cut are all that later stretches need to know of the cuts
+    before, and fewer are never worse; so for each cut the best way to it is found from
+    the ways to the cuts before it. Of several, the one with less to compute is taken.
+
+    Args:
+        terms: what the stretches take.
+        budget: in bytes.
+
+    Returns:
+        The numbers of the cuts, ascending, or None if there are none.
+
+    Cost: quadratic in the number of cuts, in numpy.
+    """
+    added, score_added = _added(terms)
+    count = len(added)
+    kept = np.full(count, np.inf)
+    kept[0] = 0
+    score = kept.copy()
+    parent = np.zeros(count, np.int64)
+    for j in range(1, count):
+        scores = score[:j] + score_added[:j, j]
+        scores[kept[:j] + terms.held[:j, j] > budget] = np.inf
+        best = int(np.argmin(scores))
+        if np.isfinite(scores[best]):
+            parent[j], score[j] = best, scores[best]
+            kept[j] = kept[best] + added[best, j]
+    if not np.isfinite(score[-1]):
+        return None
+    cuts = []
+    at = int(parent[-1])
+    while at:
+        cuts.append(at)
+        at = int(parent[at])
+    return tuple(reversed(cuts))
+
+
+def least_budget(terms: Terms, precision: float = 0.002) -> int:
+    """Return a budget within `precision` of the least that some cuts keep.
+
+    Cost: that of `cut_within`, some ten times.
+    """
+    high = int(terms.held[0, -1])
+    low = 0
+    while high - low > max(1, precision * high):
+        middle = (low + high) // 2
+        if cut_within(terms, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _added(terms: Terms) -> tuple[Floats, Floats]:
+    """Return what each stretch adds to the bytes kept, and to the score."""
+    stretches = terms.stretches
+    added = stretches.kept + terms.idle * stretches.idle
+    whole = float(stretches.cost[0].max())
+    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
+    return added, added + worth * stretches.cost
+
+
+_SLACKS = (1.0, 1.02, 1.05, 1.1)
+"""What budgets are tried, in parts of the least: the reckoning is not exact."""
+_IDLE = (0.0, 0.1)
+_TRIED_NODES = 80_000
+_FEWEST_TRIALS = 16
+_MOST_TRIALS = 60
+"""Choices are tried out until so many nodes were simulated, within these bounds."""
+_QUICK_NODES = 12_000
+"""Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
+_WORTH_WHILE = 0.98
+"""Plain gradients are left alone unless the peak falls to this part of theirs."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryChoice:
+    """What to keep so that the peak is least.
+
+    Attributes:
+        kept: the tensors, in graph order; none if plain gradients are best.
+        peak: the predicted peak in bytes.
+        plain_peak: the predicted peak of plain gradients.
+        reason: why plain gradients are best, or None.
+    """
+
+    kept: tuple[Tensor, ...]
+    peak: int
+    plain_peak: int
+    reason: str | None
+
+
+def choose_for_memory(
+    step: Step,
+    always: Keeps,
+    min_checkpoint_size: int = 0,
+    *,
+    among_others: bool = False,
+    other: Sequence[Tensor] = (),
+) -> MemoryChoice:
+    """Return the tensors to keep for the least predicted peak.
+
+    No op runs more than once again. The forward pass is cut into stretches such that
+    the fullest of them is as small as can be: those near the loss are shorter, since
+    most of what is kept is still held when the backward pass is there. Several cuttings
+    are then simulated, and the best is taken, unless plain gradients are.
+
+    Args:
+        step: the step with plain gradients.
+        always: tells which tensors are kept whatever is chosen.
+        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
+            reach far.
+        among_others: whether the step is one of several whose kept tensors are held
+            together.
+        other: a choice that is tried besides.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    with _without_collector():
+        return _choose(step, always, min_checkpoint_size, among_others, other)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector from going through TensorFlow's graph at each trial.
+
+    What the trials leave behind has no cycles.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _choose(
+    step: Step,
+    always: Keeps,
+    smallest: int,
+    among_others: bool,
+    other: Sequence[Tensor],
+) -> MemoryChoice:
+    trials = Trials(step, always)
+    plain = trials.plain()
+    forward = read_forward(step, always, smallest)
+    if not forward.buffers:
+        return _plain(plain, "the backward pass reads nothing that could be recomputed")
+    gradient_bytes = trials.program.gradient_bytes(step.backward)
+    stretches = measure_stretches(forward, gradient_bytes)
+    places = stretches.places[1:-1].tolist()
+    most = _most_trials(trials.program.size)
+    search = Search(forward, trials, places, most, among_others=among_others)
+    search.add(other)
+    search.start(_cuttings(stretches))
+    search.descend()
+    search.sweep()
+    search.descend()
+    best = search.best()
+    if best is None or best.peak > _WORTH_WHILE * plain.peak:
+        return _plain(plain, _reason(plain, best))
+    return MemoryChoice(best.kept, best.peak, plain.peak, None)
+
+
+def _most_trials(size: int) -> int:
+    """Return how many choices are tried out for a step of so many nodes."""
+    most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // size))
+    return max(most, _QUICK_NODES // size)
+
+
+def _reason(plain: Trial, best: Trial | None) -> str:
+    if best is None:
+        return "no recomputation is predicted to need less at its peak"
+    return (
+        f"the best recomputation is predicted to need {best.peak:,} bytes at its "
+        f"peak, and plain gradients {plain.peak:,}"
+    )
+
+
+def _plain(plain: Trial, reason: str) -> MemoryChoice:
+    return MemoryChoice((), plain.peak, plain.peak, reason)
+
+
+def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
+    """Yield the places of different cuttings, each the best by another reckoning."""
+    met: set[tuple[int, ...]] = {()}
+    for held in (stretches.in_turn, stretches.at_worst):
+        for idle in _IDLE:
+            terms = Terms(stretches, held, idle)
+            least = least_budget(terms)
+            for slack in _SLACKS:
+                cuts = cut_within(terms, int(least * slack))
+                if cuts is not None and cuts not in met:
+                    met.add(cuts)
+                    yield tuple(stretches.places[list(cuts)].tolist())

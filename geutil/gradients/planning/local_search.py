@@ -1,0 +1,221 @@
+"""Local search: the best cutting near some good ones, each tried on the whole step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from geutil.gradients.costs import multiply_adds
+from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.segments import Keeps, Segment, plan_recomputation
+from geutil.gradients.step import Step
+from geutil.gradients.tensor_sizes import tensor_bytes
+from geutil.graph.types import Operation, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A choice and what it leads to.
+
+    Attributes:
+        kept: the tensors.
+        peak: the predicted peak in bytes.
+        cost: the multiply-adds that are done again.
+        held: the bytes of the tensors.
+    """
+
+    kept: tuple[Tensor, ...]
+    peak: int
+    cost: int
+    held: int
+
+
+class Trials:
+    """Simulates choices of kept tensors for one step.
+
+    Args:
+        step: the step.
+        always: tells which tensors are kept whatever is chosen.
+    """
+
+    def __init__(self, step: Step, always: Keeps) -> None:
+        self._step = step
+        self._always = always
+        self._known: dict[int, bool] = {}
+        self._costs: dict[Operation, int] = {}
+        self.program = StepProgram(step)
+
+    def plain(self) -> Trial:
+        """Return what plain gradients lead to."""
+        return self._trial((), ())
+
+    def run(self, kept: Iterable[Tensor]) -> Trial:
+        """Return what a choice leads to.
+
+        Args:
+            kept: the choice.
+
+        Cost: linear in the ops of the step and their edges; some 20 us for each op.
+        """
+        chosen = tuple(kept)
+        ids = frozenset(map(id, chosen))
+        plan = plan_recomputation(
+            self._step, lambda t: id(t) in ids or self._is_always_kept(t)
+        )
+        return self._trial(chosen, plan.segments)
+
+    def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
+        peak = self.program.peak(segments)
+        cost = sum(self._cost(op) for segment in segments for op in segment.ops)
+        return Trial(kept, peak, cost, sum(map(tensor_bytes, kept)))
+
+    def _cost(self, op: Operation) -> int:
+        if op not in self._costs:
+            self._costs[op] = multiply_adds(op)
+        return self._costs[op]
+
+    def _is_always_kept(self, tensor: Tensor) -> bool:
+        # The graph holds its tensors, so their ids are theirs for good.
+        known = self._known.get(id(tensor))
+        if known is None:
+            known = self._known[id(tensor)] = self._always(tensor)
+        return known
+
+
+AS_GOOD = 1.01
+"""Of choices whose peaks differ by less, the one with less compute is taken."""
+
+_MOST_STARTS = 8
+_SWEPT_CUTS = 3
+
+Cuts = tuple[int, ...]
+"""The places of cuts, ascending."""
+
+
+class Search:
+    """Tries cuttings out, each choice of tensors once, and remembers the results.
+
+    Args:
+        forward: what is cut.
+        trials: what tries a choice out.
+        places: the places where it may be cut, ascending.
+        most: how many choices are tried out at most.
+        among_others: whether other steps hold what they keep at the same time. How
+            many is not known; what is kept counts as if one more did so.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        trials: Trials,
+        places: Iterable[int],
+        most: int,
+        *,
+        among_others: bool = False,
+    ) -> None:
+        self._forward = forward
+        self._trials = trials
+        self._places = list(places)
+        self._left = most
+        self._among_others = among_others
+        self._known: dict[Cuts, Trial] = {}
+        self._same: dict[tuple[int, ...], Trial] = {}
+
+    def best(self) -> Trial | None:
+        """Return the choice with the least to compute of those with the least peak."""
+        tried = self._same.values()
+        least = min(map(self._bytes, tried), default=0)
+        good = (trial for trial in tried if self._bytes(trial) <= AS_GOOD * least)
+        return min(good, key=lambda t: (t.cost, self._bytes(t)), default=None)
+
+    def _bytes(self, trial: Trial) -> int:
+        return trial.peak + trial.held if self._among_others else trial.peak
+
+    def add(self, kept: Sequence[Tensor]) -> None:
+        """Try a choice out that no cutting need lead to; none is plain gradients."""
+        if kept:
+            self._run(kept)
+
+    def start(self, cuttings: Iterable[Cuts]) -> None:
+        """Try cuttings out."""
+        for cuts in cuttings:
+            self._try(cuts)
+
+    def descend(self) -> None:
+        """Leave out, shift or add one cut at a time, as long as that lowers the peak.
+
+        Cuts are added where there are so few places that all of them can be tried.
+        Where that leads no further, it goes on from the next best cutting so far.
+        """
+        left_alone: set[Cuts] = set()
+        while self._left > 0 and len(left_alone) < _MOST_STARTS:
+            found = min(
+                (entry for entry in self._known.items() if entry[0] not in left_alone),
+                key=lambda entry: _rank(entry[1]),
+                default=None,
+            )
+            if found is None:
+                return
+            if not self._finds_better(*found):
+                left_alone.add(found[0])
+
+    def sweep(self) -> None:
+        """Try all cuttings of one cut, then of two and three, while that can be done.
+
+        In a small graph nothing is left to chance then.
+        """
+        for count in range(1, _SWEPT_CUTS + 1):
+            if math.comb(len(self._places), count) > self._left:
+                return
+            self.start(combinations(self._places, count))
+
+    def _finds_better(self, cuts: Cuts, than: Trial) -> bool:
+        for changed in self._changes(cuts):
+            if self._left <= 0:
+                break
+            if changed in self._known:
+                continue
+            trial = self._try(changed)
+            if trial is not None and _rank(trial) < _rank(than):
+                return True
+        return False
+
+    def _changes(self, cuts: Cuts) -> Iterator[Cuts]:
+        for i in range(len(cuts) if len(cuts) > 1 else 0):
+            yield (*cuts[:i], *cuts[i + 1 :])
+        number = {place: n for n, place in enumerate(self._places)}
+        for step in (-1, 1):
+            for i, place in enumerate(cuts):
+                n = number[place] + step
+                if 0 <= n < len(self._places) and self._places[n] not in cuts:
+                    yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+        if len(self._places) <= self._left:
+            for place in self._places:
+                if place not in cuts:
+                    yield tuple(sorted((*cuts, place)))
+
+    def _try(self, cuts: Cuts) -> Trial | None:
+        """Return what a cutting leads to, or None if it may not be tried any more."""
+        if cuts not in self._known:
+            trial = self._run(crossing_tensors(self._forward.buffers, cuts))
+            if trial is None:
+                return None
+            self._known[cuts] = trial
+        return self._known[cuts]
+
+    def _run(self, kept: Sequence[Tensor]) -> Trial | None:
+        """Return what a choice leads to, or None if it may not be tried any more."""
+        key = tuple(map(id, kept))
+        if key not in self._same:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            self._same[key] = self._trials.run(kept)
+        return self._same[key]
+
+
+def _rank(trial: Trial) -> tuple[int, int]:
+    return trial.peak, trial.cost

@@ -1,0 +1,358 @@
+"""Sizes of tensors, with open dimensions that fit each other.
+
+Where an unknown dimension comes from (a placeholder, an iterator, `tf.where`) it is
+given by the caller, or assumed. All other shapes follow from these: TensorFlow infers
+them in a copy of the part of the graph that leaves them open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph.creation import import_ops, new_graph
+from geutil.graph.fetched_subgraph import step_graph_def
+from geutil.graph.op_types import PLACEHOLDERS
+from geutil.graph.order import topological_sort
+from geutil.graph.state import state_of
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dereference,
+    is_tensor,
+)
+from geutil.memory.sizes import GivenShapes, dims_of, pairs_of, tensor_name
+
+Dims: TypeAlias = tuple[int | None, ...]
+
+UNKNOWN = 32
+"""What an unknown dimension is assumed to be: most are a batch."""
+
+_ELSEWHERE = (tf.resource, tf.variant)
+"""Handles to what has a shape of its own."""
+_OF_NO_SIZE = frozenset(("BroadcastGradientArgs",))
+"""They yield a few axes at most."""
+_ROUNDS = 4
+"""So often what still has no shape is assumed, where one follows on another."""
+_FEW = 64
+"""Integers up to this number may be a shape, and are computed if they can be."""
+
+
+def known_dims(tensor: Tensor) -> Dims | None:
+    """Return the shape of a tensor, as far as it is known, given or assumed.
+
+    None where the rank is not known.
+    """
+    dims = dims_of(tensor)
+    if dims is not None and None not in dims:
+        return dims
+    shapes: OpenShapes | None = state_of(tensor.graph).open_shapes
+    return dims if shapes is None else shapes.known.get(tensor, dims)
+
+
+def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
+    """Return the tensors of a graph whose shapes a caller tells, with these.
+
+    Args:
+        graph: the graph.
+        shapes: a mapping, or pairs. A key is a tensor, its `ref()` or its name.
+
+    Raises:
+        ArgumentTypeError: a shape is none.
+        SelectionError: the graph has no such tensor; or the shape does not fit what is
+            known, or leaves a dimension open.
+    """
+    found = []
+    for key, shape in pairs_of(shapes):
+        tensor = _found(graph, dereference(key))
+        try:
+            told = tf.TensorShape(shape)
+        except (TypeError, ValueError) as error:
+            raise ArgumentTypeError(f"shapes= has {shape!r}: {error}") from None
+        if not told.is_fully_defined() or not told.is_compatible_with(tensor.shape):
+            raise SelectionError(
+                f"shapes= says {told} of '{tensor.name}' {tensor.shape}; pass a shape "
+                "without open dimensions that fits"
+            )
+        found.append((tensor, tuple(told.as_list())))
+    return found
+
+
+def _found(graph: Graph, key: Any) -> Tensor:
+    if is_tensor(key) and key.graph is graph:
+        return key
+    try:
+        return graph.get_tensor_by_name(tensor_name(key))
+    except (KeyError, ValueError, TypeError):
+        name = getattr(key, "name", key)
+        raise SelectionError(
+            f"shapes= names {name!r}, but the graph has no such tensor"
+        ) from None
+
+
+class OpenShapes:
+    """What the open shapes of one graph are taken to be.
+
+    Attributes:
+        known: by tensor, those that are given, assumed, or follow from these.
+        assumed: those of them that are assumed.
+        refusal: why TensorFlow takes them not to fit each other, if it does.
+    """
+
+    def __init__(self) -> None:
+        self.known: MutableIdentityMap[Dims] = MutableIdentityMap()
+        self.assumed: MutableIdentityMap[Dims] = MutableIdentityMap()
+        self.refusal = ""
+        self._given = IdentitySet()
+
+    def tell(self, given: Iterable[tuple[Tensor, Dims]]) -> None:
+        """Take in what the caller says. Nothing holds that was assumed without it."""
+        told = list(given)
+        if told:
+            kept = [(t, self.known[t]) for t in self._given]
+            self.known = MutableIdentityMap((*kept, *told))
+            self.assumed = MutableIdentityMap()
+            self.refusal = ""
+            for t, _ in told:
+                self._given.add(t)
+
+    def settle(self, ops: Sequence[Operation]) -> None:
+        """Find the shapes of what ops yield, as far as that can be done.
+
+        Cost: linear in the ops whose shapes are open, their inputs, and the ops that
+        compute shapes; some 0.1 ms each. None where no shape is open.
+        """
+        for again in range(_ROUNDS):
+            left = self._open(ops)
+            if not left or self.refusal:
+                return
+            found = self._assume(self._behind(left), sources=not again)
+            if again and not found:
+                return
+            self._infer(self._behind(self._open(left)))
+
+    def _open(self, ops: Iterable[Operation]) -> list[Operation]:
+        return [op for op in ops if any(map(self.is_open, op.outputs))]
+
+    def is_open(self, tensor: Tensor) -> bool:
+        """Tell whether a size depends on what is not known of a tensor's shape."""
+        if tensor.dtype in _ELSEWHERE or tensor in self.known:
+            return False
+        dims = dims_of(tensor)
+        return dims is None or None in dims
+
+    def _behind(self, ops: Iterable[Operation]) -> list[Operation]:
+        """Return the ops that open shapes depend on, up to tensors of known shapes."""
+        met = dict.fromkeys(ops)
+        waiting = list(met)
+        while waiting:
+            for t in waiting.pop().inputs:
+                if t.op not in met and not self._is_given(t):
+                    met[t.op] = None
+                    waiting.append(t.op)
+        return topological_sort(met)
+
+    def _is_given(self, tensor: Tensor) -> bool:
+        """Tell whether nothing behind a tensor is of use."""
+        if tensor.op.type in PLACEHOLDERS:
+            return False
+        if tensor in self.assumed or tensor in self._given:
+            return True
+        if self.is_open(tensor):
+            return False
+        elements = tf.TensorShape(known_dims(tensor)).num_elements()
+        return not (tensor.dtype.is_integer and (elements or 0) <= _FEW)
+
+    def _assume(self, members: Sequence[Operation], *, sources: bool) -> bool:
+        """Assume the shapes that do not follow from other open ones, if there are any.
+
+        Of an unknown rank nothing can be assumed.
+
+        Args:
+            members: the ops, in topological order.
+            sources: whether only those are assumed that cannot follow from anything.
+        """
+        follows: set[Operation] = set()
+        found = False
+        for op in members:
+            left = [t for t in op.outputs if self.is_open(t)]
+            if any(self._may_tell(t, follows, sources=sources) for t in op.inputs):
+                follows.add(op)
+            elif left:
+                follows.add(op)
+                found = self._assume_outputs(left) or found
+        return found
+
+    def _may_tell(
+        self, tensor: Tensor, follows: set[Operation], *, sources: bool
+    ) -> bool:
+        """Tell whether a shape may follow from a tensor that an op reads."""
+        of_use = sources and tensor.dtype not in _ELSEWHERE
+        return of_use or self.is_open(tensor) or tensor.op in follows
+
+    def _assume_outputs(self, tensors: Iterable[Tensor]) -> bool:
+        found = False
+        for t in tensors:
+            dims = dims_of(t)
+            if dims is not None:
+                found = True
+                self.known[t] = tuple(UNKNOWN if d is None else d for d in dims)
+                if t.op.type not in _OF_NO_SIZE:
+                    self.assumed[t] = self.known[t]
+        return found
+
+    def _infer(self, members: Sequence[Operation]) -> None:
+        """Have TensorFlow infer the shapes that follow."""
+        if not members:
+            return
+        inside = frozenset(members)
+        read = IdentitySet(t for op in members for t in op.inputs)
+        feeds = [t for t in read if t.op not in inside]
+        scratch = new_graph()
+        try:
+            graph_def = step_graph_def(members[0].graph, members, feeds)
+            self._write(graph_def, members, feeds)
+            import_ops(scratch, graph_def, {})
+        except Exception as error:  # TensorFlow raises what it likes.
+            self.refusal = str(error).splitlines()[0]
+            return
+        for t in (t for op in members for t in op.outputs if self.is_open(t)):
+            dims = dims_of(scratch.get_tensor_by_name(t.name))
+            if dims is not None and None not in dims:
+                self.known[t] = dims
+
+    def _write(
+        self, graph_def: Any, members: Sequence[Operation], feeds: Sequence[Tensor]
+    ) -> None:
+        """Write the shapes into a `GraphDef`, and leave out what does not matter."""
+        placeholders = (op.outputs[0] if op.outputs else None for op in members)
+        for node, t in zip(graph_def.node, (*placeholders, *feeds), strict=True):
+            data = [name for name in node.input if not name.startswith("^")]
+            del node.input[:]
+            node.input.extend(data)
+            node.attr.pop("_class", None)
+            if node.op in PLACEHOLDERS and t in self.known:
+                shape = tf.TensorShape(self.known[t])
+                node.attr["shape"].shape.CopyFrom(shape.as_proto())
+            elif node.op == "PlaceholderWithDefault":
+                # Shapes follow through an Identity, but not through this.
+                node.op = "Identity"
+                node.attr["T"].CopyFrom(node.attr["dtype"])
+                del node.attr["dtype"], node.attr["shape"]
+
+
+def open_shapes_of(graph: Graph) -> OpenShapes:
+    """Return what the open shapes of a graph are taken to be."""
+    state = state_of(graph)
+    if state.open_shapes is None:
+        state.open_shapes = OpenShapes()
+    shapes: OpenShapes = state.open_shapes
+    return shapes
+
+
+def settle_shapes(
+    ops: Sequence[Operation], given: Iterable[tuple[Tensor, Dims]] = ()
+) -> None:
+    """Find what the open shapes of ops' results are to be taken for.
+
+    Args:
+        ops: ops of one graph.
+        given: what the caller says of tensors.
+
+    Raises:
+        SelectionError: what the caller says does not fit the graph.
+
+    Cost: that of `OpenShapes.settle`.
+    """
+    if not ops:
+        return
+    shapes = open_shapes_of(ops[0].graph)
+    told = list(given)
+    shapes.tell(told)
+    shapes.settle(ops)
+    if told and shapes.refusal:
+        raise SelectionError(f"shapes= does not fit the graph: {shapes.refusal}")
+
+
+def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
+    """Return what to tell of sizes that are guesses, or None if there are none."""
+    listed = topological_sort(ops)
+    if not listed:
+        return None
+    shapes = open_shapes_of(listed[0].graph)
+    left = [t for op in listed for t in op.outputs if shapes.is_open(t)]
+    if not left:
+        return None
+    why = "these do not follow from other shapes"
+    if shapes.refusal:
+        told = ", ".join(f"'{t.name}' {list(d)}" for t, d in shapes.assumed.items())
+        why = f"TensorFlow refuses the assumed {told}: {shapes.refusal}"
+    return (
+        f"the sizes of {len(left)} tensors, '{left[0].name}' among them, are guesses, "
+        f"so predicted peaks are: an unknown dimension counts as {UNKNOWN}, an unknown "
+        f"rank as nothing; {why}. Pass shapes= with the shapes of what is fed"
+    )
+
+
+_SIZED_ELSEWHERE = frozenset(("resource", "variant", "string"))
+
+
+def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
+    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
+
+    Handles, variants and strings count nothing: what they refer to is elsewhere. So
+    does a tensor of unknown rank.
+
+    Args:
+        tensor: the tensor.
+        unknown: what an unknown dimension counts as.
+    """
+    dtype = tensor.dtype
+    if dtype.name in _SIZED_ELSEWHERE:
+        return 0
+    return tensor_elements(tensor, unknown) * int(dtype.size)
+
+
+def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
+    """Return the number of elements of a tensor; 0 for an unknown rank."""
+    dims = known_dims(tensor)
+    if dims is None:
+        return 0
+    return math.prod(unknown if d is None else d for d in dims)
+
+
+def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:
+    """Return the size up to which tensors are kept because they do not matter.
+
+    The smallest tensors that make up at most `share` of all bytes: the statistics of a
+    batch norm, pooled features, indices. To recompute them would save nothing, and
+    would tie segments together.
+
+    Args:
+        sizes: the bytes of the tensors that the backward pass reads.
+        share: how much of them all the negligible ones may add up to.
+
+    Cost: one sort.
+
+    Example:
+        >>> negligible_bytes([1, 2, 1000, 1000])
+        2
+    """
+    ordered = sorted(sizes)
+    left = share * sum(ordered)
+    limit = 0
+    for place, size in enumerate(ordered):
+        left -= size
+        if left < 0:
+            break
+        # Of tensors of one size, all are negligible or none.
+        if place + 1 == len(ordered) or ordered[place + 1] > size:
+            limit = size
+    return limit

@@ -1,1 +1,0 @@
-"""Functions, Keras layers and models that are wrapped as checkpointed."""

@@ -1,0 +1,194 @@
+"""Graph collections, and the variables of version 1 in them.
+
+A `tf.Variable` made in a `tf.Graph` is a Python object in the graph's collections
+besides its ops. Without the object a copy has no initializer to run and nothing for
+`tf.compat.v1.train.Saver` to save.
+
+Keras freezes a layer by a flag of its own; the `tf.Variable` behind it stays trainable,
+which cannot be changed for good without breaking the layer when it is thawed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph._tf import ResourceVariable, UninitializedVariable, VariableDef
+from geutil.graph.creation import neutral
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, is_op, is_tensor
+
+_FLAG = "_geutil_trainable"
+
+
+def set_trainable(variable: tf.Variable, trainable: bool) -> None:
+    """Note whether the owner of a variable trains it; the variable stays as it is."""
+    setattr(variable, _FLAG, trainable)
+
+
+def is_trainable(variable: tf.Variable) -> bool:
+    """Tell whether a variable is trained."""
+    return bool(variable.trainable and getattr(variable, _FLAG, True))
+
+
+@contextmanager
+def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Make the variables themselves say what is noted while the block runs."""
+    frozen = [v for v in variables if v.trainable and not is_trainable(v)]
+    for variable in frozen:
+        variable._trainable = False
+    try:
+        yield
+    finally:
+        for variable in frozen:
+            variable._trainable = True
+
+
+@dataclass(frozen=True)
+class VariableFacts:
+    """What a collection tells of one variable.
+
+    Attributes:
+        key: its name in a checkpoint.
+        trainable: whether it is trained.
+        offset: where it begins in the variable that it is a part of, if it is a part.
+        initializer: the name of the op that initializes it.
+    """
+
+    key: str
+    trainable: bool
+    offset: tuple[int, ...] | None
+    initializer: str
+
+
+def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
+    """Return what the collections of a MetaGraph tell, by the name of a variable's op.
+
+    Args:
+        collections: `CollectionDef` protos by name.
+    """
+    trainable = {
+        d.variable_name for d in _definitions(collections, "trainable_variables")
+    }
+    facts = {}
+    for key in sorted(collections):
+        for definition in _definitions(collections, key):
+            name = definition.variable_name.partition(":")[0]
+            part = definition.save_slice_info_def
+            facts[name] = VariableFacts(
+                part.full_name or name,
+                definition.variable_name in trainable,
+                tuple(part.var_offset) if part.full_name else None,
+                definition.initializer_name.partition(":")[0],
+            )
+    return facts
+
+
+def _definitions(collections: Mapping[str, Any], key: str) -> list[Any]:
+    if key not in collections or "variables" not in key:
+        return []
+    definitions = []
+    for data in collections[key].bytes_list.value:
+        definition = VariableDef()
+        definition.ParseFromString(data)
+        definitions.append(definition)
+    return definitions
+
+
+def uninitialized_variable(dtype: Any, shape: Any, trainable: bool, name: str) -> Any:
+    """Return an eager variable that has no value yet."""
+    return UninitializedVariable(
+        dtype=tf.as_dtype(dtype), shape=shape, trainable=trainable, name=name
+    )
+
+
+_logger = logging.getLogger("geutil")
+_NAMES = ("variable_name", "initializer_name", "snapshot_name", "initial_value_name")
+
+
+def carry_variables(
+    graph: Graph,
+    graph_: Graph,
+    rename: Callable[[str], str | None],
+    collection_name: Callable[[str], str],
+) -> None:
+    """Make variable objects in `graph_` for those of `graph` whose ops were copied.
+
+    A variable of which a part has no copy is left out, with a warning.
+
+    Args:
+        graph: the source.
+        graph_: the destination, another graph.
+        rename: the name of the copy of an op or tensor, or None where it has none.
+        collection_name: the name in the destination for a collection of the source.
+
+    Cost: linear in the collections.
+    """
+    carried: MutableIdentityMap[tf.Variable | None] = MutableIdentityMap()
+    for key in graph.get_all_collection_keys():
+        for element in graph.get_collection_ref(key):
+            if not isinstance(element, tf.Variable):
+                continue
+            if element not in carried:
+                carried[element] = _carry(element, graph_, rename)
+            variable_ = carried[element]
+            if variable_ is not None:
+                graph_.add_to_collection(collection_name(key), variable_)
+
+
+def _carry(
+    variable: tf.Variable, graph_: Graph, rename: Callable[[str], str | None]
+) -> tf.Variable | None:
+    # Outside a graph TensorFlow takes the request for one about an eager variable.
+    with neutral(variable.graph):
+        definition = variable.to_proto()
+    if rename(definition.variable_name) is None:
+        return None
+    for field in _NAMES:
+        name = getattr(definition, field)
+        if not name:
+            continue
+        new = rename(name)
+        if new is None:
+            _logger.warning(
+                "variable '%s' is copied without a tf.Variable object: '%s' is not "
+                "among the copied ops; copy it too",
+                variable.name,
+                name,
+            )
+            return None
+        setattr(definition, field, new)
+    with neutral(graph_):
+        if definition.is_resource:
+            return ResourceVariable.from_proto(definition)
+        return tf.compat.v1.Variable.from_proto(definition)
+
+
+def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
+    """Return, for each op and tensor in a collection, the names of its collections.
+
+    Cost: linear in the collections.
+    """
+    found: MutableIdentityMap[list[str]] = MutableIdentityMap()
+    for name in graph.get_all_collection_keys():
+        for element in graph.get_collection_ref(name):
+            if is_op(element) or is_tensor(element):
+                if element not in found:
+                    found[element] = []
+                found[element].append(name)
+    return found
+
+
+def known_collection_names() -> frozenset[str]:
+    """Return the collection names that TensorFlow itself gives a meaning."""
+    # vars() and not getattr(): GraphKeys.VARIABLES logs a deprecation when it is read.
+    attributes = vars(tf.compat.v1.GraphKeys).items()
+    return frozenset(
+        value
+        for key, value in attributes
+        if not key.startswith("__") and isinstance(value, str)
+    )

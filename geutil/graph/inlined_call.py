@@ -1,0 +1,363 @@
+"""One call replaced by the nodes of a body, and by what its readers get instead.
+
+References are those of a `GraphDef` (`node`, `node:k`, `^node`), and `^node:k` for the
+node that yields a tensor in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import TransformError
+from geutil.graph.control_dependencies import Surroundings, Ties
+from geutil.graph.flat_body import BodyNode, is_index, tensor_name
+from geutil.graph.inlining_plan import Namespace, Plan, producer_of
+from geutil.graph.protos import NodeDef
+
+
+@dataclass
+class Group:
+    """Ops that are waited for together.
+
+    Attributes:
+        members: references to them.
+        name: of the NoOp that stands for them if there is not just one.
+        device: where to put it.
+        reserved: whether the name is kept free for it.
+        forced: whether there is a NoOp in any case.
+    """
+
+    members: Sequence[str]
+    name: str
+    device: str
+    reserved: bool = False
+    forced: bool = False
+
+
+def wait_for_tensor(tensor: str) -> str:
+    """Return a reference to the node that yields a tensor in the end."""
+    return f"^{tensor}" if ":" in tensor else f"^{tensor}:0"
+
+
+class Wiring:
+    """Follows references through the calls that were replaced.
+
+    Attributes:
+        tensors: the tensor that stands for each output of a call.
+        groups: what stands for a call in a control input.
+        barriers: the NoOps made so far.
+    """
+
+    def __init__(self, space: Namespace) -> None:
+        self.tensors: dict[str, str] = {}
+        self.groups: dict[str, Group] = {}
+        self.barriers: list[Any] = []
+        self._space = space
+        self._settled: dict[str, str] = {}
+
+    def inputs(self, references: Iterable[str]) -> list[str]:
+        """Return the inputs of a node: data first, each control input once."""
+        data, controls = [], []
+        for reference in references:
+            if reference.startswith("^"):
+                controls.append(reference)
+            else:
+                data.append(self.tensor(reference))
+        return [*data, *self._controls(controls)] if controls else data
+
+    def tensor(self, reference: str) -> str:
+        """Return the tensor that `reference` stands for in the end.
+
+        Cost: constant, on average over the calls passed through.
+        """
+        known = self.tensors
+        if reference not in known:
+            return reference
+        passed: dict[str, None] = {}
+        end = reference
+        while end in known:
+            if end in passed:
+                raise TransformError(
+                    f"'{reference}' depends on itself through calls that return "
+                    "their arguments; the graph is damaged"
+                )
+            passed[end] = None
+            end = known[end]
+        for name in passed:
+            known[name] = end
+        return end
+
+    def settle(self, reference: str) -> str:
+        """Return the name of the op to wait for, and make it if need be.
+
+        Cost: linear in the members of the groups that were not settled before.
+        """
+        settled = self._settled
+        stack, opened = [reference], set()
+        while stack:
+            top = stack[-1]
+            group = self.groups.get(top)
+            if top in settled:
+                stack.pop()
+            elif group is None:
+                settled[top] = self._op(top)
+                stack.pop()
+            elif top not in opened:
+                opened.add(top)
+                stack.extend(m for m in group.members if m not in settled)
+            else:
+                settled[top] = self._settle_group(group)
+                stack.pop()
+        return settled[reference]
+
+    def _settle_group(self, group: Group) -> str:
+        names: dict[str, None] = {}
+        for member in group.members:
+            if member not in self._settled:
+                raise TransformError(
+                    f"'{group.name}' waits for itself through the functions it calls; "
+                    "the graph is damaged"
+                )
+            names[self._settled[member]] = None
+        if len(names) == 1 and not group.forced:
+            return next(iter(names))
+        name = group.name if group.reserved else self._space.unique(group.name)
+        inputs = [f"^{n}" for n in names]
+        self.barriers.append(
+            NodeDef(name=name, op="NoOp", input=inputs, device=group.device)
+        )
+        return name
+
+    def _controls(self, references: Iterable[str]) -> list[str]:
+        return [f"^{name}" for name in dict.fromkeys(map(self.settle, references))]
+
+    def _op(self, reference: str) -> str:
+        name, colon, index = reference[1:].partition(":")
+        if not colon:
+            return name
+        tensor = tensor_name(name, int(index)) if is_index(index) else reference[1:]
+        return self.tensor(tensor).partition(":")[0]
+
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+@dataclass(eq=False)
+class Site:
+    """A place where a body stands: that of a call, or the main graph itself.
+
+    Attributes:
+        plan: the body.
+        around: where the call stands among the effects of its caller.
+        ties: what has to be tied to its results.
+        name: the name of the call in the result, reserved for what stands for it.
+        op: the op of the call.
+        inputs: the tensors that it reads.
+        controls: references to what it waits for.
+        device: its device.
+        branched: whether it may be in a version 1 loop or branch.
+        names: the name in the result of each node of the body.
+        frames: the names in the result of the frames of its loops.
+        items: the new nodes, and the calls that are replaced in turn, in order.
+    """
+
+    plan: Plan
+    around: Surroundings
+    ties: Ties
+    name: str = ""
+    op: str = ""
+    inputs: list[str] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)
+    device: str = ""
+    branched: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    frames: Mapping[str, str] = field(default_factory=dict)
+    items: list[NewNode | Site] = field(default_factory=list, repr=False)
+
+    def reference(self, reference: str) -> str:
+        """Return what a reference inside the body refers to in the result."""
+        if reference.startswith("^"):
+            name = reference[1:]
+            if name in self.plan.args:
+                return wait_for_tensor(self.inputs[self.plan.args[name]])
+            return f"^{self.names.get(name, name)}"
+        name, colon, index = reference.partition(":")
+        if name in self.plan.args:
+            return self.inputs[self.plan.args[name]]
+        return f"{self.names.get(name, name)}{colon}{index}"
+
+
+@dataclass(eq=False)
+class NewNode:
+    """A node of the result.
+
+    Attributes:
+        definition: what it is a copy of, but for its name, inputs and device.
+        name: its name.
+        inputs: references to what it reads and waits for.
+        device: its device.
+        site: where it comes from.
+        original: its name in the body; empty if it is in none.
+    """
+
+    definition: Any
+    name: str
+    inputs: Sequence[str]
+    device: str
+    site: Site
+    original: str = ""
+
+
+class Expansion:
+    """Adds to a site the nodes that its body needs to behave like the call did.
+
+    Args:
+        site: the place of a call, its names chosen.
+        space: all names.
+        wiring: learns what stands for the call.
+    """
+
+    def __init__(self, site: Site, space: Namespace, wiring: Wiring) -> None:
+        self._site = site
+        self._space = space
+        self._wiring = wiring
+
+    def told_to_wait(self) -> dict[str, list[str]]:
+        """Return the control inputs that nodes of the body need in addition.
+
+        With control inputs at the call, nothing in the body may start before them. What
+        reads a variable may not start before arguments that come behind an effect, nor
+        an effect before those that come behind a read. In a version 1 loop or branch, a
+        node without inputs is outside: an argument brings it in.
+        """
+        site = self._site
+        if site.controls:
+            told = self._after_controls()
+        elif site.branched and site.inputs:
+            told = self._brought_in()
+        else:
+            told = {}
+        self._tell(told, site.ties.told_late, site.around.late)
+        self._tell(told, site.ties.told_seen, site.around.seen)
+        return told
+
+    def _tell(
+        self, told: dict[str, list[str]], names: Sequence[str], args: Sequence[str]
+    ) -> None:
+        """Let nodes wait for arguments."""
+        if names:
+            positions = (self._site.plan.args[name] for name in args)
+            waits = [wait_for_tensor(self._site.inputs[i]) for i in positions]
+            waits = self._joined(waits, len(names))
+            told.update((name, [*told.get(name, ()), *waits]) for name in names)
+
+    def _joined(self, controls: list[str], readers: int) -> list[str]:
+        """Return control inputs for several readers, as one if that saves edges."""
+        if len(controls) < 2 or readers < 2:
+            return controls
+        start = self._space.unique(f"{self._site.name}/start")
+        self._add("NoOp", start, controls)
+        return [f"^{start}"]
+
+    def _brought_in(self) -> dict[str, list[str]]:
+        site = self._site
+        sources = [n.name for n in site.plan.waiting if not n.inputs]
+        self._add_gates(self._branch_gates() | ({0} if sources else set()), [])
+        return {name: [wait_for_tensor(site.inputs[0])] for name in sources}
+
+    def _after_controls(self) -> dict[str, list[str]]:
+        site, args = self._site, self._site.plan.args
+        results = (producer_of(r.tensor) for r in site.plan.body.results)
+        gates = {args[name] for name in results if name in args}
+        if site.branched:
+            gates |= self._branch_gates()
+        told = []
+        for node in site.plan.waiting:
+            gate = self._gate(node)
+            if gate is None:
+                told.append(node.name)
+            else:
+                gates.add(gate)
+        controls = self._joined(site.controls, len(gates) + len(told))
+        self._add_gates(gates, controls)
+        return dict.fromkeys(told, controls)
+
+    def _branch_gates(self) -> set[int]:
+        """Return the arguments that something waits for without reading them.
+
+        A Switch is no use there: it runs, whichever of its outputs comes to life.
+        """
+        site, args = self._site, self._site.plan.args
+        nodes = site.plan.body.nodes
+        waited_for = {r[1:] for n in nodes for r in n.inputs if r.startswith("^")}
+        waited_for.update(site.ties.done or args, site.ties.effects, site.around.seen)
+        return {args[name] for name in waited_for if name in args}
+
+    def _add_gates(self, gates: set[int], controls: Sequence[str]) -> None:
+        """Let arguments pass through an Identity that waits."""
+        site = self._site
+        for position in sorted(gates):
+            arg = site.plan.body.args[position]
+            name = self._space.unique(f"{site.name}/{arg.name}")
+            inputs = [site.inputs[position], *controls]
+            self._add("Identity", name, inputs, arg.dtype)
+            site.inputs[position] = name
+
+    def _gate(self, node: BodyNode) -> int | None:
+        """Return the argument of a kernel that can wait instead of the kernel.
+
+        oneDNN's layout pass aborts the process at a control edge onto a Conv2D.
+        """
+        plan = self._site.plan
+        if node.name in plan.calls or not plan.effects.is_kernel(node.definition):
+            return None
+        for reference in node.inputs:
+            position = plan.args.get(reference)
+            if position is not None and plan.body.args[position].dtype != _RESOURCE:
+                return position
+        return None
+
+    def connect(self, forced: bool) -> None:
+        """Say what stands for the outputs of the call and for the call itself.
+
+        Args:
+            forced: whether a NoOp has to bear the name of the call.
+        """
+        site, ties = self._site, self._site.ties
+        effects = f"^{site.name}\0"
+        members = [self._tied(name, "\0") for name in ties.effects]
+        self._wiring.groups[effects] = Group(
+            members, f"{site.name}/effects", site.device
+        )
+        done = [self._tied(name, "") for name in ties.done]
+        if not any(name in site.names for name in ties.done):
+            done += site.controls
+            done += [] if ties.done else map(wait_for_tensor, site.inputs)
+        self._wiring.groups[f"^{site.name}"] = Group(
+            done, site.name, site.device, reserved=True, forced=forced
+        )
+        for index, result in enumerate(site.plan.body.results):
+            tensor = site.reference(result.tensor)
+            if index in ties.loose:
+                name = self._space.unique(f"{site.name}/{result.name}")
+                self._add("Identity", name, [tensor, effects], result.dtype)
+                tensor = name
+            self._wiring.tensors[tensor_name(site.name, index)] = tensor
+
+    def _tied(self, name: str, suffix: str) -> str:
+        """Return a reference to a node or argument that ties name."""
+        reference = self._site.reference(f"^{name}")
+        return reference + suffix if name in self._site.plan.calls else reference
+
+    def _add(
+        self, op: str, name: str, inputs: Sequence[str], dtype: int | None = None
+    ) -> None:
+        definition = NodeDef(name=name, op=op)
+        if dtype is not None:
+            definition.attr["T"].type = dtype
+        site = self._site
+        site.items.append(NewNode(definition, name, inputs, site.device, site))

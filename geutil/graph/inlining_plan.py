@@ -1,0 +1,438 @@
+"""The plan of inlining.
+
+The graphs that call, the order of their functions, and new names.
+
+For each graph that calls: which calls are replaced, which stay and why, and how large
+the result becomes.
+
+A body keeps its own names where they are free, below the scope that the call was given.
+Where they are not, the whole body moves into a scope that is named after its function.
+Automatic names, such as `NoOp` or `Identity_2`, are worth no scope: they get another
+number, unless they are most of what the body has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from geutil.errors import TransformError
+from geutil.graph.call_graph import (
+    Call,
+    Effects,
+    Instance,
+    Library,
+    dependency_order,
+    on_cycles,
+)
+from geutil.graph.flat_body import Body, BodyNode, flat_body
+from geutil.graph.names import scope_basename, scope_dirname
+from geutil.graph.op_types import CALLS, ENTERS, SWITCHES
+
+_NUMBER = re.compile(r"_\d+$")
+_VERSION = re.compile(r"v\d+$")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
+_KIND = re.compile(r"^__(inference|forward|backward)_(?=.)")
+_LONGEST = 1000
+
+
+def is_automatic(name: str, op: str) -> bool:
+    """Tell whether a name says no more than the type of its op.
+
+    Example:
+        >>> from geutil.graph.inlining_plan import is_automatic
+        >>> is_automatic("add_3", "AddV2"), is_automatic("conv/add_3", "AddV2")
+        (True, False)
+    """
+    plain = _NUMBER.sub("", name).replace("_", "").lower()
+    return "/" not in name and plain == _VERSION.sub("", op.replace("_", "").lower())
+
+
+def call_scope(name: str, op: str) -> str:
+    """Return the scope that a call gives its body: its name, unless it is automatic.
+
+    A name of more than a thousand characters is none that anybody reads: below it, the
+    scopes start anew.
+    """
+    if len(name) > _LONGEST:
+        return ""
+    basename = scope_basename(name)
+    plain = _NUMBER.sub("", basename)
+    if plain in CALLS or plain in (op, readable(op)) or basename == op:
+        return scope_dirname(name)
+    return f"{name}/"
+
+
+def readable(function: str) -> str:
+    """Return the name that a function had in its source, fit for a scope.
+
+    Example:
+        >>> from geutil.graph.inlining_plan import readable
+        >>> readable("__inference_dense_layer_call_fn_1234")
+        'dense_layer_call_fn'
+    """
+    name = function
+    while _KIND.match(name):
+        name = _NUMBER.sub("", _KIND.sub("", name))
+    name = _ILLEGAL.sub("_", name).strip("_.-")
+    return name or "call"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A body that asks for names.
+
+    Attributes:
+        scope: the scope to put it in, with a slash at its end, or nothing.
+        fallback: the name of the scope below that for when names are taken.
+        names: the names of its nodes, as the body has them.
+        automatic: those among them that say nothing.
+        mostly_automatic: whether that holds for most nodes, callees' included.
+    """
+
+    scope: str
+    fallback: str
+    names: Sequence[str]
+    automatic: frozenset[str]
+    mostly_automatic: bool
+
+
+class Namespace:
+    """The names that are taken in a graph."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._scopes: set[str] = set()
+        self._numbers: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """Take `name`, or the next free one with a number."""
+        if name in self._taken:
+            name = self._next(_NUMBER.sub("", name), self._taken)
+        self._taken.add(name)
+        return name
+
+    def claim(self, claims: Sequence[Claim]) -> list[dict[str, str]]:
+        """Return the name in the graph of each node of each body.
+
+        Bodies that stand in each other's way are treated alike: all of them move.
+
+        Cost: linear in the names, but for scopes that are taken by chance.
+        """
+        wanted = Counter(c.scope + name for c in claims for name in c.names)
+        return [self._claim(c, wanted) for c in claims]
+
+    def _claim(self, claim: Claim, wanted: Counter[str]) -> dict[str, str]:
+        scope = claim.scope
+        clashes = [
+            name
+            for name in claim.names
+            if scope + name in self._taken or wanted[scope + name] > 1
+        ]
+        if clashes and (
+            claim.mostly_automatic or not claim.automatic.issuperset(clashes)
+        ):
+            scope = self._free_scope(scope + claim.fallback, claim.names)
+        # Those that keep their names take them before a numbered one can.
+        kept = [n for n in claim.names if scope + n not in self._taken]
+        result = dict.fromkeys(claim.names, "")
+        for name in kept:
+            result[name] = scope + name
+            self._taken.add(scope + name)
+        for name in claim.names:
+            result[name] = result[name] or self.unique(scope + name)
+        return result
+
+    def _free_scope(self, scope: str, names: Sequence[str]) -> str:
+        while (
+            scope in self._scopes
+            or scope in self._taken
+            or any(f"{scope}/{name}" in self._taken for name in names)
+        ):
+            scope = self._next(_NUMBER.sub("", scope), self._scopes)
+        self._scopes.add(scope)
+        return f"{scope}/"
+
+    def _next(self, base: str, taken: set[str]) -> str:
+        """Return the first name with a number that is not in `taken`."""
+        number = self._numbers.get(base, 0) + 1
+        while f"{base}_{number}" in taken:
+            number += 1
+        self._numbers[base] = number
+        return f"{base}_{number}"
+
+
+_ENTRANCES = ENTERS | SWITCHES
+
+
+def producer_of(reference: str) -> str:
+    """Return the node that `node`, `node:k`, `^node` or `^node:k` names."""
+    return reference.removeprefix("^").partition(":")[0]
+
+
+@dataclass
+class Plan:
+    """One graph that calls: the main one, or a function for a choice of attributes.
+
+    Attributes:
+        body: its nodes.
+        effects: tells which nodes have an effect.
+        state: tells which nodes have one or read what effects change.
+        calls: what the nodes call that will be replaced.
+        kept: the function and the reason of each other call.
+        size: number of nodes, those of the calls' bodies included.
+        automatic: number of those whose name says nothing.
+        bytes: about the size of all that as a protobuf.
+    """
+
+    body: Body
+    effects: Effects = field(repr=False)
+    state: Effects = field(repr=False)
+    calls: dict[str, Call] = field(default_factory=dict)
+    kept: dict[str, tuple[str, str]] = field(default_factory=dict)
+    size: int = 0
+    automatic: int = 0
+    bytes: int = 0
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes."""
+        return tuple(node.name for node in self.body.nodes)
+
+    @cached_property
+    def automatic_names(self) -> frozenset[str]:
+        """The names that say nothing."""
+        definitions = (node.definition for node in self.body.nodes)
+        return frozenset(d.name for d in definitions if is_automatic(d.name, d.op))
+
+    @cached_property
+    def args(self) -> Mapping[str, int]:
+        """The position of each argument."""
+        return {arg.name: i for i, arg in enumerate(self.body.args)}
+
+    @cached_property
+    def needs(self) -> dict[str, list[str]]:
+        """The nodes and arguments that each node reads or waits for.
+
+        Without the back edges of loops.
+        """
+        definitions = {node.name: node.definition for node in self.body.nodes}
+
+        def is_back_edge(reader: Any, producer: str) -> bool:
+            known = definitions.get(producer)
+            return known is not None and is_loop_edge(known.op, reader.op)
+
+        return {
+            node.name: [
+                producer
+                for producer in dict.fromkeys(map(producer_of, node.inputs))
+                if not is_back_edge(node.definition, producer)
+            ]
+            for node in self.body.nodes
+        }
+
+    def reliable_needs(self, name: str) -> list[str]:
+        """Return the needs that hold for all that stands for a node in the end.
+
+        What a call reads, its body need not read.
+        """
+        return self._control_needs.get(name) or (
+            [] if name in self.calls else self.needs[name]
+        )
+
+    @cached_property
+    def _control_needs(self) -> dict[str, list[str]]:
+        return {
+            node.name: [producer_of(r) for r in node.inputs if r.startswith("^")]
+            for node in self.body.nodes
+            if node.name in self.calls
+        }
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The names of the nodes in topological order."""
+        return dependency_order(self.needs)
+
+    @cached_property
+    def waiting(self) -> list[BodyNode]:
+        """The nodes that have to be told to wait: all others wait for one of them.
+
+        Those that read nothing of the body, and calls that will be replaced: what their
+        bodies start with need not read what the call reads.
+        """
+        return [node for node in self.body.nodes if self._has_to_be_told(node)]
+
+    def _has_to_be_told(self, node: BodyNode) -> bool:
+        inputs: Iterable[str] = node.inputs
+        if node.name in self.calls:
+            inputs = (name for name in inputs if name.startswith("^"))
+        return all(producer_of(name) in self.args for name in inputs)
+
+    @cached_property
+    def branched(self) -> frozenset[str]:
+        """The nodes that may be in a version 1 loop or in a branch: behind an entrance.
+
+        What follows the loop or the branches is among them, for simplicity.
+        """
+        found: set[str] = set()
+        entrances = {n.name for n in self.body.nodes if n.definition.op in _ENTRANCES}
+        if entrances:
+            for name in self.order:
+                if not found.isdisjoint(self.needs[name]) or name in entrances:
+                    found.add(name)
+        return frozenset(found)
+
+    @cached_property
+    def effective(self) -> list[str]:
+        """The nodes with an effect."""
+        return [n.name for n in self.body.nodes if self.effects.of(n.definition)]
+
+    @cached_property
+    def stateful(self) -> list[str]:
+        """The nodes with an effect and those that read what effects change."""
+        return [n.name for n in self.body.nodes if self.state.of(n.definition)]
+
+    @cached_property
+    def frames(self) -> list[str]:
+        """The frames of the loops of version 1."""
+        enters = (n.definition for n in self.body.nodes if "Enter" in n.definition.op)
+        attributes = (d.attr["frame_name"].s for d in enters if "frame_name" in d.attr)
+        return list(dict.fromkeys(s.decode("utf-8", "replace") for s in attributes))
+
+
+def is_loop_edge(producer: str, consumer: str) -> bool:
+    """Tell, from the types of two ops, whether an edge leads back in a loop."""
+    return producer.removeprefix("Ref") == "NextIteration" and (
+        consumer.removeprefix("Ref") == "Merge"
+    )
+
+
+_MAX_VERSIONS = 1000
+"""Choices of attributes of one function; a few are common, many are an attack."""
+
+
+class Plans:
+    """The plans of a graph and of every function that is inlined into it.
+
+    Args:
+        main: the nodes of the graph.
+        library: its functions.
+        keep: the functions whose calls stay.
+
+    Raises:
+        TransformError: a function is missing or damaged, or a call does not fit it.
+
+    Cost: linear in the functions that are reached.
+    """
+
+    def __init__(self, main: Body, library: Library, keep: frozenset[str]) -> None:
+        self._library = library
+        self._keep = keep
+        self._effects = Effects(library.functions)
+        self._state = Effects(library.functions, reads=True)
+        self._versions: dict[str, int] = {}
+        self.main = Plan(main, self._effects, self._state)
+        self._plans: dict[Instance, Plan] = {}
+        for call in self._read(self.main):
+            self._add(call)
+        self._keep_more()
+        self._measure()
+
+    def of(self, call: Call) -> Plan:
+        """Return the plan of the function that is called."""
+        return self._plans[call.instance]
+
+    def _add(self, first: Call) -> None:
+        waiting = [first]
+        while waiting:
+            call = waiting.pop()
+            if call.instance not in self._plans:
+                waiting.extend(self._read(self._new_plan(call)))
+
+    def _new_plan(self, call: Call) -> Plan:
+        count = self._versions[call.function] = self._versions.get(call.function, 0) + 1
+        if count > _MAX_VERSIONS:
+            raise TransformError(
+                f"function '{call.function}' is called with more than {_MAX_VERSIONS} "
+                "choices of its attributes; name it in keep to leave its calls alone"
+            )
+        functions = self._library.functions
+        body = flat_body(functions[call.function], functions, call.attributes)
+        plan = self._plans[call.instance] = Plan(body, self._effects, self._state)
+        return plan
+
+    def _read(self, plan: Plan) -> Iterator[Call]:
+        """Find the calls of a plan; yield those that will be replaced."""
+        for node in plan.body.nodes:
+            call = self._library.call(node.definition)
+            if call is None:
+                continue
+            if call.function in self._keep:
+                reason = "the function is named in keep"
+            else:
+                reason = self._library.reason_to_keep(node.definition, call.function)
+            if reason:
+                plan.kept[node.name] = call.function, reason
+                continue
+            self._check(node, call)
+            plan.calls[node.name] = call
+            yield call
+
+    def _check(self, node: BodyNode, call: Call) -> None:
+        signature = self._library.functions[call.function].signature
+        given = sum(1 for name in node.inputs if not name.startswith("^"))
+        _check_count(node, call, "arguments", given, len(signature.input_arg))
+        if "Tout" in node.definition.attr and node.definition.op != call.function:
+            expected = len(node.definition.attr["Tout"].list.type)
+            _check_count(node, call, "results", expected, len(signature.output_arg))
+
+    def _keep_more(self) -> None:
+        """Leave calls of functions whose bodies cannot stand in the caller's place."""
+        calls = {
+            instance: [call.instance for call in plan.calls.values()]
+            for instance, plan in self._plans.items()
+        }
+        reasons = dict.fromkeys(on_cycles(calls), "the function calls itself")
+        for instance, plan in self._plans.items():
+            inside = [name for name in plan.effective if name in plan.branched]
+            if inside:
+                reasons[instance] = (
+                    f"'{inside[0]}' in it has an effect and may stand in a version 1 "
+                    "loop or branch, where nothing outside can wait for it"
+                )
+        for plan in (self.main, *self._plans.values()) if reasons else ():
+            for name, call in list(plan.calls.items()):
+                if call.instance in reasons:
+                    del plan.calls[name]
+                    plan.kept[name] = call.function, reasons[call.instance]
+
+    def _measure(self) -> None:
+        """Work out the sizes, callees first."""
+        needs = {
+            instance: [call.instance for call in plan.calls.values()]
+            for instance, plan in self._plans.items()
+        }
+        for instance in dependency_order(needs):
+            definition = self._library.functions[instance[0]]
+            self._measure_one(self._plans[instance], definition.ByteSize())
+        self._measure_one(self.main, 0)
+
+    def _measure_one(self, plan: Plan, own_bytes: int) -> None:
+        callees = [self.of(call) for call in plan.calls.values()]
+        plan.size = len(plan.body.nodes) + sum(p.size for p in callees)
+        plan.automatic = len(plan.automatic_names) + sum(p.automatic for p in callees)
+        plan.bytes = own_bytes + sum(p.bytes for p in callees)
+
+
+def _check_count(
+    node: BodyNode, call: Call, what: str, given: int, declared: int
+) -> None:
+    if given != declared:
+        raise TransformError(
+            f"'{node.name}' calls function '{call.function}' with {given} {what}, but "
+            f"the function has {declared}; the graph is damaged"
+        )

@@ -1,0 +1,185 @@
+"""Resource handles, and variables made outside a graph or many at once.
+
+TensorFlow's tracer notes it on the loop; an import does not. A second gradient of a
+loop that reads a variable needs it.
+
+One made by TensorFlow takes some 2 ms. Of each shape one is, and serves as a pattern:
+the ops of the others are copies of its nodes, imported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph._tf import ResourceVariable, get_resource_handle_data
+from geutil.graph.creation import (
+    copy_handle_data,
+    count_ops,
+    import_ops,
+    neutral,
+    new_graph_def,
+    ops_since,
+)
+from geutil.graph.names import absolute_unique_name
+from geutil.graph.op_types import LOOPS
+from geutil.graph.state import state_of
+from geutil.graph.types import Graph, is_func_graph
+
+
+def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
+    """Return a new resource variable that is not trained.
+
+    In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
+    outside; a function that is traced may make it at any call, because it is none of
+    the function's own. In a v1 graph it is one of its global variables.
+
+    Args:
+        graph: the graph.
+        initial: its first value, a numpy array or number.
+        name: its name; a v1 graph makes it unique.
+    """
+    with neutral(graph), tf.init_scope():
+        # The class itself: tf.Variable would ask the tracing function to make it.
+        return ResourceVariable(initial, trainable=False, name=name)
+
+
+def handle_in(graph: Graph, variable: Any) -> Any:
+    """Return the handle of a variable as ops of a graph can read it.
+
+    A FuncGraph captures it, and keeps the variable alive.
+    """
+    handle = variable.handle
+    if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
+        return handle
+    graph.watch_variable(variable)
+    # The FuncGraph itself holds variables by weak references.
+    state_of(graph).variables[id(variable)] = variable
+    return graph.capture(handle)
+
+
+_NAMES = ("shared_name", "debug_name")
+_FIELDS = ("variable_name", "initializer_name", "snapshot_name", "initial_value_name")
+
+
+def variables_outside(graph: Graph, wanted: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Return new variables, each as `variable_outside` makes it.
+
+    Args:
+        graph: the graph.
+        wanted: the name of each variable, and its first value: a float32 array.
+
+    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
+    """
+    if is_func_graph(graph):
+        return [variable_outside(graph, initial, name) for name, initial in wanted]
+    held = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    before = len(held)
+    series = _Series(graph)
+    planned = [series.plan(name, np.asarray(initial)) for name, initial in wanted]
+    series.make()
+    variables = [series.variable(entry) for entry in planned]
+    held[before:] = variables
+    return variables
+
+
+class _Series:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._patterns: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        self._graph_def = new_graph_def(graph)
+
+    def plan(self, name: str, initial: Any) -> Any:
+        """Return a variable, or the definition of one that `make` makes."""
+        if initial.shape not in self._patterns:
+            count = count_ops(self._graph)
+            variable = variable_outside(self._graph, initial, name)
+            nodes = [op.node_def for op in ops_since(self._graph, count)]
+            with neutral(self._graph):
+                self._patterns[initial.shape] = variable.to_proto(), nodes
+            return variable
+        definition, nodes = self._patterns[initial.shape]
+        old = definition.variable_name.partition(":")[0]
+        new = absolute_unique_name(self._graph, name)
+        for node in nodes:
+            self._add(node, old, new, initial)
+        renamed = type(definition)()
+        renamed.CopyFrom(definition)
+        for field in _FIELDS:
+            setattr(renamed, field, _renamed(getattr(definition, field), old, new))
+        return renamed
+
+    def _add(self, node: Any, old: str, new: str, initial: Any) -> None:
+        made = self._graph_def.node.add()
+        made.CopyFrom(node)
+        made.name = _renamed(node.name, old, new)
+        made.input[:] = [_renamed(name, old, new) for name in node.input]
+        for key in _NAMES:
+            if key in made.attr:
+                own = made.attr[key].s.decode()
+                made.attr[key].s = _renamed(own, old, new).encode()
+        if "_class" in made.attr:
+            places = made.attr["_class"].list.s
+            places[:] = [_moved(place, old, new) for place in places]
+        if "value" in made.attr:
+            made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(initial))
+
+    def make(self) -> None:
+        """Make the ops that are planned."""
+        import_ops(self._graph, self._graph_def, {})
+
+    def variable(self, planned: Any) -> Any:
+        """Return a variable that was planned, once its ops are there."""
+        if isinstance(planned, ResourceVariable):
+            return planned
+        with neutral(self._graph):
+            variable = ResourceVariable.from_proto(planned)
+        state_of(self._graph).variables[id(variable)] = variable
+        return variable
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    """Return a name below another variable's."""
+    mark = "^" if name.startswith("^") else ""
+    return mark + new + name.removeprefix(mark).removeprefix(old)
+
+
+def _moved(place: bytes, old: str, new: str) -> bytes:
+    """Return what an op is colocated with, a variable, as another variable."""
+    return f"loc:@{new}".encode() if place == f"loc:@{old}".encode() else place
+
+
+def carry_loop_handles(graph: Graph) -> None:
+    """Let each resource that leaves a loop be like the one that enters it there.
+
+    Cost: linear in the ops.
+    """
+    for op in graph.get_operations():
+        if op.type in LOOPS:
+            for before, after in zip(op.inputs, op.outputs, strict=True):
+                if before.dtype == tf.resource:
+                    copy_handle_data(before, after)
+
+
+def dtype_behind(handle: Any) -> tf.DType | None:
+    """Return the dtype of the variable that an eager handle leads to.
+
+    None if it leads to no variable, but to a table or the like.
+    """
+    data = getattr(handle, "_handle_data", None)
+    behind = list(data.shape_and_type) if data is not None and data.is_set else []
+    # Of a table there are two, of keys and of values.
+    if handle.dtype != tf.resource or len(behind) != 1:
+        return None
+    return tf.as_dtype(behind[0].dtype)
+
+
+def shape_behind(handle: Any) -> tf.TensorShape | None:
+    """Return the shape of the variable that a handle in a graph leads to, if known."""
+    data = get_resource_handle_data(handle)
+    if not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.TensorShape(data.shape_and_type[0].shape)

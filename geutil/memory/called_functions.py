@@ -1,0 +1,432 @@
+"""The memory of functions that ops run.
+
+Calls, conditionals, and loops that pile up lists.
+
+Such an op is one node of a program, and what its function holds beyond the results is
+its temporary memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.function_calls import (
+    Caller,
+    body_for_call,
+    callers_in,
+    parallel_iterations,
+)
+from geutil.graph.op_types import ADDITIONS
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
+from geutil.memory.program import Program
+from geutil.memory.simulation import simulate
+
+_ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Ops that put an element into a list, and which of their inputs that is."""
+_COMPARISONS = {"Less": 0, "LessEqual": 1}
+"""How often more a counter is counted up once it has reached the bound."""
+
+
+@dataclass(frozen=True)
+class Piled:
+    """What the results of a loop hold, or of a function with loops in it.
+
+    Attributes:
+        sizes: the bytes of those results that are lists of something new.
+        lists: the bytes of the elements of lists, whoever else holds them.
+        aliases: pairs (result, argument) of places: what is the argument's buffer.
+    """
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    lists: dict[int, int] = field(default_factory=dict)
+    aliases: Pairs = ()
+
+
+class Loops:
+    """The loops of a graph that are functions, with how often they run.
+
+    Args:
+        loops: for each op of such a loop, its condition and its body.
+        size_of: the bytes of a tensor in a body.
+    """
+
+    def __init__(
+        self,
+        loops: Mapping[Operation, tuple[Graph, Graph]],
+        size_of: Callable[[Tensor], int],
+    ) -> None:
+        self._loops = loops
+        self._size_of = size_of
+        self._times: dict[Operation, int | None] = {}
+
+    def times(self, op: Operation) -> int | None:
+        """Return how often a loop runs, None if constants do not tell.
+
+        Of several bounds the least counts: Keras has the length of a sequence and the
+        most times at all.
+        """
+        if op not in self._times:
+            # A counter that starts with the result of a loop before.
+            self._times[op] = None
+            found = [n for n in self._bounds(op) if n is not None]
+            self._times[op] = min(found, default=None)
+        return self._times[op]
+
+    def piled(self, op: Operation) -> Piled:
+        """Return what the results of a loop hold.
+
+        Cost: linear in the ops of the body.
+        """
+        body = _Body(self._loops[op][1])
+        times = self.times(op)
+        owner: dict[int, tuple[int, int]] = {}
+        aliases: dict[int, int] = {}
+        lists: dict[int, int] = {}
+        for i in range(len(body.results)):
+            if body.stays(i):
+                aliases[i] = i
+                continue
+            for element in body.added(i):
+                origin = body.origin(element)
+                given = body.list_argument(origin)
+                size = (times or 0) * self._size_of(element)
+                lists[i] = lists.get(i, 0) + size
+                if given is not None:
+                    aliases[i] = given
+                elif origin.op.type not in HELD:
+                    # The last list is that of the gradient, which lives longest.
+                    owner[id(origin)] = i, size
+        sizes: dict[int, int] = {}
+        for i, size in owner.values():
+            sizes[i] = sizes.get(i, 0) + size
+        shared = [(i, j) for i, j in aliases.items() if not sizes.get(i)]
+        return Piled(sizes, lists, shared)
+
+    def _bounds(self, op: Operation) -> Iterator[int | None]:
+        condition, graph = self._loops[op]
+        body = _Body(graph)
+        places = {id(t): i for i, t in enumerate(condition.inputs)}
+        waiting = [condition.outputs[0]]
+        while waiting:
+            test = _source(waiting.pop()).op
+            if test.type == "LogicalAnd":
+                waiting += test.inputs
+            elif test.type in _COMPARISONS:
+                counter, bound = (_source(t) for t in test.inputs)
+                place = places.get(id(counter))
+                if place is not None:
+                    limit = self._value(bound, op, places, body)
+                    yield self._count(op, place, limit, body, _COMPARISONS[test.type])
+
+    def _value(
+        self, bound: Tensor, op: Operation, places: Mapping[int, int], body: _Body
+    ) -> Any:
+        """Return what a counter is compared with, None if it is not known."""
+        place = places.get(id(bound))
+        if place is None:
+            return _static(bound)
+        return self._argument(op, place) if body.stays(place) else None
+
+    def _count(
+        self, op: Operation, place: int, limit: Any, body: _Body, more: int
+    ) -> int | None:
+        start, step = self._argument(op, place), body.step(place)
+        if start is None or step is None or limit is None or step <= 0:
+            return None
+        return max(0, -((int(start) - int(limit) - more) // int(step)))
+
+    def _argument(self, op: Operation, place: int) -> Any:
+        """Return what a loop begins with at a place, None if it is not known."""
+        tensor = _source(op.inputs[place])
+        if tensor.op in self._loops:
+            return self._result(tensor)
+        return _static(tensor)
+
+    def _result(self, tensor: Tensor) -> int | None:
+        """Return a counter after its loop."""
+        op, place = tensor.op, tensor.value_index
+        step = _Body(self._loops[op][1]).step(place)
+        times = self.times(op)
+        start = None if times is None else self._argument(op, place)
+        if times is None or step is None or start is None:
+            return None
+        return int(start) + times * int(step)
+
+
+def returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
+    """Return what the lists hold that a function returns and that its loops made.
+
+    Tf_keras has its recurrent layers in functions, whose gradient is another one that
+    takes the lists.
+
+    Args:
+        graph: the FuncGraph of the function.
+        piled: what its loops and calls pile up.
+    """
+    sizes: dict[int, int] = {}
+    lists: dict[int, int] = {}
+    met: set[int] = set()
+    for i, result in enumerate(graph.outputs):
+        made = _source(result)
+        held = piled.get(made.op)
+        if held is None or result.dtype != tf.variant:
+            continue
+        place = made.value_index
+        lists[i] = held.lists.get(place, 0)
+        if id(made) not in met:
+            sizes[i] = held.sizes.get(place, 0)
+        met.add(id(made))
+    return Piled(sizes, lists)
+
+
+class ListSizes:
+    """What the lists of a graph hold, op by op.
+
+    Args:
+        size_of: the bytes of a tensor of the graph.
+    """
+
+    def __init__(self, size_of: Callable[[Tensor], int]) -> None:
+        self._size_of = size_of
+        self._elements: dict[int, int] = {}
+
+    def add(self, op: Operation, piled: Piled) -> Mapping[int, int]:
+        """Return the bytes of the lists among an op's results that nobody else holds.
+
+        Args:
+            op: an op, after those that made what it reads.
+            piled: what it piles up, if it is a loop.
+        """
+        owned = piled.sizes
+        if op.type == "TensorListFromTensor":
+            # Elements are copied even where a row of the tensor could be one.
+            owned = {0: self._size_of(op.inputs[0])}
+        elif op.type == "ZerosLike" and op.outputs[0].dtype == tf.variant:
+            owned = {0: self._of(op.inputs[0])}
+        same = {i: self._of(op.inputs[j]) for i, j in piled.aliases}
+        for i, size in (same | owned | piled.lists).items():
+            self._elements[id(op.outputs[i])] = size
+        return owned
+
+    def _of(self, tensor: Tensor) -> int:
+        known = self._elements
+        return known.get(id(tensor)) or known.get(id(_source(tensor)), 0)
+
+
+class _Body:
+    """The body of a loop.
+
+    Args:
+        graph: its FuncGraph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._arguments: Sequence[Tensor] = graph.inputs
+        self._place = {id(t): i for i, t in enumerate(graph.inputs)}
+        self.results = [_source(t) for t in graph.outputs]
+
+    def stays(self, place: int) -> bool:
+        """Tell whether a value is the same each time."""
+        return self.results[place] is self._arguments[place]
+
+    def step(self, place: int) -> Any:
+        """Return what is added to a value each time, None if that is not known."""
+        op = self.results[place].op
+        if op.type not in ADDITIONS:
+            return None
+        first, second = (_source(t) for t in op.inputs)
+        if second is self._arguments[place]:
+            first, second = second, first
+        if first is not self._arguments[place]:
+            return None
+        return tf.get_static_value(second)
+
+    def added(self, place: int) -> Iterator[Tensor]:
+        """Yield what is put into a list each time."""
+        waiting = [self.results[place]]
+        while waiting:
+            op = _source(waiting.pop()).op
+            if op.type in _ELEMENT:
+                yield op.inputs[_ELEMENT[op.type]]
+                waiting.append(op.inputs[0])
+            elif op.type == "AddN" and op.outputs[0].dtype == tf.variant:
+                waiting += op.inputs
+
+    def origin(self, tensor: Tensor) -> Tensor:
+        """Return what made a value, be it the time before."""
+        met: set[int] = set()
+        tensor = _source(tensor)
+        while id(tensor) in self._place and id(tensor) not in met:
+            met.add(id(tensor))
+            tensor = self.results[self._place[id(tensor)]]
+        return tensor
+
+    def list_argument(self, tensor: Tensor) -> int | None:
+        """Return the list, the same each time, of which a tensor is an element."""
+        if tensor.op.type != "TensorListGetItem":
+            return None
+        place = self._place.get(id(_source(tensor.op.inputs[0])))
+        return place if place is not None and self.stays(place) else None
+
+
+def _static(tensor: Tensor) -> Any:
+    """Return the value of a tensor if it is a constant, or a dimension that is known.
+
+    `tf.get_static_value` knows no element of a constant, and no dimension of what has
+    others that are open.
+    """
+    op = tensor.op
+    if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
+        return tf.get_static_value(tensor)
+    of, place = op.inputs[0], tf.get_static_value(op.inputs[1])
+    is_shape = of.op.type == "Shape"
+    values = of.op.inputs[0].shape if is_shape else tf.get_static_value(of)
+    unknown = values is None or (is_shape and values.rank is None) or place is None
+    return None if unknown or len(place) > 1 else values[int(place[0])]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return the tensor that a tensor is, behind ops that hand it on."""
+    while passes_on(tensor.op.type) and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+SizeOf = Callable[[Tensor], int]
+"""The bytes of a tensor of the graph that is read."""
+ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
+"""Reads the graph of a function, given what its own calls hold."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """What an op holds by the functions that it runs.
+
+    Attributes:
+        temporary: the bytes beyond those of the op's results.
+        surge: the bytes that it may hold besides, if more iterations run at once.
+        results: what the lists hold that are results.
+    """
+
+    temporary: int = 0
+    surge: int = 0
+    results: Piled = field(default_factory=Piled)
+
+
+NOTHING = Called()
+_DEEPEST = 32
+"""How many functions deep functions count."""
+ITERATIONS = 2
+"""How many iterations of a loop count."""
+
+
+def called_functions(
+    graph: Graph,
+    read: ReadBody,
+    size_of: SizeOf,
+    among: Collection[Operation] | None = None,
+) -> dict[Operation, Called]:
+    """Return what the functions hold that a graph's ops run.
+
+    Of a conditional the larger branch counts. Of a loop two iterations do, since one
+    begins before the last one has ended, and the lists that it adds to each time, if
+    constants tell how often it runs.
+
+    Args:
+        graph: the graph of the calls.
+        read: how to read a body.
+        size_of: the bytes of a tensor in a body.
+        among: the ops that count; all if None.
+
+    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
+    """
+    return _Functions(read, size_of).called_in(graph, among)
+
+
+class _Functions:
+    """What functions hold, each read once for the shapes that it is called with.
+
+    Args:
+        read: how to read a body.
+        size_of: the bytes of a tensor in a body.
+    """
+
+    def __init__(self, read: ReadBody, size_of: SizeOf) -> None:
+        self._read = read
+        self._size_of = size_of
+        self._known: dict[tuple[str, ...], tuple[Graph, Called] | None] = {}
+        self._depth = 0
+
+    def called_in(
+        self, graph: Graph, among: Collection[Operation] | None = None
+    ) -> dict[Operation, Called]:
+        """Return what the functions hold that a graph's ops run."""
+        found: dict[Operation, Called] = {}
+        loops: dict[Operation, tuple[Graph, Graph]] = {}
+        for caller in callers_in(graph):
+            if among is not None and caller.op not in among:
+                continue
+            bodies = self._bodies(graph, caller)
+            found[caller.op] = _largest([called for _, called in bodies])
+            if caller.is_loop and len(bodies) > 1:
+                loops[caller.op] = (bodies[0][0], bodies[1][0])
+        known = Loops(loops, self._size_of)
+        for op in loops:
+            found[op] = _of_loop(op, known, found[op].temporary)
+        return found
+
+    def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
+        bodies = (self._body(graph, name, caller.arguments) for name in caller.names)
+        return [body for body in bodies if body is not None]
+
+    def _body(
+        self, graph: Graph, name: str, arguments: Sequence[Tensor] | None
+    ) -> tuple[Graph, Called] | None:
+        key = (name, *(str(t.shape) for t in arguments or ()))
+        if key not in self._known and self._depth < _DEEPEST:
+            # Nothing, for a function that calls itself.
+            self._known[key] = None
+            body = body_for_call(graph, name, arguments)
+            self._depth += 1
+            if body is not None:
+                self._known[key] = body, self._of_body(body)
+            self._depth -= 1
+        return self._known.get(key)
+
+    def _of_body(self, body: Graph) -> Called:
+        """Return what one run of a function holds, and the lists that it returns."""
+        calls = self.called_in(body)
+        program = self._read(body, calls)
+        piled = {op: called.results for op, called in calls.items()}
+        returned = returned_lists(body, piled)
+        results = sum(
+            max(program.sizes[tensor], returned.sizes.get(i, 0))
+            for i, tensor in enumerate(program.fetched)
+        )
+        return Called(simulate(program).peak - results, results=returned)
+
+
+def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
+    """Return what a loop holds of which one iteration holds so much."""
+    most = parallel_iterations(op)
+    times = loops.times(op)
+    if times is not None:
+        most = min(most, times)
+    usual = min(most, ITERATIONS)
+    return Called(usual * once, (most - usual) * once, loops.piled(op))
+
+
+def _largest(bodies: Sequence[Called]) -> Called:
+    """Return what an op holds that runs one of several functions."""
+    sizes: dict[int, int] = {}
+    lists: dict[int, int] = {}
+    for body in bodies:
+        for most, one in ((sizes, body.results.sizes), (lists, body.results.lists)):
+            most |= {i: max(size, most.get(i, 0)) for i, size in one.items()}
+    once = max((body.temporary for body in bodies), default=0)
+    return Called(once, results=Piled(sizes, lists))

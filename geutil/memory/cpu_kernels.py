@@ -1,0 +1,334 @@
+"""Buffers of TensorFlow's CPU kernels, by op type.
+
+Results in place, memory held only while they run.
+
+Read off the allocation records and tensor addresses of traced Sessions (TensorFlow
+2.21, oneDNN on). A type that is in no table makes new buffers for all of its outputs
+and hands work to a thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.memory.program import Program
+from geutil.memory.sizes import dims_of, dtype_bytes
+
+_WORKING_SET = 30 << 20
+"""The cache that TensorFlow takes the processor to have, in bytes."""
+
+
+def with_column_buffers(program: Program, graph: Graph) -> Program:
+    """Return the program with the buffers that filter gradients work in.
+
+    The kernel of Conv2DBackpropFilter writes patches of images as the columns of a
+    matrix, for as many images as fill 30 MB together with the filter and the gradient,
+    however small the batch is. The buffer of Conv2DBackpropInput, which depends on the
+    processor's caches, is left out.
+
+    Args:
+        program: the ops of the graph as nodes, in graph order.
+        graph: what the program was read from.
+
+    Cost: linear in the ops.
+    """
+    ops = graph.get_operations()
+    nodes = [
+        node.changed(temporary=node.temporary + column_bytes(op))
+        if op.type == "Conv2DBackpropFilter"
+        else node
+        for node, op in zip(program.nodes, ops, strict=True)
+    ]
+    return replace(program, nodes=nodes)
+
+
+def column_bytes(op: Operation) -> int:
+    """Return the bytes of the columns of a Conv2DBackpropFilter; 0 if not known."""
+    gradient, filters = dims_of(op.inputs[2]), dims_of(op.outputs[0])
+    if not gradient or not filters or None in (*gradient[1:], *filters):
+        return 0
+    # On a CPU, channels come last.
+    pixels = math.prod(dim or 0 for dim in gradient[1:3])
+    patch, depth = math.prod(dim or 0 for dim in filters[:3]), filters[3] or 0
+    each = dtype_bytes(op.outputs[0].dtype)
+    work = pixels * patch + pixels * depth + patch * depth
+    images = -(-(_WORKING_SET // each) // work) if work else 0
+    return images * pixels * patch * each
+
+
+def temporary_bytes(op: Operation) -> int:
+    """Return the bytes that the kernel of an op allocates for itself.
+
+    Matrix products and convolutions of oneDNN take scratch memory besides, which
+    depends on the processor: 12 KB for each convolution, in a batched product at most
+    some hundred KB. These are left out.
+    """
+    return einsum_bytes(op) if op.type == "Einsum" else 0
+
+
+def einsum_bytes(op: Operation) -> int:
+    """Return the bytes of the transposed copies that an Einsum works on.
+
+    It multiplies matrices, so the labels of each operand have to be in the order batch,
+    free, contracted; contracted before free will do, since a product can read a matrix
+    transposed. An operand in another order is copied, and so is a product whose labels
+    are in another order than asked for.
+    """
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    left, _, result = equation.partition("->")
+    operands = left.split(",")
+    if len(operands) != 2 or "." in equation:
+        return 0
+    number = {
+        label: i for i, label in enumerate(dict.fromkeys("".join(operands) + result))
+    }
+    kinds = {label: _kind(label, operands, result) for label in number}
+    extent: dict[str, int] = {}
+    for labels, tensor in zip(operands, op.inputs, strict=True):
+        extent.update(zip(labels, _sizes(tensor), strict=False))
+    each = dtype_bytes(op.outputs[0].dtype)
+    total = 0
+    for labels in operands:
+        straight = sorted(labels, key=lambda x: (kinds[x], number[x]))
+        turned = sorted(labels, key=lambda x: (_TURNED[kinds[x]], number[x]))
+        if list(labels) not in (straight, turned):
+            total += each * _product(labels, extent)
+    made = [
+        *sorted((x for x in result if kinds[x] == _BATCH), key=number.__getitem__),
+        *(x for labels in operands for x in _free(labels, kinds, number)),
+    ]
+    if list(result) != made:
+        total += each * _product(result, extent)
+    return total
+
+
+_BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
+_TURNED = (_BATCH, _CONTRACTED, _FREE, _REDUCED)
+
+
+def _kind(label: str, operands: list[str], result: str) -> int:
+    everywhere = all(label in labels for labels in operands)
+    if label in result:
+        return _BATCH if everywhere else _FREE
+    return _CONTRACTED if everywhere else _REDUCED
+
+
+def _free(labels: str, kinds: dict[str, int], number: dict[str, int]) -> list[str]:
+    return sorted((x for x in labels if kinds[x] == _FREE), key=number.__getitem__)
+
+
+def _sizes(tensor: Tensor) -> list[int]:
+    return [dim or 0 for dim in dims_of(tensor) or ()]
+
+
+def _product(labels: str, extent: dict[str, int]) -> int:
+    return math.prod(extent.get(label, 0) for label in labels)
+
+
+Pairs = Sequence[tuple[int, int]]
+"""Pairs of places, of an output and of an input."""
+
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_FIRST: Pairs = ((0, 0),)
+_NONE: Pairs = ()
+
+HELD = frozenset(
+    (
+        "Const",
+        "Placeholder",
+        "PlaceholderV2",
+        "ReadVariableOp",
+        "VarHandleOp",
+        "Variable",
+        "VariableV2",
+        "_Arg",
+    )
+)
+"""Their outputs are held anyway: by the graph, the caller or a variable."""
+
+# The output is the input, whatever its size.
+_SAME = frozenset(
+    (
+        "Assign",
+        "AssignAdd",
+        "AssignSub",
+        "Bitcast",
+        "CheckNumerics",
+        "DestroyTemporaryVariable",
+        "EnsureShape",
+        "Enter",
+        "Exit",
+        "ExpandDims",
+        "Identity",
+        "LoopCond",
+        "NextIteration",
+        "PlaceholderWithDefault",
+        "PreventGradient",
+        "RefEnter",
+        "RefExit",
+        "RefIdentity",
+        "RefNextIteration",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    )
+)
+# The output is the input where nothing is to be done: no element more or less.
+_SAME_IF_AS_LARGE = frozenset(
+    (
+        "BroadcastTo",
+        "Max",
+        "Mean",
+        "Min",
+        "Pad",
+        "PadV2",
+        "Prod",
+        "Slice",
+        "StridedSlice",
+        "Sum",
+        "Tile",
+    )
+)
+# An output that takes rows of the first dimension is a part of the input's buffer.
+_ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
+_ROW_ALIGNMENT = 64
+
+_UNARY = _types(
+    """
+    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e BiasAdd Ceil Conj Cos Cosh
+    Digamma Elu Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs
+    FakeQuantWithMinMaxVars Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log
+    Log1p LogSoftmax LogicalNot MatrixBandPart Ndtri Neg OnesLike
+    QuantizeAndDequantizeV2 Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign
+    Sin Sinh Softmax Softplus Softsign Sqrt Square Tan Tanh TensorScatterAdd
+    TensorScatterUpdate ZerosLike _MklSwish _UnaryOpsComposition
+    """
+)
+_BINARY = _types(
+    """
+    Add AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Div DivNoNan EluGrad Equal
+    FloorDiv FloorMod Greater GreaterEqual InvGrad LeakyReluGrad LeftShift Less
+    LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NextAfter NotEqual
+    Pow RealDiv ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad SeluGrad
+    SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference Sub TanhGrad
+    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy
+    """
+)
+_OTHER_REUSES: dict[str, Pairs] = {
+    "Select": ((0, 1), (0, 2)),
+    "SelectV2": ((0, 1), (0, 2)),
+    "SoftmaxCrossEntropyWithLogits": ((1, 0),),
+    "SparseSoftmaxCrossEntropyWithLogits": ((1, 0),),
+}
+
+_UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
+
+# Run at once, on the thread that made them ready: IsExpensive() is false.
+CHEAP = _types(
+    """
+    Bitcast Const ControlTrigger EnsureShape Enter Exit ExpandDims Identity IdentityN
+    LoopCond Merge NextIteration NoOp Placeholder PlaceholderWithDefault
+    PreventGradient Rank RefEnter RefExit RefIdentity RefMerge RefNextIteration
+    RefSwitch Reshape Shape ShapeN Size Squeeze StopGradient Switch _Arg _Retval
+    """
+)
+
+# Rewritten for oneDNN after Grappler, so they come after all others in the order.
+ONEDNN = _types(
+    """
+    AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 Conv2D
+    Conv2DBackpropFilter Conv2DBackpropFilterWithBias Conv2DBackpropInput Conv3D
+    Conv3DBackpropFilterV2 Conv3DBackpropInputV2 DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
+    FusedBatchNorm FusedBatchNormGrad
+    FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 LRN
+    LRNGrad MatMul MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad Softmax _FusedConv2D
+    _FusedDepthwiseConv2dNative _FusedMatMul _MklLayerNorm _MklSwish
+    """
+)
+
+
+def aliases(op: Operation) -> Pairs:
+    """Return which outputs of an op are the buffer of which input."""
+    kind = op.type
+    if kind in _SAME:
+        return _FIRST
+    if kind in ("IdentityN", "RefSwitch", "Switch", "Merge", "RefMerge"):
+        return _alias_all(op)
+    if kind in _SAME_IF_AS_LARGE and _as_large(op):
+        return _FIRST
+    if kind in _ROWS:
+        return _rows(op)
+    if kind in ("ConcatV2", "Pack", "AddN") and _one_input(op):
+        return _FIRST
+    return _NONE
+
+
+def reuses(op: Operation) -> Pairs:
+    """Return which outputs of an op can take over the buffer of which input."""
+    kind = op.type
+    if kind in _UNARY:
+        return _FIRST
+    if kind in _BINARY:
+        return ((0, 0), (0, 1))
+    if kind == "AddN":
+        return [(0, i) for i in range(len(op.inputs))]
+    return _OTHER_REUSES.get(kind, _NONE)
+
+
+def passes_on(op_type: str) -> bool:
+    """Tell whether an op of a type yields its first input itself, whatever it is."""
+    return op_type in _SAME
+
+
+def updates_variable(op_type: str) -> bool:
+    """Tell whether an op of a type changes the variable of its first input where it is.
+
+    While somebody still holds what was read of the variable, it does so in a new
+    buffer.
+    """
+    return op_type in _UPDATES or op_type.startswith("ResourceApply")
+
+
+def _alias_all(op: Operation) -> Pairs:
+    if op.type == "IdentityN":
+        return [(i, i) for i in range(len(op.outputs))]
+    if op.type in ("Switch", "RefSwitch"):
+        return ((0, 0), (1, 0))
+    return _FIRST
+
+
+def _one_input(op: Operation) -> bool:
+    return len(op.inputs) == (2 if op.type == "ConcatV2" else 1)
+
+
+def _as_large(op: Operation) -> bool:
+    elements = op.inputs[0].shape.num_elements()
+    return elements is not None and elements == op.outputs[0].shape.num_elements()
+
+
+def _rows(op: Operation) -> Pairs:
+    place = 1 if op.type == "Split" else 0
+    whole = dims_of(op.inputs[place])
+    if not whole or None in whole:
+        return _NONE
+    pairs = []
+    for i, output in enumerate(op.outputs):
+        part = dims_of(output)
+        rest = part if op.type == "Unpack" else (part or ())[1:]
+        if op.type == "Unpack" and op.get_attr("axis") != 0:
+            continue
+        row = output.shape.num_elements()
+        if rest != whole[1:] or row is None:
+            continue
+        if row * output.dtype.size % _ROW_ALIGNMENT == 0:
+            pairs.append((i, place))
+    return pairs

@@ -1,0 +1,285 @@
+"""Graphs read as a `Program`, with the sizes of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import PredictionError
+from geutil.graph.adjacency import control_inputs, is_back_edge
+from geutil.graph.functions import body_graph
+from geutil.graph.op_types import PLACEHOLDERS, VARIABLES
+from geutil.graph.types import Graph, Operation, Tensor, dereference, is_tensor
+from geutil.memory.called_functions import (
+    NOTHING,
+    Called,
+    ListSizes,
+    SizeOf,
+    called_functions,
+)
+from geutil.memory.cpu_kernels import (
+    CHEAP,
+    HELD,
+    aliases,
+    reuses,
+    temporary_bytes,
+    updates_variable,
+)
+from geutil.memory.program import Node, Program
+from geutil.memory.sizes import (
+    GivenShapes,
+    bytes_of_shape,
+    dims_of,
+    pairs_of,
+    tensor_name,
+)
+
+_SHOWN = 6
+"""How many tensors a message names."""
+
+
+class Shapes:
+    """Tells the bytes of the tensors of a step.
+
+    Args:
+        graph: the caller's graph.
+        given: shapes for some of its tensors: a mapping, or pairs. A key is a tensor,
+            its `ref()` or its name; the name of an op stands for its first output.
+
+    Raises:
+        PredictionError: the graph has no tensor of a name.
+    """
+
+    def __init__(self, graph: Graph, given: GivenShapes | None) -> None:
+        self._graph = graph
+        self._given = {
+            _found(graph, key).name: tf.TensorShape(shape)
+            for key, shape in pairs_of(given)
+        }
+        self._open: list[Tensor] = []
+
+    def told_to(self, graph_def: Any) -> Any:
+        """Return the `GraphDef` with the shapes in it, so that others follow from them.
+
+        Cost: linear in the nodes.
+        """
+        for node in graph_def.node:
+            # Shape inference follows constants through an Identity, but not through
+            # this op, which does the same.
+            if node.op == "PlaceholderWithDefault":
+                node.op = "Identity"
+                node.attr["T"].CopyFrom(node.attr["dtype"])
+                del node.attr["dtype"], node.attr["shape"]
+            elif node.op in PLACEHOLDERS:
+                shape = self._given.get(f"{node.name}:0")
+                if shape is not None:
+                    node.attr["shape"].shape.CopyFrom(shape.as_proto())
+        return graph_def
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Return the bytes of a tensor of the graph that was made with the shapes.
+
+        0 where they are not known; `check` then says so.
+        """
+        dims = dims_of(tensor)
+        size = bytes_of_shape(tensor.dtype, dims)
+        if size is None and hasattr(tensor.graph, "outer_graph"):
+            size = bytes_of_shape(tensor.dtype, self._in_a_function(tensor))
+        elif size is None:
+            shape = self._given.get(tensor.name)
+            if shape is None:
+                shape = self._static(tensor.name)
+            if shape is not None and shape.rank is not None:
+                size = bytes_of_shape(tensor.dtype, shape.as_list())
+        if size is None:
+            self._open.append(tensor)
+            return 0
+        return size
+
+    def _in_a_function(self, tensor: Tensor) -> list[int | None] | None:
+        """Return what the function says from which the body of a call was made."""
+        body = body_graph(self._graph, tensor.graph.name)
+        if body is None:
+            return None
+        try:
+            shape = body.get_tensor_by_name(tensor.name).shape
+        except (KeyError, ValueError):
+            return None  # The optimizer made it.
+        return None if shape.rank is None else shape.as_list()
+
+    def _static(self, name: str) -> tf.TensorShape | None:
+        """Return what the caller's graph says, by `set_shape` beyond what follows."""
+        try:
+            return self._graph.get_tensor_by_name(name).shape
+        except (KeyError, ValueError):
+            return None  # The optimizer made it.
+
+    def check(self, fed: Iterable[Tensor]) -> None:
+        """Raise `PredictionError` if the bytes of some tensor were not known.
+
+        Args:
+            fed: the tensors that the caller feeds, the likely cause.
+        """
+        if not self._open:
+            return
+        causes = [t.name for t in fed if not t.shape.is_fully_defined()]
+        causes = [name for name in causes if name not in self._given]
+        names = causes or [t.name for t in self._open]
+        shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise PredictionError(
+            f"the sizes of {len(self._open)} tensors, '{self._open[0].name}' among "
+            f"them, depend on dimensions that are not known, of {shown}{more}; pass "
+            f"shapes={{'{names[0]}': [...]}}"
+        )
+
+
+def _found(graph: Graph, key: Any) -> Tensor:
+    key = dereference(key)
+    if is_tensor(key):
+        return key
+    try:
+        return graph.get_tensor_by_name(tensor_name(key))
+    except (KeyError, ValueError, TypeError):
+        raise PredictionError(
+            f"shapes= names {key!r}, but the graph has no such tensor"
+        ) from None
+
+
+def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
+    """Return all ops of a graph as a program.
+
+    Args:
+        graph: holds nothing but what runs.
+        fetched: the tensors that are asked for.
+        size_of: the bytes of a tensor.
+
+    Cost: linear in ops and edges, those of called functions included.
+    """
+    calls = calls_in(graph, size_of)
+    return read_ops(graph.get_operations(), fetched, size_of, calls)
+
+
+def calls_in(
+    graph: Graph, size_of: SizeOf, among: Collection[Operation] | None = None
+) -> dict[Operation, Called]:
+    """Return what the functions hold that a graph's ops run.
+
+    Args:
+        graph: the graph of the calls.
+        size_of: the bytes of a tensor of the graph or of a function's body.
+        among: the ops that count; all if None.
+
+    Cost: linear in the ops of the bodies, each once for the shapes of its calls.
+    """
+
+    def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
+        return read_ops(body.get_operations(), body.outputs, size_of, calls)
+
+    return called_functions(graph, read_body, size_of, among)
+
+
+def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
+    """Return what the functions hold that some ops of a graph run.
+
+    What has no known shape in a body counts nothing.
+
+    Cost: linear in the ops of the graph, and of the bodies.
+    """
+    for op in ops:
+        return calls_in(op.graph, Shapes(op.graph, None).bytes_of, frozenset(ops))
+    return {}
+
+
+def read_ops(
+    ops: Sequence[Operation],
+    fetched: Iterable[Tensor],
+    size_of: SizeOf,
+    calls: Mapping[Operation, Called] | None = None,
+) -> Program:
+    """Return some ops of a graph as a program.
+
+    Args:
+        ops: the ops, with all that they read and wait for; each after what it reads,
+            but for loops of version 1.
+        fetched: the tensors that are asked for.
+        size_of: the bytes of a tensor.
+        calls: what functions hold that ops run.
+
+    Cost: linear in the ops and their edges.
+    """
+    calls = calls or {}
+    place = {op: i for i, op in enumerate(ops)}
+    tensors: dict[int, int] = {}
+    sizes: list[int] = []
+    lists = ListSizes(size_of)
+    for op in ops:
+        held = op.type in HELD
+        listed = lists.add(op, calls.get(op, NOTHING).results)
+        for i, tensor in enumerate(op.outputs):
+            tensors[id(tensor)] = len(sizes)
+            sizes.append(0 if held else listed.get(i) or size_of(tensor))
+    nodes = [_node(op, tensors, place, calls.get(op, NOTHING)) for op in ops]
+    _add_updates(ops, tensors, nodes, sizes)
+    return Program(
+        nodes=nodes,
+        sizes=sizes,
+        fetched=[tensors[id(t)] for t in fetched],
+        variable_bytes=sum(_variable_bytes(op) for op in ops),
+        constant_bytes=sum(size_of(op.outputs[0]) for op in ops if op.type == "Const"),
+    )
+
+
+def _node(
+    op: Operation,
+    tensors: Mapping[int, int],
+    place: Mapping[Operation, int],
+    called: Called,
+) -> Node:
+    inputs: Sequence[Tensor] = op.inputs
+    if op.type in ("Merge", "RefMerge"):
+        inputs = [t for t in inputs if not is_back_edge(t.op, op)]
+    return Node(
+        name=op.name,
+        type=op.type,
+        inputs=[tensors[id(t)] for t in inputs],
+        outputs=[tensors[id(t)] for t in op.outputs],
+        controls=[place[c] for c in control_inputs(op)],
+        aliases=called.results.aliases or aliases(op) if inputs else (),
+        reuses=reuses(op),
+        temporary=temporary_bytes(op) + called.temporary,
+        surge=called.surge,
+        cheap=op.type in CHEAP,
+    )
+
+
+def _add_updates(
+    ops: Sequence[Operation],
+    tensors: Mapping[int, int],
+    nodes: list[Node],
+    sizes: list[int],
+) -> None:
+    """Let ops that change a variable make a buffer for it, if its own is in use."""
+    reads: dict[int, list[int]] = {}
+    for op in ops:
+        if op.type == "ReadVariableOp":
+            reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
+    for i, op in enumerate(ops):
+        if updates_variable(op.type) and id(op.inputs[0]) in reads:
+            node = nodes[i]
+            nodes[i] = node.changed(
+                outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
+            )
+            # What is added is as large, should the handle come from elsewhere.
+            added = max(sizes[tensor] for tensor in node.inputs)
+            sizes.append(_variable_bytes(op.inputs[0].op) or added)
+
+
+def _variable_bytes(op: Operation) -> int:
+    if op.type not in VARIABLES:
+        return 0
+    shape = tf.TensorShape(op.get_attr("shape"))
+    dims = None if shape.rank is None else shape.as_list()
+    return bytes_of_shape(op.get_attr("dtype"), dims) or 0

@@ -1,0 +1,430 @@
+"""Jobs for the measuring process, from graphs, functions and models."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import pickletools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, MeasurementError
+from geutil.graph.call_graph import names_of_functions
+from geutil.graph.fetched_subgraph import bound_arguments, is_compiled, value_behind
+from geutil.graph.functions import bindings, side_effects, write_stand_in
+from geutil.graph.op_types import PYTHON_CALLS, VARIABLES
+from geutil.graph.types import (
+    Graph,
+    Operation,
+    Tensor,
+    is_graph,
+    is_op,
+    is_tensor,
+    type_name,
+)
+from geutil.memory.measuring.job import CallJob, GraphJob, Job, VariableSpec
+from geutil.select.walks import get_backward_walk_ops
+
+
+def variables_of(
+    graph: Graph, graph_def: Any, handles: Mapping[str, Any], session: Any
+) -> tuple[tuple[VariableSpec, ...], list[Tensor]]:
+    """Return the variables of a part of a graph, and what they start with.
+
+    Args:
+        graph: the graph.
+        graph_def: the part.
+        handles: the eager handle for each op that stands for a captured resource.
+        session: a Session that holds the values of the others, or None.
+
+    Returns:
+        The variables in the order of their ops, and the tensors of the graph that
+        initial values are taken from.
+
+    Raises:
+        MeasurementError: a captured resource is no variable, or there is no telling
+            what a variable starts with.
+    """
+    objects = _objects(graph)
+    nodes = [node for node in graph_def.node if node.op in VARIABLES]
+    others = sorted(set(handles) - {node.name for node in nodes})
+    if others:
+        raise MeasurementError(
+            f"{others} stand for resources that are no variables (tables, iterators or "
+            "the like), which only their own process has; measure a callable of an "
+            "importable module"
+        )
+    specs = []
+    initials = []
+    for node in nodes:
+        value = initial = None
+        if node.name in handles:
+            value = value_behind(handles[node.name])
+        elif node.name in objects and session is not None:
+            value = session.run(objects[node.name])
+        elif node.name in objects:
+            # Of Assign and AssignVariableOp alike; `initial_value` is refused in
+            # eager code.
+            initial = objects[node.name].initializer.inputs[1]
+            initials.append(initial)
+        else:
+            value = _zeros(node)
+        specs.append(
+            VariableSpec(
+                op=node.name,
+                key=node.attr["shared_name"].s.decode() or node.name,
+                dtype=tf.as_dtype(node.attr["dtype"].type).name,
+                value=value,
+                initial=None if initial is None else initial.name,
+            )
+        )
+    return tuple(specs), initials
+
+
+def _objects(graph: Graph) -> dict[str, Any]:
+    """Return the variables in the collections of a graph by the name of their op."""
+    keys = (
+        tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,
+        tf.compat.v1.GraphKeys.LOCAL_VARIABLES,
+    )
+    elements = [e for key in keys for e in graph.get_collection(key)]
+    return {
+        e.op.name: e
+        for e in elements
+        if isinstance(getattr(e, "op", None), tf.Operation)
+    }
+
+
+def _zeros(node: Any) -> Any:
+    shape = tf.TensorShape(node.attr["shape"].shape)
+    if not shape.is_fully_defined():
+        raise MeasurementError(
+            f"variable '{node.name}' has shape {shape} and no initial value; make it "
+            "with tf.Variable, so that the graph's collections know it"
+        )
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    return np.zeros(shape.as_list(), dtype.as_numpy_dtype)
+
+
+_HANDLES = (tf.resource, tf.variant)
+
+
+def graph_job(
+    graph: Graph,
+    fetches: Sequence[Any],
+    feeds: Sequence[tuple[Tensor, Any]],
+    bound: Sequence[tuple[Any, Tensor]],
+    session: Any,
+    *,
+    as_function: bool,
+) -> GraphJob:
+    """Return the job that runs a graph.
+
+    Args:
+        graph: a `tf.Graph` or FuncGraph.
+        fetches: its ops and tensors that are wanted.
+        feeds: (tensor, array) pairs.
+        bound: (eager tensor outside, placeholder) pairs.
+        session: a Session that holds the values of the variables, or None.
+        as_function: whether to run it as a function, and not in a Session.
+
+    Raises:
+        MeasurementError: the graph cannot be run elsewhere; the message says why.
+
+    Cost: one serialization of the graph, and the values of its variables.
+    """
+    ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
+    needed = {op.name for op in ops}
+    given = {t.name: value for t, value in feeds}
+    outside = {t.op.name: e for e, t in bound if t.op.name in needed}
+    handles = {n: e for n, e in outside.items() if e.dtype in _HANDLES}
+    given |= {f"{n}:0": _array(n, e) for n, e in outside.items() if n not in handles}
+    _check_placeholders(fetches, [t for t, _ in feeds], outside)
+
+    graph_def = _part(graph, needed)
+    _check_python(graph_def)
+    for node in graph_def.node:
+        if node.name in handles:
+            write_stand_in(node, handles[node.name])
+    variables, initials = variables_of(graph, graph_def, handles, session)
+    return GraphJob(
+        graph_def=graph_def.SerializeToString(),
+        op_types={node.name: node.op for node in graph_def.node},
+        fetches=tuple(dict.fromkeys(fetch.name for fetch in fetches)),
+        feeds=given,
+        variables=variables,
+        initial_graph_def=_initial_part(graph, initials),
+        as_function=as_function,
+        cpus=_cpus(graph_def),
+    )
+
+
+def _ops_of(fetches: Iterable[Any]) -> list[Operation]:
+    return [fetch if is_op(fetch) else fetch.op for fetch in fetches]
+
+
+def _array(name: str, external: Any) -> Any:
+    if not hasattr(external, "numpy"):
+        raise MeasurementError(
+            f"'{name}' stands for a tensor of another graph; feed it a value"
+        )
+    return external.numpy()
+
+
+def _check_placeholders(
+    fetches: Sequence[Any], fed: Sequence[Tensor], outside: dict[str, Any]
+) -> None:
+    """Raise `MeasurementError` if a placeholder that is needed has no value."""
+    fed_ids = {id(t) for t in fed}
+    seeds = _ops_of(fetch for fetch in fetches if id(fetch) not in fed_ids)
+    missing = [
+        op.name
+        for op in get_backward_walk_ops(seeds, stop_at_ts=fed, control_inputs=True)
+        if op.type == "Placeholder"
+        and op.name not in outside
+        and id(op.outputs[0]) not in fed_ids
+    ]
+    if missing:
+        raise MeasurementError(f"placeholders without a value: {missing}; feed them")
+
+
+def _part(graph: Graph, names: set[str]) -> Any:
+    """Return the `GraphDef` of some ops and of the functions that they call."""
+    try:
+        whole = graph.as_graph_def()
+    except (ValueError, tf.errors.OpError) as error:
+        raise MeasurementError(
+            "the graph holds more constants than fit into one protobuf (2 GB); keep "
+            f"large values in variables or feeds: {error}"
+        ) from error
+    part = tf.compat.v1.GraphDef(versions=whole.versions)
+    part.node.extend(node for node in whole.node if node.name in names)
+    functions = {f.signature.name: f for f in whole.library.function}
+    called = _called(part.node, functions)
+    part.library.function.extend(functions[name] for name in called)
+    part.library.gradient.extend(
+        g for g in whole.library.gradient if g.function_name in called
+    )
+    for node in part.node:
+        _drop_colocation(node, names)
+    return part
+
+
+def _called(nodes: Iterable[Any], functions: dict[str, Any]) -> dict[str, None]:
+    """Return the functions that nodes call, and those that these call in turn."""
+    found: dict[str, None] = {}
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            for name in names_of_functions(node):
+                if name in functions and name not in found:
+                    found[name] = None
+                    waiting.append(functions[name].node_def)
+    return found
+
+
+def _drop_colocation(node: Any, names: set[str]) -> None:
+    """Take off colocation with ops that are not there."""
+    if "_class" in node.attr:
+        places = node.attr["_class"].list.s
+        kept = [p for p in places if p.decode().removeprefix("loc:@") in names]
+        if len(kept) < len(places):
+            del node.attr["_class"]
+            if kept:
+                node.attr["_class"].list.s.extend(kept)
+
+
+def _all_nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _check_python(graph_def: Any) -> None:
+    for node in _all_nodes(graph_def):
+        if node.op in PYTHON_CALLS:
+            raise MeasurementError(
+                f"'{node.name}' ({node.op}) calls Python of this process; measure a "
+                "callable of an importable module that builds and runs the graph"
+            )
+
+
+def _initial_part(graph: Graph, initials: list[Tensor]) -> bytes:
+    if not initials:
+        return b""
+    ops = get_backward_walk_ops(initials, control_inputs=True)
+    return bytes(_part(graph, {op.name for op in ops}).SerializeToString())
+
+
+def _cpus(graph_def: Any) -> int:
+    """Return how many CPU devices the device strings of a graph ask for."""
+    devices = {node.device for node in _all_nodes(graph_def) if node.device}
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    indices = [s.device_index or 0 for s in specs if s.device_type == "CPU"]
+    return 1 + max(indices, default=0)
+
+
+_ACCEPTED = (
+    "(graph, fetches, feeds), a tf.function, a ConcreteFunction or another callable"
+)
+
+
+def job_of(
+    what: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    session: Any,
+    jit_compile: bool,
+) -> tuple[Job, bool]:
+    """Return the job that measures something, and whether XLA compiles it.
+
+    See `measure` for the arguments.
+    """
+    if isinstance(what, tuple):
+        if args or kwargs:
+            raise ArgumentTypeError(
+                "args and kwargs go with a callable; values for a graph are its feeds"
+            )
+        return _job_of_graph(what, session, jit_compile), jit_compile
+    if session is not None:
+        raise ArgumentTypeError("session goes with (graph, fetches, feeds)")
+    if isinstance(what, tf.types.experimental.ConcreteFunction):
+        compiled = jit_compile or is_compiled(what)
+        return _job_of_function(what, args, kwargs, None), compiled
+    if isinstance(what, tf.types.experimental.PolymorphicFunction):
+        traced = what.get_concrete_function(*args, **kwargs)
+        compiled = jit_compile or is_compiled(traced)
+        return _job_of_function(traced, args, kwargs, what), compiled
+    if not callable(what):
+        raise ArgumentTypeError(f"cannot measure a {type_name(what)}; pass {_ACCEPTED}")
+    if jit_compile:
+        raise ArgumentTypeError(
+            "jit_compile goes with a graph or a tf.function; decorate what the "
+            "callable calls with tf.function(jit_compile=True)"
+        )
+    return CallJob(_pickled(what, args, kwargs)), False
+
+
+def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job:
+    if len(what) != 3 or not is_graph(what[0]):
+        kinds = ", ".join(type_name(part) for part in what)
+        raise ArgumentTypeError(
+            f"expected (graph, fetches, feeds), got a tuple of ({kinds})"
+        )
+    graph, fetches, feeds = what
+    bound = bindings(graph) if hasattr(graph, "captures") else []
+    return graph_job(
+        graph,
+        _fetched(graph, fetches),
+        [_feed(graph, tensor, value) for tensor, value in _pairs(feeds)],
+        bound,
+        session,
+        as_function=jit_compile,
+    )
+
+
+def _job_of_function(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
+) -> Job:
+    try:
+        bound = bound_arguments(function, args, kwargs, traced_from)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"args and kwargs do not fit the function: {error}"
+        ) from error
+    fetches = [*function.outputs, *side_effects(function.graph)]
+    return graph_job(function.graph, fetches, [], bound, None, as_function=True)
+
+
+def _fetched(graph: Graph, fetches: Any) -> list[Any]:
+    """Return the fetches as a flat list of ops and tensors of the graph."""
+    flat = tf.nest.flatten(fetches, expand_composites=True)
+    if not flat:
+        raise ArgumentTypeError("there is nothing to fetch; name an op or a tensor")
+    return [_in_graph(graph, fetch) for fetch in flat]
+
+
+def _feed(graph: Graph, tensor: Any, value: Any) -> tuple[Tensor, Any]:
+    """Return a feed as a tensor of the graph and an array that fits it."""
+    tensor = _in_graph(graph, tensor)
+    if not is_tensor(tensor):
+        raise ArgumentTypeError(
+            f"'{tensor.name}' is an op; feed a tensor, for example '{tensor.name}:0'"
+        )
+    array = np.asarray(value, tensor.dtype.as_numpy_dtype)
+    if not tensor.shape.is_compatible_with(array.shape):
+        raise MeasurementError(
+            f"a value of shape {array.shape} does not fit '{tensor.name}' of shape "
+            f"{tensor.shape}"
+        )
+    return tensor, array
+
+
+def _in_graph(graph: Graph, element: Any) -> Any:
+    """Return an op or tensor of the graph that is given as such or by name."""
+    if isinstance(element, str):
+        try:
+            return graph.as_graph_element(element)
+        except (KeyError, ValueError) as error:
+            raise ArgumentTypeError(
+                f"'{element}' is no op or tensor of the graph: {error}"
+            ) from error
+    if not (is_op(element) or is_tensor(element)):
+        hint = "; leave out unconnected gradients" if element is None else ""
+        raise ArgumentTypeError(
+            f"expected an op or tensor of the graph, got {type_name(element)}{hint}"
+        )
+    if element.graph is not graph:
+        raise ArgumentTypeError(f"'{element.name}' belongs to another graph")
+    return element
+
+
+def _pairs(feeds: Any) -> Iterable[tuple[Any, Any]]:
+    """Return (tensor or name, value) for each feed.
+
+    Tensors of a FuncGraph cannot be keys of a dictionary, so pairs will do.
+    """
+    if feeds is None:
+        return []
+    pairs = list(feeds.items() if isinstance(feeds, Mapping) else feeds)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ArgumentTypeError(
+            "feeds are a mapping from tensors or their names to values, or a list of "
+            "(tensor, value) pairs"
+        )
+    return [(_dereferenced(key), value) for key, value in pairs]
+
+
+def _dereferenced(key: Any) -> Tensor:
+    """Return the tensor that `tensor.ref()` stands for, anything else as it is."""
+    return key.deref() if hasattr(key, "deref") else key
+
+
+def _pickled(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Return a callable and its arguments as a pickle that another process can load.
+
+    Raises:
+        MeasurementError: it can be found in this process only.
+    """
+    try:
+        pickled = pickle.dumps((function, tuple(args), dict(kwargs)))
+    # Objects refuse to be pickled by whatever error they like.
+    except Exception as error:
+        raise _not_importable(function, f"it cannot be pickled: {error}") from error
+    for _, argument, _ in pickletools.genops(pickled):
+        if argument == "__main__":
+            raise _not_importable(function, "it is defined in the main script")
+    return pickled
+
+
+def _not_importable(function: Any, reason: str) -> MeasurementError:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type_name(function))
+    return MeasurementError(
+        f"a fresh process cannot import '{name}': {reason}; put it at the top level of "
+        "a module, decorate it with tf.function, or pass (graph, fetches, feeds)"
+    )

@@ -1,0 +1,280 @@
+"""The passes of oneDNN and Grappler that run several ops as one.
+
+TensorFlow merges convolutions with the ops around them, and makes the ops that oneDNN
+computes anew, so that these come after all others wherever the executor has a choice.
+The order among them is that of a walk over the graph.
+
+Grappler and oneDNN join a padding, a convolution, its bias and its activation, and the
+gradients of a filter and of its bias. A control edge at such an op undoes that, or
+makes one of the joint op and what waits for a part of it wait for each other
+(TensorFlow 2.21: "nodes in a cycle", or an abort).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from geutil.memory.cpu_kernels import ONEDNN
+from geutil.memory.program import ORDERED_EDGES, Node, Program
+
+_PRODUCERS = {
+    "Conv2D": frozenset(("Pad",)),
+    "BiasAdd": frozenset(("Conv2D", "DepthwiseConv2dNative", "MatMul")),
+    "Elu": frozenset(("BiasAdd",)),
+    "LeakyRelu": frozenset(("BiasAdd",)),
+    "Relu": frozenset(("BiasAdd",)),
+    "Relu6": frozenset(("BiasAdd",)),
+}
+"""For an op type, those that it is joined with if nothing else reads what they make."""
+
+
+def fused_groups(program: Program) -> list[list[int]]:
+    """Return the nodes in groups that TensorFlow may run as one op each.
+
+    Args:
+        program: the nodes, as the ops of a graph.
+
+    Returns:
+        Every node once. A group begins with the node whose inputs are the group's, but
+        a filter gradient comes before the bias gradients that are summed along with it.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = program.nodes
+    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
+    after = list(program.successors())
+    fetched = frozenset(program.fetched)
+    first = list(range(len(nodes)))
+    for i, node in enumerate(nodes):
+        if node.type in _PRODUCERS and not node.controls:
+            tensor = node.inputs[0]
+            j = maker[tensor]
+            alone = len(after[j]) == 1 and tensor not in fetched
+            if alone and nodes[j].type in _PRODUCERS[node.type]:
+                first[i] = first[j]
+        elif node.type == "BiasAddGrad":
+            for j in after[maker[node.inputs[0]]]:
+                read = nodes[j].inputs[2:3]
+                if "BackpropFilter" in nodes[j].type and read == node.inputs[:1]:
+                    first[i] = j
+                    break
+    groups: dict[int, list[int]] = {i: [i] for i, j in enumerate(first) if i == j}
+    for i, j in enumerate(first):
+        if i != j:
+            groups[j].append(i)
+    return list(groups.values())
+
+
+def with_groups_fused(program: Program, groups: Sequence[Sequence[int]]) -> Program:
+    """Return a program with one node for each group.
+
+    Args:
+        program: the nodes.
+        groups: from `fused_groups`; their places are the numbers of the new nodes.
+
+    Cost: linear in nodes and edges.
+    """
+    place = {i: number for number, group in enumerate(groups) for i in group}
+    nodes = [_fused_parts([program.nodes[i] for i in group]) for group in groups]
+    return replace(
+        program,
+        nodes=[
+            node.changed(controls=list(dict.fromkeys(place[c] for c in node.controls)))
+            if node.controls
+            else node
+            for node in nodes
+        ],
+    )
+
+
+def _fused_parts(parts: Sequence[Node]) -> Node:
+    first, *others = parts
+    if not others:
+        return first
+    read = {t for part in parts for t in part.inputs}
+    inside = {t for part in parts for t in part.outputs}
+    return first.changed(
+        inputs=[t for part in parts for t in part.inputs if t not in inside],
+        outputs=[t for part in parts for t in part.outputs if t not in read],
+        controls=[c for part in parts for c in part.controls],
+        aliases=(),
+        reuses=(),
+        temporary=max(part.temporary for part in parts),
+        cheap=False,
+    )
+
+
+def with_onednn(program: Program, seed: int = 0) -> Program:
+    """Return the program with its convolutions merged and oneDNN's ops last.
+
+    A bias is added, and a bias's gradient summed, within the convolution at its side; a
+    padding that only a convolution reads is done within it.
+
+    Args:
+        program: the nodes in the order in which TensorFlow made them.
+        seed: stands for the addresses of edges, on which the order depends where a node
+            has many.
+
+    Cost: linear in nodes and edges, for nodes of up to eight edges; a sort of oneDNN's
+    nodes.
+    """
+    graph = _Edges(program)
+    rng = random.Random(seed)
+    place = graph.places(rng)
+    for i in sorted(range(len(place)), key=place.__getitem__):
+        _merge_bias(graph, i)
+    for i in range(len(graph.nodes)):
+        _merge_padding(graph, i)
+    place = graph.places(rng)
+    left = [i for i in range(len(graph.nodes)) if i not in graph.into]
+    order = [i for i in left if graph.nodes[i].type not in ONEDNN]
+    last = [i for i in left if graph.nodes[i].type in ONEDNN]
+    return graph.program(order + sorted(last, key=place.__getitem__))
+
+
+class _Edges:
+    """The nodes and edges of a program, in TensorFlow's order, while nodes are merged.
+
+    Attributes:
+        nodes: the nodes, merged ones after the others.
+        into: for a node that was merged away, the one it is part of.
+        before: the nodes behind each node, once for each edge.
+        after: the nodes ahead of it.
+        maker: the node that makes each tensor.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.nodes = list(program.nodes)
+        self.into: dict[int, int] = {}
+        self.maker = {t: i for i, node in enumerate(self.nodes) for t in node.outputs}
+        self.before = [
+            [*map(self.maker.__getitem__, node.inputs), *node.controls]
+            for node in self.nodes
+        ]
+        self.after: list[list[int]] = [[] for _ in self.nodes]
+        for i, before in enumerate(self.before):
+            for j in before:
+                self.after[j].append(i)
+        self._fetched = frozenset(program.fetched)
+
+    def only_reader(self, tensor: int) -> bool:
+        """Tell whether a tensor has one reader, and nobody asks for it."""
+        return len(self.after[self.maker[tensor]]) == 1 and tensor not in self._fetched
+
+    def merge(self, parts: tuple[int, int], node: Node) -> None:
+        """Put a new node in the place of two, which are removed in the given order."""
+        new = len(self.nodes)
+        inside = set(node.outputs)
+        before = [self.maker[t] for t in node.inputs if t not in inside]
+        before += node.controls
+        self.nodes.append(node)
+        self.before.append(before)
+        self.after.append([])
+        for j in before:
+            self.after[j].append(new)
+        for part in parts:
+            self.into[part] = new
+            for i in self.after[part]:
+                if i not in parts:
+                    self.after[new].append(i)
+                    self.before[i] = [new if j == part else j for j in self.before[i]]
+            for j in self.before[part]:
+                _remove(self.after[j], part)
+        for tensor in node.outputs:
+            self.maker[tensor] = new
+
+    def places(self, rng: random.Random) -> list[int]:
+        """Return the place of each node in reverse postorder, depth first."""
+        stack = [
+            i
+            for i, before in enumerate(self.before)
+            if not before and i not in self.into
+        ]
+        rng.shuffle(stack)
+        seen = [False] * len(self.nodes)
+        left: list[int] = []
+        while stack:
+            i = stack.pop()
+            if i < 0:
+                left.append(~i)
+            elif not seen[i]:
+                seen[i] = True
+                stack.append(~i)
+                after = self.after[i]
+                if len(after) > ORDERED_EDGES:
+                    after = rng.sample(after, len(after))
+                stack.extend(j for j in after if not seen[j])
+        places = [0] * len(self.nodes)
+        for place, i in enumerate(reversed(left)):
+            places[i] = place
+        return places
+
+    def program(self, order: list[int]) -> Program:
+        """Return the nodes in `order` as a program."""
+        place = {i: at for at, i in enumerate(order)}
+        for i in reversed(self.into):
+            place[i] = place[self.into[i]]
+        nodes = [self.nodes[i] for i in order]
+        return replace(
+            self._program,
+            nodes=[
+                node.changed(controls=list({place[c]: None for c in node.controls}))
+                if node.controls
+                else node
+                for node in nodes
+            ],
+        )
+
+
+def _remove(edges: list[int], node: int) -> None:
+    """Take one edge away as TensorFlow does: the last one fills the gap."""
+    place = edges.index(node)
+    edges[place] = edges[-1]
+    edges.pop()
+
+
+def _merge_bias(graph: _Edges, i: int) -> None:
+    """Merge a node that adds or sums a bias into the convolution at its side."""
+    bias = graph.nodes[i]
+    if bias.type == "BiasAdd":
+        other = graph.maker[bias.inputs[0]]
+        convolution = graph.nodes[other]
+        if convolution.type == "Conv2D" and graph.only_reader(bias.inputs[0]):
+            graph.merge((i, other), _fused(convolution, bias))
+    elif bias.type == "BiasAddGrad":
+        for other in graph.after[graph.maker[bias.inputs[0]]]:
+            filters = graph.nodes[other]
+            if filters.type == "Conv2DBackpropFilter" and (
+                filters.inputs[2] == bias.inputs[0]
+            ):
+                node = filters.changed(
+                    type="Conv2DBackpropFilterWithBias",
+                    outputs=[*filters.outputs, *bias.outputs],
+                    controls=[*filters.controls, *bias.controls],
+                )
+                graph.merge((i, other), node)
+                return
+
+
+def _merge_padding(graph: _Edges, i: int) -> None:
+    """Merge the padding that only a convolution reads into it."""
+    convolution = graph.nodes[i]
+    if convolution.type not in ("Conv2D", "_FusedConv2D") or i in graph.into:
+        return
+    other = graph.maker[convolution.inputs[0]]
+    padding = graph.nodes[other]
+    if padding.type == "Pad" and graph.only_reader(convolution.inputs[0]):
+        graph.merge((i, other), _fused(padding, convolution))
+
+
+def _fused(first: Node, second: Node) -> Node:
+    """Return a node that does what `second` does with the output of `first`."""
+    return second.changed(
+        type="_FusedConv2D",
+        inputs=[first.inputs[0], *second.inputs[1:], *first.inputs[1:]],
+        controls=[*first.controls, *second.controls],
+        reuses=(),
+    )

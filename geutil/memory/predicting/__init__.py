@@ -1,1 +1,0 @@
-"""From a graph to a prediction of what its step holds."""

@@ -1,0 +1,1 @@
+"""Another batch size: the ops that bake the old one in, their repair, and the proof."""

@@ -1,0 +1,289 @@
+"""The batch size of a model, changed: planned and carried out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError, TransformError
+from geutil.graph.op_types import ENTERS, SWITCHES
+from geutil.graph.types import Tensor
+from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
+from geutil.model.batch_size.batch_edits import (
+    BiasToAdd,
+    Broadcast,
+    CallAnew,
+    Edit,
+    Plan,
+    SetAttribute,
+    SetConstant,
+    SetDims,
+    SetElements,
+    Writer,
+)
+from geutil.model.batch_size.function_walk import through_calls
+from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
+from geutil.model.batch_size.verification import prove
+from geutil.model.batch_size.walk import Walk, walk, walk_loops
+from geutil.model.core import EditableModel, M
+from geutil.model.program import Program, node_of, nodes_by_name
+
+_numbers = itertools.count()
+_FRAMES = ENTERS | SWITCHES
+
+
+def fixed_graph_def(graph_def: Any, plan: Plan, new: int | None) -> Any:
+    """Return a copy of a graph with the changes of a plan.
+
+    What is recorded of the shapes of growing nodes is dropped. Functions that change
+    are copied under new names: other callers keep the old ones.
+
+    Cost: linear in the nodes, function bodies included, and in the bytes.
+    """
+    result = type(graph_def)()
+    result.CopyFrom(graph_def)
+    bodies = {f.signature.name: f for f in graph_def.library.function}
+    writer = Writer(result.node, function=False, new=new)
+    waiting = _apply(plan, result.node, writer)
+    while waiting:
+        edit, node = waiting.pop()
+        function = result.library.function.add()
+        function.CopyFrom(bodies[edit.function])
+        function.signature.name = f"{edit.function}_batch_{next(_numbers)}"
+        _call(node, edit, function.signature.name)
+        waiting += _apply_to_function(function, edit.plan, new)
+    return result
+
+
+def _apply_to_function(
+    function: Any, plan: Plan, new: int | None
+) -> list[tuple[CallAnew, Any]]:
+    args = [arg.name for arg in function.signature.input_arg]
+    writer = Writer(function.node_def, function=True, new=new, taken=args)
+    for attributes in function.arg_attr.values():
+        attributes.attr.pop("_output_shapes", None)
+    function.attr.pop("_input_shapes", None)
+    for edit in plan.edits:
+        if isinstance(edit, Broadcast) and edit.node is None:
+            result = function.signature.output_arg[edit.index].name
+            source = function.ret[result]
+            function.ret[result] = _broadcast(writer, edit, result, source, ())
+    return _apply(plan, function.node_def, writer)
+
+
+def _apply(plan: Plan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]:
+    """Change nodes; return the calls whose functions are to be changed next."""
+    by_name = {node.name: node for node in nodes}
+    framed = any(node.op in _FRAMES for node in nodes)
+    for name in plan.growing:
+        by_name[name].attr.pop("_output_shapes", None)
+    calls = []
+    for edit in plan.edits:
+        if edit.node is None:
+            continue
+        node = by_name[edit.node]
+        if isinstance(edit, CallAnew):
+            calls.append((edit, node))
+        else:
+            _change(edit, node, by_name, writer, framed)
+    return calls
+
+
+def _change(
+    edit: Edit, node: Any, by_name: dict[str, Any], writer: Writer, framed: bool
+) -> None:
+    name = f"{node.name}/batch_size"
+    if isinstance(edit, SetAttribute):
+        node.attr[edit.name].CopyFrom(edit.value)
+    elif isinstance(edit, BiasToAdd):
+        # As an Identity of the sum it keeps the names of the node and of its output.
+        dtype = node.attr["T"].type
+        total = writer.add(name, node.input[0], edit.bias, dtype)
+        node.op = "Identity"
+        node.attr.pop("data_format", None)
+        node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
+    elif isinstance(edit, SetConstant):
+        after = _controls(by_name.get(node_of(node.input[edit.index])))
+        dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum
+        node.input[edit.index] = writer.constant(name, edit.value, dtype, after)
+    elif isinstance(edit, SetElements):
+        pack = by_name[node_of(edit.pack)]
+        parts = list(pack.input)
+        dtype = pack.attr["T"].type
+        for index, value in edit.elements:
+            after = _controls(by_name.get(node_of(parts[index])))
+            parts[index] = writer.constant(f"{name}/dim_{index}", value, dtype, after)
+        node.input[edit.index] = writer.pack(name, parts, dtype)
+    elif isinstance(edit, SetDims):
+        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        node.input[edit.index] = writer.dims(
+            name, edit.dims, edit.source, edit.dtype, after
+        )
+    elif isinstance(edit, Broadcast):
+        source = node.input[edit.index]
+        after = [f"^{node_of(source)}"] if framed else []
+        node.input[edit.index] = _broadcast(writer, edit, name, source, after)
+
+
+def _controls(node: Any) -> list[str]:
+    """Return the control inputs of a constant that is replaced."""
+    return [] if node is None else [n for n in node.input if n.startswith("^")]
+
+
+def _broadcast(
+    writer: Writer, edit: Broadcast, name: str, tensor: str, after: Iterable[str]
+) -> str:
+    after = list(after)
+    if edit.rows != 1:
+        rank = len(edit.dims)
+        tensor = writer.first(f"{name}/row", tensor, edit.axis, rank, edit.dtype, after)
+    int32 = tf.int32.as_datatype_enum
+    shape = writer.dims(f"{name}/shape", edit.dims, edit.source, int32, after)
+    return writer.broadcast(name, tensor, shape, edit.dtype)
+
+
+def _call(node: Any, edit: CallAnew, function: str) -> None:
+    if edit.attribute is None:
+        node.op = function
+        return
+    value = node.attr[edit.attribute]
+    functions = [value.func] if value.HasField("func") else value.list.func
+    functions[edit.position].name = function
+
+
+_logger = logging.getLogger("geutil")
+
+
+def set_batch_size(
+    model: M,
+    size: int | None,
+    *,
+    inputs: Iterable[str] | None,
+    samples: Mapping[str, Any] | None,
+    verify: bool,
+) -> M:
+    """Return a model with another batch size; see `Model.set_batch_size`."""
+    if size is not None and (type(size) is not int or size < 1):
+        raise ModelError(f"a batch size is a positive number or None, not {size!r}")
+    batched = _batched_inputs(model, inputs)
+    old = _old_size(batched)
+    program = model.program()
+    if old is not None:
+        sizes = Sizes(old, choose_probe(program.graph_def), size)
+        done = _walked(model, program, batched, sizes)
+        _refuse(model, done.plan, size)
+        for edit in done.plan.edits:
+            _logger.debug("batch size %s of %r: %s", size, model, edit)
+        program.graph_def = fixed_graph_def(program.graph_def, done.plan, size)
+    else:
+        growing = Plan(growing={n.name for n in program.graph_def.node})
+        program.graph_def = fixed_graph_def(program.graph_def, growing, size)
+    _set_placeholders(program, batched, size)
+    # The graph on trial is one by itself: a refusal leaves no trace.
+    changed = _derived(model, program, size)
+    if verify:
+        prove(model, changed, list(batched), old, size, samples)
+    return changed
+
+
+def _batched_inputs(
+    model: EditableModel, names: Iterable[str] | None
+) -> dict[str, Tensor]:
+    """Return the inputs whose first axis is the batch."""
+    known = list(model.inputs)
+    if names is None:
+        for name, t in model.inputs.items():
+            if t.shape.rank is None:
+                raise ModelError(
+                    f"input '{name}' has an unknown rank, so there is no telling "
+                    "whether it has a batch axis; name the inputs that have one "
+                    "with inputs=[...]"
+                )
+        names = [name for name, t in model.inputs.items() if t.shape.rank]
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in model.inputs:
+            raise ModelError(f"there is no input '{name}'; the inputs are {known}")
+        if not model.inputs[name].shape.rank:
+            raise ModelError(
+                f"input '{name}' of shape {model.inputs[name].shape} has no batch axis"
+            )
+    if not names:
+        raise ModelError(f"{model!r} has no input with a batch axis")
+    return {name: model.inputs[name] for name in names}
+
+
+def _old_size(batched: Mapping[str, Tensor]) -> int | None:
+    found = {name: t.shape.as_list()[0] for name, t in batched.items()}
+    if len(set(found.values())) > 1:
+        raise ModelError(
+            f"the inputs do not agree on the batch size: {found}; name those whose "
+            "first axis is the batch with inputs=[...]"
+        )
+    size: int | None = next(iter(found.values()))
+    return size
+
+
+def _walked(
+    model: EditableModel, program: Program, batched: Mapping[str, Tensor], sizes: Sizes
+) -> Walk:
+    library = {f.signature.name: f for f in program.graph_def.library.function}
+    probing = Probing(sizes, library)
+    feeds = {}
+    for name, tensor in program.inputs.items():
+        shape = model.inputs[name].shape
+        if name in batched:
+            shape = [sizes.probe, *shape.as_list()[1:]]
+        feeds[tensor] = probing.placeholder(model.inputs[name].dtype, shape)
+    probing.mark([feeds[program.inputs[name]] for name in model.inputs])
+    variables = model.holdings.by_handle()
+    for name, outside in program.captures.items():
+        variable = variables.get(id(outside))
+        feeds[name] = (
+            probing.placeholder(outside.dtype, outside.shape)
+            if variable is None
+            else probing.variable(variable.dtype, variable.shape)
+        )
+    try:
+        scope = scope_of_graph(program.graph_def)
+        return walk_loops(
+            scope,
+            probing,
+            lambda starts: walk(scope, feeds, probing, through_calls, starts=starts),
+        )
+    except (*REFUSALS, TransformError) as error:
+        raise ModelError(
+            f"{model!r} cannot be followed with another batch size: {error}"
+        ) from error
+
+
+def _refuse(model: EditableModel, plan: Plan, size: int | None) -> None:
+    problems = plan.all_problems()
+    if problems:
+        listed = "\n  ".join(str(p) for p in problems)
+        raise ModelError(
+            f"{model!r} cannot have batch size {size}; these ops hold on to the old "
+            f"one:\n  {listed}"
+        )
+
+
+def _set_placeholders(
+    program: Program, batched: Mapping[str, Tensor], size: int | None
+) -> None:
+    nodes = nodes_by_name(program.graph_def)
+    for name, tensor in batched.items():
+        node = nodes[node_of(program.inputs[name])]
+        dims = tensor.shape.as_list()
+        node.attr["shape"].CopyFrom(attribute_of_shape((size, *dims[1:])))
+        node.attr.pop("_output_shapes", None)
+
+
+def _derived(model: M, program: Program, size: int | None) -> M:
+    try:
+        return model.derived(program)
+    except ModelError as error:
+        raise ModelError(f"{model!r} cannot have batch size {size}: {error}") from error

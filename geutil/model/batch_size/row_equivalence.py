@@ -1,0 +1,213 @@
+"""Equality of rows, up to what rounding alone explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from geutil.model.random_samples import Arrays
+
+_EPS = {
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
+}
+_TRIALS = 3
+_MARGIN = 32
+_PLAIN = 256
+
+
+def eps(dtype: Any) -> float:
+    """Return the spacing of a dtype at 1, 0 for exact ones."""
+    return _EPS.get(np.dtype(dtype).name, 0.0)
+
+
+def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Tell whether two arrays are the same, signs of zero and NaNs' payloads aside."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype == object:
+        return bool(np.all(a == b))
+    return bool(np.all((a == b) | ((a != a) & (b != b))))
+
+
+def noise(
+    run: Callable[[Arrays], Arrays],
+    inputs: Arrays,
+    results: Arrays,
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Measure how much each result changes when the inputs change in the last bit.
+
+    Kernels add in another order for another batch size. What that does to a result is
+    of the size of what rounding the inputs does to it: both are perturbations of one
+    unit in the last place, carried through the same ops.
+
+    Returns:
+        The largest change by output; NaN where the inputs cannot be perturbed.
+    """
+    floats = [name for name, a in inputs.items() if eps(a.dtype)]
+    if not floats:
+        return dict.fromkeys(results, float("nan"))
+    largest = dict.fromkeys(results, 0.0)
+    for _ in range(_TRIALS):
+        moved = dict(inputs)
+        for name in floats:
+            a = inputs[name]
+            unit = eps(a.dtype) * rng.choice([-1.0, 1.0], a.shape)
+            moved[name] = (a * (1 + unit)).astype(a.dtype)
+        for name, changed in run(moved).items():
+            if eps(changed.dtype) and changed.shape == results[name].shape:
+                difference = np.abs(changed - results[name]).astype(np.float64)
+                finite = difference[np.isfinite(difference)]
+                largest[name] = max(largest[name], float(finite.max(initial=0.0)))
+    return largest
+
+
+def tolerance(references: Sequence[np.ndarray[Any, Any]], measured: float) -> float:
+    """Return how far a result may be from the references.
+
+    32 times the measured effect of one rounding plus 8 units in the last place; 256
+    units where nothing could be measured. Exact dtypes are compared exactly.
+    """
+    unit = eps(references[0].dtype)
+    if not unit:
+        return 0.0
+    finite = [np.abs(r[np.isfinite(r)]).astype(np.float64) for r in references]
+    largest = max(float(f.max(initial=0.0)) for f in finite)
+    if np.isnan(measured):
+        return _PLAIN * unit * largest
+    return _MARGIN * measured + 8 * unit * largest
+
+
+Array = np.ndarray[Any, Any]
+_MOST_WINDOWS = 6
+
+
+class Kind(Enum):
+    """What a comparison found."""
+
+    MATCHES = "the rows match, and differ from each other"
+    SILENT = "the rows match, and are all the same"
+    CONSTANT = "it is the same for any batch"
+    DIFFERS = "a row does not match"
+    UNGROUPED = "there is no axis with a row for each input"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found.
+
+    Attributes:
+        kind: the result.
+        row: the first row that was compared where it fails.
+        distance: how far the row is off.
+        allowed: how far rounding may take it.
+    """
+
+    kind: Kind
+    row: int = 0
+    distance: float = 0.0
+    allowed: float = 0.0
+
+
+def windows(size: int, old: int) -> list[Array]:
+    """Return the rows that the old model is run on: at most six windows of `old` rows.
+
+    A window that is longer than the batch begins anew at its start; of such there are
+    two, so that rows change their places.
+
+    Example:
+        >>> [w.tolist() for w in windows(5, 2)]
+        [[0, 1], [2, 3], [3, 4]]
+        >>> [w.tolist() for w in windows(1, 2)]
+        [[0, 0]]
+        >>> [w.tolist() for w in windows(2, 3)]
+        [[0, 1, 0], [1, 0, 1]]
+    """
+    return list(_windows(size, old))
+
+
+def _windows(size: int, old: int) -> Iterator[Array]:
+    starts = list(range(0, size, old))
+    if size > old:
+        starts[-1] = size - old
+    elif size > 1:
+        starts.append(1)
+    picked = np.linspace(0, len(starts) - 1, min(len(starts), _MOST_WINDOWS))
+    for index in dict.fromkeys(int(i) for i in picked):
+        yield (starts[index] + np.arange(old)) % size
+
+
+def judge(
+    references: Sequence[Array],
+    found: Array,
+    rows: Sequence[Array],
+    size: int,
+    rounding: float,
+) -> Verdict:
+    """Compare a result for a batch with results for windows of it.
+
+    Args:
+        references: what the old model makes of each window.
+        found: what the new model makes of the batch.
+        rows: the rows of each window.
+        size: the size of the batch.
+        rounding: the measured effect of rounding.
+    """
+    first, old = references[0], len(rows[0])
+    allowed = tolerance(references, rounding)
+    axis = batch_axis(first.shape, found.shape, old, size)
+    if axis is None:
+        constant = all(distance(r, found) <= allowed for r in references)
+        return Verdict(Kind.CONSTANT if constant else Kind.UNGROUPED)
+    factor = first.shape[axis] // old
+    for window, wanted in zip(rows, references, strict=True):
+        places = (window[:, None] * factor + np.arange(factor)).ravel()
+        apart = distance(wanted, np.take(found, places, axis))
+        if not apart <= allowed:
+            return Verdict(Kind.DIFFERS, int(window[0]), apart, allowed)
+    # A batch of one row has nothing to mix up.
+    telling = size == 1 or any(distance(first, r) > allowed for r in references)
+    return Verdict(Kind.MATCHES if telling else Kind.SILENT)
+
+
+def batch_axis(
+    before: Sequence[int], after: Sequence[int], old: int, new: int
+) -> int | None:
+    """Return the one axis that is as much longer as the batch is."""
+    if len(before) != len(after):
+        return None
+    pairs = zip(before, after, strict=True)
+    differing = [i for i, (a, b) in enumerate(pairs) if a != b]
+    if len(differing) != 1:
+        return None
+    axis = differing[0]
+    grown = before[axis] % old == 0 and after[axis] == before[axis] // old * new
+    return axis if grown else None
+
+
+def distance(a: Array, b: Array) -> float:
+    """Return the largest difference; infinite where shapes, NaNs or texts differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.size or same_bits(a, b):
+        return 0.0
+    if a.dtype == object or a.dtype == bool:
+        return float("inf")
+    x, y = _wide(a), _wide(b)
+    equal = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(equal, 0.0, np.abs(x - y))
+    return float("inf") if np.isnan(apart).any() else float(apart.max())
+
+
+def _wide(a: Array) -> Array:
+    return a.astype(np.complex128 if np.iscomplexobj(a) else np.float64)

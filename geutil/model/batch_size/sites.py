@@ -1,0 +1,408 @@
+"""A site: one op on the walk, as the rules see it, and run in a graph of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.creation import make_op, new_graph
+from geutil.graph.types import Tensor
+from geutil.model.batch_size.batch_axes import (
+    Entry,
+    Shape,
+    Sizes,
+    Source,
+    constant_value,
+    shape_of,
+)
+from geutil.model.batch_size.batch_edits import (
+    Broadcast,
+    Dims,
+    Edit,
+    Grown,
+    Plan,
+    Problem,
+    SetAttribute,
+    SetConstant,
+    SetDims,
+)
+
+_LARGE = 4096
+REFUSALS = (ValueError, TypeError, tf.errors.OpError)
+"""What TensorFlow raises for a node that its shape inference refuses."""
+_EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))
+_LOOP_EDGES = frozenset(("Enter", "Exit", "NextIteration"))
+_COPIES = frozenset(("Identity", "Enter", "StopGradient", "Snapshot", "Cast"))
+
+
+class Probing:
+    """The graph in which shapes are inferred; nothing of it is ever run.
+
+    Args:
+        sizes: the batch sizes.
+        library: the functions by name.
+    """
+
+    def __init__(self, sizes: Sizes, library: Mapping[str, Any]) -> None:
+        self.sizes = sizes
+        self.library = library
+        self._graph = new_graph()
+        self._numbers = itertools.count()
+        self._large: dict[str, Any] = {}
+        self._growing: set[str] = set()
+
+    def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Make an op like `node`; what it reads says whether it depends on the inputs.
+
+        Raises:
+            Exception: one of `REFUSALS`: its shape inference refuses.
+        """
+        if node.op == "Const":
+            dims = [d.size for d in node.attr["value"].tensor.tensor_shape.dim]
+            if prod(dims) > _LARGE:
+                stand_in = self.placeholder(node.attr["dtype"].type, dims)
+                self._large[stand_in.name] = node
+                return [stand_in]
+        op, kept = node.op, frozenset(node.attr)
+        if op in _LOOP_EDGES:
+            # Shape inference forgets the shape there.
+            op, kept = "Identity", frozenset("T")
+        copy = tf.compat.v1.NodeDef(name=f"n{next(self._numbers)}", op=op)
+        for name, value in node.attr.items():
+            # A rule that looks for an attribute leaves an empty one behind.
+            given = value.WhichOneof("value") is not None
+            if given and name in kept and not name.startswith("_"):
+                copy.attr[name].CopyFrom(value)
+        outputs = list(make_op(self._graph, copy, operands).outputs)
+        if any(self.grows(t) for t in operands):
+            self.mark(outputs)
+        return outputs
+
+    def placeholder(self, dtype: Any, shape: Any, *, like: Any = ()) -> Tensor:
+        """Make a placeholder; it depends on the inputs if one of `like` does."""
+        with self._graph.as_default():
+            made = tf.compat.v1.placeholder(tf.as_dtype(dtype), shape)
+        if any(self.grows(t) for t in like):
+            self.mark([made])
+        return made
+
+    def variable(self, dtype: Any, shape: Any) -> Tensor:
+        """Make the handle of a variable."""
+        with self._graph.as_default():
+            return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape)
+
+    def constant(self, value: Any, dtype: Any) -> Tensor:
+        """Make a constant."""
+        with self._graph.as_default():
+            return tf.constant(value, dtype)
+
+    def mark(self, tensors: Sequence[Tensor]) -> None:
+        """Note that tensors depend on the inputs."""
+        self._growing.update(t.name for t in tensors)
+
+    def grows(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor depends on the inputs."""
+        return tensor.name in self._growing
+
+    def axis(self, tensor: Tensor) -> int | None:
+        """Return the axis of the batch, None if there is none."""
+        if not self.grows(tensor):
+            return None
+        return self.sizes.axis(shape_of(tensor))
+
+    def value(self, tensor: Tensor) -> np.ndarray[Any, Any] | None:
+        """Return the value of a tensor that constants alone make, if it is known."""
+        node = self._large.get(tensor.name)
+        if node is not None:
+            value: np.ndarray[Any, Any] = constant_value(node)
+            return value
+        return tf.get_static_value(tensor)
+
+    def dims(self, tensor: Tensor) -> list[int | None] | None:
+        """Return what is known of the elements of a vector.
+
+        A -1 that is put into it counts as known.
+        """
+        value = tf.get_static_value(tensor)
+        if value is not None and np.ndim(value) == 1:
+            return [int(v) for v in value]
+        if tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank != 1:
+            return None
+        found: list[int | None] = []
+        for part in _joined(tensor):
+            known = self._dims_of_part(part)
+            if known is None:
+                return None
+            found += known
+        return found
+
+    def _dims_of_part(self, tensor: Tensor) -> list[int | None] | None:
+        # TensorFlow evaluates more of it where it is a shape, but a -1 means there that
+        # nothing is known.
+        with self._graph.as_default():
+            anything = tf.compat.v1.placeholder(tf.int32)
+            shape = shape_of(tf.raw_ops.Reshape(tensor=anything, shape=tensor))
+        packed = tf.get_static_value(tensor, partial=True)
+        if shape is None or packed is None:
+            return None if shape is None else list(shape)
+        pairs = zip(packed, shape, strict=True)
+        return [d if v is None else int(v) for v, d in pairs]
+
+    def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
+        """Tell whether it is certain that all slices along an axis are equal."""
+        while True:
+            dims = shape_of(tensor)
+            if dims is None or dims[axis] == 1:
+                return dims is not None
+            value = self.value(tensor)
+            if value is not None:
+                return bool(np.all(value == np.take(value, [0], axis)))
+            if tensor.op.type in _EQUAL_ROWS:
+                inner = shape_of(tensor.op.inputs[0])
+                at = axis - len(dims) + len(inner or ())
+                return inner is not None and (at < 0 or inner[at] == 1)
+            if tensor.op.type not in _COPIES:
+                return False
+            tensor = tensor.op.inputs[0]
+
+
+def _joined(tensor: Tensor) -> list[Tensor]:
+    """Return the vectors that a vector is a concatenation of."""
+    found, waiting = [], [tensor]
+    while waiting:
+        part = waiting.pop()
+        if part.op.type == "ConcatV2":
+            waiting += reversed(part.op.inputs[:-1])
+        elif part.op.type == "Identity":
+            waiting += part.op.inputs
+        else:
+            found.append(part)
+    return found
+
+
+_SHOWN = 16
+
+
+class Site:
+    """One op, what it reads, and what is to be changed about it.
+
+    Attributes:
+        node: a copy of its definition, which rules may change; the op is tried as it
+            stands there.
+        written: how the graph or function writes what it reads.
+        operands: what it reads, in the probing graph; rules may replace them.
+        probing: where shapes are inferred.
+        fallback: where the batch can be read if none of the operands shows it.
+        producers: the ops that make what it reads, None for an argument.
+        readers: (type, index) of each input that reads what it makes.
+        replaced: the operands that are not what `written` says any more.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        operands: list[Tensor],
+        probing: Probing,
+        plan: Plan,
+        fallback: Source | None,
+        producers: Sequence[Entry | None] = (),
+        readers: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self.node = type(entry.node)()
+        self.node.CopyFrom(entry.node)
+        self.written = entry.written
+        self.operands = operands
+        self.probing = probing
+        self.fallback = fallback
+        self.producers = producers
+        self.readers = readers
+        self.plan = plan
+        self.replaced: frozenset[int] = frozenset()
+
+    def inside(self, source: Source) -> Site:
+        """Return the site as a function that it calls sees it: its batch is there."""
+        entry = Entry(self.node, (), ())
+        return Site(entry, [], self.probing, self.plan, source)
+
+    def attempt(self) -> Site:
+        """Return the site as it is, with changes of its own that can be given up."""
+        entry = Entry(self.node, (), self.written)
+        made = Site(entry, list(self.operands), self.probing, Plan(), self.fallback)
+        made.producers, made.readers = self.producers, self.readers
+        made.replaced = self.replaced
+        return made
+
+    def adopt(self, attempt: Site) -> None:
+        """Take the changes of an attempt over."""
+        self.node, self.operands = attempt.node, attempt.operands
+        self.replaced = attempt.replaced
+        self.plan.edits += attempt.plan.edits
+        self.plan.problems += attempt.plan.problems
+
+    @property
+    def sizes(self) -> Sizes:
+        """The batch sizes."""
+        return self.probing.sizes
+
+    def shape(self, index: int) -> Shape:
+        """Return the shape of an operand."""
+        return shape_of(self.operands[index])
+
+    def axis(self, index: int) -> int | None:
+        """Return the axis of the batch of an operand."""
+        return self.probing.axis(self.operands[index])
+
+    def source(self, index: int | None = None) -> Source | None:
+        """Return where the size of the batch can be read, at an operand if it shows."""
+        for i in range(len(self.operands)) if index is None else [index]:
+            axis = self.axis(i)
+            # Under the name of an operand that is replaced, the old one is read.
+            if axis is not None and i not in self.replaced:
+                return source_at(self.probing, self.operands[i], self.written[i], axis)
+        return self.fallback
+
+    def edit(self, edit: Edit) -> None:
+        """Plan a change."""
+        self.plan.edits.append(edit)
+
+    def problem(self, reason: str, remedy: str) -> None:
+        """Note what cannot be mended."""
+        self.plan.problems.append(
+            Problem(self.node.name, self.node.op, reason, remedy, self._constants())
+        )
+
+    def set_constant(self, index: int, value: Sequence[int], probed: Any) -> None:
+        """Give the op a constant of its own; `probed` is its value with the probe."""
+        dtype = self.operands[index].dtype
+        array = np.array(value, dtype.as_numpy_dtype)
+        self.edit(SetConstant(self.node.name, index, array))
+        self.operands[index] = self.probing.constant(probed, dtype)
+
+    def set_dims(self, index: int, dims: Dims, data: int) -> None:
+        """Give the op a vector of dimensions, of which some grow with the batch."""
+        source = self.source(data)
+        if source is None:
+            self.problem(*NO_SOURCE)
+            return
+        dtype = self.operands[index].dtype
+        enum = dtype.as_datatype_enum
+        self.edit(SetDims(self.node.name, index, dims, source, enum))
+        self.operands[index] = self.probing.constant(self.probed(dims), dtype)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Give an attribute a new value."""
+        self.edit(SetAttribute(self.node.name, name, value))
+        self.node.attr[name].CopyFrom(value)
+
+    def probed(self, dims: Dims) -> list[int]:
+        """Return dimensions with the size that stands for the batch."""
+        return [
+            d.factor * self.sizes.probe if isinstance(d, Grown) else d for d in dims
+        ]
+
+    def symbolic(self, shape: Sequence[int]) -> Dims:
+        """Return a shape of the probing graph with the batch as such."""
+        return tuple(
+            Grown(self.sizes.factor(d)) if self.sizes.factor(d) else d for d in shape
+        )
+
+    def broadcast(self, index: int, axis: int, factor: int) -> bool:
+        """Repeat an operand that is the same for every row, if it is certain to be.
+
+        Returns:
+            Whether it could be done; else a problem is noted.
+        """
+        made = broadcast_for_batch(self, self.operands[index], index, axis, factor)
+        if made is None:
+            return False
+        edit, self.operands[index] = made
+        self.replaced |= {index}
+        self.edit(edit)
+        return True
+
+    def _constants(self) -> tuple[str, ...]:
+        shown = []
+        for index, (name, t) in enumerate(
+            zip(self.written, self.operands, strict=False)
+        ):
+            value = None if self.probing.grows(t) else self.probing.value(t)
+            if value is not None and np.size(value) <= _SHOWN:
+                listed = np.asarray(value).tolist()
+                shown.append(f"input {index} '{name.partition(':')[0]}' = {listed}")
+        return tuple(shown)
+
+
+NO_SOURCE = (
+    "nothing here tells how large the batch is",
+    "set a fixed batch size instead of None",
+)
+
+
+def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> Source:
+    """Return a tensor as what tells the size of the batch."""
+    factor = probing.sizes.factor((shape_of(tensor) or ())[axis])
+    return Source(written, axis, factor, tensor.dtype.as_datatype_enum)
+
+
+def broadcast_for_batch(
+    site: Site,
+    tensor: Tensor,
+    index: int,
+    axis: int,
+    factor: int,
+    *,
+    result: bool = False,
+) -> tuple[Broadcast, Tensor] | None:
+    """Return the change that repeats a tensor for the batch, and what results.
+
+    Args:
+        site: the op that reads it, or that calls the function which returns it.
+        tensor: the tensor, in the probing graph.
+        index: the index of the input or result.
+        axis: the axis that is to grow.
+        factor: how many times the batch it is to be long.
+        result: whether it is a result of a function.
+    """
+    shape = shape_of(tensor)
+    if shape is None or None in shape:
+        site.problem(
+            f"input {index} would have to be repeated for each row, and its shape "
+            f"{tensor.shape} is not known",
+            "make it depend on the input's shape",
+        )
+        return None
+    if not site.probing.rows_are_equal(tensor, axis):
+        site.problem(
+            f"input {index} of shape {tensor.shape} has rows of its own for a batch of "
+            f"{site.sizes.old}",
+            "they cannot be continued; make it depend on the input",
+        )
+        return None
+    source = site.source()
+    if source is None:
+        site.problem(*NO_SOURCE)
+        return None
+    known = [d for d in shape if d is not None]
+    dims: Dims = (*known[:axis], Grown(factor), *known[axis + 1 :])
+    edit = Broadcast(
+        None if result else site.node.name,
+        index,
+        axis,
+        known[axis],
+        dims,
+        source,
+        tensor.dtype.as_datatype_enum,
+    )
+    grown = site.probing.placeholder(tensor.dtype, site.probed(dims))
+    site.probing.mark([grown])
+    return edit, grown
+
+
+def attribute_of_shape(shape: Shape) -> Any:
+    """Return an attribute that holds a shape."""
+    return tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())

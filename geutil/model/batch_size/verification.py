@@ -1,0 +1,336 @@
+"""The proof that a model with another batch size computes the same, by running both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.types import Operation, Tensor
+from geutil.model.batch_size.row_equivalence import (
+    Kind,
+    Verdict,
+    distance,
+    judge,
+    noise,
+    same_bits,
+    tolerance,
+    windows,
+)
+from geutil.model.core import EditableModel, M
+from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
+from geutil.select.walks import get_forward_walk_ops
+
+SKIP = "pass verify=False to take the model without the proof"
+
+
+class Trial:
+    """Runs of a model and of the one with another batch size.
+
+    Args:
+        model: the model.
+        changed: the one with another batch size.
+        batched: the inputs with a batch axis.
+        samples: rows to run on, for some inputs; the others are drawn.
+
+    Raises:
+        ModelError: `samples` names what is no input.
+    """
+
+    def __init__(
+        self,
+        model: EditableModel,
+        changed: EditableModel,
+        batched: Iterable[str],
+        samples: Mapping[str, Any] | None,
+    ) -> None:
+        self.model, self.changed = model, changed
+        self.batched = frozenset(batched)
+        unknown = [n for n in samples or () if n not in model.inputs]
+        if unknown:
+            raise ModelError(
+                f"samples name no inputs: {unknown}; the inputs are "
+                f"{list(model.inputs)}"
+            )
+        # numpy's own arrays of bytes lose zeros at the end.
+        self.samples = {
+            n: np.asarray(a, object if model.inputs[n].dtype == tf.string else None)
+            for n, a in (samples or {}).items()
+        }
+
+    def of(self, outputs: Sequence[str]) -> Trial:
+        """Return a trial of the tensors called so in both graphs."""
+        model, changed = (_with_outputs(m, outputs) for m in (self.model, self.changed))
+        return Trial(model, changed, self.batched, self.samples)
+
+    def same_size(self, size: int) -> list[str]:
+        """Return the outputs that are not the same at some size.
+
+        The same is bit for bit, or up to rounding: Grappler writes a graph whose
+        shapes are known otherwise than one where they are not.
+
+        Raises:
+            ModelError: a model fails, or computes something else each time.
+        """
+        inputs = self._inputs(size)
+        before, after = self._old(inputs), self._new(inputs, size)
+        wrong = [n for n in before if not same_bits(before[n], after[n])]
+        if not wrong:
+            return []
+        self._refuse_random(inputs, before)
+        rounding = noise(self._old, inputs, before, np.random.default_rng(1))
+        return [
+            n
+            for n in wrong
+            if not distance(before[n], after[n]) <= tolerance([before[n]], rounding[n])
+        ]
+
+    def rows(self, size: int, old: int) -> dict[str, Verdict]:
+        """Compare each output row by row at another size.
+
+        Raises:
+            ModelError: a model fails, or computes something else each time.
+        """
+        inputs = self._inputs(size)
+        after = self._new(inputs, size)
+        rows = windows(size, old)
+        before = [self._old(self._taken(inputs, window)) for window in rows]
+        self._refuse_random(self._taken(inputs, rows[0]), before[0])
+        rounding = noise(
+            lambda arrays: self._old(self._taken(arrays, rows[0])),
+            inputs,
+            before[0],
+            np.random.default_rng(1),
+        )
+        return {
+            name: judge([b[name] for b in before], after[name], rows, size, measured)
+            for name, measured in rounding.items()
+        }
+
+    def _inputs(self, size: int) -> Arrays:
+        batch = dict.fromkeys(self.batched, size)
+        inputs = self.model.inputs
+        bounds = bounds_of_indices(inputs)
+        arrays = random_inputs(inputs, np.random.default_rng(0), batch, bounds)
+        for name, given in self.samples.items():
+            arrays[name] = given
+            if name in self.batched:
+                arrays[name] = np.take(given, np.arange(size) % len(given), 0)
+        return arrays
+
+    def _taken(self, inputs: Arrays, rows: Any) -> Arrays:
+        return {
+            n: np.take(a, rows, 0) if n in self.batched else a
+            for n, a in inputs.items()
+        }
+
+    def _old(self, inputs: Arrays) -> Arrays:
+        try:
+            return self.model.run(**inputs)
+        except tf.errors.OpError as error:
+            raise ModelError(
+                f"{self.model!r} fails on the inputs it was tried on, so that nothing "
+                f"can be proved: {error.message}; pass samples={{input: rows}}, or "
+                f"{SKIP}"
+            ) from error
+
+    def _new(self, inputs: Arrays, size: int) -> Arrays:
+        try:
+            results = self.changed.run(**inputs)
+        except tf.errors.OpError as error:
+            raise ModelError(
+                f"{self.model!r} fails at batch size {size}: {error.message}; the op "
+                "named there holds on to the old batch size: rewrite it, or cut the "
+                "model around it"
+            ) from error
+        for name, t in self.changed.outputs.items():
+            if not t.shape.is_compatible_with(results[name].shape):
+                raise ModelError(
+                    f"output '{name}' of {self.model!r} has shape "
+                    f"{results[name].shape} at batch size {size}, where {t.shape} is "
+                    f"expected: '{t.op.name}' ({t.op.type}) or what is behind it holds "
+                    "on to the old batch size; cut the model in front of it"
+                )
+        return results
+
+    def _refuse_random(self, inputs: Arrays, before: Arrays) -> None:
+        again = self._old(inputs)
+        if not all(same_bits(before[name], again[name]) for name in before):
+            raise ModelError(
+                f"{self.model!r} computes something else each time it runs, so that "
+                f"nothing can be proved; {SKIP}"
+            )
+
+
+def _with_outputs(model: M, names: Sequence[str]) -> M:
+    program = model.program()
+    program.outputs = {name: name for name in names}
+    return model.derived(program, alone=True)
+
+
+_WRITES = re.compile(
+    r"Assign|^(Resource)?(Sparse)?Apply|^ResourceScatter|^Scatter(Add|Sub|Update)$"
+    r"|^LookupTable(Insert|Import|Remove)|^InitializeTable|^Write|^Save|^Print"
+    r"|PyFunc|Enqueue|Dequeue|StackPush|StackPop"
+)
+_MOST_BEHIND = 24
+
+
+def prove(
+    model: EditableModel,
+    changed: EditableModel,
+    batched: Sequence[str],
+    old: int | None,
+    new: int | None,
+    samples: Mapping[str, Any] | None,
+) -> None:
+    """Run a model and the one with another batch size, and compare.
+
+    At the old size the results are the same, and at others each row is what the old
+    model makes of it, up to rounding.
+
+    Args:
+        model: the model.
+        changed: the one with another batch size.
+        batched: the inputs with a batch axis.
+        old: the old size, None if any.
+        new: the new size, None if any.
+        samples: rows to run on, for some inputs; the others are drawn.
+
+    Raises:
+        ModelError: they differ, or cannot be compared.
+
+    Cost: some ten executions.
+    """
+    _refuse_writes(model)
+    trial = Trial(model, changed, batched, samples)
+    if old is None:
+        sizes = [new or 1]
+    elif new is None:
+        sizes = list(dict.fromkeys([old, 2 * old + 1, 1]))
+    else:
+        sizes = [new]
+    for size in sizes:
+        if old is None or size == old:
+            for name in trial.same_size(size):
+                raise _wrong(model, name, f"at batch size {size} it is not the same")
+        else:
+            for name, verdict in trial.rows(size, old).items():
+                _settle(trial, name, verdict, size, old)
+
+
+def _refuse_writes(model: EditableModel) -> None:
+    graph_def = model.program().graph_def
+    bodies = [f.node_def for f in graph_def.library.function]
+    writers = [
+        f"'{node.name}' ({node.op})"
+        for nodes in [graph_def.node, *bodies]
+        for node in nodes
+        if _WRITES.search(node.op)
+    ]
+    if writers:
+        raise ModelError(
+            f"{model!r} cannot be run to prove that the batch size may change, since a "
+            f"run has effects: {', '.join(writers[:5])}; {SKIP}, or use "
+            "strip_training() first"
+        )
+
+
+def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> None:
+    """Accept a verdict, or raise what it means."""
+    if verdict.kind is Kind.DIFFERS:
+        raise _wrong(
+            trial.model,
+            name,
+            f"at batch size {size}, row {verdict.row} is {verdict.distance:.3g} away "
+            "from what the old model makes of it (rounding explains "
+            f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
+            f"constant holds on to the old batch. If that is meant, {SKIP}",
+        )
+    constant = verdict.kind is Kind.CONSTANT and not _grows(trial.model, name)
+    if verdict.kind in (Kind.UNGROUPED, Kind.CONSTANT) and not constant:
+        raise _wrong(
+            trial.model,
+            name,
+            f"the shape does not tell which row of it comes from which input at batch "
+            f"size {size}, so nothing can be proved; {SKIP}",
+        )
+    if verdict.kind is Kind.SILENT and not _proved_behind(trial, name, size, old):
+        raise _wrong(
+            trial.model,
+            name,
+            "all rows that were tried come out the same, which proves nothing; pass "
+            "samples={input: rows} that make a difference, or verify=False to take the "
+            "model without the proof",
+        )
+
+
+def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
+    """Tell whether the tensors behind an output match, up to where rows differ."""
+    start = trial.model.outputs[output]
+    behind = _behind(start, trial.model, trial.changed)
+    inputs = [t.name for t in trial.model.inputs.values()]
+    names = dict.fromkeys(name for before in behind.values() for name in before)
+    verdicts = trial.of(list(names)).rows(size, old) if names else {}
+    waiting, seen = [start.name], {start.name}
+    while waiting:
+        before = behind.get(waiting.pop())
+        if not before or any(name in inputs for name in before):
+            return False
+        for name in before:
+            kind = verdicts[name].kind
+            if kind not in (Kind.MATCHES, Kind.SILENT):
+                return False
+            if kind is Kind.SILENT and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return True
+
+
+def _growing(model: EditableModel) -> frozenset[Operation]:
+    return frozenset(get_forward_walk_ops([t.op for t in model.inputs.values()]))
+
+
+def _grows(model: EditableModel, output: str) -> bool:
+    """Tell whether an output depends on the inputs."""
+    return model.outputs[output].op in _growing(model)
+
+
+def _behind(
+    start: Tensor, model: EditableModel, changed: EditableModel
+) -> dict[str, list[str]]:
+    """Return the floating-point inputs of tensors behind one, nearest first.
+
+    Only what depends on the inputs of the model counts, and no more than two dozen
+    tensors.
+    """
+    growing = _growing(model)
+    kept = {op.name for op in changed.graph.get_operations()}
+    behind: dict[str, list[str]] = {}
+    waiting = [start]
+    for t in waiting:
+        found = list(t.op.inputs)
+        # What the new model does not have is looked through.
+        for u in found:
+            if u.op.name not in kept:
+                found += u.op.inputs
+        before = [
+            u
+            for u in found
+            if u.dtype.is_floating and u.op in growing and u.op.name in kept
+        ]
+        behind[t.name] = [u.name for u in before]
+        for u in before:
+            if u.name not in behind and len(waiting) < _MOST_BEHIND:
+                waiting.append(u)
+    return behind
+
+
+def _wrong(model: EditableModel, output: str, what: str) -> ModelError:
+    return ModelError(
+        f"the batch size of {model!r} cannot be changed: of output '{output}', {what}"
+    )

@@ -1,1 +1,0 @@
-"""Changing the batch size: what bakes the old one in, its repair, and the proof."""

@@ -1,0 +1,315 @@
+"""Outputs of two models side by side: how far they are apart, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.types import Tensor, type_name
+from geutil.model.core import EditableModel
+from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two values of an output are farthest apart.
+
+    NaN equals NaN, and an infinity the same infinity; either against anything else is
+    infinitely far off. Integers, booleans and strings are compared exactly; booleans
+    and strings have no distance, so that a difference is infinite.
+
+    Attributes:
+        output: the name of the output.
+        equal: whether each element is: |a - b| <= atol + rtol * |b|.
+        absolute: the largest |a - b|.
+        relative: the largest |a - b| / |b|; infinite where b alone is 0.
+        index: where the absolute difference is largest, None where there is none.
+        sample: the number of the input that it came from.
+        values: the two elements there.
+        mismatch: how the dtypes or shapes differ, None if they do not; nothing else is
+            compared then.
+    """
+
+    output: str
+    equal: bool
+    absolute: float
+    relative: float
+    index: tuple[int, ...] | None
+    sample: int
+    values: tuple[Any, Any] | None
+    mismatch: str | None = None
+
+    def __str__(self) -> str:
+        if self.mismatch is not None:
+            return f"{self.output}: {self.mismatch}"
+        text = (
+            f"{self.output}: largest difference {self.absolute:.3g} absolute, "
+            f"{self.relative:.3g} relative"
+        )
+        if self.index is not None and self.values is not None:
+            a, b = self.values
+            text += f", at {list(self.index)} of sample {self.sample}: {a} and {b}"
+        return text if self.equal else f"{text} (too much)"
+
+    def worse(self, other: Difference | None) -> Difference:
+        """Return the worse of two differences, with the largest of both numbers."""
+        if other is None:
+            return self
+        first, second = (
+            (other, self) if other.badness >= self.badness else (self, other)
+        )
+        return Difference(
+            first.output,
+            first.equal and second.equal,
+            max(first.absolute, second.absolute),
+            max(first.relative, second.relative),
+            first.index,
+            first.sample,
+            first.values,
+            first.mismatch,
+        )
+
+    @property
+    def badness(self) -> tuple[bool, float, bool]:
+        """Return what differences are ordered by."""
+        return (self.mismatch is not None, self.absolute, not self.equal)
+
+
+def difference(
+    output: str, a: Array, b: Array, *, sample: int, rtol: float, atol: float
+) -> Difference:
+    """Return where two arrays are farthest apart; `b` is the reference.
+
+    Example:
+        >>> import numpy as np
+        >>> d = difference(
+        ...     "y",
+        ...     np.array([1.0, 2.5]),
+        ...     np.array([1.0, 2.0]),
+        ...     sample=0,
+        ...     rtol=0,
+        ...     atol=0,
+        ... )
+        >>> print(d)
+        y: largest difference 0.5 absolute, 0.25 relative, at [1] of sample 0: 2.5 and
+        2.0 (too much)
+    """
+    mismatch = _mismatch(a, b)
+    if mismatch is not None:
+        inf = float("inf")
+        return Difference(output, False, inf, inf, None, sample, None, mismatch)
+    if not a.size:
+        return Difference(output, True, 0.0, 0.0, None, sample, None)
+    absolute, relative, close = _distances(a, b, rtol, atol)
+    place = np.unravel_index(int(np.argmax(absolute)), a.shape)
+    index = tuple(int(i) for i in place)
+    largest = float(absolute[index])
+    return Difference(
+        output,
+        bool(close.all()),
+        largest,
+        float(relative.max()),
+        index if largest else None,
+        sample,
+        (a[index].item() if a.dtype != object else a[index], _plain(b[index]))
+        if largest
+        else None,
+    )
+
+
+def _plain(element: Any) -> Any:
+    return element.item() if isinstance(element, np.generic) else element
+
+
+def _mismatch(a: Array, b: Array) -> str | None:
+    if a.dtype != b.dtype:
+        return f"dtype {a.dtype} and {b.dtype}"
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)} and {list(b.shape)}"
+    return None
+
+
+def _distances(
+    a: Array, b: Array, rtol: float, atol: float
+) -> tuple[Array, Array, Array]:
+    """Return absolute and relative differences, and what is close enough."""
+    same = np.asarray(a == b)
+    if a.dtype == object or a.dtype == bool or a.dtype.kind not in "fciuV":
+        far = np.where(same, 0.0, np.inf)
+        return far, far, same
+    if a.dtype.kind in "iu":
+        # Python's integers: differences of int64 and uint64 do not fit into either.
+        apart = np.abs(a.astype(object) - b.astype(object)).astype(np.float64)
+        size = np.abs(b.astype(object)).astype(np.float64)
+        return apart, _ratio(apart, size), same
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(wide), b.astype(wide)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.where(same, 0.0, np.abs(x - y))
+        apart = np.where(np.isnan(apart), np.inf, apart)
+        allowed = atol + rtol * np.where(np.isfinite(y), np.abs(y), 0.0)
+        return apart, _ratio(apart, np.abs(y)), same | (apart <= allowed)
+
+
+def _ratio(apart: Array, size: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(apart == 0, 0.0, apart / size)
+    return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two models computed from the same inputs.
+
+    Its truth value is `equal`, so that `assert model.compare(other)` reads well.
+
+    Attributes:
+        differences: by output of the first model, where the two are farthest apart.
+        samples: how many inputs were tried.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+    """
+
+    differences: Mapping[str, Difference]
+    samples: int
+    rtol: float
+    atol: float
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether all outputs agree within the tolerances, for all inputs."""
+        return all(d.equal for d in self.differences.values())
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal else "different"
+        head = (
+            f"{verdict} on {self.samples} samples (rtol {self.rtol:g}, "
+            f"atol {self.atol:g})"
+        )
+        return "\n".join([head, *(f"  {d}" for d in self.differences.values())])
+
+
+def compare(
+    model: EditableModel,
+    other: EditableModel,
+    inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None,
+    *,
+    samples: int,
+    rtol: float,
+    atol: float,
+) -> Comparison:
+    """Compare two models; see `Model.compare`."""
+    if not isinstance(other, type(model)):
+        raise ModelError(
+            f"cannot compare with a {type_name(other)}; open it with geutil.model.open"
+        )
+    pairs = _paired_outputs(model, other)
+    _check_inputs(model, other)
+    if inputs is None:
+        if samples < 1:
+            raise ModelError(f"samples is {samples}; draw at least one")
+        rng = np.random.default_rng(0)
+        tried: Iterable[Mapping[str, Any]] = (
+            _drawn(model, other, rng) for _ in range(samples)
+        )
+    else:
+        tried = [inputs] if isinstance(inputs, Mapping) else inputs
+    found: dict[str, Difference] = {}
+    count = 0
+    for count, arrays in enumerate(tried, 1):
+        ours, theirs = _run(model, arrays), _run(other, arrays)
+        for name, name_ in pairs:
+            new = difference(
+                name,
+                ours[name],
+                theirs[name_],
+                sample=count - 1,
+                rtol=rtol,
+                atol=atol,
+            )
+            found[name] = new.worse(found.get(name))
+    if not count:
+        raise ModelError("inputs holds nothing; pass one dictionary of arrays at least")
+    return Comparison(found, count, rtol, atol)
+
+
+def _paired_outputs(
+    model: EditableModel, other: EditableModel
+) -> list[tuple[str, str]]:
+    """Pair outputs by name, or one by one in order where no name is shared."""
+    ours, theirs = list(model.outputs), list(other.outputs)
+    if set(ours) == set(theirs):
+        return [(name, name) for name in ours]
+    if len(ours) == len(theirs) and not set(ours) & set(theirs):
+        return list(zip(ours, theirs, strict=True))
+    raise ModelError(
+        f"the outputs do not match: {ours} and {theirs}; rename(outputs=...) or "
+        "cut(outputs=...) one of the models"
+    )
+
+
+def _check_inputs(model: EditableModel, other: EditableModel) -> None:
+    if set(model.inputs) != set(other.inputs):
+        raise ModelError(
+            f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}; "
+            "rename(inputs=...) one of the models"
+        )
+    for name, t in model.inputs.items():
+        t_ = other.inputs[name]
+        if t.dtype != t_.dtype or not t.shape.is_compatible_with(t_.shape):
+            raise ModelError(
+                f"input '{name}' is {_described(t)} in one model and {_described(t_)} "
+                "in the other, and nothing fits both"
+            )
+
+
+def _described(t: Tensor) -> str:
+    return f"{t.dtype.name} {t.shape}"
+
+
+def _drawn(
+    model: EditableModel, other: EditableModel, rng: np.random.Generator
+) -> Arrays:
+    """Draw inputs that fit both: what one does not know of a shape, the other may."""
+    specs = {
+        name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
+        for name, t in model.inputs.items()
+    }
+    bounds = bounds_of_indices(model.inputs)
+    for name, bound in bounds_of_indices(other.inputs).items():
+        bounds[name] = min(bound, bounds.get(name, bound))
+    return random_inputs(specs, rng, _shared_batch(specs), bounds)
+
+
+def _shared_batch(specs: Mapping[str, Any]) -> dict[str, int]:
+    """Return a first dimension for inputs that have none, that of those that have.
+
+    If the known ones agree on one, the unknown ones are taken to mean the same batch.
+    """
+    ranked = {n: s.shape.as_list() for n, s in specs.items() if s.shape.rank}
+    known = {dims[0] for dims in ranked.values() if dims[0] is not None}
+    if len(known) != 1:
+        return {}
+    (batch,) = known
+    return {n: batch for n, dims in ranked.items() if dims[0] is None}
+
+
+def _run(model: EditableModel, arrays: Mapping[str, Any]) -> Arrays:
+    try:
+        return model.run(**arrays)
+    except tf.errors.OpError as error:
+        raise ModelError(
+            f"{model!r} fails on these inputs: {error.message}; pass inputs= "
+            "that it can take"
+        ) from error

@@ -1,1 +1,0 @@
-"""What two models compute, side by side."""

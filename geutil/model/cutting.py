@@ -1,0 +1,250 @@
+"""Parts cut out of a model, between tensors that are named in one of several ways."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.types import Tensor, is_op, is_tensor, type_name
+from geutil.model.core import EditableModel, M
+from geutil.model.program import (
+    Program,
+    fresh_name,
+    legal_name,
+    node_of,
+    nodes_ahead,
+    nodes_behind,
+    redirect,
+    rename_placeholders,
+    subgraph,
+)
+from geutil.model.shared_state import Holdings
+
+Selection = Mapping[str, Any] | Iterable[Any] | Any
+
+
+def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tensor]:
+    """Return the selected tensors by public name, in order.
+
+    Args:
+        model: the model.
+        selection: a tensor, an op with one output, or the name of an input, an output,
+            a tensor or an op; or several of them; or a mapping from the name that each
+            shall have. Without a mapping, ends keep their names and other tensors are
+            called after their ops.
+
+    Raises:
+        ModelError: one is no tensor of the model's graph, or two have the same name.
+    """
+    if isinstance(selection, Mapping):
+        if not all(isinstance(name, str) and name for name in selection):
+            raise ModelError(f"each end needs a name, got {list(selection)}")
+        return {name: tensor_of(model, item) for name, item in selection.items()}
+    if isinstance(selection, str) or is_tensor(selection) or is_op(selection):
+        selection = [selection]
+    named: dict[str, Tensor] = {}
+    for item in selection:
+        tensor = tensor_of(model, item)
+        name = _public_name(model, item, tensor)
+        if name in named:
+            raise ModelError(
+                f"two tensors would be called '{name}': '{named[name].name}' and "
+                f"'{tensor.name}'; pass a mapping from names to tensors"
+            )
+        named[name] = tensor
+    return named
+
+
+def tensor_of(model: EditableModel, item: Any) -> Tensor:
+    """Return one selected tensor of a model.
+
+    Raises:
+        ModelError: there is no such tensor in the model's graph.
+    """
+    if isinstance(item, str):
+        for ends in (model.outputs, model.inputs):
+            if item in ends:
+                return ends[item]
+        try:
+            item = model.graph.as_graph_element(item)
+        except (KeyError, ValueError) as error:
+            raise ModelError(
+                f"{model!r} has no input, output, tensor or op '{item}'; "
+                f"{_alike(model, item)}"
+            ) from error
+    if is_op(item):
+        if len(item.outputs) != 1:
+            raise ModelError(
+                f"op '{item.name}' has {len(item.outputs)} outputs; pass a tensor such "
+                f"as '{item.name}:0'"
+            )
+        item = item.outputs[0]
+    if not is_tensor(item):
+        raise ModelError(f"expected a tensor, an op or a name, got {type_name(item)}")
+    if item.graph is not model.graph:
+        raise ModelError(f"'{item.name}' is in another graph than {model!r}")
+    return item
+
+
+def _alike(model: EditableModel, name: str) -> str:
+    """Say what names resemble one that does not exist."""
+    names = [op.name for op in model.graph.get_operations()]
+    alike = [n for n in names if name.lower() in n.lower()][:5]
+    alike = alike or difflib.get_close_matches(name, names, 5, 0.5)
+    ends = [*model.inputs, *model.outputs]
+    return f"similar are {alike}" if alike else f"its ends are {ends}"
+
+
+def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
+    if isinstance(item, str) and (item in model.outputs or item in model.inputs):
+        return item
+    for ends in (model.inputs, model.outputs):
+        for name, t in ends.items():
+            if t is tensor:
+                return name
+    return tensor.op.name if tensor.value_index == 0 else tensor.name.replace(":", "_")
+
+
+_logger = logging.getLogger("geutil")
+
+
+def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
+    """Return the part of a model between tensors; see `Model.cut`."""
+    results = named_tensors(model, model.outputs if outputs is None else outputs)
+    if not results:
+        raise ModelError("a model needs at least one output; name one in outputs=")
+    for name, t in results.items():
+        if t.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{t.name}' is a {t.dtype.name} and cannot be output '{name}'; cut "
+                "behind the ops that read it"
+            )
+    program = model.program(checked=False)
+    program.outputs = {name: t.name for name, t in results.items()}
+    if inputs is None:
+        needed = _needed(program, list(program.outputs.values()))
+        program.inputs = {
+            name: t for name, t in program.inputs.items() if node_of(t) in needed
+        }
+    else:
+        _feed(model, program, named_tensors(model, inputs))
+    program.side_effects = _possible_side_effects(model, program)
+    return model.derived(program, holdings=_holdings(model, program), alone=True)
+
+
+def _needed(program: Program, ends: list[str]) -> set[str]:
+    """Return the names of the nodes behind tensors."""
+    stops = [node_of(t) for t in program.captures]
+    behind = nodes_behind(program.graph_def, map(node_of, ends), stops)
+    return {node.name for node in behind}
+
+
+def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> None:
+    """Put a placeholder in the place of each tensor in `inputs`."""
+    for t in inputs.values():
+        if t.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{t.name}' is a {t.dtype.name} and cannot be an input; cut behind "
+                "the ops that read it"
+            )
+    taken = {node.name for node in program.graph_def.node}
+    stand_ins: dict[str, str] = {}
+    for name, t in inputs.items():
+        if t.name in stand_ins:
+            raise ModelError(f"two inputs are '{t.name}', one of them '{name}'")
+        stand_ins[t.name] = fresh_name(taken, legal_name(name))
+        taken.add(stand_ins[t.name])
+        program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
+    redirect(program, stand_ins)
+    _release(program, stand_ins.values())
+    fed = {name: f"{stand_ins[t.name]}:0" for name, t in inputs.items()}
+    _check_inputs(model, program, fed)
+    program.inputs = fed
+    _shorten_names(program)
+
+
+def _release(program: Program, stand_ins: Iterable[str]) -> None:
+    """Let nothing that can be computed wait for what the old inputs feed.
+
+    What is cut off cannot be waited for: neither its ops nor their effects are there.
+    """
+    kept = set(stand_ins)
+    old = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
+    fed = nodes_ahead(program.graph_def, old, data_only=True)
+    for node in program.graph_def.node:
+        if node.name in fed:
+            continue
+        inputs = [t for t in node.input if t[0] != "^" or node_of(t) not in fed]
+        if len(inputs) != len(node.input):
+            del node.input[:]
+            node.input.extend(inputs)
+
+
+def _placeholder(name: str, t: Tensor) -> Any:
+    node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+    node.attr["dtype"].type = t.dtype.base_dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(t.shape.as_proto())
+    return node
+
+
+def _shorten_names(program: Program) -> None:
+    """Drop what is cut off, and give the inputs the names that this sets free."""
+    ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
+    needed = _needed(program, ends)
+    nodes = [node for node in program.graph_def.node if node.name in needed]
+    program.graph_def = subgraph(program.graph_def, nodes)
+    names = needed - {node_of(t) for t in program.inputs.values()}
+    renamed = {}
+    for name, t in program.inputs.items():
+        renamed[node_of(t)] = fresh_name(names, legal_name(name))
+        names.add(renamed[node_of(t)])
+    rename_placeholders(program, renamed)
+
+
+def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -> None:
+    needed = _needed(program, list(program.outputs.values()))
+    used = needed | _needed(program, program.side_effects)
+    for name, t in fed.items():
+        if node_of(t) not in used:
+            raise ModelError(
+                f"no output depends on '{name}' once the others are inputs; leave "
+                "it out"
+            )
+    for name, t in program.inputs.items():
+        if node_of(t) in needed and t not in fed.values():
+            raise ModelError(
+                f"the outputs {list(program.outputs)} of {model!r} still depend on its "
+                f"input '{name}'; name it in inputs= too, or cut further behind"
+            )
+
+
+def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
+    """Return the side effects that need no input which was cut off."""
+    kept_inputs = {node_of(t) for t in program.inputs.values()}
+    original = {t.op.name for t in model.inputs.values()} - kept_inputs
+    possible = []
+    for name in program.side_effects:
+        if original.isdisjoint(_needed(program, [name])):
+            possible.append(name)
+        else:
+            _logger.info("'%s' is not in the part that was cut out; left out", name)
+    return possible
+
+
+def _holdings(model: EditableModel, program: Program) -> Holdings:
+    """Return what the part needs of what the model holds."""
+    ends = [*program.outputs.values(), *program.side_effects]
+    needed = _needed(program, ends)
+    captured = {id(e) for t, e in program.captures.items() if node_of(t) in needed}
+    held = model.holdings
+    resources = [r for r in held.resources if id(r.resource_handle) in captured]
+    return Holdings(
+        {n: v for n, v in held.variables.items() if id(v.handle) in captured},
+        resources,
+        list(held.assets) if resources else [],
+    )

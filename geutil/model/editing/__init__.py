@@ -1,1 +1,0 @@
-"""Parts taken out, joined, renamed and replaced."""

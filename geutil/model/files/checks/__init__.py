@@ -1,1 +1,0 @@
-"""What TensorFlow must not be given: each module holds one kind of check."""

@@ -1,0 +1,436 @@
+"""Checks of nodes.
+
+Names, op types, attributes, and what makes shape functions abort the process.
+
+TensorFlow infers shapes while it imports, and most shape functions refuse what makes no
+sense. These do not. Each rule was found by a damaged graph that took the process down.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from geutil.errors import ModelError
+from geutil.graph.protos import PARSE_ERRORS, TensorProto
+from geutil.model.files.tensor_checks import (
+    MOST_DIMENSIONS,
+    Signature,
+    Signatures,
+    Types,
+    check_shape,
+    check_tensor,
+    check_type,
+    type_name,
+)
+
+Rule: TypeAlias = Callable[[Any, Sequence[Any]], None]
+"""Takes a `NodeDef` and those of its producers, None for unknown ones; raises
+`ModelError`."""
+
+
+_RUNTIME_ONLY = ("_FusedQuantized", "_Quantized", "_ScopedAllocator")
+"""Begin the names of ops that TensorFlow's optimizers make while they run a graph."""
+
+_SHAPES_OF_OUTPUTS = {
+    "InfeedDequeueTuple": ("shapes", "dtypes"),
+    "XlaCallModule": ("Sout", "Tout"),
+}
+"""A list of shapes is written to the outputs, however many there are."""
+
+_ONE_ELEMENT = {
+    "QueueDequeueMany": 1,
+    "QueueDequeueManyV2": 1,
+    "QueueDequeueUpTo": 1,
+    "QueueDequeueUpToV2": 1,
+}
+"""The input that a constant must give one number to."""
+
+_LEAST_RANKS = {
+    "BoostedTreesAggregateStats": (1, 1, 1, 1),
+    "BoostedTreesExampleDebugOutputs": (0, 1),
+    "BoostedTreesPredict": (0, 1),
+    "BoostedTreesTrainingPredict": (0, 1, 1, 1),
+    "XlaSparseGradientsStack": (2,),
+}
+"""How many dimensions each input must have at least; the last goes for the rest."""
+
+_RANK_GIVERS = {
+    "ConjugateTranspose": 1,
+    "MirrorPad": 1,
+    "Pad": 1,
+    "PadV2": 1,
+    "Slice": 1,
+    "Transpose": 1,
+    "_MklConjugateTranspose": 1,
+    "_MklTranspose": 1,
+}
+"""The input whose size gives the number of dimensions, which TensorFlow allocates."""
+
+_NUMBERS = {"CollectiveGather": "group_size"}
+"""An attribute that must fit into 32 bits."""
+
+
+def check_hazards(node: Any, producers: Sequence[Any]) -> None:
+    """Raise `ModelError` if a node would take the process down.
+
+    Args:
+        node: a `NodeDef` whose attributes passed.
+        producers: the `NodeDef` that each of its inputs comes from, None for arguments.
+
+    Cost: constant, but for the few op types with a rule.
+    """
+    rule = _RULES.get(node.op)
+    if rule is not None:
+        rule(node, producers)
+    elif node.op.startswith(_RUNTIME_ONLY):
+        raise ModelError(
+            "TensorFlow makes this op only while it runs a graph; save the graph as it "
+            "was before its optimizers"
+        )
+
+
+def _constant(node: Any, producers: Sequence[Any]) -> None:
+    attributes = node.attr
+    # Shape functions read constants as the type that the inputs are declared to have.
+    if "value" not in attributes or "dtype" not in attributes:
+        return
+    declared, value = attributes["dtype"], attributes["value"]
+    if "placeholder" in (declared.WhichOneof("value"), value.WhichOneof("value")):
+        return
+    if value.tensor.dtype != declared.type:
+        raise ModelError(
+            f"its value is {type_name(value.tensor.dtype)}, but its type is "
+            f"{type_name(declared.type)}"
+        )
+
+
+def _gather(node: Any, producers: Sequence[Any]) -> None:
+    attributes = node.attr
+    if "batch_dims" not in attributes:
+        return
+    shapes = [known_shape(p) for p in producers[:2]]
+    most = min([len(s) for s in shapes if s is not None], default=MOST_DIMENSIONS)
+    batch = attributes["batch_dims"].i
+    if not -most <= batch <= most:
+        raise ModelError(f"'batch_dims' is {batch}, of at most {most} dimensions")
+
+
+def _shapes(node: Any, producers: Sequence[Any]) -> None:
+    shapes, types = _SHAPES_OF_OUTPUTS[node.op]
+    given = len(node.attr[shapes].list.shape) if shapes in node.attr else 0
+    outputs = len(node.attr[types].list.type) if types in node.attr else 0
+    if given > outputs:
+        raise ModelError(f"'{shapes}' lists {given} shapes for {outputs} outputs")
+
+
+def _one_element(node: Any, producers: Sequence[Any]) -> None:
+    place = _ONE_ELEMENT[node.op]
+    shape = known_shape(producers[place]) if place < len(producers) else None
+    if shape is not None and math.prod(shape) != 1:
+        raise ModelError(f"its input number {place} is of shape {shape}, not a scalar")
+
+
+def _ranks(node: Any, producers: Sequence[Any]) -> None:
+    least = _LEAST_RANKS[node.op]
+    for place, producer in enumerate(producers):
+        shape = known_shape(producer)
+        wanted = least[min(place, len(least) - 1)]
+        if shape is not None and len(shape) < wanted:
+            raise ModelError(
+                f"its input number {place} is of shape {shape}; it needs at least "
+                f"{wanted} dimensions"
+            )
+
+
+def _rank_giver(node: Any, producers: Sequence[Any]) -> None:
+    place = _RANK_GIVERS[node.op]
+    shape = known_shape(producers[place]) if place < len(producers) else None
+    # Paddings are two numbers for each dimension.
+    if shape and math.prod(size for size in shape if size > 0) > 2 * MOST_DIMENSIONS:
+        raise ModelError(
+            f"its input number {place} is of shape {shape}, for more than "
+            f"{MOST_DIMENSIONS} dimensions"
+        )
+
+
+def _split_vector(node: Any, producers: Sequence[Any]) -> None:
+    sizes = known_shape(producers[1]) if len(producers) > 1 else None
+    if sizes is not None and len(sizes) != 1:
+        raise ModelError(f"its input number 1 is of shape {sizes}, not a vector")
+
+
+def _tuple_mask(node: Any, producers: Sequence[Any]) -> None:
+    mask = node.attr["tuple_mask"].s if "tuple_mask" in node.attr else b""
+    try:
+        dimensions = len(TensorProto.FromString(mask).tensor_shape.dim)
+    except PARSE_ERRORS:
+        dimensions = 0
+    if not dimensions:
+        raise ModelError("'tuple_mask' holds no tensor")
+
+
+def _small_number(node: Any, producers: Sequence[Any]) -> None:
+    name = _NUMBERS[node.op]
+    if name in node.attr and abs(node.attr[name].i) >= 2**31:
+        raise ModelError(f"'{name}' is {node.attr[name].i}")
+
+
+def known_shape(producer: Any) -> list[int] | None:
+    """Return the shape of a constant or a placeholder, or None if it is unknown."""
+    if producer is None:
+        return None
+    shape = None
+    if producer.op == "Const" and "value" in producer.attr:
+        shape = producer.attr["value"].tensor.tensor_shape
+    elif producer.op == "Placeholder" and "shape" in producer.attr:
+        shape = producer.attr["shape"].shape
+    if shape is None or shape.unknown_rank:
+        return None
+    return [d.size for d in shape.dim]
+
+
+_RULES: dict[str, Rule] = {
+    "Const": _constant,
+    "GatherV2": _gather,
+    **dict.fromkeys(_SHAPES_OF_OUTPUTS, _shapes),
+    **dict.fromkeys(_ONE_ELEMENT, _one_element),
+    **dict.fromkeys(_LEAST_RANKS, _ranks),
+    **dict.fromkeys(_NUMBERS, _small_number),
+    **dict.fromkeys(_RANK_GIVERS, _rank_giver),
+    "SplitV": _split_vector,
+    "SplitDedupData": _tuple_mask,
+}
+
+
+_FIELDS = {
+    "string": "s",
+    "int": "i",
+    "float": "f",
+    "bool": "b",
+    "type": "type",
+    "shape": "shape",
+    "tensor": "tensor",
+    "func": "func",
+}
+_LIST = re.compile(r"list\((\w+)\)")
+
+
+def check_attributes(
+    attributes: Mapping[str, Any],
+    signature: Signature,
+    signatures: Signatures,
+    *,
+    in_function: bool,
+) -> None:
+    """Check the attributes of one node.
+
+    Attributes that the definition does not mention are left to TensorFlow: graphs of
+    other versions bear such.
+
+    Args:
+        attributes: the `AttrValue` protos by name.
+        signature: the definition of the node's op type.
+        signatures: knows which functions there are.
+        in_function: the node is in a function's body, where an attribute may stand for
+            one of the function's own.
+
+    Raises:
+        ModelError: one is missing, of another type, or has an impossible value.
+
+    Cost: linear in the attributes.
+    """
+    for name in signature.required:
+        if name not in attributes:
+            raise ModelError(f"attribute '{name}' is missing")
+    declared = signature.attributes
+    for name, value in attributes.items():
+        kind = value.WhichOneof("value")
+        if kind == "placeholder" and in_function:
+            continue
+        try:
+            check = _CHECKS.get(kind)
+            if check is not None:
+                check(value)
+            if name in declared:
+                _check_declared(value, kind, declared[name], signatures)
+        except ModelError as error:
+            raise ModelError(f"attribute '{name}' {error}") from error
+
+
+def _check_declared(
+    value: Any, kind: str | None, declaration: Any, signatures: Signatures
+) -> None:
+    """Check a value against the declaration of its attribute."""
+    field, element = _field_and_element(declaration.type)
+    if field is None:
+        return
+    if kind != field:
+        raise ModelError(
+            f"is of type {kind or 'none at all'}; declared: {declaration.type}"
+        )
+    if element is None:
+        elements = [getattr(value, field)]
+    else:
+        _check_elements(value.list, element)
+        elements = getattr(value.list, element)
+    if declaration.HasField("allowed_values"):
+        _check_allowed(elements, declaration.allowed_values.list)
+    if declaration.has_minimum:
+        least = value.i if field == "i" else len(elements)
+        if least < declaration.minimum:
+            raise ModelError(f"is or has {least}; at least {declaration.minimum}")
+    if "func" in (field, element):
+        for func in elements:
+            _check_function(func.name, signatures)
+
+
+@functools.cache
+def _field_and_element(declared: str) -> tuple[str | None, str | None]:
+    """Return the field of `AttrValue` for a declared type, and that of its list."""
+    match = _LIST.fullmatch(declared)
+    if match:
+        return "list", _FIELDS.get(match[1])
+    return _FIELDS.get(declared), None
+
+
+def _check_elements(values: Any, element: str) -> None:
+    for found, _ in values.ListFields():
+        if found.name != element:
+            raise ModelError(f"lists values of type {found.name}; declared: {element}")
+
+
+def _check_allowed(elements: Iterable[Any], allowed: Any) -> None:
+    # Some shape functions of TensorFlow abort the process on a type that is not.
+    choice = allowed.type or allowed.s
+    for element in elements:
+        if element not in choice:
+            accepted = ", ".join(map(_named, choice))
+            raise ModelError(f"is {_named(element)}; accepted: {accepted}")
+
+
+def _named(value: Any) -> str:
+    return (
+        type_name(value)
+        if isinstance(value, int)
+        else repr(value.decode(errors="replace"))
+    )
+
+
+def _check_function(name: str, signatures: Signatures) -> None:
+    # An op type may stand in for a function, and no name for no function.
+    if name and signatures.get(name) is None:
+        raise ModelError(
+            f"names the function '{name}', which the graph's library does not hold"
+        )
+
+
+def _check_list(value: Any) -> None:
+    for number in value.list.type:
+        check_type(number)
+    for shape in value.list.shape:
+        check_shape(shape)
+    for tensor in value.list.tensor:
+        check_tensor(tensor)
+
+
+_CHECKS: dict[str | None, Callable[[Any], Any]] = {
+    "type": lambda value: check_type(value.type),
+    "shape": lambda value: check_shape(value.shape),
+    "tensor": lambda value: check_tensor(value.tensor),
+    "list": _check_list,
+}
+
+
+_PART = r"[A-Za-z0-9._/\\-]*"
+_NAME = re.compile(rf"[A-Za-z0-9.]{_PART}(>[A-Za-z0-9.]{_PART})*")
+# TensorFlow names nodes that it adds to bodies like this.
+_INTERNAL_NAME = re.compile(r"_*" + _NAME.pattern)
+
+
+@dataclass(eq=False)
+class Node:
+    """A node that passed, with what its inputs are checked against.
+
+    Attributes:
+        proto: its `NodeDef`.
+        place: its place among the nodes.
+        signature: the definition of its op type.
+        inputs: the types of its inputs, None if their number is unknown.
+        outputs: the types of its outputs, likewise.
+    """
+
+    proto: Any
+    place: int
+    signature: Signature
+    inputs: Types | None
+    outputs: Types | None
+    attributes: dict[str, Any] | None = field(default=None, repr=False)
+
+
+def check_nodes(
+    protos: Iterable[Any], signatures: Signatures, *, in_function: bool
+) -> dict[str, Node]:
+    """Check each node by itself, and return the nodes by name, in order.
+
+    Args:
+        protos: the `NodeDef` protos.
+        signatures: the known op types.
+        in_function: they are the body of a function.
+
+    Raises:
+        ModelError: a name is not legal or occurs twice, an op type is unknown, or an
+            attribute is wrong.
+
+    Cost: linear in the nodes and their attributes.
+    """
+    legal = _INTERNAL_NAME if in_function else _NAME
+    nodes: dict[str, Node] = {}
+    shared: dict[Types, Types] = {}
+    for place, proto in enumerate(protos):
+        name = proto.name
+        if not legal.fullmatch(name):
+            raise ModelError(
+                f"node number {place} is called '{name}', which is no legal name"
+            )
+        if name in nodes:
+            raise ModelError(f"two nodes are called '{name}'")
+        try:
+            node = _checked(proto, place, signatures, in_function)
+        except ModelError as error:
+            raise ModelError(f"{label(proto)}: {error}") from error
+        # Most nodes take and give the same as others: one tuple for all saves memory.
+        if node.inputs is not None:
+            node.inputs = shared.setdefault(node.inputs, node.inputs)
+        if node.outputs is not None:
+            node.outputs = shared.setdefault(node.outputs, node.outputs)
+        nodes[name] = node
+    return nodes
+
+
+def _checked(proto: Any, place: int, signatures: Signatures, in_function: bool) -> Node:
+    signature = signatures.get(proto.op)
+    if signature is None:
+        raise ModelError(
+            "this TensorFlow does not know the op, and no function is called so; if "
+            "it is a custom op, load its library first with tf.load_op_library"
+        )
+    attributes = dict(proto.attr.items())
+    check_attributes(attributes, signature, signatures, in_function=in_function)
+    return Node(
+        proto,
+        place,
+        signature,
+        signature.input_types(attributes),
+        signature.output_types(attributes),
+        attributes if in_function else None,
+    )
+
+
+def label(proto: Any) -> str:
+    """Return how a message calls a node."""
+    return f"node '{proto.name}' ({proto.op})"

@@ -1,0 +1,354 @@
+"""Variables turned into constants, in a graph and in its functions.
+
+Protobufs only: nothing is imported and nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.call_graph import Library
+from geutil.graph.creation import BULK_LIMIT
+from geutil.graph.resource_variables import dtype_behind
+from geutil.model.core import EditableModel, M
+from geutil.model.handle_values import (
+    CALLS,
+    OUTPUT_NAMES,
+    READS,
+    Carrier,
+    Value,
+    Version,
+    Versions,
+    handle_flow,
+    pass_values,
+    passes,
+    set_types,
+    take_values,
+    turn_into_value_read,
+)
+from geutil.model.program import (
+    Program,
+    become_const,
+    fresh_name,
+    legal_name,
+    node_of,
+    rename_placeholders,
+    short,
+)
+from geutil.model.python_gradients import prune
+from geutil.model.shared_state import Holdings
+
+_WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
+
+
+def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
+    """Put values in the place of handles, in place.
+
+    Args:
+        graph_def: the graph. The nodes that are the handles are values already; their
+            readers are changed, and functions that took handles get versions that take
+            values.
+        seeds: the value by the name of each node that was a handle.
+
+    Returns:
+        The names of the nodes that read a variable and now read a value.
+
+    Raises:
+        ModelError: an op needs the variable itself, not its value; or a function
+            returns the handle of a variable.
+
+    Cost: linear in nodes and edges, those of functions included.
+    """
+    versions = Versions(graph_def.library)
+    taken = {node.name for node in graph_def.node}
+    _, carriers = handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in READS}
+    added = _change(carriers, seeds, taken, versions, "")
+    graph_def.node.extend(added)
+    for version in versions.waiting():
+        function = graph_def.library.function.add()
+        function.CopyFrom(versions.functions[version.function])
+        _make_version(function, version, versions)
+    return reads
+
+
+def _make_version(function: Any, version: Version, versions: Versions) -> None:
+    """Make a copy of a function take values where it took handles."""
+    arguments = function.signature.input_arg
+    seeds = {arguments[index].name: value for index, value in version.values}
+    take_values(function, version)
+    taken = {node.name for node in function.node_def} | {a.name for a in arguments}
+    values, carriers = handle_flow(function.node_def, seeds, in_function=True)
+    renamed = {
+        short(f"{c.node.name}:{name}:0"): f"{c.node.name}:output:0"
+        for c in carriers
+        if (name := OUTPUT_NAMES.get(c.node.op))
+    }
+    where = f" in function '{version.function}'"
+    function.node_def.extend(_change(carriers, seeds, taken, versions, where))
+    _set_results(function, version, values)
+    for node in function.node_def if renamed else ():
+        for index, text in enumerate(node.input):
+            if short(text) in renamed:
+                node.input[index] = renamed[short(text)]
+    for name, text in function.ret.items():
+        if short(text) in renamed:
+            function.ret[name] = renamed[short(text)]
+
+
+def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
+    """Set the types of results that are values now."""
+    expected = dict(version.values) if version.returns else {}
+    for index, result in enumerate(function.signature.output_arg):
+        value = values.get(short(function.ret[result.name]))
+        wanted = expected.get(index)
+        if value is not None and wanted is not None and value.dtype == wanted.dtype:
+            result.type = value.dtype
+            result.ClearField("handle_data")
+            result.ClearField("experimental_full_type")
+        elif value is not None or wanted is not None:
+            name = (value or wanted or version.values[0][1]).variable
+            raise ModelError(
+                f"function '{version.function}' hands the handle of variable '{name}' "
+                f"on as its result '{result.name}', so it cannot become a constant; "
+                "open the model with inline=True"
+            )
+
+
+def _change(
+    carriers: Iterable[Carrier],
+    seeds: Mapping[str, Value],
+    taken: set[str],
+    versions: Versions,
+    where: str,
+) -> list[Any]:
+    """Change the nodes that read handles; return the nodes that they need besides."""
+
+    def fresh(name: str) -> str:
+        name = fresh_name(taken, name)
+        taken.add(name)
+        return name
+
+    added = []
+    for carrier in carriers:
+        node = carrier.node
+        _check(carrier, versions, where)
+        if node.op in READS:
+            handle = node.input[0]
+            # What is passed on may come from inside a loop; the rest does not.
+            waits = [] if short(handle) in seeds else [f"^{node_of(handle)}"]
+            (value,) = carrier.values.values()
+            added += turn_into_value_read(
+                node, value, fresh, waits=waits, in_function=bool(where)
+            )
+            continue
+        if node.op in CALLS:
+            pass_values(node, carrier.values, versions)
+        elif node.op == "IdentityN":
+            set_types(node, "T", carrier.values)
+            node.attr.pop("_output_shapes", None)
+        else:
+            (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
+            node.attr.pop("_output_shapes", None)
+            node.ClearField("experimental_type")
+    return added
+
+
+def _check(carrier: Carrier, versions: Versions, where: str) -> None:
+    """Raise ModelError where an input of a node cannot be a value."""
+    node = carrier.node
+    op = f"'{node.name}' ({node.op}){where}"
+    if node.op in CALLS:
+        _check_call(node, versions, op)
+        return
+    for index, value in carrier.values.items():
+        if not passes(node, index) and (node.op not in READS or index > 0):
+            raise ModelError(_refusal(node, value.variable, op))
+    if node.op == "Merge":
+        data = [text for text in node.input if not text.startswith("^")]
+        dtypes = {value.dtype for value in carrier.values.values()}
+        if len(carrier.values) < len(data) or len(dtypes) > 1:
+            raise ModelError(f"{op} merges handles of variables with something else")
+
+
+def _refusal(node: Any, variable: str, op: str) -> str:
+    if node.op.startswith(_WRITES):
+        return (
+            f"{op} changes variable '{variable}', so it cannot become a constant: call "
+            "strip_training() first, or cut off what it depends on"
+        )
+    return (
+        f"{op} needs variable '{variable}' itself and not only its value, so it cannot "
+        "become a constant: cut off what it depends on, or replace it"
+    )
+
+
+def _check_call(node: Any, versions: Versions, op: str) -> None:
+    kind = CALLS[node.op]
+    for attribute in kind.functions:
+        attr = node.attr[attribute]
+        for function in [attr.func] if attr.HasField("func") else attr.list.func:
+            if function.name not in versions.functions:
+                raise ModelError(f"{op} calls '{function.name}', which is not there")
+            if versions.functions[function.name].signature.attr:
+                raise ModelError(
+                    f"{op} passes a variable to '{function.name}', whose types are "
+                    "open; open the model with inline=True"
+                )
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What becomes a constant: a variable, or a value that was too large for one.
+
+    Attributes:
+        name: the name of the variable or value.
+        outside: the handle of the variable, or the value.
+        dtype: its dtype.
+        is_variable: whether `outside` is a handle.
+    """
+
+    name: str
+    outside: Any
+    dtype: tf.DType
+    is_variable: bool
+
+    def shape(self) -> list[int]:
+        """Return the shape, for which a variable is not read."""
+        if not self.is_variable:
+            return [int(size) for size in self.outside.shape]
+        shape = tf.raw_ops.VariableShape(input=self.outside, out_type=tf.int64)
+        return [int(size) for size in shape.numpy()]
+
+    def value(self) -> Any:
+        """Return the value."""
+        if not self.is_variable:
+            return self.outside
+        return tf.raw_ops.ReadVariableOp(resource=self.outside, dtype=self.dtype)
+
+
+def freeze(model: M) -> M:
+    """Return a model with constants for variables; see `Model.freeze`."""
+    programs = {}
+    for name, signature in model.signatures.items():
+        try:
+            programs[name] = frozen_program(signature)
+        except ModelError as error:
+            if name == model.signature:
+                raise
+            raise ModelError(
+                f"signature '{name}' cannot be frozen, which shares the variables: "
+                f"{error}"
+            ) from error
+    held = model.holdings
+    return model.rebuilt(programs, Holdings({}, held.resources, held.assets))
+
+
+def frozen_program(model: EditableModel) -> Program:
+    """Return the program of a model with constants for its variables.
+
+    Captures that are no variables, as those of tables, are left. Functions that nothing
+    calls any more are dropped.
+
+    Raises:
+        ModelError: a variable has no value, or something needs more than its value; or
+            the constants do not fit into a protobuf.
+
+    Cost: linear in nodes and edges and in the bytes of the variables.
+    """
+    program = model.program()
+    sources = _sources(model, program)
+    _check_initialized(sources)
+    _check_size(repr(model), program, sources)
+    names = _insert_constants(program, sources)
+    reads = replace_handles(
+        program.graph_def,
+        {
+            names[node]: Value(
+                source.name,
+                source.dtype.as_datatype_enum,
+                tf.TensorShape(source.shape()).as_proto().SerializeToString(),
+            )
+            for node, source in sources.items()
+            if source.is_variable
+        },
+    )
+    for name in names.values():
+        del program.captures[f"{name}:0"]
+    # A variable was read in its turn among the effects; a constant has no such turn.
+    program.side_effects = [n for n in program.side_effects if n not in reads]
+    prune(program)
+    library = Library(program.graph_def.library).still_called(program.graph_def.node)
+    program.graph_def.library.CopyFrom(library)
+    return program
+
+
+def _sources(model: EditableModel, program: Program) -> dict[str, Captured]:
+    """Return what becomes a constant, by the name of the node that stands for it."""
+    names = {id(v.handle): name for name, v in model.variables.items()}
+    sources = {}
+    for tensor, outside in program.captures.items():
+        node = node_of(tensor)
+        if outside.dtype == tf.resource:
+            dtype = dtype_behind(outside)
+            if dtype is not None:
+                name = names.get(id(outside), node)
+                sources[node] = Captured(name, outside, dtype, True)
+        elif outside.dtype != tf.variant:
+            sources[node] = Captured(node, outside, outside.dtype, False)
+    return sources
+
+
+def _check_initialized(sources: Mapping[str, Captured]) -> None:
+    empty = [
+        source.name
+        for source in sources.values()
+        if source.is_variable
+        and not tf.raw_ops.VarIsInitializedOp(resource=source.outside)
+    ]
+    if empty:
+        more = " and more" if len(empty) > 10 else ""
+        raise ModelError(
+            f"the variables {empty[:10]}{more} have no value, so they cannot become "
+            "constants: read a checkpoint with model.restore(path) or assign values"
+        )
+
+
+def _check_size(what: str, program: Program, sources: Mapping[str, Captured]) -> None:
+    total = program.graph_def.ByteSize()
+    for outside in {id(s.outside): s for s in sources.values()}.values():
+        elements = int(np.prod(outside.shape(), dtype=object))
+        total += elements * max(outside.dtype.size, 1)
+    if total > BULK_LIMIT:
+        raise ModelError(
+            f"frozen, {what} would have {total:,} bytes, and a graph of constants "
+            f"holds at most {BULK_LIMIT:,}: save it as a SavedModel, which keeps them "
+            "as variables"
+        )
+
+
+def _insert_constants(
+    program: Program, sources: Mapping[str, Captured]
+) -> dict[str, str]:
+    """Put constants in the place of the nodes that stand for variables.
+
+    Returns:
+        For each such node the name of the constant.
+    """
+    taken = {node.name for node in program.graph_def.node} - set(sources)
+    names: dict[str, str] = {}
+    for node, source in sources.items():
+        names[node] = fresh_name(taken, legal_name(source.name))
+        taken.add(names[node])
+    rename_placeholders(program, names)
+    by_name = {names[node]: source for node, source in sources.items()}
+    for node in program.graph_def.node:
+        if node.name in by_name:
+            become_const(node, node.name, by_name[node.name].value())
+    return names

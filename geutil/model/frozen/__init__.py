@@ -1,1 +1,0 @@
-"""Variables into constants, and back."""

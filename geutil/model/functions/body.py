@@ -1,0 +1,282 @@
+"""The body of a function as a graph that is edited while its callers are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError, TransformError
+from geutil.graph.creation import add_control_edges, copy_handle_data, neutral
+from geutil.graph.flat_body import flat_body
+from geutil.graph.function_defs import define
+from geutil.graph.functions import add_functions, bindings, new_function_graph, unbind
+from geutil.graph.state import fingerprint
+from geutil.graph.types import Graph, Operation, Tensor, require_tensor
+from geutil.model.core import EditableModel
+from geutil.model.program import fresh_name, legal_name
+from geutil.model.to_function import captures_of, ops_to_run
+from geutil.model.to_graph import (
+    SIDE_EFFECTS,
+    Inputs,
+    Outputs,
+    Parts,
+    make_sink,
+    release_colocation,
+)
+from geutil.transform.function_bodies import import_nodes, make_arguments, side_effects
+
+if TYPE_CHECKING:
+    from geutil.model.to_graph import Outputs
+
+
+def materialize_body(
+    definition: Any, library: Mapping[str, Any], handles: Mapping[str, Tensor]
+) -> Parts:
+    """Make an editable graph of a function's definition.
+
+    Args:
+        definition: a `FunctionDef`.
+        library: the functions that it calls, however indirectly, by name.
+        handles: for arguments that are resources, a tensor that a caller passes: the
+            body learns from it what is behind the handle.
+
+    Raises:
+        ModelError: the definition is damaged, or TensorFlow refuses its nodes.
+
+    Cost: linear in nodes and edges.
+    """
+    name = definition.signature.name
+    try:
+        flat = flat_body(definition, library)
+        graph = new_function_graph(name)
+        add_functions(graph, library.values())
+        arguments = make_arguments(graph, flat, handles)
+        tensor = import_nodes(graph, flat, arguments, release_colocation)
+    except TransformError as error:
+        raise ModelError(f"function '{name}' cannot be opened: {error}") from error
+    except Exception as error:
+        # The importer raises whatever the C++ status and its own checks make of it.
+        raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
+
+    results = {r.name: _behind_copies(tensor(r.tensor)) for r in flat.results}
+    effects = side_effects(graph, flat)
+    with neutral(graph):
+        waiting = tf.no_op(SIDE_EFFECTS)
+    add_control_edges(waiting, effects)
+    sinks = {result: make_sink(graph, result, t) for result, t in results.items()}
+    return Parts(graph, arguments, sinks, waiting, [])
+
+
+def _behind_copies(t: Tensor) -> Tensor:
+    """Return what a result is before the Identity ops that tracing puts behind it."""
+    while (
+        t.op.type == "Identity"
+        and t.op.name.rpartition("/")[2].startswith("Identity")
+        and not t.consumers()
+        and not t.op.control_inputs
+    ):
+        (t,) = t.op.inputs
+    return t
+
+
+def definition_of(
+    graph: Graph,
+    name: str,
+    inputs: Mapping[str, Tensor],
+    outputs: Outputs,
+    effects: Operation,
+    like: Any,
+) -> Any:
+    """Return the `FunctionDef` of a body's graph as it is now.
+
+    Raises:
+        ModelError: a result depends on a placeholder that is no argument, or TensorFlow
+            refuses the function.
+    """
+    sinks = outputs.sinks
+    ops = ops_to_run(graph, inputs, sinks, effects)
+    own = {id(op) for op in (*sinks.values(), effects)}
+    own |= {id(t.op) for t in inputs.values()}
+    try:
+        return define(
+            graph,
+            name,
+            [op for op in ops if id(op) not in own],
+            list(inputs.values()),
+            dict(outputs),
+            effects.control_inputs,
+            like,
+        )
+    except (ValueError, tf.errors.OpError) as error:
+        raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
+
+
+def result_shapes(parts: Parts) -> list[tf.TensorShape]:
+    """Return the static shapes of the results, as TensorFlow infers them."""
+    return [sink.inputs[0].shape for sink in parts.sinks.values()]
+
+
+class BodyOutputs(Outputs):
+    """The results of a function by name, in order.
+
+    They follow edits and can be set, to a tensor of the same dtype. Adding and taking
+    away is up to `Body.add_output` and `Body.remove_output`.
+
+    Args:
+        graph: the graph of the body.
+        inputs: the arguments.
+        sinks: for each result the Identity that reads it.
+        what: the body in words, for messages.
+    """
+
+    def __init__(
+        self, graph: Graph, inputs: Inputs, sinks: Mapping[str, Operation], what: str
+    ) -> None:
+        super().__init__(graph, inputs, sinks)
+        self._what = what
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        require_tensor(tensor)
+        if name not in self:
+            raise ModelError(
+                f"{self._what} has no output '{name}'; its callers must be given the "
+                "new output too: use add_output"
+            )
+        if tensor.dtype != self[name].dtype:
+            raise ModelError(
+                f"output '{name}' of {self._what} is {self[name].dtype.name}, and "
+                f"'{tensor.name}' is {tensor.dtype.name}; the callers read the former: "
+                "cast it, or use remove_output and add_output"
+            )
+        if not self[name].shape.is_compatible_with(tensor.shape):
+            raise ModelError(
+                f"output '{name}' of {self._what} is of shape {self[name].shape}, and "
+                f"'{tensor.name}' of shape {tensor.shape}; the callers were made for "
+                "the former: reshape it, or use add_output"
+            )
+        super().__setitem__(name, tensor)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        raise ModelError(
+            f"output '{name}' of {self._what} may be read by callers; use remove_output"
+        )
+
+    def changed(self, inputs: Inputs, sinks: Mapping[str, Operation]) -> BodyOutputs:
+        """Return the outputs with other arguments and other sinks."""
+        return BodyOutputs(self._graph, inputs, sinks, self._what)
+
+    def with_added(self, inputs: Inputs, name: str, tensor: Tensor) -> BodyOutputs:
+        """Return the outputs with one more, at the end."""
+        sink = make_sink(self._graph, name, tensor)
+        return self.changed(inputs, {**self.sinks, name: sink})
+
+
+class EditableBody(EditableModel):
+    """The body of a function: what is changed here is changed in this graph alone.
+
+    `geutil.model.Body` shows users what changes the callers, too.
+
+    Attributes:
+        inputs: the arguments by name, in order: placeholders of the graph.
+        outputs: the results by name, in order.
+        live: the graph, while nothing is written back on access.
+    """
+
+    inputs: Inputs
+    outputs: BodyOutputs
+    live: Graph
+
+    def concrete_function(self) -> Any:
+        """Return a concrete function of the body as it is now.
+
+        Raises:
+            ModelError: an argument is a resource, which only a caller can pass.
+        """
+        self._refuse_resources()
+        return super().concrete_function()
+
+    def _refuse_resources(self) -> None:
+        for name, t in self.inputs.items():
+            if t.dtype in (tf.resource, tf.variant):
+                raise ModelError(
+                    f"input '{name}' of {self!r} is a {t.dtype.name}, which cannot be "
+                    "given by value; run the model that calls the function"
+                )
+
+    @property
+    def side_effects(self) -> Operation:
+        """The op that waits for what the body runs besides its outputs."""
+        return self._side_effects
+
+    def state(self) -> Any:
+        """Return what differs after any edit."""
+        ends = [*self.inputs.values(), *self.outputs.sinks.values()]
+        return fingerprint(self.live), tuple(map(id, ends))
+
+    def needed_ops(self) -> list[Operation]:
+        """Return the ops that a call runs."""
+        sinks = self.outputs.sinks
+        return ops_to_run(self.live, self.inputs, sinks, self._side_effects)
+
+    def captured(self) -> dict[str, Tensor]:
+        """Return the stand-ins for what the body reads from outside, by new names."""
+        names: dict[str, Tensor] = {}
+        if bindings(self.live):
+            for _, inside in captures_of(self.live, self.needed_ops()):
+                name = inside.op.name.replace("/", "_").lower()
+                names[fresh_name({*self.inputs, *names}, name)] = inside
+        return names
+
+    def forget_capture(self, inside: Tensor) -> Any:
+        """Unbind the stand-in for something outside, and return what it stood for."""
+        outside = next(o for o, i in bindings(self.live) if i is inside)
+        unbind(self.live, outside)
+        return outside
+
+    def require_own(self, tensor: Tensor) -> None:
+        """Raise unless a tensor is one of this body."""
+        require_tensor(tensor)
+        if tensor.graph is not self.live:
+            raise ModelError(
+                f"'{tensor.name}' is no tensor of {self!r}; make it under `with "
+                "body.graph.as_default():`"
+            )
+
+    def new_input(self, name: str, spec: Any, like: Tensor) -> Tensor:
+        """Add an argument; a resource is one like another tensor."""
+        with neutral(self.live):
+            placeholder = tf.compat.v1.placeholder(
+                spec.dtype, spec.shape, legal_name(name)
+            )
+        copy_handle_data(like, placeholder)
+        self.take_input(name, placeholder)
+        return placeholder
+
+    def take_input(self, name: str, placeholder: Tensor) -> None:
+        """Make a placeholder an argument."""
+        self._set_ends({**self.inputs, name: placeholder}, self.outputs.sinks)
+
+    def drop_input(self, index: int) -> None:
+        """Forget an argument."""
+        inputs = [p for i, p in enumerate(self.inputs.items()) if i != index]
+        self._set_ends(dict(inputs), self.outputs.sinks)
+
+    def take_output(self, name: str, tensor: Tensor) -> None:
+        """Add a result."""
+        self.outputs = self.outputs.with_added(self.inputs, name, tensor)
+
+    def drop_output(self, index: int) -> None:
+        """Forget a result."""
+        sinks = [s for i, s in enumerate(self.outputs.sinks.items()) if i != index]
+        self._set_ends(self.inputs, dict(sinks))
+
+    def _set_ends(
+        self, inputs: Mapping[str, Tensor], sinks: Mapping[str, Operation]
+    ) -> None:
+        self._built = None  # It may have other arguments.
+        self.inputs = Inputs(inputs)
+        self.outputs = self.outputs.changed(self.inputs, sinks)

@@ -1,0 +1,303 @@
+"""Signatures of functions.
+
+Arguments and results, added and removed with those of callers.
+
+Plan, check, apply: a refusal changes nothing.
+
+Plan, check, apply: a refusal changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.adjacency import consumers
+from geutil.graph.creation import neutral
+from geutil.graph.function_calls import Caller
+from geutil.graph.functions import stand_in_for
+from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.model.functions.body import EditableBody
+from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.write_back import (
+    Family,
+    NewOutput,
+    Rebuild,
+    add_argument,
+    check_loops,
+    family,
+    same_ends,
+    take_all_captures,
+    with_argument,
+    write,
+)
+from geutil.model.program import fresh_name, legal_name
+from geutil.select.walks import get_backward_walk_ops
+
+
+def readers_of(body: EditableBody, index: int, in_loop: bool) -> list[str]:
+    """Return what reads an argument; a loop's body may return it as it is."""
+    argument = list(body.inputs.values())[index]
+    passing: set[Operation] = set()
+    if in_loop:
+        result = list(body.outputs.values())[index]
+        passing = _way_back(result, argument)
+        if result is not argument and not passing:
+            return [f"{result.op.name} (it is another value after each round)"]
+        passing.add(list(body.outputs.sinks.values())[index])
+    needed = frozenset(body.needed_ops())
+    sinks = {sink: f"output '{n}'" for n, sink in body.outputs.sinks.items()}
+    read = [argument, *(t for op in passing for t in op.outputs)]
+    found = [op for t in read for op in consumers(t)]
+    return [
+        sinks.get(op, op.name)
+        for op in dict.fromkeys(found)
+        if op in needed and op not in passing
+    ]
+
+
+def _way_back(t: Tensor, source: Tensor) -> set[Operation]:
+    """Return the Identity ops between two tensors; none if there are others."""
+    ops = set()
+    while t is not source:
+        if t.op.type != "Identity":
+            return set()
+        ops.add(t.op)
+        (t,) = t.op.inputs
+    return ops
+
+
+def add_output(
+    library: Library, entry: Entry, name: str, tensors: Tensor | Mapping[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """Add a result; see `Body.add_output`."""
+    body = library.open(entry)
+    if name in body.outputs:
+        raise ModelError(f"function '{entry.key}' has an output '{name}' already")
+    given = dict(tensors) if isinstance(tensors, Mapping) else {entry.key: tensors}
+    found = _family_of_results(library, entry, "add_input")
+    _check_branches(found, given)
+    with library.writing():
+        for member in found.entries:
+            target = member.opened()
+            target.take_output(fresh_name(set(target.outputs), name), given[member.key])
+        rebuilds = {}
+        for caller in found.callers:
+            same = same_ends(caller)
+            like = NewOutput(given[_keys(found, caller)[0]])
+            rebuilds[caller.op] = Rebuild(same.inputs, [*same.outputs, like])
+        replaced = write(library, found.entries, rebuilds)
+    return tuple(replaced[caller.op].outputs[-1] for caller in found.callers)
+
+
+def remove_output(library: Library, entry: Entry, name: str) -> None:
+    """Take a result away; see `Body.remove_output`."""
+    body = library.open(entry)
+    if name not in body.outputs:
+        raise ModelError(
+            f"function '{entry.key}' has no output '{name}'; its outputs are "
+            f"{list(body.outputs)}"
+        )
+    if len(body.outputs) == 1:
+        raise ModelError(f"'{name}' is the only output of function '{entry.key}'")
+    index = list(body.outputs).index(name)
+    found = _family_of_results(library, entry, "remove_input")
+    for caller in found.callers:
+        readers = consumers(caller.op.outputs[index])
+        reading = [op.name for op in readers if op not in library.retired]
+        if reading:
+            raise ModelError(
+                f"'{caller.op.name}' returns output '{name}' of function "
+                f"'{entry.key}', and {reading} read it; rewire these first"
+            )
+    rebuilds = {}
+    for caller in found.callers:
+        same = same_ends(caller)
+        kept = [o for o in same.outputs if o.old != index]
+        rebuilds[caller.op] = Rebuild(same.inputs, kept)
+    with library.writing():
+        for member in found.entries:
+            member.opened().drop_output(index)
+        write(library, found.entries, rebuilds)
+
+
+def _family_of_results(library: Library, entry: Entry, instead: str) -> Family:
+    """Return the functions whose results change together, all of them open."""
+    found = family(library, entry)
+    for caller in found.callers:
+        if caller.is_loop:
+            raise ModelError(
+                f"'{caller.op.name}' ({caller.op.type}) calls function '{entry.key}': "
+                f"the outputs of a loop's body are its inputs; use {instead}"
+            )
+    for member in found.entries:
+        library.open(member)
+    return found
+
+
+def _keys(found: Family, caller: Caller) -> list[str]:
+    return [e.key for e in found.entries if e.name in caller.names]
+
+
+def _check_branches(found: Family, given: Mapping[str, Tensor]) -> None:
+    known = [member.key for member in found.entries]
+    missing = [key for key in known if key not in given]
+    if missing:
+        raise ModelError(
+            f"the output must be given for all branches; {missing} lack it: pass "
+            "add_output(name, {function: tensor}) with " + _listed(known)
+        )
+    for key in given:
+        if key not in known:
+            raise ModelError(f"'{key}' is none of the branches, {_listed(known)}")
+    first = given[known[0]]
+    for member in found.entries:
+        tensor = given[member.key]
+        member.opened().require_own(tensor)
+        if tensor.dtype != first.dtype:
+            raise ModelError(
+                f"'{first.name}' of '{known[0]}' is {first.dtype.name}, and "
+                f"'{tensor.name}' of '{member.key}' is {tensor.dtype.name}; branches "
+                "return the same dtypes"
+            )
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(f"'{key}'" for key in keys)
+
+
+Value: TypeAlias = Any | Callable[[Operation], Any] | Mapping[Operation | str, Any]
+"""A constant, a function of the calling op, or a mapping from the op or its name."""
+
+
+def value_for(caller: Caller, value: Value, spec: tf.TensorSpec) -> Any:
+    """Return what one caller passes: a tensor of its graph, or an eager one.
+
+    Raises:
+        ModelError: there is none for the caller, or it does not fit.
+    """
+    op = caller.op
+    if isinstance(value, Mapping):
+        if op not in value and op.name not in value:
+            raise ModelError(
+                f"there is no value for the caller '{op.name}'; add it to the mapping"
+            )
+        value = value[op] if op in value else value[op.name]
+    if callable(value) and not isinstance(value, tf.Variable):
+        with op.graph.as_default():
+            value = value(op)
+    if is_tensor(value):
+        _check_tensor(op, value, spec)
+        return value
+    return _eager(value, spec)
+
+
+def _check_tensor(op: Operation, t: Tensor, spec: tf.TensorSpec) -> None:
+    what = f"'{t.name}' cannot be passed by '{op.name}' as input '{spec.name}'"
+    if t.graph is not op.graph:
+        raise ModelError(
+            f"{what}: it is in another graph; pass a function of the calling op, which "
+            "makes it in op.graph"
+        )
+    if t.dtype != spec.dtype or not spec.shape.is_compatible_with(t.shape):
+        raise ModelError(
+            f"{what}: it is {t.dtype.name} of shape {t.shape}, and the input "
+            f"{spec.dtype.name} of shape {spec.shape}"
+        )
+    if op in set(get_backward_walk_ops([t.op], control_inputs=True)):
+        raise ModelError(f"{what}: it depends on what '{op.name}' returns")
+
+
+def _eager(value: Any, spec: tf.TensorSpec) -> Any:
+    if isinstance(value, tf.Variable) and spec.dtype == tf.resource:
+        return value.handle
+    try:
+        eager = tf.convert_to_tensor(value, spec.dtype)
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        raise ModelError(
+            f"a {type_name(value)} cannot be passed as input '{spec.name}' "
+            f"({spec.dtype.name}): {error}"
+        ) from error
+    if not spec.shape.is_compatible_with(eager.shape):
+        raise ModelError(
+            f"a value of shape {eager.shape} cannot be passed as input '{spec.name}', "
+            f"which is of shape {spec.shape}"
+        )
+    return value if isinstance(value, tf.Variable) else eager
+
+
+def in_graph(graph: Graph, value: Any, name: str) -> Tensor:
+    """Return a value as a tensor of a graph; variables and resources are captured."""
+    if is_tensor(value):
+        return value
+    if isinstance(value, tf.Variable):
+        with neutral(graph):
+            return tf.identity(value, name=legal_name(name))
+    if value.dtype in (tf.resource, tf.variant):
+        return stand_in_for(graph, value, legal_name(name))
+    with neutral(graph):
+        return tf.constant(value.numpy(), value.dtype, name=legal_name(name))
+
+
+def add_input(
+    library: Library, entry: Entry, spec: tf.TensorSpec, value: Value
+) -> Tensor:
+    """Add an argument; see `Body.add_input`."""
+    body = library.open(entry)
+    if spec.name in body.inputs:
+        raise ModelError(f"function '{entry.key}' has an input '{spec.name}' already")
+    found = family(library, entry)
+    check_loops(found)
+    with library.writing():
+        for member in found.entries:
+            library.open(member)
+        values = [value_for(caller, value, spec) for caller in found.callers]
+        passed = {
+            caller.op: in_graph(caller.op.graph, v, spec.name)
+            for caller, v in zip(found.callers, values, strict=True)
+        }
+        for member in found.entries:
+            add_argument(found, member, spec.name, spec, next(iter(passed.values())))
+        write(library, found.entries, with_argument(found, passed))
+        take_all_captures(library)
+    return body.inputs[spec.name]
+
+
+def remove_input(library: Library, entry: Entry, name: str) -> None:
+    """Take an argument away; see `Body.remove_input`."""
+    body = library.open(entry)
+    if name not in body.inputs:
+        raise ModelError(
+            f"function '{entry.key}' has no input '{name}'; it has {list(body.inputs)}"
+        )
+    index = list(body.inputs).index(name)
+    found = family(library, entry)
+    check_loops(found)
+    for member in found.entries:
+        target = library.open(member)
+        readers = readers_of(target, index, bool(found.loops_around(member)))
+        if readers:
+            raise ModelError(
+                f"input '{list(target.inputs)[index]}' of function '{member.key}' is "
+                f"still read by {readers}; rewire these first"
+            )
+    rebuilds = {}
+    for caller in found.callers:
+        place = index + caller.first_argument
+        same = same_ends(caller)
+        inputs = [t for i, t in enumerate(same.inputs) if i != place]
+        if found.returns_argument(caller):
+            # The variable never changes: what comes out is what goes in.
+            outputs = [o for o in same.outputs if o.old != index]
+            rebuilds[caller.op] = Rebuild(inputs, outputs, {index: same.inputs[place]})
+        else:
+            rebuilds[caller.op] = Rebuild(inputs, same.outputs)
+    with library.writing():
+        for member in found.entries:
+            member.opened().drop_input(index)
+            if found.loops_around(member):
+                member.opened().drop_output(index)
+        write(library, found.entries, rebuilds)

@@ -1,0 +1,400 @@
+"""Edited bodies written back: new definitions, and callers that call them.
+
+TensorFlow cannot change the number of an op's inputs or outputs. So a new op takes the
+place of the old one, which stays in the graph with nobody reading it.
+
+The functions of a loop have the same arguments, and so have the branches of a
+conditional. They change together: a *family*. In a loop an argument is a variable of
+the loop, so the body also returns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.adjacency import (
+    consumers,
+    control_flow_context,
+    control_inputs,
+    control_outputs,
+    input_indices,
+)
+from geutil.graph.creation import add_control_edges, copy_handle_data, make_op
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
+from geutil.graph.function_calls import Caller, call_others, renamed_node
+from geutil.graph.function_defs import functions_behind, register, unused_name
+from geutil.graph.functions import add_functions, seen_variables, stand_in_for
+from geutil.graph.names import absolute_unique_name
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.v1_control_flow import set_context
+from geutil.model.functions.body import definition_of, materialize_body, result_shapes
+from geutil.model.functions.library import Entry, Library
+from geutil.model.program import fresh_name
+
+
+@dataclass(frozen=True)
+class Family:
+    """Functions that have their arguments in common, and the ops that call them.
+
+    Attributes:
+        entries: the functions.
+        callers: the ops.
+    """
+
+    entries: list[Entry]
+    callers: list[Caller]
+
+    def loops_around(self, entry: Entry) -> list[Caller]:
+        """Return the loops whose body the function is."""
+        return [c for c in self.callers if c.is_loop and body_of(c) == entry.name]
+
+    def returns_argument(self, caller: Caller) -> bool:
+        """Tell whether a caller returns a variable of a loop for each argument."""
+        names = {e.name for e in self.entries if self.loops_around(e)}
+        return caller.is_loop or not names.isdisjoint(caller.names)
+
+
+def body_of(loop: Caller) -> str:
+    """Return the name of the body of a loop."""
+    return next(c.name for c in loop.callees if c.attribute == "body")
+
+
+def family(library: Library, entry: Entry) -> Family:
+    """Return the functions whose arguments change when those of one do.
+
+    Raises:
+        ModelError: an op of another kind calls one of them.
+    """
+    entries = [entry]
+    while True:
+        callers = library.callers_of(entries)
+        names = dict.fromkeys(e.name for e in entries)
+        for caller in callers:
+            if caller.is_loop or caller.is_branching:
+                names |= dict.fromkeys(caller.names)
+            elif not caller.is_call:
+                raise ModelError(
+                    f"'{caller.op.name}' ({caller.op.type}) calls '{entry.key}', and "
+                    "geutil does not know how its arguments go with its inputs; "
+                    "replace that op first"
+                )
+        if len(names) == len(entries):
+            return Family(entries, callers)
+        entries = [library.entry(name) for name in names]
+
+
+def check_loops(found: Family) -> None:
+    """Refuse the body of a loop that is something else as well, with other results."""
+    for entry in found.entries:
+        if not found.loops_around(entry):
+            continue
+        for caller in found.callers:
+            cond = caller.is_loop and body_of(caller) != entry.name
+            if entry.name in caller.names and (caller.is_branching or cond):
+                raise ModelError(
+                    f"function '{entry.key}' is the body of a loop, and "
+                    f"'{caller.op.name}' ({caller.op.type}) calls it too; such a "
+                    "function keeps its arguments"
+                )
+
+
+@dataclass(frozen=True)
+class NewOutput:
+    """An output of the new op.
+
+    Attributes:
+        like: the tensor whose dtype, shape and, for a resource, handle it has.
+        old: the index of the output of the old op whose place it takes, if any.
+    """
+
+    like: Tensor
+    old: int | None = None
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """What the op that takes a caller's place looks like.
+
+    Attributes:
+        inputs: all of its inputs.
+        outputs: all of its outputs.
+        stand_ins: what is read instead of outputs of the old op that are gone.
+    """
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[NewOutput]
+    stand_ins: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+def same_ends(caller: Caller) -> Rebuild:
+    """Return the inputs and outputs of a caller as they are."""
+    op = caller.op
+    outputs = [NewOutput(t, index) for index, t in enumerate(op.outputs)]
+    return Rebuild(list(op.inputs), outputs)
+
+
+def replace_caller(
+    caller: Caller, names: Mapping[str, str], rebuild: Rebuild
+) -> Operation:
+    """Put a new op in the place of a caller, and return it.
+
+    Args:
+        caller: the old op.
+        names: the new names of functions that it calls.
+        rebuild: the inputs and outputs of the new op.
+
+    Cost: linear in the edges of the op.
+    """
+    old = caller.op
+    graph = old.graph
+    node = renamed_node(caller, names)
+    _set_types(node, caller, rebuild)
+    node.name = absolute_unique_name(graph, old.name)
+    new = make_op(graph, node, rebuild.inputs)
+    set_context(new, control_flow_context(old))
+    add_control_edges(new, control_inputs(old))
+    stand_ins = dict(rebuild.stand_ins)
+    for output, t in zip(rebuild.outputs, new.outputs, strict=True):
+        copy_handle_data(output.like, t)
+        t.set_shape(output.like.shape)
+        if output.old is not None:
+            stand_ins[output.old] = t
+    inputs = [
+        InputEdit(reader, place, stand_ins[index])
+        for index, t in enumerate(old.outputs)
+        if index in stand_ins
+        for reader in consumers(t)
+        for place in input_indices(reader, t)
+    ]
+    waiting = [
+        ControlEdit(op, tuple(new if c is old else c for c in control_inputs(op)))
+        for op in control_outputs(old)
+    ]
+    apply_edits(graph, inputs, waiting)
+    return new
+
+
+def _set_types(node: Any, caller: Caller, rebuild: Rebuild) -> None:
+    """Write dtypes and shapes of the inputs and outputs into a node."""
+    types_in = [t.dtype.as_datatype_enum for t in rebuild.inputs]
+    types_out = [o.like.dtype.as_datatype_enum for o in rebuild.outputs]
+    if caller.is_loop:
+        _set_list(node, "T", "type", types_in)
+        if "_num_original_outputs" in node.attr:
+            node.attr["_num_original_outputs"].i = len(types_out)
+    elif caller.callees[0].attribute:
+        _set_list(node, "Tin", "type", types_in[caller.first_argument :])
+        _set_list(node, "Tout", "type", types_out)
+    # Reading an attribute that is not there would make one.
+    if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
+        known = list(node.attr["output_shapes"].list.shape)
+        shapes = [
+            o.like.shape.as_proto() if o.old is None else known[o.old]
+            for o in rebuild.outputs
+        ]
+        _set_list(node, "output_shapes", "shape", shapes)
+
+
+def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
+    value = tf.compat.v1.AttrValue()
+    value.list.SetInParent()  # An empty list is a list as well.
+    getattr(value.list, kind).extend(values)
+    node.attr[name].CopyFrom(value)
+
+
+def sync(library: Library) -> None:
+    """Write edited bodies back to all that call them.
+
+    Raises:
+        ModelError: a body cannot be written; nothing has changed then.
+
+    Cost: constant for each open body that was not edited; else linear in the graph, the
+        edited bodies and those that call them.
+    """
+    if library.is_written or not library.edited():
+        return
+    with library.writing():
+        for entry in library.entries():
+            if entry.edited:
+                _check(library, entry)
+        take_all_captures(library)
+        write(library, [entry for entry in library.entries() if entry.edited], {})
+
+
+def sync_below(library: Library, start: Entry) -> None:
+    """Write bodies back if one was edited that a body calls, however indirectly.
+
+    An edit of the body itself may be half done; nothing is behind for its graph.
+
+    Raises:
+        ModelError: as `sync`.
+    """
+    if library.is_written:
+        return
+    edited = library.edited(besides=start)
+    if edited and not set(edited).isdisjoint(library.reachable(start)):
+        sync(library)
+
+
+def _check(library: Library, entry: Entry) -> None:
+    """Raise unless the body is a function that its callers can call as before."""
+    draft = draft_of(entry, unused_name(entry.name))
+    parts = materialize_body(
+        draft, library.definitions_for(entry), library.handles(entry)
+    )
+    shapes = zip(parts.sinks, entry.shapes, result_shapes(parts), strict=True)
+    for name, before, after in shapes:
+        if not before.is_compatible_with(after):
+            raise ModelError(
+                f"output '{name}' of function '{entry.key}' was of shape {before} and "
+                f"is {after} now; what reads it in the callers was made for the "
+                "former: reshape it in the body, or give the callers another output "
+                "with add_output"
+            )
+
+
+def draft_of(entry: Entry, name: str) -> Any:
+    """Return the definition of an open body as it is now, under another name."""
+    body = entry.opened()
+    return definition_of(
+        body.live,
+        name,
+        {**body.inputs, **body.captured()},
+        body.outputs,
+        body.side_effects,
+        entry.definition,
+    )
+
+
+def write(
+    library: Library, changed: Iterable[Entry], rebuilds: Mapping[Operation, Rebuild]
+) -> dict[Operation, Operation]:
+    """Define changed functions anew, and with them all that call them.
+
+    Args:
+        library: the functions.
+        changed: those whose bodies changed; they are open.
+        rebuilds: the new inputs and outputs of callers for which these change.
+
+    Returns:
+        The new op for each that was replaced.
+    """
+    order = _with_callers(library, changed)
+    if not order:
+        return {}
+    for entry in reversed(order):
+        library.open(entry)
+    names: dict[str, str] = {}
+    sources: dict[str, Graph] = {}
+    replaced: dict[Operation, Operation] = {}
+    for entry in order:
+        graph = entry.opened().live
+        replaced |= _update(library, graph, names, sources, rebuilds)
+        old = entry.name
+        definition = draft_of(entry, unused_name(old))
+        names[old] = definition.signature.name
+        sources[definition.signature.name] = graph
+        register(definition)
+        library.redefine(entry, definition)
+        entry.written = entry.opened().state()
+        entry.shapes = [t.shape for t in entry.opened().outputs.values()]
+    replaced |= _update(library, library.root, names, sources, rebuilds)
+    return replaced
+
+
+def take_all_captures(library: Library) -> None:
+    """Turn what bodies read from outside into arguments, up to the model's graph."""
+    # Callees first: what a callee reads from outside, the body around it reads then.
+    for entry in reversed(library.entries()):
+        if entry.body is not None:
+            _take_captures(library, entry)
+
+
+def _take_captures(library: Library, entry: Entry) -> None:
+    """Turn what a body reads from outside into arguments that its callers pass."""
+    body = entry.opened()
+    captured = body.captured()
+    if captured:
+        library.holdings.add_variables(seen_variables(body.live))
+    for name, inside in captured.items():
+        found = family(library, entry)
+        check_loops(found)
+        outside = body.forget_capture(inside)
+        graphs = {caller.op: caller.op.graph for caller in found.callers}
+        passed = {op: stand_in_for(g, outside, name) for op, g in graphs.items()}
+        for member in found.entries:
+            if member is not entry:
+                library.open(member)
+                add_argument(found, member, name, inside, inside)
+                continue
+            body.take_input(name, inside)
+            if found.loops_around(member):
+                body.take_output(fresh_name(set(body.outputs), name), inside)
+        write(library, found.entries, with_argument(found, passed))
+
+
+def add_argument(
+    found: Family, member: Entry, name: str, spec: Any, like: Tensor
+) -> None:
+    """Add an argument to one function of a family."""
+    body = member.opened()
+    placeholder = body.new_input(fresh_name(set(body.inputs), name), spec, like)
+    if found.loops_around(member):
+        body.take_output(fresh_name(set(body.outputs), name), placeholder)
+
+
+def with_argument(
+    found: Family, passed: Mapping[Operation, Tensor]
+) -> dict[Operation, Rebuild]:
+    """Return the new ends of callers that pass one more argument."""
+    rebuilds = {}
+    for caller in found.callers:
+        same, value = same_ends(caller), passed[caller.op]
+        added = [NewOutput(value)] if found.returns_argument(caller) else []
+        rebuilds[caller.op] = Rebuild([*same.inputs, value], [*same.outputs, *added])
+    return rebuilds
+
+
+def _with_callers(library: Library, changed: Iterable[Entry]) -> list[Entry]:
+    """Return functions and those that call them, however indirectly, callees first.
+
+    No function calls itself: TensorFlow cannot import such a graph.
+    """
+    affected = {entry.name for entry in changed}
+    order = []
+    for entry in reversed(library.entries()):
+        if entry.name in affected or not affected.isdisjoint(library.called_in(entry)):
+            affected.add(entry.name)
+            order.append(entry)
+    return order
+
+
+def _update(
+    library: Library,
+    graph: Graph,
+    names: Mapping[str, str],
+    sources: Mapping[str, Graph],
+    rebuilds: Mapping[Operation, Rebuild],
+) -> dict[Operation, Operation]:
+    """Make the ops of one graph call the new functions."""
+    replaced = {}
+    for caller in library.callers_in(graph):
+        called = [names[name] for name in caller.names if name in names]
+        if not called:
+            continue
+        for name in called:
+            definition = library.entry(name).definition
+            behind = functions_behind(sources[name], definition)
+            add_functions(graph, [*behind, definition])
+        if caller.op not in rebuilds and caller.callees[0].attribute:
+            call_others(caller, names)
+            continue
+        rebuild = rebuilds.get(caller.op) or same_ends(caller)
+        replaced[caller.op] = replace_caller(caller, names, rebuild)
+        library.retired.add(caller.op)
+    return replaced

@@ -1,0 +1,236 @@
+"""Two models joined into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geutil.errors import ModelError
+from geutil.graph.functions import merge_libraries
+from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
+from geutil.model.core import EditableModel, M
+from geutil.model.cutting import tensor_of
+from geutil.model.program import (
+    Program,
+    cycle_of,
+    forget_shapes_behind,
+    fresh_name,
+    node_of,
+    nodes_behind,
+    prefix_nodes,
+    redirect,
+)
+
+Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One tensor that is read instead of another one, in the other model."""
+
+    old: Tensor
+    new: Tensor
+
+
+def splice(
+    model: M,
+    other: EditableModel,
+    replaced: Links,
+    feeds: Links,
+    scope: str,
+    dropped: Iterable[str] = (),
+) -> M:
+    """Return both models as one; see `Model.splice`.
+
+    Args:
+        model: the model.
+        other: the model that is added.
+        replaced: for tensors of `model` the outputs of `other` that are read instead.
+        feeds: for inputs of `other` the tensors of `model` that they read.
+        scope: the scope of what `other` adds, where names clash.
+        dropped: outputs of `model` that the result does not have.
+
+    Raises:
+        ModelError: see `Model.splice`.
+    """
+    _check_model(model, other)
+    links = [
+        Link(tensor_of(model, mine), _end(other, "output", theirs))
+        for mine, theirs in _pairs(replaced)
+    ]
+    feed_links = [
+        Link(_end(other, "input", theirs), tensor_of(model, mine))
+        for theirs, mine in _pairs(feeds)
+    ]
+    if not links and not feed_links:
+        raise ModelError(
+            "nothing connects the two models; say which tensor of one the other reads"
+        )
+    for link in (*links, *feed_links):
+        _check_fit(link)
+    _check_once([link.old for link in (*links, *feed_links)])
+    program, added = model.program(), other.program()
+    for name in dropped:
+        del program.outputs[name]
+    before = _needed_inputs(program, program.inputs)
+    prefix = _separate(program, added, scope)
+    _connect(program, {k.old.name: f"{prefix}{k.new.name}" for k in links})
+    _connect(added, {f"{prefix}{k.old.name}": k.new.name for k in feed_links})
+    program.graph_def.node.extend(added.graph_def.node)
+    _check_acyclic(program, model, other)
+    read = {k.new.name for k in links}
+    outputs = _added(program.outputs, added.outputs, read, prefix)
+    merged = Program(
+        program.graph_def,
+        {},
+        {**program.outputs, **outputs},
+        {**program.captures, **added.captures},
+        [*program.side_effects, *added.side_effects],
+        [*program.ancestors, *added.ancestors],
+    )
+    # Inputs that nothing needs any more go, and so do their names.
+    needed = _needed_inputs(merged, program.inputs)
+    merged.inputs = {
+        n: t for n, t in program.inputs.items() if n in needed or n not in before
+    }
+    fed = {k.old.name for k in feed_links}
+    merged.inputs |= _added(merged.inputs, added.inputs, fed, prefix)
+    return model.derived(merged, holdings=model.holdings.merged(other.holdings))
+
+
+def prepend(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
+    """Return a model that computes `other` first; see `Model.prepend`."""
+    _check_model(model, other)
+    if inputs is None:
+        inputs = _by_name(model.inputs, other.outputs, "output each input reads")
+    links = {_end(model, "input", k).name: v for k, v in inputs.items()}
+    return splice(model, other, links, {}, "before")
+
+
+def append(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> M:
+    """Return a model that computes `other` last; see `Model.append`."""
+    _check_model(model, other)
+    if inputs is None:
+        inputs = _by_name(other.inputs, model.outputs, "output each input reads")
+    read = [tensor_of(model, item) for item in inputs.values()]
+    dropped = [
+        name for name, t in model.outputs.items() if any(t is other for other in read)
+    ]
+    return splice(model, other, {}, inputs, "after", dropped)
+
+
+def _check_model(model: EditableModel, other: Any) -> None:
+    if not isinstance(other, type(model)):
+        raise ModelError(
+            f"cannot join a {type_name(other)}; open it with geutil.model.open"
+        )
+
+
+def _check_once(replaced: Iterable[Tensor]) -> None:
+    seen = IdentitySet()
+    for t in replaced:
+        if t in seen:
+            raise ModelError(f"'{t.name}' is to be replaced twice; name it once")
+        seen.add(t)
+
+
+def _by_name(
+    readers: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str
+) -> dict[str, str]:
+    """Pair ends of two models: the only ones, or those of the same name."""
+    if len(readers) == 1 and len(tensors) == 1:
+        return {next(iter(readers)): next(iter(tensors))}
+    pairs = {name: name for name in readers if name in tensors}
+    if not pairs:
+        raise ModelError(
+            f"cannot tell which {what}: {list(readers)} and {list(tensors)} have no "
+            "name in common; pass inputs= as a mapping"
+        )
+    return pairs
+
+
+def _pairs(links: Links) -> list[tuple[Any, Any]]:
+    pairs = list(links.items() if isinstance(links, Mapping) else links)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ModelError(f"expected a mapping or pairs of tensors, got {links!r}")
+    return [(dereference(a), dereference(b)) for a, b in pairs]
+
+
+def _end(model: EditableModel, kind: str, item: Any) -> Tensor:
+    """Return an input or output of a model, given by name or as a tensor."""
+    ends: Mapping[str, Tensor] = model.inputs if kind == "input" else model.outputs
+    if isinstance(item, str) and item in ends:
+        return ends[item]
+    for t in ends.values():
+        if t is item:
+            return t
+    name = item if isinstance(item, str) else getattr(item, "name", item)
+    raise ModelError(f"{model!r} has no {kind} '{name}'; it has {list(ends)}")
+
+
+def _check_fit(link: Link) -> None:
+    old, new = link.old, link.new
+    if old.dtype.base_dtype != new.dtype.base_dtype:
+        raise ModelError(
+            f"'{new.name}' ({new.dtype.name}) cannot be read instead of '{old.name}' "
+            f"({old.dtype.name}); put a tf.cast between them"
+        )
+    if not old.shape.is_compatible_with(new.shape):
+        raise ModelError(
+            f"'{new.name}' of shape {new.shape} cannot be read instead of '{old.name}' "
+            f"of shape {old.shape}; resize or reshape between them, or change the "
+            "batch size with set_batch_size"
+        )
+
+
+def _separate(program: Program, added: Program, scope: str) -> str:
+    """Keep the names of two programs apart; return the prefix of the second's."""
+    names = {node.name for node in program.graph_def.node}
+    prefix = ""
+    if any(node.name in names for node in added.graph_def.node):
+        scopes = {name.partition("/")[0] for name in names}
+        prefix = f"{fresh_name(scopes, scope)}/"
+        prefix_nodes(added, prefix)
+    merge_libraries(program.graph_def, added.graph_def)
+    return prefix
+
+
+def _connect(program: Program, stand_ins: dict[str, str]) -> None:
+    # The new tensors may be of other shapes: what was inferred behind the old ones is
+    # inferred anew.
+    forget_shapes_behind(program, stand_ins)
+    redirect(program, stand_ins)
+
+
+def _added(
+    mine: Mapping[str, str], theirs: Mapping[str, str], used: set[str], prefix: str
+) -> dict[str, str]:
+    """Return the ends of the other model that nothing uses, under free names."""
+    ends: dict[str, str] = {}
+    used = {f"{prefix}{name}" for name in used}
+    for name, t in theirs.items():
+        if t not in used:
+            ends[fresh_name({**mine, **ends}, name)] = t
+    return ends
+
+
+def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
+    """Return the names of the inputs that the ends depend on."""
+    ends = [*program.outputs.values(), *program.side_effects]
+    behind = nodes_behind(program.graph_def, map(node_of, ends))
+    names = {node.name for node in behind}
+    return {name for name, t in inputs.items() if node_of(t) in names}
+
+
+def _check_acyclic(
+    program: Program, model: EditableModel, other: EditableModel
+) -> None:
+    """Refuse a program in which a node depends on itself, loops aside."""
+    cycle = cycle_of(program.graph_def)
+    if cycle is not None:
+        raise ModelError(
+            f"{model!r} and {other!r} would depend on each other: "
+            f"{' -> '.join(cycle[:20])}; feed the second from a tensor that does not "
+            "depend on what is replaced"
+        )

@@ -1,0 +1,347 @@
+"""Programs.
+
+Models as protobufs with named ends, rewired, renamed, with new constants.
+
+Every source (SavedModel, GraphDef, function, Keras model) is turned into a program, and
+every program into an editable graph by the same road.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.graph.call_graph import on_cycles
+from geutil.graph.types import Graph
+
+
+def const_node(name: str, value: Any) -> Any:
+    """Return the node of a constant; see `become_const`."""
+    node = tf.compat.v1.NodeDef()
+    become_const(node, name, value)
+    return node
+
+
+def become_const(node: Any, name: str, value: Any) -> None:
+    """Turn a node into a constant, in place.
+
+    Args:
+        node: the node, of which nothing is left.
+        name: the name of the constant.
+        value: an eager tensor of a dtype that has values.
+    """
+    node.Clear()
+    node.name, node.op = name, "Const"
+    node.attr["dtype"].type = value.dtype.as_datatype_enum
+    # In C++: every dtype, and floats as they are, which Python's would not keep.
+    node.attr["value"].tensor.ParseFromString(tf.io.serialize_tensor(value).numpy())
+
+
+def value_of_const(node: Any) -> Any:
+    """Return the value of a Const node as an eager tensor."""
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    return tf.io.parse_tensor(node.attr["value"].tensor.SerializeToString(), dtype)
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A graph that nodes of a program come from, and how to find them again.
+
+    Attributes:
+        graph: the graph.
+        prefix: what stands before the names of its nodes in the program.
+        tensors: for tensors that others have taken the place of, the names of those in
+            the program.
+    """
+
+    graph: Graph
+    prefix: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> str:
+        """Return the name in the program of a tensor of the graph."""
+        return self.tensors.get(name, f"{self.prefix}{name}")
+
+
+@dataclass
+class Program:
+    """A graph, its ends, and what it reads from outside.
+
+    Attributes:
+        graph_def: the nodes and the function library.
+        inputs: for each input its placeholder's tensor name, as in `x:0`.
+        outputs: for each output its tensor name.
+        captures: for each tensor name that stands for something outside, the eager
+            tensor: the handle of a variable or table, or a captured value.
+        side_effects: the names of ops that run besides what the outputs need.
+        ancestors: the graphs that the nodes come from; they know the gradients that
+            exist in Python only.
+    """
+
+    graph_def: Any
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    captures: dict[str, Any] = field(default_factory=dict)
+    side_effects: list[str] = field(default_factory=list)
+    ancestors: list[Ancestor] = field(default_factory=list)
+
+    def needed(self, more: Iterable[str] = ()) -> list[Any]:
+        """Return the nodes that the ends need, and some more by name."""
+        stops = [node_of(t) for t in (*self.inputs.values(), *self.captures)]
+        ends = [*self.inputs.values(), *self.outputs.values(), *self.side_effects]
+        return nodes_behind(self.graph_def, [*map(node_of, ends), *more], stops)
+
+    def keep(self, nodes: Iterable[Any]) -> None:
+        """Drop all nodes but some."""
+        self.graph_def = subgraph(self.graph_def, nodes)
+        left = {node.name for node in self.graph_def.node}
+        self.captures = {t: e for t, e in self.captures.items() if node_of(t) in left}
+
+
+def node_of(tensor_name: str) -> str:
+    """Return the node in a tensor name or in a node's input: `^x`, `x` and `x:1`."""
+    return tensor_name.removeprefix("^").partition(":")[0]
+
+
+def canonical(tensor_name: str) -> str:
+    """Return a tensor name with its index: `x` as `x:0`."""
+    return tensor_name if ":" in tensor_name else f"{tensor_name}:0"
+
+
+def short(tensor_name: str) -> str:
+    """Return a tensor name as nodes write it: `x:0` as `x`."""
+    return tensor_name.removesuffix(":0")
+
+
+def nodes_by_name(graph_def: Any) -> dict[str, Any]:
+    """Return the nodes of a `GraphDef` by name."""
+    return {node.name: node for node in graph_def.node}
+
+
+def nodes_behind(
+    graph_def: Any, ends: Iterable[str], stops: Iterable[str] = ()
+) -> list[Any]:
+    """Return the nodes that nodes called `ends` depend on, in the order of the graph.
+
+    Args:
+        graph_def: a `GraphDef`.
+        ends: names of nodes, which belong to the result.
+        stops: names of nodes whose inputs are left out; they belong to the result.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    stopping = frozenset(stops)
+    waiting = list(dict.fromkeys(ends))
+    found = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        if name in stopping:
+            continue
+        for source in nodes[name].input:
+            before = node_of(source)
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return [node for node in graph_def.node if node.name in found]
+
+
+def nodes_ahead(
+    graph_def: Any,
+    starts: Iterable[str],
+    *,
+    until: frozenset[str] = frozenset(),
+    data_only: bool = False,
+) -> set[str]:
+    """Return the names of nodes and of all nodes that depend on them.
+
+    Args:
+        graph_def: a `GraphDef`.
+        starts: names of nodes, which belong to the result.
+        until: types of ops that end the walk and do not belong to the result.
+        data_only: whether waiting for a node is no dependence.
+
+    Cost: linear in nodes and edges.
+    """
+    readers: dict[str, list[Any]] = {}
+    for node in graph_def.node:
+        for text in node.input:
+            if not (data_only and text.startswith("^")):
+                readers.setdefault(node_of(text), []).append(node)
+    waiting = list(starts)
+    found = set(waiting)
+    while waiting:
+        for reader in readers.get(waiting.pop(), ()):
+            if reader.name not in found and reader.op not in until:
+                found.add(reader.name)
+                waiting.append(reader.name)
+    return found
+
+
+def cycle_of(graph_def: Any) -> list[str] | None:
+    """Return the nodes on a cycle by name, first and last the same, if there is one.
+
+    The back edges of loops, from NextIteration to Merge, do not count.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    needs = {
+        name: [
+            source
+            for source in map(node_of, node.input)
+            if "NextIteration" not in nodes[source].op
+        ]
+        for name, node in nodes.items()
+    }
+    cyclic = on_cycles(needs)
+    if not cyclic:
+        return None
+    # Each of them needs another one: going back comes round to where it was.
+    path = [next(name for name in nodes if name in cyclic)]
+    place = {path[0]: 0}
+    while True:
+        name = next(source for source in needs[path[-1]] if source in cyclic)
+        if name in place:
+            return [name, *reversed(path[place[name] + 1 :]), name]
+        place[name] = len(path)
+        path.append(name)
+
+
+def subgraph(graph_def: Any, nodes: Iterable[Any]) -> Any:
+    """Return a `GraphDef` with these nodes and the functions of `graph_def`."""
+    result = tf.compat.v1.GraphDef()
+    result.node.extend(nodes)
+    result.versions.CopyFrom(graph_def.versions)
+    result.library.CopyFrom(graph_def.library)
+    return result
+
+
+def fresh_name(taken: Mapping[str, Any] | set[str], name: str) -> str:
+    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
+    if name not in taken:
+        return name
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+def legal_name(name: str) -> str:
+    """Return a name for a node that resembles `name`."""
+    kept = "".join(
+        c if c.isascii() and (c.isalnum() or c in "_.-/") else "_" for c in name
+    )
+    return kept if kept[:1].isalnum() or kept[:1] == "." else f"n{kept}"
+
+
+def redirect(program: Program, stand_ins: Mapping[str, str]) -> None:
+    """Make every reader of some tensors read other ones, in place.
+
+    What waited for the op of such a tensor does not wait any more.
+
+    Args:
+        program: the program.
+        stand_ins: for the name of each tensor, the one that is read instead.
+
+    Cost: linear in nodes and edges.
+    """
+    tensors = {canonical(old): canonical(new) for old, new in stand_ins.items()}
+    texts = {short(old): short(new) for old, new in tensors.items()}
+    nodes = {f"^{node_of(old)}" for old in tensors}
+    for node in program.graph_def.node:
+        if any(text in texts or text in nodes for text in node.input):
+            inputs = [texts.get(t, t) for t in node.input if t not in nodes]
+            del node.input[:]
+            node.input.extend(inputs)
+    program.outputs = {n: tensors.get(t, t) for n, t in program.outputs.items()}
+    program.ancestors = [
+        replace(a, tensors=_composed(a.tensors, tensors)) for a in program.ancestors
+    ]
+
+
+def forget_shapes_behind(program: Program, tensors: Iterable[str]) -> None:
+    """Drop the shapes recorded for what depends on some tensors, in place.
+
+    Cost: linear in nodes and edges.
+    """
+    starts = {node_of(t) for t in tensors}
+    nodes = program.graph_def.node
+    readers = [n.name for n in nodes if any(node_of(t) in starts for t in n.input)]
+    behind = nodes_ahead(program.graph_def, readers)
+    for node in nodes:
+        if node.name in behind:
+            node.attr.pop("_output_shapes", None)
+
+
+def rename_placeholders(program: Program, names: Mapping[str, str]) -> None:
+    """Rename placeholders and all that refers to them, in place.
+
+    Cost: linear in nodes and edges.
+    """
+
+    def renamed(text: str) -> str:
+        name = node_of(text)
+        new = names.get(name)
+        if new is None:
+            return text
+        start = "^" if text.startswith("^") else ""
+        return f"{start}{new}{text.removeprefix(start)[len(name) :]}"
+
+    _rename(program, names, renamed)
+    tensors = {f"{old}:0": f"{new}:0" for old, new in names.items()}
+    program.ancestors = [
+        replace(a, tensors=_composed(a.tensors, tensors)) for a in program.ancestors
+    ]
+
+
+def prefix_nodes(program: Program, prefix: str) -> None:
+    """Put a prefix before the names of all nodes and loops' frames, in place."""
+
+    def renamed(text: str) -> str:
+        return f"^{prefix}{text[1:]}" if text.startswith("^") else f"{prefix}{text}"
+
+    names = {node.name: f"{prefix}{node.name}" for node in program.graph_def.node}
+    for node in program.graph_def.node:
+        if "frame_name" in node.attr:
+            node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
+    _rename(program, names, renamed)
+    program.ancestors = [
+        replace(
+            a,
+            prefix=f"{prefix}{a.prefix}",
+            tensors={old: f"{prefix}{new}" for old, new in a.tensors.items()},
+        )
+        for a in program.ancestors
+    ]
+
+
+def _rename(
+    program: Program, names: Mapping[str, str], renamed: Callable[[str], str]
+) -> None:
+    for node in program.graph_def.node:
+        node.name = names.get(node.name, node.name)
+        inputs = [renamed(text) for text in node.input]
+        if inputs != list(node.input):
+            del node.input[:]
+            node.input.extend(inputs)
+        if "_class" in node.attr:
+            _rename_groups(node.attr["_class"].list.s, names)
+    program.inputs = {n: renamed(t) for n, t in program.inputs.items()}
+    program.outputs = {n: renamed(t) for n, t in program.outputs.items()}
+    program.captures = {renamed(t): e for t, e in program.captures.items()}
+    program.side_effects = [renamed(name) for name in program.side_effects]
+
+
+def _rename_groups(groups: Any, names: Mapping[str, str]) -> None:
+    for i, group in enumerate(groups):
+        name = group.removeprefix(b"loc:@").decode(errors="replace")
+        if name in names:
+            groups[i] = b"loc:@" + names[name].encode()
+
+
+def _composed(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
+    return {**then, **{old: then.get(new, new) for old, new in first.items()}}

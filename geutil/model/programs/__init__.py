@@ -1,1 +1,0 @@
-"""Programs: models as protobufs, and the way from them to graphs and functions."""

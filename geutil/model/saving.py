@@ -1,0 +1,324 @@
+"""Models written to files, all or nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import itertools
+import keyword
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.formats import refusal
+from geutil.graph.graph_collections import flags_as_noted, is_trainable
+from geutil.graph.op_types import PYTHON_CALLS
+from geutil.graph.protos import new_trackable, owner_of
+from geutil.model.core import EditableModel
+from geutil.model.frozen_graphs import stateless_program, write_graph_def, write_pbtxt
+from geutil.model.shared_state import Holdings
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""Linux: `renameat2(2)`."""
+
+
+@contextmanager
+def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a new place beside `path` to write to, and move it there at the end.
+
+    When the block raises or the process dies, what was at `path` is whole and in its
+    place. Where the system cannot swap two paths at once (not on Linux), a directory is
+    replaced with two renames: a crash between them leaves the old one whole beside
+    its place, under a name that ends in `.old`.
+
+    The new place is in a hidden folder, whose lock ends with the process. One that a
+    killed process left is removed when the next one writes to `path`.
+
+    Args:
+        path: where the file or directory will be.
+        overwrite: whether to replace what is there.
+
+    Raises:
+        ModelError: there is something and `overwrite` is false; or the parent is
+            missing.
+        OSError: the disk is full, or writing is forbidden.
+    """
+    if _exists(path) and not overwrite:
+        raise ModelError(f"'{path}' exists; pass overwrite=True to replace it")
+    if not path.parent.is_dir():
+        raise ModelError(f"there is no directory '{path.parent}' to write '{path}' to")
+    with suppress(OSError):
+        _clear_abandoned(path)
+    # In the same directory, so that moving it is a rename within one file system.
+    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        with _locked(work / f"{path.name}.lock"):
+            new = work / path.name
+            yield new
+            _sync(new)
+            _move_in(new, path, work / f"{path.name}.old")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock on a file, which is there only once it is locked."""
+    unlocked = lock.with_name(f"{lock.name}.new")
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR)
+    try:
+        if _lock(descriptor):
+            unlocked.rename(lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; return False where another has, or the system cannot."""
+    try:
+        import fcntl  # Not on Windows.
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Remove the folders that processes left which were killed while they wrote."""
+    for work in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        lock = work / f"{path.name}.lock"
+        # What a crash between two renames took away is kept.
+        if not lock.is_file() or _exists(work / f"{path.name}.old"):
+            continue
+        descriptor = os.open(lock, os.O_RDWR)
+        try:
+            if _lock(descriptor):
+                shutil.rmtree(work, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _move_in(new: Path, path: Path, old: Path) -> None:
+    if not _exists(path) or not (new.is_dir() or _is_directory(path)):
+        new.replace(path)
+    elif not _exchanged(new, path):
+        path.rename(old)
+        try:
+            new.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
+    _sync_directory(path.parent)
+
+
+def _exchanged(a: Path, b: Path) -> bool:
+    """Swap two paths at once; return False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    done: int = renameat2(
+        _AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE
+    )
+    return done == 0
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or all files below a directory, are on the disk."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
+
+
+def write_tflite(model: EditableModel, path: Path) -> None:
+    """Write a model for TensorFlow Lite; see `Model.save`."""
+    _write(model, path, select_tf_ops=False)
+
+
+def write_tflite_with_tf_ops(model: EditableModel, path: Path) -> None:
+    """Write a model for a TensorFlow Lite that comes with ops of TensorFlow."""
+    _write(model, path, select_tf_ops=True)
+
+
+def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
+    program = stateless_program(model)
+    frozen = model.derived(program, holdings=Holdings(), alone=True)
+    # The converter wants to know an owner of variables, of which there are none.
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [frozen.concrete_function()], new_trackable()
+    )
+    if select_tf_ops:
+        converter.target_spec.supported_ops = [
+            tf.lite.OpsSet.TFLITE_BUILTINS,
+            tf.lite.OpsSet.SELECT_TF_OPS,
+        ]
+    try:
+        path.write_bytes(converter.convert())
+    except Exception as error:
+        # The converter's own class of errors is no part of TensorFlow's public API.
+        remedy = (
+            "replace these ops"
+            if select_tf_ops
+            else "pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or "
+            "replace them"
+        )
+        raise ModelError(
+            f"TensorFlow Lite cannot take {model!r}: {_reason(error)}; {remedy}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what the converter says of the ops, without its traces."""
+    text = str(error)
+    said = dict.fromkeys(m[1].strip() for m in _SAID.finditer(text))
+    return "; ".join(said)[:1500] or text[:1500]
+
+
+_INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+"""What TensorFlow can call an input of a signature; it changes other names."""
+_logger = logging.getLogger("geutil")
+
+
+def save(
+    model: EditableModel,
+    path: Path,
+    format: str,
+    *,
+    overwrite: bool,
+    select_tf_ops: bool,
+) -> Path:
+    """Write a model; see `Model.save`."""
+    if format not in _WRITERS:
+        raise ModelError(f"unknown format '{format}'; choose one of {sorted(_WRITERS)}")
+    write = _WRITERS[format]
+    if select_tf_ops:
+        if format != "tflite":
+            raise ModelError(f"select_tf_ops=True is for 'tflite', not for '{format}'")
+        write = write_tflite_with_tf_ops
+    reason = refusal(path, format)
+    if reason is not None:
+        raise ModelError(reason)
+    with written_atomically(path, overwrite=overwrite) as new:
+        write(model, new)
+    return path
+
+
+def _write_saved_model(model: EditableModel, path: Path) -> None:
+    untouched = model.unopened_signatures()
+    for opened in model.opened_signatures().values():
+        _check_input_names(opened)
+    functions = {
+        name: opened.concrete_function()
+        for name, opened in model.opened_signatures().items()
+    }
+    for function in functions.values():
+        _check_python(model, function)
+    root = _root(model, [*functions.values(), *untouched.values()])
+    signatures = {
+        name: functions.get(name) or untouched[name] for name in model.signatures
+    }
+    try:
+        with flags_as_noted(model.variables.values()):
+            tf.saved_model.save(root, str(path), signatures=signatures)
+    except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
+        raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
+
+
+def _check_input_names(model: EditableModel) -> None:
+    for name in model.inputs:
+        taken = name == "self" or keyword.iskeyword(name)
+        if taken or _INPUT_NAME.fullmatch(name) is None:
+            legal = re.sub("[^A-Za-z0-9_]", "_", name)
+            if taken or not legal[0].isalpha():
+                legal = f"input_{legal}"
+            raise ModelError(
+                f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
+                "digits and '_', a letter first, and no word of Python; save "
+                f"model.rename(inputs={{{name!r}: {legal!r}}})"
+            )
+
+
+def _check_python(model: EditableModel, function: Any) -> None:
+    graph_def = function.graph.as_graph_def()
+    bodies = (f.node_def for f in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *bodies):
+        if node.op in PYTHON_CALLS:
+            raise ModelError(
+                f"'{node.name}' ({node.op}) of {model!r} calls a function of Python, "
+                "which no file can hold; replace it, or cut it off with model.cut"
+            )
+
+
+def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
+    """Return an object that tracks all that the functions read."""
+    root = new_trackable()
+    variables = list(model.variables.values())
+    root.variables = variables
+    root.trainable_variables = [v for v in variables if is_trainable(v)]
+    root.non_trainable_variables = [v for v in variables if not is_trainable(v)]
+    root.geutil_resources = _resources(model, functions)
+    root.geutil_assets = list(model.holdings.assets)
+    return root
+
+
+def _resources(model: EditableModel, functions: Iterable[Any]) -> list[Any]:
+    """Return the owners of tables, known ones and those that functions captured."""
+    resources = list(model.holdings.resources)
+    known = {id(r.resource_handle) for r in resources}
+    known |= set(model.holdings.by_handle())
+    for function in functions:
+        for captured in function.captured_inputs:
+            if captured.dtype != tf.resource or id(captured) in known:
+                continue
+            known.add(id(captured))
+            if any(captured is v.handle for v in function.variables):
+                continue
+            owner = owner_of(captured)
+            if owner is None:
+                raise ModelError(
+                    f"{model!r} reads a resource that no object in memory owns "
+                    f"({captured}); keep the table that you made it from, and save "
+                    "again"
+                )
+            resources.append(owner)
+    return resources
+
+
+_WRITERS: dict[str, Callable[[EditableModel, Path], None]] = {
+    "saved_model": _write_saved_model,
+    "graph_def": write_graph_def,
+    "pbtxt": write_pbtxt,
+    "tflite": write_tflite,
+}

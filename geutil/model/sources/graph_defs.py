@@ -1,0 +1,304 @@
+"""Programs of GraphDefs and of graphs in memory, fed wherever their inputs are.
+
+Version 1 feeds any tensor: a `PlaceholderWithDefault`, or one in the middle of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
+from geutil.graph.protos import op_def_of
+from geutil.graph.types import Graph, is_op, is_tensor, type_name
+from geutil.model.program import (
+    Program,
+    canonical,
+    fresh_name,
+    legal_name,
+    node_of,
+    nodes_ahead,
+    nodes_behind,
+    nodes_by_name,
+    redirect,
+)
+from geutil.model.shared_state import Holdings
+from geutil.model.sources.v1_variables import (
+    GraphResource,
+    files_of_tables,
+    initializer_of,
+    is_table,
+    with_resource_variables,
+)
+
+
+def with_placeholders(program: Program, what: str) -> Program:
+    """Return a program in which each input is a placeholder.
+
+    Args:
+        program: the program, which is not changed.
+        what: its source in words.
+
+    Raises:
+        ModelError: an input is no tensor of the graph.
+
+    Cost: linear in nodes and edges; an import of the graph, where a tensor in its
+    middle is an input.
+    """
+    nodes = nodes_by_name(program.graph_def)
+    fed = {
+        name: canonical(t)
+        for name, t in program.inputs.items()
+        if nodes[node_of(t)].op != "Placeholder"
+    }
+    if not fed:
+        return program
+    graph_def = type(program.graph_def)()
+    graph_def.CopyFrom(program.graph_def)
+    program = replace(program, graph_def=graph_def)
+    taken = set(nodes)
+    stand_ins = {}
+    for name, spec in _specs(graph_def, fed, what).items():
+        node = graph_def.node.add(op="Placeholder")
+        node.name = fresh_name(taken, legal_name(name))
+        node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
+        taken.add(node.name)
+        stand_ins[fed[name]] = f"{node.name}:0"
+    redirect(program, stand_ins)
+    program.inputs = {
+        name: stand_ins.get(canonical(t), t) for name, t in program.inputs.items()
+    }
+    return program
+
+
+def _specs(graph_def: Any, tensors: dict[str, str], what: str) -> dict[str, Any]:
+    """Return what has the dtype and shape of each tensor."""
+    with tf.Graph().as_default():
+        try:
+            elements = tf.import_graph_def(
+                graph_def, name="", return_elements=list(tensors.values())
+            )
+        except Exception as error:
+            # The importer raises whatever the C++ status and its own checks make of it.
+            raise ModelError(
+                f"the inputs {list(tensors)} of {what} cannot be fed: {error}"
+            ) from error
+    return dict(zip(tensors, elements, strict=True))
+
+
+Ends = Sequence[Any] | Mapping[str, Any] | None
+"""Tensors, ops, or their names; a mapping gives each a public name."""
+
+_NOT_DATA = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
+
+
+def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, str]:
+    """Return the ends that are asked for as a mapping from public name to tensor name.
+
+    Raises:
+        ModelError: an end is no tensor of the graph; two inputs are one tensor; or the
+            graph has no outputs.
+    """
+    if ends is None:
+        ends = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+    if isinstance(ends, str) or is_tensor(ends) or is_op(ends):
+        ends = [ends]
+    pairs = (
+        [(public, _name(end)) for public, end in ends.items()]
+        if isinstance(ends, Mapping)
+        else [(_public(name), name) for name in map(_name, ends)]
+    )
+    nodes = nodes_by_name(graph_def)
+    named: dict[str, str] = {}
+    for public, name in pairs:
+        if node_of(name) not in nodes or name.startswith("^"):
+            known = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+            raise ModelError(
+                f"{what} has no {kind} '{name}': there is no op of that name; its "
+                f"{'placeholders' if kind == 'input' else 'ends'} are {known[:20]}"
+            )
+        if kind == "input" and canonical(name) in named.values():
+            raise ModelError(f"two inputs of {what} are '{name}'; name it once")
+        named[public] = canonical(name)
+    if kind == "output" and not named:
+        raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
+    return named
+
+
+def _name(end: Any) -> str:
+    """Return the name of a tensor or op that may be given by its name."""
+    if isinstance(end, str):
+        return end
+    if is_tensor(end) or is_op(end):
+        return str(end.name)
+    raise ModelError(f"expected a tensor, an op or a name, got {type_name(end)}")
+
+
+def _public(name: str) -> str:
+    return name.removesuffix(":0")
+
+
+def _placeholders(graph_def: Any) -> list[str]:
+    return [
+        node.name
+        for node in graph_def.node
+        if node.op == "Placeholder" and node.attr["dtype"].type not in _NOT_DATA
+    ]
+
+
+def _results(graph_def: Any) -> list[str]:
+    """Return the nodes with outputs that no node reads.
+
+    If some of them depend on a placeholder, only those: the others initialize or save.
+    """
+    read = {node_of(text) for node in graph_def.node for text in node.input}
+    ends = [
+        node.name
+        for node in graph_def.node
+        if node.name not in read and node.op not in _NO_RESULT and _has_outputs(node.op)
+    ]
+    fed = nodes_ahead(graph_def, _placeholders(graph_def), data_only=True)
+    return [name for name in ends if name in fed] or ends
+
+
+def _has_outputs(op_type: str) -> bool:
+    """Tell whether ops of a type have outputs; a function's call may have."""
+    definition = op_def_of(op_type)
+    return definition is None or bool(definition.output_arg)
+
+
+_NO_RESULT = frozenset(("Const", "NextIteration", "Placeholder", "VarHandleOp"))
+"""Types of ops that end a graph without being what it computes."""
+
+
+def programs_of_graph_def(
+    graph_def: Any,
+    signatures: Mapping[str, tuple[dict[str, str], dict[str, str]]],
+    what: str,
+    *,
+    facts: Mapping[str, VariableFacts] | None = None,
+    value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
+    assets: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Program], Holdings]:
+    """Return programs that share one graph, and the variables and tables made for it.
+
+    Args:
+        graph_def: the graph, which is changed: reference variables become resource
+            variables.
+        signatures: the (inputs, outputs) of each signature.
+        what: the source in words.
+        facts: what is known of the variables, by op name.
+        value_of: gives the value of a variable from its op's name and node; None
+            where it has none.
+        assets: the file for each constant that names one.
+
+    Raises:
+        ModelError: a table that a signature reads cannot be made or filled.
+    """
+    with_resource_variables(graph_def)
+    assets = {**files_of_tables(graph_def), **(assets or {})}
+    needed = _needed(graph_def, signatures.values())
+    holdings = Holdings()
+    captures: dict[str, Any] = {}
+    shared: dict[bytes, tf.Variable] = {}
+    for node in graph_def.node:
+        if node.op == "VarHandleOp":
+            key = node.attr["shared_name"].s or node.name.encode()
+            if key not in shared:
+                shared[key] = _variable(node, facts or {}, value_of)
+            captures[f"{node.name}:0"] = shared[key].handle
+        elif is_table(node) and node.name in needed:
+            resource = _table(graph_def, node, assets, what)
+            holdings.resources.append(resource)
+            holdings.assets += resource.assets
+            captures[f"{node.name}:0"] = resource.resource_handle
+    holdings.add_variables(shared.values())
+    programs = {
+        name: with_placeholders(
+            Program(graph_def, dict(inputs), dict(outputs), captures), what
+        )
+        for name, (inputs, outputs) in signatures.items()
+    }
+    return programs, holdings
+
+
+def _needed(
+    graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
+) -> set[str]:
+    """Return the names of the nodes behind the outputs of some signatures."""
+    tensors = [t for _, outputs in ends for t in outputs.values()]
+    nodes = nodes_by_name(graph_def)
+    # An output that is not there is told of later.
+    known = [name for name in map(node_of, tensors) if name in nodes]
+    return {node.name for node in nodes_behind(graph_def, known)}
+
+
+def _table(
+    graph_def: Any, node: Any, assets: Mapping[str, str], what: str
+) -> GraphResource:
+    try:
+        return GraphResource(graph_def, node, initializer_of(graph_def, node), assets)
+    except tf.errors.OpError as error:
+        # Before it come Python's lines that made the node; behind it, its name.
+        reason = " ".join(map(str.strip, str(error.message).strip().splitlines()[-2:]))
+        raise ModelError(
+            f"table '{node.name}' of {what} cannot be filled: {reason}"
+        ) from error
+
+
+def _variable(
+    node: Any,
+    facts: Mapping[str, VariableFacts],
+    value_of: Callable[[str, Any], np.ndarray[Any, Any] | None],
+) -> tf.Variable:
+    known = facts.get(node.name)
+    trainable = known.trainable if known is not None else True
+    value = value_of(node.name, node)
+    shape = tf.TensorShape(node.attr["shape"].shape)
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    if value is None:
+        return uninitialized_variable(dtype, shape, trainable, node.name)
+    return tf.Variable(
+        value, trainable=trainable, dtype=dtype, shape=shape, name=node.name
+    )
+
+
+def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
+    """Return what the variable objects of a graph tell of its variables."""
+    return {
+        v.op.name: VariableFacts(v.op.name, bool(v.trainable), None, "")
+        for v in _graph_variables(graph)
+    }
+
+
+def values_in_session(
+    graph: Graph, session: Any
+) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
+    """Return what reads the values of a graph's variables from a Session."""
+    variables = {v.op.name: v for v in _graph_variables(graph)}
+
+    def value_of(name: str, _: Any) -> np.ndarray[Any, Any] | None:
+        if session is None or name not in variables:
+            return None
+        with graph.as_default():
+            if not session.run(tf.compat.v1.is_variable_initialized(variables[name])):
+                return None
+        value: np.ndarray[Any, Any] = session.run(variables[name])
+        return value
+
+    return value_of
+
+
+def _graph_variables(graph: Graph) -> Iterable[tf.Variable]:
+    seen: dict[int, tf.Variable] = {}
+    for key in sorted(graph.get_all_collection_keys(), key=str):
+        for element in graph.get_collection(key):
+            if isinstance(element, tf.Variable):
+                seen[id(element)] = element
+    return seen.values()

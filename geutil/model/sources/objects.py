@@ -1,0 +1,357 @@
+"""Programs of objects in memory: functions and Keras models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.functions import bindings, side_effects
+from geutil.graph.types import Graph, Tensor
+from geutil.model.files.inspection import refuse_code
+from geutil.model.program import Ancestor, Program, nodes_by_name
+from geutil.model.shared_state import Holdings
+
+CONSTANT_LIMIT = 64 * 2**20
+"""Captured values of at most so many bytes become constants of the graph."""
+
+
+def concrete_function_of(function: Any) -> Any:
+    """Return the one concrete function of a `tf.function` with an input signature.
+
+    Raises:
+        ModelError: it has no input signature and was traced not once but never or
+            several times.
+    """
+    if getattr(function, "input_signature", None) is None:
+        raise ModelError(
+            f"{function!r} has no input signature, so there is no telling which trace "
+            "of it is meant; pass function.get_concrete_function(...) or decorate it "
+            "with tf.function(input_signature=[...])"
+        )
+    return function.get_concrete_function()
+
+
+def ordered(
+    variables: Iterable[tf.Variable], captured: Iterable[Any]
+) -> list[tf.Variable]:
+    """Return variables in the order in which a function captured them.
+
+    TensorFlow lists them in another order in each process. Those that were not captured
+    go last, by name.
+    """
+    rest = {id(v.handle): v for v in variables}
+    found = [rest.pop(id(t)) for t in captured if id(t) in rest]
+    return [*found, *sorted(rest.values(), key=lambda v: str(v.name))]
+
+
+def program_of_function(function: Any) -> Program:
+    """Return the program of a concrete function; named as its arguments and results.
+
+    A result that is no dictionary of tensors has outputs called `output_0` and so on,
+    as TensorFlow calls them in a SavedModel.
+    """
+    graph = function.graph
+    arguments = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    return program_of_graph(
+        graph,
+        dict(zip(_argument_names(function, arguments), arguments, strict=True)),
+        _named_results(function),
+        zip(
+            function.captured_inputs,
+            function.inputs[len(arguments) :],
+            strict=True,
+        ),
+    )
+
+
+def program_of_graph(
+    graph: Graph,
+    inputs: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    captures: Iterable[tuple[Any, Tensor]] | None = None,
+) -> Program:
+    """Return the program of a FuncGraph or of a `tf.Graph`, which captures nothing."""
+    if captures is None:
+        captures = bindings(graph) if hasattr(graph, "captures") else ()
+    graph_def = graph_def_with_shapes(graph)
+    outside = {inner.name: external for external, inner in captures}
+    return Program(
+        graph_def,
+        {name: t.name for name, t in inputs.items()},
+        {name: t.name for name, t in outputs.items()},
+        _small_values_as_constants(graph_def, outside),
+        [op.name for op in side_effects(graph)],
+        [Ancestor(graph)],
+    )
+
+
+def graph_def_with_shapes(graph: Graph) -> Any:
+    """Return the `GraphDef` of a graph, with what is known of its shapes.
+
+    Raises:
+        ModelError: it holds more than a protobuf can.
+    """
+    try:
+        graph_def = graph.as_graph_def(add_shapes=True)
+        if graph_def.library.function:
+            # Shapes inside functions would make them differ from what TensorFlow holds
+            # under the same names, which it refuses.
+            graph_def.library.CopyFrom(graph.as_graph_def().library)
+        return graph_def
+    except (ValueError, tf.errors.OpError) as error:
+        raise ModelError(
+            "the graph holds more constants than fit into one protobuf (2 GB); keep "
+            f"large values in variables: {error}"
+        ) from error
+
+
+def _argument_names(function: Any, arguments: list[Tensor]) -> list[str]:
+    """Name arguments by keyword if there are only keywords, else by placeholder."""
+    signature = function.structured_input_signature
+    if signature is not None and not signature[0]:
+        keywords = signature[1]
+        if len(keywords) == len(arguments) and all(
+            isinstance(spec, tf.TensorSpec) for spec in keywords.values()
+        ):
+            return _in_order_of(keywords, arguments)
+    return [t.op.name for t in arguments]
+
+
+def _in_order_of(keywords: dict[str, Any], arguments: list[Tensor]) -> list[str]:
+    """Return the keywords in the order of the placeholders, which bear their names."""
+    by_name = {}
+    for keyword, spec in keywords.items():
+        by_name[spec.name or keyword] = keyword
+        by_name[keyword] = keyword
+    names = [by_name.get(t.op.name) for t in arguments]
+    if None in names or len(set(names)) != len(names):
+        return list(keywords)
+    return [name for name in names if name is not None]
+
+
+def _named_results(function: Any) -> dict[str, Tensor]:
+    structure = function.structured_outputs
+    outputs = list(function.outputs)
+    if structure is not None:
+        # A tape that differentiated the function has added what the gradient reads.
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        outputs = outputs[: sum(map(_is_tensor, flat))]
+    if isinstance(structure, dict) and all(map(_is_tensor, structure.values())):
+        # Functions flatten dictionaries by sorted key.
+        by_name = dict(zip(sorted(structure), outputs, strict=True))
+        return {name: by_name[name] for name in structure}
+    return {f"output_{i}": t for i, t in enumerate(outputs)}
+
+
+def _is_tensor(result: Any) -> bool:
+    return isinstance(result, tf.Tensor | tf.TensorSpec)
+
+
+def _small_values_as_constants(
+    graph_def: Any, captures: dict[str, Any]
+) -> dict[str, Any]:
+    """Turn captured values into constants; return the captures that remain."""
+    nodes = nodes_by_name(graph_def) if captures else {}
+    remaining: dict[str, Any] = {}
+    for name, external in captures.items():
+        node = nodes.get(name.partition(":")[0])
+        if node is None or not _is_small_value(external):
+            remaining[name] = external
+            continue
+        proto = tf.make_tensor_proto(external.numpy(), dtype=external.dtype)
+        node.op = "Const"
+        node.ClearField("attr")
+        node.attr["dtype"].type = external.dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(proto)
+    return remaining
+
+
+def _is_small_value(external: Any) -> bool:
+    if not isinstance(external, tf.Tensor) or not hasattr(external, "numpy"):
+        return False
+    if external.dtype in (tf.resource, tf.variant):
+        return False
+    size: int = tf.size(external).numpy() * max(external.dtype.size or 0, 1)
+    return size <= CONSTANT_LIMIT
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A variable of a Keras model.
+
+    Attributes:
+        variable: TensorFlow's variable.
+        name: what the model calls it.
+        trainable: whether the model trains it.
+    """
+
+    variable: tf.Variable
+    name: str
+    trainable: bool
+
+
+def is_keras_model(source: Any) -> bool:
+    """Tell whether `source` is a model of Keras or of tf_keras."""
+    return _library_of(source) is not None
+
+
+def weights_of(model: Any) -> list[Weight]:
+    """Return what a Keras model lists as its variables."""
+    trained = {id(v) for v in model.trainable_variables}
+    found = []
+    for v in model.variables:
+        # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
+        is_plain = isinstance(v, tf.Variable)
+        name = v.name.partition(":")[0] if is_plain else v.path
+        found.append(Weight(v if is_plain else v.value, name, id(v) in trained))
+    return found
+
+
+def load_keras_file(path: Path) -> Any:
+    """Load a `.keras` or HDF5 file, in Keras' safe mode.
+
+    Raises:
+        ModelError: Keras cannot load it, or it holds code.
+    """
+    if path.suffix != ".keras":
+        refuse_code(path)
+    try:
+        return tf.keras.models.load_model(path, compile=False)
+    except Exception as error:
+        # Keras raises errors of many kinds, the layers' own among them.
+        raise ModelError(f"Keras cannot load '{path}': {error}") from error
+
+
+def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
+    """Return the program of a Keras model called for inference, and what it reads.
+
+    Inputs and outputs are named as the model names them. The model does not list all
+    variables that it reads: the states of layers that keep one between calls.
+
+    Raises:
+        ModelError: the model does not know the shapes of its inputs yet, or does not
+            compute with TensorFlow.
+    """
+    _check_backend(model)
+    specs = _input_specs(model)
+
+    def call(*arguments: Any) -> Any:
+        inputs = tf.nest.pack_sequence_as(specs, arguments)
+        return model(inputs, training=False)
+
+    flat = tf.nest.flatten(specs)
+    function = tf.function(call, autograph=False).get_concrete_function(*flat)
+    program = program_of_function(function)
+    placeholders = list(program.inputs.values())
+    program.inputs = dict(zip([s.name for s in flat], placeholders, strict=True))
+    if not isinstance(function.structured_outputs, dict):
+        names = list(getattr(model, "output_names", None) or ())
+        if isinstance(model, _library_of(model).Sequential):
+            names = [model.layers[-1].name]
+        if len(set(names)) == len(program.outputs):
+            program.outputs = dict(zip(names, program.outputs.values(), strict=True))
+    return program, ordered(function.variables, function.captured_inputs)
+
+
+def _library_of(source: Any) -> Any:
+    """Return the Keras that a model is made with; None if it is no model of any."""
+    # Who has a model has imported its library, and nobody waits for another one.
+    for name in ("keras", "tf_keras"):
+        library = sys.modules.get(name)
+        if library is not None and isinstance(source, library.Model):
+            return library
+    return None
+
+
+def _check_backend(model: Any) -> None:
+    backend = _library_of(model).backend.backend()
+    if backend != "tensorflow":
+        raise ModelError(
+            f"Keras model '{model.name}' computes with {backend}; save it, start "
+            "Python with KERAS_BACKEND=tensorflow, and open the file"
+        )
+
+
+def _input_specs(model: Any) -> Any:
+    """Return a structure of `TensorSpec`, as the model takes its inputs."""
+    inputs = _or_none(model, "inputs")
+    if inputs:
+        # A functional model also tells in what structure; a Sequential takes one.
+        structure = _or_none(model, "input")
+        if structure is None:
+            structure = inputs[0] if len(inputs) == 1 else inputs
+        return tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype, t.name), structure
+        )
+    shape = ((model.built and model.get_build_config()) or {}).get("input_shape")
+    if shape is None or tf.nest.is_nested(shape[0]):
+        raise ModelError(
+            f"Keras model '{model.name}' does not say what inputs it takes: it is a "
+            "subclass or was never built; pass "
+            "tf.function(model).get_concrete_function(tf.TensorSpec(...)) instead"
+        )
+    floats = _library_of(model).backend.floatx()
+    return tf.TensorSpec([None, *shape[1:]], floats, "inputs")
+
+
+def _or_none(model: Any, name: str) -> Any:
+    """Return a property of a Keras model, None where the model has none yet."""
+    try:
+        return getattr(model, name)
+    except (AttributeError, ValueError):
+        return None
+
+
+DEFAULT_SIGNATURE = "serving_default"
+
+
+@dataclass
+class Source:
+    """A source of models.
+
+    Attributes:
+        what: the source in words, for messages.
+        signatures: for each signature what makes its program.
+        holdings: what the signatures share.
+        functions: for each signature the function that can be saved as it is, when
+            nobody has opened the signature.
+    """
+
+    what: str
+    signatures: dict[str, Callable[[], Program]]
+    holdings: Holdings = field(default_factory=Holdings)
+    functions: dict[str, Any] = field(default_factory=dict)
+
+    def chosen(self, signature: str | None) -> str:
+        """Return the signature that is asked for, or the one that is meant.
+
+        Raises:
+            ModelError: there is none of that name; or none is asked for and there are
+                several without a `serving_default`, or none at all.
+        """
+        known = sorted(self.signatures)
+        if signature is not None:
+            if signature not in self.signatures:
+                raise ModelError(
+                    f"{self.what} has no signature '{signature}'; it has {known}"
+                )
+            return signature
+        if DEFAULT_SIGNATURE in self.signatures:
+            return DEFAULT_SIGNATURE
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            raise ModelError(
+                f"{self.what} has no signatures; load it with tf.saved_model.load and "
+                "pass one of its functions"
+            )
+        raise ModelError(
+            f"{self.what} has several signatures and no '{DEFAULT_SIGNATURE}'; pass "
+            f"signature= as one of {known}"
+        )

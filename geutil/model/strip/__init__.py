@@ -1,0 +1,1 @@
+"""The parts of a model that serve its training only, stripped."""

@@ -1,0 +1,97 @@
+"""Options of stripping, checked, and the copy of a graph that it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.functions import bindings
+from geutil.graph.types import Operation
+from geutil.model.core import EditableModel
+from geutil.model.program import Program
+from geutil.model.sources.objects import program_of_graph
+from geutil.model.to_graph import Parts
+from geutil.select.walks import get_backward_walk_ops
+
+
+def program_of_parts(parts: Parts) -> Program:
+    """Return the program of a graph and its ends, as they are now."""
+    program = program_of_graph(
+        parts.graph,
+        parts.inputs,
+        {name: sink.inputs[0] for name, sink in parts.sinks.items()},
+        bindings(parts.graph),
+    )
+    program.side_effects = [op.name for op in parts.side_effects.control_inputs]
+    return program
+
+
+def keep_of(parts: Parts) -> list[Any]:
+    """Return the ends of a graph, which rewriting must leave."""
+    return [*parts.inputs.values(), *parts.sinks.values(), parts.side_effects]
+
+
+def live_ops(parts: Parts) -> frozenset[Operation]:
+    """Return the ops that the values of the outputs are computed by."""
+    return frozenset(get_backward_walk_ops(list(parts.sinks.values())))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do apart from what the graph tells.
+
+    Attributes:
+        switches: the value for each input or placeholder that is to be a constant.
+        statistics: for batch norms the variables of their moving mean and variance.
+        keep: ops and name scopes that stay as they are.
+    """
+
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, tuple[tf.Variable, tf.Variable]] = field(
+        default_factory=dict
+    )
+    keep: tuple[str, ...] = ()
+
+    def keeps(self, name: str) -> bool:
+        """Tell whether an op of that name stays as it is."""
+        return any(name == kept or name.startswith(f"{kept}/") for kept in self.keep)
+
+
+def checked_options(
+    model: EditableModel,
+    switches: Mapping[str, Any] | None,
+    statistics: Mapping[str, tuple[str, str]] | None,
+    keep: Iterable[str],
+) -> Options:
+    """Return the options.
+
+    Raises:
+        ModelError: a name is not in the model.
+    """
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    options = Options(dict(switches or {}), _variables(model, statistics or {}), kept)
+    names = [op.name for op in model.graph.get_operations()]
+    for name in kept:
+        if not any(n == name or n.startswith(f"{name}/") for n in names):
+            raise ModelError(f"keep: {model!r} has no op or name scope '{name}'")
+    return options
+
+
+def _variables(
+    model: EditableModel, statistics: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[tf.Variable, tf.Variable]]:
+    found = {}
+    for norm, names in statistics.items():
+        for name in names:
+            if name not in model.variables:
+                raise ModelError(
+                    f"statistics: {model!r} has no variable '{name}' for '{norm}'; it "
+                    f"has {list(model.variables)[:20]}"
+                )
+        mean, variance = names
+        found[norm] = (model.variables[mean], model.variables[variance])
+    return found

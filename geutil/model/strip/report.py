@@ -1,0 +1,90 @@
+"""The report of stripping: every part that was stripped or left, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from geutil.notebook_display import Shown
+
+Action: TypeAlias = Literal["removed", "turned", "kept"]
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Stripped:
+    """One thing that serves training, and what became of it.
+
+    Attributes:
+        action: "removed"; "turned" into what it is at inference; or "kept".
+        kind: "switch", "dropout", "noise", "random", "batch norm", "diagnostic",
+            "side effect", "input", "variable" or "body".
+        name: the op, input or variable.
+        reason: why.
+
+    Example:
+        >>> from geutil.model.strip.report import Stripped
+        >>> print(Stripped("removed", "dropout", "drop/Mul", "its input passes"))
+        removed dropout 'drop/Mul': its input passes
+    """
+
+    action: Action
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.kind} '{self.name}': {self.reason}"
+
+
+@dataclass(frozen=True)
+class StripReport(Shown):
+    """What `Model.strip_training` did and what it left, each with the reason.
+
+    Attributes:
+        entries: one for each candidate, in the order in which they were decided.
+        dropped_ops: the names of the ops that are not in the result, in graph order.
+
+    Example:
+        >>> from geutil.model.strip.report import StripReport
+        >>> print(StripReport())
+        nothing to strip
+    """
+
+    entries: tuple[Stripped, ...] = ()
+    dropped_ops: tuple[str, ...] = ()
+
+    @property
+    def removed(self) -> tuple[Stripped, ...]:
+        """What was removed."""
+        return self._by("removed")
+
+    @property
+    def turned(self) -> tuple[Stripped, ...]:
+        """What was turned into its form at inference."""
+        return self._by("turned")
+
+    @property
+    def kept(self) -> tuple[Stripped, ...]:
+        """The candidates that were left as they are."""
+        return self._by("kept")
+
+    def _by(self, action: Action) -> tuple[Stripped, ...]:
+        return tuple(entry for entry in self.entries if entry.action == action)
+
+    def __bool__(self) -> bool:
+        """Tell whether anything was removed or turned."""
+        return bool(self.removed or self.turned)
+
+    def __str__(self) -> str:
+        title = (
+            f"{len(self.removed)} removed, {len(self.turned)} turned, "
+            f"{len(self.kept)} kept; {len(self.dropped_ops)} ops dropped"
+        )
+        lines = [title if self else "nothing to strip"]
+        for group in (self.removed, self.turned, self.kept):
+            lines += [f"  {entry}" for entry in group[:_SHOWN]]
+            if len(group) > _SHOWN:
+                rest = len(group) - _SHOWN
+                lines.append(f"  and {rest} more, in .{group[0].action}")
+        return "\n".join(lines)

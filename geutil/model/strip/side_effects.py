@@ -1,0 +1,387 @@
+"""Side effects.
+
+Which stay, since outputs need them, and which are dropped with all that served them.
+
+What writes a variable that nothing reads, or reports and asserts, serves training and
+diagnosis alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from geutil.graph.call_graph import Effects, functions_of_attributes
+from geutil.graph.op_types import ENTERS, MERGES
+from geutil.model.program import (
+    Program,
+    node_of,
+    nodes_ahead,
+    nodes_behind,
+    nodes_by_name,
+    subgraph,
+)
+from geutil.model.strip.options import Options
+from geutil.model.strip.report import Stripped
+
+_SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
+
+
+def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None:
+    """Drop nodes, and what outputs and the effects that stay do not need, in place.
+
+    A node is waited for no more, unless an effect that stays happens before it, its
+    value is needed anyway, or it decides whether the waiting node runs: the branches
+    and loops of version 1 are held together by such edges.
+
+    Args:
+        program: the program.
+        dropped: the names of nodes whose outputs nobody reads.
+        kept: the names of the nodes whose effects stay.
+
+    Cost: linear in nodes and edges.
+    """
+    graph_def = subgraph(program.graph_def, program.graph_def.node)
+    nodes = nodes_by_name(graph_def)
+    effects = list(kept)
+    stops = [node_of(t) for t in program.captures]
+    roots = [*map(node_of, program.outputs.values()), *effects]
+    needed = _behind(nodes, roots)
+    # Nobody needs what is computed from a dropped node; it can only be waited for.
+    emptied = nodes_ahead(graph_def, dropped, data_only=True)
+    for name in emptied:
+        _as_no_op(nodes[name])
+    effective = nodes_ahead(graph_def, effects)
+    awaited = effective | nodes_ahead(graph_def, _of_types(graph_def, ENTERS))
+    # A conditional ends at its Merge, whose output is there whichever branch ran.
+    awaited |= nodes_ahead(graph_def, _of_types(graph_def, _SWITCHES), until=MERGES)
+    awaited_or_needed = awaited | needed
+    for node in graph_def.node:
+        # What an emptied node read, it need not wait for.
+        before = awaited if node.name in emptied else awaited_or_needed
+        inputs = [t for t in node.input if t[0] != "^" or node_of(t) in before]
+        if len(inputs) < len(node.input):
+            del node.input[:]
+            node.input.extend(inputs)
+    program.side_effects = [n for n in program.side_effects if n in effective]
+    unread = map(node_of, program.inputs.values())
+    ends = [*roots, *program.side_effects, *unread]
+    program.graph_def = subgraph(graph_def, nodes_behind(graph_def, ends, stops))
+
+
+def _as_no_op(node: Any) -> None:
+    """Make a node one that only waits, for all that it waited for or read."""
+    before = list(dict.fromkeys(node_of(text) for text in node.input))
+    node.CopyFrom(type(node)(name=node.name, op="NoOp", device=node.device))
+    node.input.extend(f"^{name}" for name in before)
+
+
+def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
+    """Return the nodes that the values of nodes depend on."""
+    waiting = list(names)
+    found = set(waiting)
+    while waiting:
+        for text in nodes[waiting.pop()].input:
+            before = node_of(text)
+            if text[0] != "^" and before not in found:
+                found.add(before)
+                waiting.append(before)
+    return found
+
+
+def _of_types(graph_def: Any, types: frozenset[str]) -> list[str]:
+    return [node.name for node in graph_def.node if node.op in types]
+
+
+Kind: TypeAlias = Literal["diagnostic", "write", "other"]
+
+PASSING = frozenset(
+    (
+        "CheckNumerics",
+        "CheckNumericsV2",
+        "DebugIdentity",
+        "DebugIdentityV2",
+        "DebugIdentityV3",
+        "Print",
+    )
+)
+"""Diagnostics that pass their first input on."""
+_SUMMARIES = ("Audio", "Histogram", "Image", "Merge", "Scalar", "Tensor")
+DIAGNOSTICS = PASSING | frozenset(
+    (
+        "Assert",
+        "CloseSummaryWriter",
+        "CreateSummaryDbWriter",
+        "CreateSummaryFileWriter",
+        "FlushSummaryWriter",
+        "ImportEvent",
+        "PrintV2",
+        "SummaryWriter",
+        "WriteRawProtoSummary",
+        "WriteSummary",
+        "WriteGraphSummary",
+        *(f"{kind}Summary{version}" for kind in _SUMMARIES for version in ("", "V2")),
+        *(f"Write{kind}Summary" for kind in _SUMMARIES),
+    )
+)
+_RANDOM_STATE = frozenset(
+    (
+        "RngReadAndSkip",
+        "RngSkip",
+        "StatefulRandomBinomial",
+        "StatefulStandardNormal",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+    )
+)
+_TRAINING = ("ResourceApply", "ResourceSparseApply")
+_WRITES = (
+    "AssignAddVariable",
+    "AssignSubVariable",
+    "AssignVariable",
+    "ResourceScatter",
+)
+_RANDOM = ("Multinomial", "Parameterized", "Random", "Stateless", "Truncated")
+_DRAWN = ("Binomial", "Gamma", "Multinomial", "Normal", "Poisson", "Shuffle", "Uniform")
+
+
+def is_training_write(node: Any) -> bool:
+    """Tell whether a node is the step of an optimizer."""
+    return bool(node.op.startswith(_TRAINING))
+
+
+def is_write(node: Any) -> bool:
+    """Tell whether a node changes the variable that its first input is."""
+    return node.op in _RANDOM_STATE or node.op.startswith((*_TRAINING, *_WRITES))
+
+
+def is_random(node: Any) -> bool:
+    """Tell whether a node draws random numbers."""
+    if node.op in _RANDOM_STATE:
+        return node.op != "RngSkip"
+    if "SampleDistortedBoundingBox" in node.op:
+        return True
+    return node.op.startswith(_RANDOM) and any(word in node.op for word in _DRAWN)
+
+
+class EffectKinds:
+    """Tells of each node which kinds of effects it has.
+
+    Args:
+        functions: the definitions of the functions that nodes may call.
+
+    Cost: linear in the nodes of the functions, once.
+    """
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._effects = Effects(functions)
+        self._functions = functions
+        self._inside: dict[str, dict[Kind, None]] = {name: {} for name in functions}
+        callers: dict[str, list[str]] = {}
+        for name, function in functions.items():
+            for node in function.node_def:
+                called = self.called(node)
+                for other in called:
+                    callers.setdefault(other, []).append(name)
+                if not called:
+                    self._inside[name].update(dict.fromkeys(self._own(node)))
+        waiting = [name for name, kinds in self._inside.items() if kinds]
+        while waiting:
+            name = waiting.pop()
+            for caller in callers.get(name, ()):
+                known = len(self._inside[caller])
+                self._inside[caller].update(self._inside[name])
+                if len(self._inside[caller]) > known:
+                    waiting.append(caller)
+
+    def called(self, node: Any) -> list[str]:
+        """Return the functions that a node may call."""
+        names = [*functions_of_attributes(node.attr), node.op]
+        return [name for name in names if name in self._functions]
+
+    def of(self, node: Any) -> tuple[Kind, ...]:
+        """Return the kinds of effects of a node; none if it only computes."""
+        called = self.called(node)
+        if not called:
+            return self._own(node)
+        return tuple(dict.fromkeys(k for name in called for k in self._inside[name]))
+
+    def _own(self, node: Any) -> tuple[Kind, ...]:
+        if node.op in DIAGNOSTICS:
+            return ("diagnostic",)
+        if is_write(node):
+            return ("write",)
+        return ("other",) if self._effects.of(node) else ()
+
+
+_HANDING_ON = frozenset(("Enter", "Identity", "Switch"))
+
+
+@dataclass
+class Known:
+    """What is known of side effects before their graph is looked at.
+
+    Attributes:
+        dropped: for nodes that go in any case the reason.
+        kept: for nodes that stay in any case the reason.
+        variable_names: the name of each variable by the node of its handle.
+        read_elsewhere: for nodes of handles the signature that reads the variable too.
+    """
+
+    dropped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    variable_names: Mapping[str, str] = field(default_factory=dict)
+    read_elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Decision:
+    """Which nodes with side effects go and which stay.
+
+    Attributes:
+        dropped: the names of those that go.
+        kept: the names of those that stay.
+        entries: for the report.
+    """
+
+    dropped: list[str]
+    kept: list[str]
+    entries: list[Stripped]
+
+
+def decide_effects(program: Program, options: Options, known: Known) -> Decision:
+    """Decide about each node with a side effect that a call of a program runs.
+
+    Cost: linear in nodes and edges, function bodies included.
+    """
+    return _Decider(program, options, known).decide()
+
+
+class _Decider:
+    """The state of one decision.
+
+    A write of a variable is pending until something that stays reads the variable.
+    """
+
+    def __init__(self, program: Program, options: Options, known: Known) -> None:
+        graph_def = program.graph_def
+        functions = {f.signature.name: f for f in graph_def.library.function}
+        self._nodes = nodes_by_name(graph_def)
+        self._outputs = [node_of(t) for t in program.outputs.values()]
+        self._handles = frozenset(node_of(t) for t in program.captures)
+        ends = [*self._outputs, *program.side_effects]
+        self._running = nodes_behind(graph_def, ends, self._handles)
+        self._options = options
+        self._known = known
+        self._kinds = EffectKinds(functions)
+        self._needed: set[str] = set()
+        self._read: set[str] = set()
+        self._pending: dict[str, list[str]] = {}
+        self._dropped: dict[str, Stripped] = {}
+        self._kept: dict[str, Stripped | None] = {}
+
+    def decide(self) -> Decision:
+        self._need(self._outputs)
+        for node in self._running:
+            kinds = self._kinds.of(node)
+            if kinds:
+                self._judge(node, kinds)
+        self._need(self._kept)
+        for variable in list(self._pending):
+            if variable in self._read:
+                self._need(self._keep_writes(variable))
+        for variable, names in self._pending.items():
+            reason = f"nothing that stays reads '{self._shown(variable)}'"
+            for name in names:
+                self._drop(name, "side effect", reason)
+        decided = {**self._dropped, **self._kept}
+        entries = [decided.get(node.name) for node in self._running]
+        return Decision(
+            list(self._dropped),
+            list(self._kept),
+            [entry for entry in entries if entry is not None],
+        )
+
+    def _judge(self, node: Any, kinds: tuple[Kind, ...]) -> None:
+        """Drop a node with an effect, keep it, or let it be pending."""
+        name, known = node.name, self._known
+        kind = "diagnostic" if kinds == ("diagnostic",) else "side effect"
+        if self._options.keeps(name):
+            self._keep(name, kind, "it is in keep")
+        elif name in known.kept:
+            self._keep(name, kind, known.kept[name])
+        elif name in known.dropped:
+            self._drop(name, kind, known.dropped[name])
+        elif name in self._needed:
+            if kinds == ("other",):
+                # It computes something, and nothing tells that it serves training.
+                self._kept[name] = None
+            else:
+                self._keep(name, kind, "outputs are computed from what it gives")
+        elif kind == "diagnostic":
+            self._drop(name, kind, f"{node.op} only checks or reports")
+        elif is_training_write(node):
+            self._drop(name, kind, f"it trains '{self._shown(self._variable(node))}'")
+        elif is_write(node):
+            self._judge_write(node)
+        else:
+            self._keep(name, kind, f"{node.op} may serve more than training")
+
+    def _judge_write(self, node: Any) -> None:
+        variable = self._variable(node)
+        if variable in self._known.read_elsewhere:
+            other = self._known.read_elsewhere[variable]
+            reason = f"signature '{other}' uses '{self._shown(variable)}'"
+            self._keep(node.name, "side effect", reason)
+        else:
+            self._pending.setdefault(variable, []).append(node.name)
+
+    def _need(self, names: Iterable[str]) -> None:
+        """Take in what nodes are computed from; keep what writes what that reads."""
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in self._needed:
+                continue
+            self._needed.add(name)
+            if name in self._dropped:
+                dropped = self._dropped.pop(name)
+                self._keep(name, dropped.kind, "what stays reads what it gives")
+            node = self._nodes[name]
+            before = [node_of(text) for text in node.input if text[0] != "^"]
+            if name in self._handles:
+                continue
+            waiting.extend(before)
+            # An assignment only writes; what draws from a generator reads it, too.
+            assigns = is_write(node) and not is_random(node)
+            for handle in before[1:] if assigns else before:
+                if handle in self._handles and handle not in self._read:
+                    self._read.add(handle)
+                    waiting.extend(self._keep_writes(handle))
+
+    def _keep_writes(self, variable: str) -> list[str]:
+        names = self._pending.pop(variable, [])
+        for name in names:
+            reason = f"what stays reads '{self._shown(variable)}'"
+            self._keep(name, "side effect", reason)
+        return names
+
+    def _keep(self, name: str, kind: str, reason: str) -> None:
+        self._kept[name] = Stripped("kept", kind, name, reason)
+
+    def _drop(self, name: str, kind: str, reason: str) -> None:
+        self._dropped[name] = Stripped("removed", kind, name, reason)
+
+    def _variable(self, node: Any) -> str:
+        """Return the node of the handle that a node writes to."""
+        before = self._nodes[node_of(node.input[0])]
+        while before.op in _HANDING_ON and before.name not in self._handles:
+            before = self._nodes[node_of(before.input[0])]
+        return str(before.name)
+
+    def _shown(self, variable: str) -> str:
+        return self._known.variable_names.get(variable, variable)

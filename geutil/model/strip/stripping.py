@@ -1,0 +1,209 @@
+"""Stripping: a model without what serves its training, in its functions, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from geutil.graph.functions import bindings
+from geutil.model.core import EditableModel, M
+from geutil.model.program import Program, node_of, nodes_behind
+from geutil.model.strip.batch_norm_inference import (
+    Turned,
+    turn_batch_norms,
+    write_fused,
+)
+from geutil.model.strip.dead_branches import folded, set_switches
+from geutil.model.strip.options import Options, checked_options, program_of_parts
+from geutil.model.strip.report import Stripped, StripReport
+from geutil.model.strip.side_effects import (
+    DIAGNOSTICS,
+    EffectKinds,
+    Known,
+    decide_effects,
+    is_random,
+    is_write,
+    prune,
+)
+from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
+from geutil.model.to_graph import Parts, materialize
+from geutil.select.networks.provenance import FUSED
+
+_SHOWN = 5
+
+
+def candidates_in_bodies(graph_def: Any) -> list[Stripped]:
+    """Return an entry for each node whose functions hold what would be stripped.
+
+    Cost: linear in the nodes, and for each node that calls functions in their nodes.
+    """
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    kinds = EffectKinds(functions)
+    entries = []
+    for node in graph_def.node:
+        found = list(_found(node, functions, kinds))
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            reason = (
+                f"its functions hold {', '.join(found[:_SHOWN])}{more}; bodies are not "
+                "stripped: edit them, or trace the function for inference"
+            )
+            entries.append(Stripped("kept", "body", node.name, reason))
+    return entries
+
+
+def _found(node: Any, functions: dict[str, Any], kinds: EffectKinds) -> Iterator[str]:
+    waiting = kinds.called(node)
+    seen = set(waiting)
+    for name in waiting:
+        for inner in functions[name].node_def:
+            if _serves_training(inner):
+                yield f"{inner.op} '{inner.name}'"
+            for called in kinds.called(inner):
+                if called not in seen:
+                    seen.add(called)
+                    waiting.append(called)
+
+
+def _serves_training(node: Any) -> bool:
+    if node.op in FUSED:
+        return bool(node.attr["is_training"].b)
+    return node.op in DIAGNOSTICS or is_write(node) or is_random(node)
+
+
+def random_ops(graph_def: Any) -> list[Stripped]:
+    """Return an entry for each random op of a graph that was left."""
+    reason = "it is no part of a dropout or noise layer that geutil knows"
+    return [
+        Stripped("kept", "random", node.name, f"{reason} ({node.op})")
+        for node in graph_def.node
+        if is_random(node)
+    ]
+
+
+def strip_training(
+    model: M,
+    switches: Mapping[str, Any] | None,
+    statistics: Mapping[str, tuple[str, str]] | None,
+    keep: Iterable[str],
+) -> M:
+    """Return a model without what serves training; see `Model.strip_training`."""
+    options = checked_options(model, switches, statistics, keep)
+    names = {id(v.handle): name for name, v in model.variables.items()}
+    original = model.program(checked=False)
+    program, entries = _without_switches(original, options, repr(model))
+    parts = materialize(program, inline=False, what=repr(model))
+    names |= {id(i): names[id(o)] for o, i in bindings(parts.graph) if id(o) in names}
+    turned = turn_batch_norms(parts, options, names)
+    bypassed = bypass_layers(parts, options)
+    entries += [*turned.entries, *bypassed.entries]
+    program = program_of_parts(parts)
+    write_fused(program.graph_def, turned.fused)
+    known = _known(model, parts, names, turned, bypassed)
+    decision = decide_effects(program, options, known)
+    named = {entry.name for entry in entries}
+    entries += [entry for entry in decision.entries if entry.name not in named]
+    if any(entry.action != "kept" for entry in entries):
+        prune(program, decision.dropped, decision.kept)
+        entries += _drop_inputs(original, program)
+    else:
+        program = original
+    needed = _needed(program)
+    entries += random_ops(needed)
+    entries += candidates_in_bodies(needed)
+    entries += _unread_variables(model, program)
+    gone = {entry.name for entry in entries if entry.kind == "variable"}
+    kept = {n: v for n, v in model.variables.items() if n not in gone}
+    result = model.derived(program, holdings=replace(model.holdings, variables=kept))
+    result.strip_report = StripReport(tuple(entries), _dropped(original, needed))
+    return result
+
+
+def _without_switches(
+    original: Program, options: Options, what: str
+) -> tuple[Program, list[Stripped]]:
+    program = replace(original, inputs=dict(original.inputs))
+    program.graph_def = type(original.graph_def)()
+    program.graph_def.CopyFrom(original.graph_def)
+    found = set_switches(program, options)
+    if not found.nodes:
+        return program, found.entries
+    return folded(program, found.nodes, what), found.entries
+
+
+def _known(
+    model: EditableModel,
+    parts: Parts,
+    names: Mapping[int, str],
+    turned: Turned,
+    bypassed: Bypassed,
+) -> Known:
+    """Return what is known of side effects from what was done before."""
+    inside = {id(outside): t.op.name for outside, t in bindings(parts.graph)}
+    elsewhere = {
+        inside[handle]: signature
+        for handle, signature in _captured_elsewhere(model).items()
+        if handle in inside
+    }
+    for op in bypassed.generators:
+        elsewhere.pop(op.name, None)
+    return Known(
+        {u: f"the moving average of '{norm}'" for u, norm in turned.updates.items()},
+        {u: f"batch norm '{norm}' is kept" for u, norm in turned.kept_updates.items()},
+        {t.op.name: names[id(t)] for _, t in bindings(parts.graph) if id(t) in names},
+        elsewhere,
+    )
+
+
+def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
+    """Return a signature for each tensor outside that another signature reads."""
+    captured: dict[int, str] = {}
+    for name, function in model.unopened_signatures().items():
+        captured |= {id(t): name for t in function.captured_inputs}
+    for name, other in model.opened_signatures().items():
+        if name != model.signature:
+            captured |= {id(t): name for t, _ in bindings(other.graph)}
+    return captured
+
+
+def _drop_inputs(original: Program, program: Program) -> list[Stripped]:
+    """Drop the inputs that only what was stripped needed, in place."""
+    before = {node.name for node in _needed(original).node}
+    after = {node.name for node in _needed(program).node}
+    gone = [
+        name
+        for name, t in program.inputs.items()
+        if node_of(t) in before and node_of(t) not in after
+    ]
+    for name in gone:
+        del program.inputs[name]
+    reason = "nothing that stays reads it"
+    return [Stripped("removed", "input", name, reason) for name in gone]
+
+
+def _needed(program: Program) -> Any:
+    """Return the graph of what a call of a program runs."""
+    ends = [*map(node_of, program.outputs.values()), *program.side_effects]
+    stops = [node_of(t) for t in program.captures]
+    graph_def = type(program.graph_def)()
+    graph_def.node.extend(nodes_behind(program.graph_def, ends, stops))
+    graph_def.library.CopyFrom(program.graph_def.library)
+    return graph_def
+
+
+def _unread_variables(model: EditableModel, program: Program) -> list[Stripped]:
+    """Return the variables that no signature uses any more."""
+    running = {node.name for node in _needed(program).node}
+    used = {id(e) for t, e in program.captures.items() if node_of(t) in running}
+    used |= _captured_elsewhere(model).keys()
+    return [
+        Stripped("removed", "variable", name, "no signature uses it")
+        for name, v in model.variables.items()
+        if id(v.handle) not in used
+    ]
+
+
+def _dropped(original: Program, needed: Any) -> tuple[str, ...]:
+    stay = {node.name for node in needed.node}
+    return tuple(n.name for n in _needed(original).node if n.name not in stay)

@@ -1,0 +1,154 @@
+"""Constants turned into variables."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.model.core import M
+from geutil.model.program import Program, canonical, fresh_name, node_of, value_of_const
+from geutil.model.shared_state import Holdings
+from geutil.select.filters import make_regex
+
+_logger = logging.getLogger("geutil")
+_LISTED = 10
+"""As many names are listed in messages."""
+
+
+@dataclass
+class Matches:
+    """The constants of a program that a regex matches.
+
+    Attributes:
+        found: the nodes that can become variables.
+        stay: the reason for each that cannot, by name.
+    """
+
+    found: list[Any] = field(default_factory=list)
+    stay: dict[str, str] = field(default_factory=dict)
+
+
+class Variables:
+    """The variables made so far; constants of one name and value share one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, bytes], tf.Variable] = {}
+
+    def of(self, node: Any) -> tf.Variable:
+        """Return the variable for a constant."""
+        key = node.name, node.attr["value"].tensor.SerializeToString(deterministic=True)
+        if key not in self._made:
+            self._made[key] = tf.Variable(
+                value_of_const(node), trainable=True, name=node.name
+            )
+        return self._made[key]
+
+    def named(self) -> dict[str, tf.Variable]:
+        """Return the variables by the names of the constants, in order."""
+        named: dict[str, tf.Variable] = {}
+        for (name, _), variable in self._made.items():
+            named[fresh_name(named, name)] = variable
+        return named
+
+
+def thaw(model: M, regex: str | re.Pattern[str]) -> M:
+    """Return a model with variables for constants; see `Model.thaw`."""
+    pattern = make_regex(regex)
+    # This signature first: its constants give the variables their names.
+    order = dict.fromkeys((model.signature, *model.signatures))
+    programs = {name: model.signatures[name].program() for name in order}
+    matches = {name: _matches(p.graph_def, pattern) for name, p in programs.items()}
+    _check(programs[model.signature], matches[model.signature], pattern)
+    variables = Variables()
+    thawed = {
+        name: _thawed(programs[name], matches[name].found, variables) for name in order
+    }
+    holdings = model.holdings.merged(Holdings())
+    named = variables.named()
+    holdings.add_variables(named.values(), named)
+    return model.rebuilt({name: thawed[name] for name in model.signatures}, holdings)
+
+
+def _matches(graph_def: Any, pattern: re.Pattern[str]) -> Matches:
+    matches = Matches()
+    has_loops = any(node.op == "Enter" for node in graph_def.node)
+    for node in graph_def.node:
+        if node.op == "Const" and pattern.search(node.name):
+            dtype = tf.as_dtype(node.attr["dtype"].type)
+            if not (dtype.is_floating or dtype.is_complex):
+                matches.stay[node.name] = f"{dtype.name}, which no gradient reaches"
+            elif has_loops and node.input:
+                matches.stay[node.name] = "in a loop of version 1"
+            else:
+                matches.found.append(node)
+    return matches
+
+
+def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None:
+    """Refuse a thaw without any variable; log what stays a constant."""
+    stay = [f"'{name}' ({reason})" for name, reason in matches.stay.items()]
+    listed = ", ".join(stay[:_LISTED]) + (", ..." if len(stay) > _LISTED else "")
+    if matches.found:
+        if stay:
+            _logger.info("%d matching constants stay constants: %s", len(stay), listed)
+        return
+    if stay:
+        raise ModelError(
+            f"no constant that '{pattern.pattern}' matches can become a variable: "
+            f"{listed}; to train something else, read a tf.Variable of your own under "
+            "`with model.graph.as_default():` and reroute to it"
+        )
+    candidates = _matches(program.graph_def, re.compile("")).found
+    names = [node.name for node in candidates[:_LISTED]]
+    raise ModelError(
+        f"no constant has a name that '{pattern.pattern}' matches; "
+        f"{len(candidates)} could become variables"
+        + (f", such as {names}" if names else "")
+        + " (those in functions cannot: open the model with inline=True)"
+    )
+
+
+def _thawed(program: Program, found: list[Any], variables: Variables) -> Program:
+    """Return a program that reads variables in place of the constants `found`."""
+    graph_def = program.graph_def
+    taken = {node.name for node in graph_def.node}
+    captures = dict(program.captures)
+    reads: dict[str, str] = {}
+    for node in found:
+        captures[f"{node.name}:0"] = variables.of(node).handle
+        reads[node.name] = fresh_name(taken, f"{node.name}/ReadVariableOp")
+        taken.add(reads[node.name])
+    for node in graph_def.node:
+        for index, text in enumerate(node.input):
+            if node_of(text) in reads:
+                control = "^" if text.startswith("^") else ""
+                node.input[index] = control + reads[node_of(text)]
+    for node in found:
+        graph_def.node.append(_read_node(reads[node.name], node))
+        _become_handle(node)
+    outputs = {
+        name: canonical(reads.get(node_of(t), t)) for name, t in program.outputs.items()
+    }
+    effects = [reads.get(name, name) for name in program.side_effects]
+    return replace(program, captures=captures, outputs=outputs, side_effects=effects)
+
+
+def _read_node(name: str, constant: Any) -> Any:
+    """Return the node that reads the variable; it waits for what the constant did."""
+    node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=constant.device)
+    node.attr["dtype"].type = constant.attr["dtype"].type
+    node.input.append(constant.name)
+    node.input.extend(constant.input)
+    return node
+
+
+def _become_handle(node: Any) -> None:
+    """Turn a constant into the placeholder for the handle of its variable."""
+    handle = tf.compat.v1.NodeDef(name=node.name, op="Placeholder", device=node.device)
+    handle.attr["dtype"].type = tf.resource.as_datatype_enum
+    node.CopyFrom(handle)

@@ -1,0 +1,170 @@
+"""From a graph that is edited to a function that runs.
+
+TensorFlow takes the ops of a FuncGraph over once, when the function is made (fact 2 of
+the design). So a function is built from a copy, and the graph itself stays editable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph.creation import neutral
+from geutil.graph.functions import (
+    bindings,
+    build_function,
+    make_capture_placeholder,
+    new_function_graph,
+    seen_variables,
+)
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.model.program import fresh_name
+from geutil.model.shared_state import Holdings
+from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.copying import copy_with_input_replacements
+from geutil.transform.custom_gradients import read_by_gradient
+
+
+def ops_to_run(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    sinks: Mapping[str, Operation],
+    side_effects: Operation,
+) -> list[Operation]:
+    """Return the ops that a call runs, in the order of the graph.
+
+    Raises:
+        ModelError: one is a placeholder that nothing feeds.
+    """
+    stops = [*inputs.values(), *(placeholder for _, placeholder in bindings(graph))]
+    behind = get_backward_walk_ops(
+        [*sinks.values(), side_effects], stop_at_ts=stops, control_inputs=True
+    )
+    # Ops may wait for what is given, which costs no wait.
+    given = {t.op for t in stops}
+    needed = frozenset(op for op in behind if op not in given)
+    for op in behind:
+        if op.type == "Placeholder" and op not in given:
+            reader = next(
+                reader.name
+                for reader in behind
+                if any(t.op is op for t in reader.inputs) or op in reader.control_inputs
+            )
+            raise ModelError(
+                f"placeholder '{op.name}' is no input, and '{reader}' depends on it: "
+                "rewire its readers, or make it an input with model.cut(inputs=[...])"
+            )
+    needed |= _needed_by_gradients(needed, stops)
+    return [op for op in graph.get_operations() if op in needed]
+
+
+def _needed_by_gradients(
+    needed: Collection[Operation], stops: Iterable[Tensor]
+) -> frozenset[Operation]:
+    """Return the other ops that the gradients of some read, if these can run."""
+    given = {t.op for t in stops}
+    found: set[Operation] = set()
+    waiting = list(needed)
+    while waiting:
+        read = [t.op for op in waiting for t in read_by_gradient(op)]
+        waiting = []
+        for start in dict.fromkeys(read):
+            if start in needed or start in found or start in given:
+                continue
+            behind = get_backward_walk_ops(
+                [start], stop_at_ts=stops, control_inputs=True
+            )
+            new = [op for op in behind if op not in given]
+            if not any(op.type == "Placeholder" for op in new):
+                waiting += [op for op in new if op not in found]
+                found.update(new)
+    return frozenset(found)
+
+
+def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tensor]]:
+    """Return the captures that `ops` read.
+
+    Raises:
+        ModelError: a capture is no eager tensor.
+    """
+    read = IdentitySet(t for op in ops for t in op.inputs)
+    needed = [
+        (outside, inside) for outside, inside in bindings(graph) if inside in read
+    ]
+    for outside, inside in needed:
+        if not hasattr(outside, "numpy"):
+            raise ModelError(
+                f"'{inside.name}' stands for '{outside.name}' of another graph; a "
+                "model can read eager tensors and variables only"
+            )
+    return needed
+
+
+def variables_of(
+    graph: Graph, captures: Iterable[tuple[Any, Tensor]], holdings: Holdings
+) -> list[tf.Variable]:
+    """Return the variables whose handles are captured, and hold them from now on."""
+    holdings.add_variables(seen_variables(graph))
+    by_handle = holdings.by_handle()
+    return [
+        by_handle[id(outside)] for outside, _ in captures if id(outside) in by_handle
+    ]
+
+
+def build(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    sinks: Mapping[str, Operation],
+    side_effects: Operation,
+    holdings: Holdings,
+) -> Any:
+    """Return a concrete function of a graph as it is now.
+
+    Raises:
+        ModelError: an output depends on a placeholder that is no input, or on a tensor
+            of another graph.
+
+    Cost: linear in the ops.
+    """
+    ops = ops_to_run(graph, inputs, sinks, side_effects)
+    captures = captures_of(graph, ops)
+    target = new_function_graph("model")
+    read = IdentitySet(t for op in ops for t in op.inputs)
+    replaced: list[tuple[Tensor, Tensor]] = []
+    arguments: dict[str, Tensor] = {}
+    names = _ArgumentNames(ops)
+    with neutral(target):
+        for name, t in inputs.items():
+            arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, names(t.op))
+            if t in read:
+                replaced.append((t, arguments[name]))
+    for outside, inside in captures:
+        stand_in = make_capture_placeholder(
+            target, names(inside.op), inside.dtype, inside.shape, outside
+        )
+        replaced.append((inside, stand_in))
+    _, info = copy_with_input_replacements(ops, replaced, dst_graph=target)
+    results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
+    waits = [info.transformed(op) for op in side_effects.control_inputs]
+    variables = variables_of(graph, captures, holdings)
+    return build_function(target, arguments, results, waits, variables)
+
+
+class _ArgumentNames:
+    """Names for placeholders that leave all other ops theirs.
+
+    The importer renames an op that is called like the scope of an op that is there
+    already, so an argument must not open a scope that an op is called like.
+    """
+
+    def __init__(self, ops: Iterable[Operation]) -> None:
+        self._taken = {op.name for op in ops}
+        self._taken |= {name.partition("/")[0] for name in self._taken}
+
+    def __call__(self, op: Operation) -> str:
+        name = fresh_name(self._taken, op.name.replace("/", "."))
+        self._taken.add(name)
+        return name

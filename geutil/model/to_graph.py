@@ -1,0 +1,386 @@
+"""From a program to a graph that can be edited, with named inputs and outputs.
+
+A function names as its side effects all stateful ops, reading a variable among them,
+and its results wait for them. Kept as they are, they would hold each part of a model to
+the whole of it.
+
+A traced function returns copies of its results that wait for all its effects, and a
+SavedModel wraps each signature once more. Left in place, every output would depend on
+every effect, and so on every input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ModelError, TransformError
+from geutil.graph.call_graph import Effects
+from geutil.graph.creation import import_ops, neutral
+from geutil.graph.function_defs import with_unique_functions
+from geutil.graph.functions import bind, new_function_graph, set_ends, write_stand_in
+from geutil.graph.inlining import Kept, Origin, inline_calls
+from geutil.graph.types import Graph, Operation, Tensor, require_tensor
+from geutil.model.program import (
+    Program,
+    canonical,
+    fresh_name,
+    legal_name,
+    node_of,
+    nodes_ahead,
+    nodes_by_name,
+    short,
+)
+from geutil.model.python_gradients import carry_closures, prune
+
+# What is behind them runs in a frame of its own, or perhaps not at all.
+_CONTROL_FLOW = frozenset(
+    ("Exit", "Merge", "RefExit", "RefMerge", "RefSwitch", "Switch")
+)
+
+
+def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
+    """Return the nodes that must run for all effects behind some nodes to happen.
+
+    Args:
+        graph_def: the graph.
+        roots: names of nodes.
+
+    Returns:
+        Names of nodes, the first ones with an effect that are met going back.
+
+    Cost: linear in nodes and edges.
+    """
+    effects = Effects({f.signature.name: f for f in graph_def.library.function})
+    effective = {node.name for node in graph_def.node if effects.of(node)}
+    if not effective:
+        return []
+    nodes = nodes_by_name(graph_def)
+    late = nodes_ahead(graph_def, effective)
+    waiting = [name for name in dict.fromkeys(roots) if name in late]
+    met = set(waiting)
+    found = set()
+    while waiting:
+        node = nodes[waiting.pop()]
+        if node.name in effective or node.op in _CONTROL_FLOW:
+            found.add(node.name)
+            continue
+        for name in map(node_of, node.input):
+            if name in late and name not in met:
+                met.add(name)
+                waiting.append(name)
+    return [node.name for node in graph_def.node if node.name in found]
+
+
+_COPY = re.compile(r"(^|/)Identity(_\d+)?$")
+
+
+def without_wrappers(
+    graph_def: Any, outputs: Mapping[str, str], side_effects: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the ends of a graph without the copies that wrapping adds.
+
+    Args:
+        graph_def: a `GraphDef` whose calls are inlined, or not.
+        outputs: the tensor of each output.
+        side_effects: the nodes that run besides.
+
+    Returns:
+        The tensors that are copied, and the nodes with an effect that ran besides or
+        that the copies waited for.
+
+    Cost: linear in nodes and edges.
+    """
+    nodes = nodes_by_name(graph_def)
+    readers: dict[str, set[str]] = {}
+    for node in graph_def.node:
+        for text in node.input:
+            # What waits for a copy does not mind that nobody reads it.
+            if not text.startswith("^"):
+                readers.setdefault(node_of(text), set()).add(node.name)
+    waited: dict[str, None] = dict.fromkeys(side_effects)
+    copies: set[str] = set()
+    tensors = {}
+    for name, tensor in outputs.items():
+        node = nodes[node_of(tensor)]
+        while (
+            node.op == "Identity"
+            and _COPY.search(node.name)
+            and readers.get(node.name, copies) <= copies
+        ):
+            copies.add(node.name)
+            waited |= dict.fromkeys(t[1:] for t in node.input if t.startswith("^"))
+            tensor = node.input[0]
+            node = nodes[node_of(tensor)]
+        tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
+    return tensors, effect_roots(graph_def, waited)
+
+
+SIDE_EFFECTS = "side_effects"
+"""Name of the op that waits for all that a call runs besides its outputs."""
+
+
+@dataclass
+class Parts:
+    """An editable graph and its ends.
+
+    Attributes:
+        graph: a FuncGraph whose captures are bound.
+        inputs: a placeholder for each input.
+        sinks: for each output an Identity that serves it alone.
+        side_effects: an op that waits for all that runs besides the outputs.
+        kept: the calls that were not inlined, with the reasons.
+    """
+
+    graph: Graph
+    inputs: dict[str, Tensor]
+    sinks: dict[str, Operation]
+    side_effects: Operation
+    kept: list[Kept]
+
+
+def materialize(
+    program: Program, *, inline: bool, what: str, keep: Collection[str] = ()
+) -> Parts:
+    """Make an editable graph of a program.
+
+    Args:
+        program: the program, which is not changed.
+        inline: whether calls of functions are replaced by the functions' bodies.
+        what: what the program was made from, for messages.
+        keep: names of functions whose calls stay.
+
+    Raises:
+        ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
+
+    Cost: linear in nodes and edges, function bodies included.
+    """
+    _check_ends(program, what)
+    program = replace(program)
+    prune(program)
+    _forget_defaults(program)
+    graph_def = program.graph_def
+    outputs = {name: canonical(t) for name, t in program.outputs.items()}
+    effects: list[str] = list(program.side_effects)
+    kept: tuple[Kept, ...] = ()
+    origins: Mapping[str, Origin] = {}
+    if inline:
+        # A call leaves a node by its name if that is protected, to be waited for.
+        protected = [*outputs.values(), *effects]
+        try:
+            inlined = inline_calls(graph_def, keep=keep, protected_names=protected)
+        except TransformError as error:
+            raise ModelError(
+                f"the calls of {what} cannot be inlined: {error}"
+            ) from error
+        graph_def, kept, origins = inlined.graph_def, inlined.kept, inlined.origins
+        outputs = {name: inlined.tensors.get(t, t) for name, t in outputs.items()}
+    outputs, effects = without_wrappers(graph_def, outputs, effects)
+    program = replace(
+        program, graph_def=graph_def, outputs=outputs, side_effects=effects
+    )
+    prune(program, origins)
+    graph_def = program.graph_def
+    sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
+    sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)
+    graph, stand_ins = _imported(graph_def, program.captures, what)
+    carry_closures(graph, graph_def.node, program.ancestors, origins)
+
+    def tensor(name: str) -> Tensor:
+        name = canonical(name)
+        try:
+            return graph.get_tensor_by_name(stand_ins.get(name, name))
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{what} has no tensor '{name}': {error}") from error
+
+    return Parts(
+        graph,
+        {name: tensor(t) for name, t in program.inputs.items()},
+        {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},
+        graph.get_operation_by_name(sink.name),
+        list(kept),
+    )
+
+
+def _check_ends(program: Program, what: str) -> None:
+    nodes = nodes_by_name(program.graph_def)
+    ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
+    for end in ends:
+        if node_of(end) not in nodes:
+            raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
+
+
+def _forget_defaults(program: Program) -> None:
+    """Make inputs placeholders; they are always given, and the default is not here."""
+    fed = {node_of(t) for t in program.inputs.values()}
+    for node in program.graph_def.node:
+        if node.name in fed and node.op == "PlaceholderWithDefault":
+            node.op = "Placeholder"
+            del node.input[:]
+
+
+def _imported(
+    graph_def: Any, captures: dict[str, Any], what: str
+) -> tuple[Graph, dict[str, str]]:
+    """Make a FuncGraph of a `GraphDef`, with its captures bound.
+
+    Returns:
+        The graph, and the tensor that stands for each capture.
+
+    Raises:
+        ModelError: TensorFlow refuses the nodes.
+    """
+    with_unique_functions(graph_def)
+    graph = new_function_graph("model")
+    stand_ins = _stand_ins(graph_def, captures)
+    release_colocation(graph_def)
+    try:
+        import_ops(graph, graph_def, {})
+    except Exception as error:
+        # The importer raises whatever the C++ status and its own checks make of it.
+        raise ModelError(f"TensorFlow refuses the graph of {what}: {error}") from error
+    for inside, external in dict(stand_ins.values()).items():
+        bind(graph, graph.get_tensor_by_name(inside), external)
+    return graph, {name: inside for name, (inside, _) in stand_ins.items()}
+
+
+def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Write the nodes that stand for something outside, one for each thing.
+
+    Returns:
+        For each capture the tensor that stands for it, and what it stands for.
+    """
+    first: dict[int, str] = {}
+    stand_ins: dict[str, tuple[str, Any]] = {}
+    by_node = {node_of(name): (name, external) for name, external in captures.items()}
+    for node in graph_def.node:
+        if node.name in by_node:
+            name, external = by_node[node.name]
+            write_stand_in(node, external)
+            stand_ins[name] = (first.setdefault(id(external), name), external)
+    # A graph binds one tensor to one outside; nodes that stand for the same share it.
+    shared = {short(n): short(t) for n, (t, _) in stand_ins.items() if n != t}
+    if shared:
+        for node in graph_def.node:
+            inputs = [shared.get(text, text) for text in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+    return stand_ins
+
+
+def release_colocation(graph_def: Any) -> None:
+    """Forget colocation with nodes that are not here; the importer refuses it."""
+    # Bytes: those of a damaged file are no text.
+    names = {node.name.encode() for node in graph_def.node}
+    for node in graph_def.node:
+        if "_class" not in node.attr:
+            continue
+        groups = node.attr["_class"].list.s
+        inside = [g for g in groups if g.removeprefix(b"loc:@") in names]
+        if len(inside) == len(groups):
+            continue
+        if inside:
+            del groups[:]
+            groups.extend(inside)
+        else:
+            del node.attr["_class"]
+
+
+def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
+    """Make the op that reads an output for the outside world, and nothing else."""
+    with neutral(graph):
+        op: Operation = tf.identity(tensor, name=legal_name(name)).op
+    return op
+
+
+class Inputs(Mapping[str, Tensor]):
+    """The inputs of a model by name, in order: placeholders of its graph."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"{{{_listed(self)}}}"
+
+
+class Outputs(MutableMapping[str, Tensor]):
+    """The outputs of a model by name, in order.
+
+    An output follows the edits of the graph: `geutil.reroute_ts(new, outputs["y"])`
+    makes `new` the output. Assigning does the same; assigning to a new name adds an
+    output, and deleting takes one away.
+
+    Args:
+        graph: the graph of the model.
+        inputs: the inputs of the model.
+        sinks: for each output the Identity that reads it.
+    """
+
+    def __init__(
+        self, graph: Graph, inputs: Inputs, sinks: Mapping[str, Operation]
+    ) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._sinks = dict(sinks)
+        self._publish()
+
+    @property
+    def sinks(self) -> dict[str, Operation]:
+        """The ops that read the outputs."""
+        return dict(self._sinks)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._sinks[name].inputs[0]
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        require_tensor(tensor)
+        if tensor.graph is not self._graph:
+            raise ModelError(
+                f"'{tensor.name}' cannot be output '{name}': it is in another graph; "
+                "make it under `with model.graph.as_default():`"
+            )
+        if tensor.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{tensor.name}' is a {tensor.dtype.name} and cannot be output "
+                f"'{name}'; take what is read from it"
+            )
+        # A new op, because an old one would keep the static shape that it has.
+        self._sinks[name] = make_sink(self._graph, name, tensor)
+        self._publish()
+
+    def __delitem__(self, name: str) -> None:
+        if len(self._sinks) == 1 and name in self._sinks:
+            raise ModelError(f"'{name}' is the only output; a model needs one")
+        del self._sinks[name]
+        self._publish()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sinks)
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def __repr__(self) -> str:
+        return f"{{{_listed(self)}}}"
+
+    def _publish(self) -> None:
+        """Tell the graph; rewrite rules leave its outputs as they are."""
+        results = [sink.outputs[0] for sink in self._sinks.values()]
+        set_ends(self._graph, self._inputs.values(), results)
+
+
+def _listed(ends: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"'{name}': {t!r}" for name, t in ends.items())

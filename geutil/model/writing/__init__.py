@@ -1,1 +1,0 @@
-"""Writing models to files, all or nothing."""

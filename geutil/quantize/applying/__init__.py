@@ -1,1 +1,0 @@
-"""Puts FakeQuant ops into a graph."""

@@ -1,0 +1,232 @@
+"""The ranges of a graph: read from variables, measured, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.creation import neutral
+from geutil.graph.functions import bindings, build_function, call_function
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.network import delayed_input
+from geutil.quantize.range_variables import LEARNT
+from geutil.quantize.spec import Format, Range
+from geutil.select.networks.provenance import Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+Array = np.ndarray[Any, Any]
+Measure = Callable[[str, Sequence[Tensor]], Mapping[str, Tensor]]
+
+
+class Probe:
+    """A function that measures tensors of a network that is not quantized.
+
+    Args:
+        graph: the FuncGraph of the network.
+        inputs: its inputs by name.
+        groups: for each name the tensors to measure together.
+        measure: makes tensors that say something of a group, given its name.
+        replace: tells what stands in for an op; what is quantized for what simulates
+            that, if nothing else is said.
+        results: tensors to return as they are, under the name "".
+
+    Cost: one copy of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        groups: Mapping[str, Sequence[Tensor]],
+        measure: Measure,
+        replace: Replace | None = None,
+        results: Sequence[Tensor] = (),
+    ) -> None:
+        copy = PartialCopy(graph, inputs, replace or unquantized)
+        wanted = [*results, *(t for group in groups.values() for t in group)]
+        given = iter(copy.of(wanted))
+        made: dict[str, Tensor] = {}
+        with neutral(copy.graph):
+            for index in range(len(results)):
+                made[f"\n{index}"] = tf.identity(next(given))
+            for name, group in groups.items():
+                measured = measure(name, [next(given) for _ in group])
+                for key, tensor in measured.items():
+                    made[f"{name}\n{key}"] = tf.identity(tensor)
+        self._function = build_function(copy.graph, copy.inputs, made, [], [])
+
+    def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
+        """Return for each group what was measured on a sample.
+
+        Groups that lie in a branch of version 1 which is not taken are left out.
+        """
+        found: dict[str, dict[str, Array]] = {}
+        for name, value in call_function(self._function, sample).items():
+            group, _, key = name.partition("\n")
+            found.setdefault(group, {})[key] = value.numpy()
+        # TensorFlow returns nothing at all for what did not run.
+        return {
+            group: values
+            for group, values in found.items()
+            if not group or all(value.size for value in values.values())
+        }
+
+
+def unquantized(op: Operation) -> Tensor | None:
+    """Return what is quantized, for an op that simulates that."""
+    if op.type in FAKE_QUANT:
+        return op.inputs[0]
+    return delayed_input(op)
+
+
+_ENDS = "/min"
+
+
+@dataclass(eq=False)
+class Site:
+    """A range, and what is quantized with it.
+
+    Attributes:
+        name: the name of the range.
+        low: the handle of the variable that holds its low end.
+        high: that of the high end.
+        form: how values are stored.
+        is_weights: whether it is the range of weights.
+        ops: the FakeQuant ops.
+        learnt: the variable that counts its moving average in training, if there is
+            one.
+    """
+
+    name: str
+    low: Any
+    high: Any
+    form: Format
+    is_weights: bool
+    ops: list[Operation] = field(default_factory=list)
+    learnt: Any = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is quantized."""
+        return [op.inputs[0] for op in self.ops]
+
+    def read(self) -> Range:
+        """Return the range as it is."""
+        low, high = (
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).numpy()
+            for handle in (self.low, self.high)
+        )
+        return Range(low, high)
+
+    def set(self, ends: Range) -> None:
+        """Set the range."""
+        for handle, value in zip((self.low, self.high), ends, strict=True):
+            tf.raw_ops.AssignVariableOp(
+                resource=handle, value=np.asarray(value, np.float32)
+            )
+        if self.learnt is not None:
+            # Else the next step of training would begin anew.
+            self.learnt.assign(1.0)
+
+
+def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
+    """Return the ranges that FakeQuant ops of a FuncGraph read from variables.
+
+    Args:
+        graph: the graph.
+        variables: its variables by name.
+
+    Cost: linear in ops and edges.
+    """
+    outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
+    names = {id(v.handle): name for name, v in variables.items()}
+    origins = Origins(graph)
+    found: dict[int, Site] = {}
+    for op in live_simulations(graph):
+        if len(op.inputs) != 3:
+            continue
+        low, high = (outside.get(variable_behind(t)) for t in op.inputs[1:])
+        if low is None or high is None:
+            continue
+        site = found.get(id(low))
+        if site is None:
+            name = names.get(id(low), op.name).removesuffix(_ENDS)
+            is_weights = origins.is_parameter(op.inputs[0])
+            site = Site(name, low, high, _format(op), is_weights)
+            site.learnt = variables.get(f"{name}/{LEARNT}")
+            found[id(low)] = site
+        site.ops.append(op)
+    return list(found.values())
+
+
+def live_simulations(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
+    live = Liveness(graph)
+    ops = graph.get_operations()
+    return [op for op in ops if op.type in FAKE_QUANT and not live.is_retired(op)]
+
+
+def _format(op: Operation) -> Format:
+    narrow = bool(op.get_attr("narrow_range"))
+    # The op knows the last axis alone; what it reads was reshaped to have it there.
+    axes = (op.inputs[0].shape.rank - 1,) if op.type.endswith("PerChannel") else ()
+    return Format(int(op.get_attr("num_bits")), narrow, narrow, axes)
+
+
+def variable_behind(end: Tensor) -> Tensor | None:
+    """Return the handle of the variable that an end of a range is in."""
+    op = end.op
+    if op.type == "ReadVariableOp":
+        return op.inputs[0]
+    # In training: an Identity of what was assigned just before.
+    for waited in op.control_inputs:
+        if waited.type == "AssignVariableOp" and waited.inputs[1] is op.inputs[0]:
+            return waited.inputs[0]
+    return None
+
+
+def range_values(graph: Graph) -> dict[Operation, Array]:
+    """Return the values of ranges, by the ops that FakeQuant ops read them from."""
+    ends = [
+        end
+        for op in graph.get_operations()
+        if op.type in FAKE_QUANT
+        for end in list(op.inputs)[1:]
+    ]
+    return _values(graph, ends)
+
+
+def variable_values(graph: Graph) -> dict[Operation, Array]:
+    """Return the values of variables, by the ops that read them."""
+    ops = graph.get_operations()
+    return _values(graph, [op.outputs[0] for op in ops if op.type == "ReadVariableOp"])
+
+
+def frozen(values: Mapping[Operation, Array]) -> Replace:
+    """Return what puts values in the place of ops, and leaves delays out."""
+
+    def replace(op: Operation) -> Tensor | Array | None:
+        found = values.get(op)
+        if found is not None:
+            return found
+        return None if delayed_input(op) is None else op.inputs[1]
+
+    return replace
+
+
+def _values(graph: Graph, reads: list[Tensor]) -> dict[Operation, Array]:
+    outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
+    found: dict[Operation, Array] = {}
+    for read in reads:
+        inside = variable_behind(read)
+        handle = None if inside is None else outside.get(inside)
+        if handle is not None and read.op not in found:
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=read.dtype)
+            found[read.op] = np.asarray(value.numpy())
+    return found

@@ -1,0 +1,288 @@
+"""Training and eval graphs: batch norms folded, then quantization simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.batchnorm import FoldReport, fold_batch_norms
+from geutil.graph.types import Graph, Tensor, require_graph
+from geutil.quantize.inserting import (
+    checked_delay,
+    refuse_training_ops,
+    undone_on_error,
+)
+from geutil.quantize.planning.choices import Choices
+from geutil.quantize.quantizing import quantize
+from geutil.quantize.report import QuantizeReport
+
+
+@dataclass(frozen=True, eq=False)
+class RewriteReport:
+    """What a rewriter did.
+
+    Attributes:
+        folds: every batch norm, folded or refused with the reason.
+        quantization: every op that computes with data, quantized or not.
+    """
+
+    folds: FoldReport
+    quantization: QuantizeReport
+
+    def __str__(self) -> str:
+        return f"{self.folds}\n{self.quantization}"
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the ranges by name: `<range>/min`, `/max` and `/learnt`."""
+        return self.quantization.variables
+
+    @property
+    def step(self) -> Any:
+        """The variable that counts the training steps, where one does."""
+        step = self.quantization.step
+        return self.folds.step if step is None else step
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """Return what to fetch, or to return, in the place of a tensor.
+
+        That is what it is quantized to; of a fused batch norm that was folded, what
+        the folded layer is.
+        """
+        return self.quantization.tensor(self._folded(tensor))
+
+    def _folded(self, tensor: Tensor) -> Tensor:
+        op = tensor.op
+        if not op.type.startswith("FusedBatchNorm") or tensor is not op.outputs[0]:
+            return tensor
+        into = [fold.into for fold in self.folds.folded if fold.norm == op.name]
+        return op.graph.get_operation_by_name(into[0]).outputs[0] if into else tensor
+
+
+@tf.autograph.experimental.do_not_convert
+def create_training_graph(
+    input_graph: Graph | None = None, quant_delay: int = 0
+) -> RewriteReport:
+    """Rewrite a graph for training with simulated quantization, in place.
+
+    Batch norms are folded as `geutil.batchnorm.fold_batch_norms` does in training, and
+    never change over to their moving statistics; then FakeQuant ops are inserted as
+    `geutil.quantize.quantize` does, whose ranges every step learns. Call it when the
+    graph is whole and has no gradients yet. A second call changes nothing.
+
+    Args:
+        input_graph: the graph; None is the default one, which may be the FuncGraph of
+            a function that is being traced.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded. Let the network settle first where it is trained from scratch.
+
+    Returns:
+        What was folded and quantized, and what was not and why.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: the delay is negative, or the graph holds gradients or optimizer
+            ops; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import create_training_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = create_training_graph(graph, quant_delay=1000)
+        >>> report.tensor(y).name, report.quantization.coverage
+        ('dense/act_quant/SelectV2:0', 1.0)
+    """
+    return _training_graph(input_graph, Choices(), quant_delay, None)
+
+
+@tf.autograph.experimental.do_not_convert
+def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
+    """Rewrite a graph for evaluation with simulated quantization, in place.
+
+    Batch norms at inference are folded, and FakeQuant ops are inserted that read their
+    ranges from variables. These have the names that they have in the training graph of
+    the same code, so a checkpoint of it sets them. A second call changes nothing.
+
+    Args:
+        input_graph: the graph; None is the default one.
+
+    Returns:
+        What was folded and quantized, and what was not and why.
+
+    Raises:
+        ArgumentTypeError: `input_graph` is no graph.
+        QuantizeError: the graph holds gradients or optimizer ops; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import create_eval_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = create_eval_graph(graph)
+        >>> list(report.variables)[:2]
+        ['dense/weights_quant/min', 'dense/weights_quant/max']
+    """
+    return _eval_graph(input_graph, Choices())
+
+
+@tf.autograph.experimental.do_not_convert
+def experimental_create_training_graph(
+    input_graph: Graph | None = None,
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric: bool = True,
+    quant_delay: int = 0,
+    freeze_bn_delay: int | None = None,
+    scope: str | None = None,
+) -> RewriteReport:
+    """Do what `create_training_graph` does, with more to choose.
+
+    Args:
+        input_graph: the graph; None is the default one.
+        weight_bits: bits of weights, 2 to 16.
+        activation_bits: bits of activations, 2 to 16.
+        symmetric: let ranges of weights be symmetric and narrow, as TFLite needs them:
+            it converts others, but refuses to allocate tensors. This is why it is the
+            default, other than in tf.contrib.quantize. Ranges of activations are
+            asymmetric in any case.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded.
+        freeze_bn_delay: the training step, counted from 1, from which on batch norms
+            take their moving statistics, which is what the eval graph has. None
+            never does; a number fits one network and batch size only. Some time before
+            the end of training is good, when the averages have settled.
+        scope: fold and quantize in this name scope only; None is all.
+
+    Returns:
+        What was folded and quantized, and what was not and why.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: a number is out of range, or the graph holds gradients or
+            optimizer ops; nothing is changed.
+        FoldError: `freeze_bn_delay` is negative.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import experimental_create_training_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = experimental_create_training_graph(graph, weight_bits=4)
+        >>> print(report.quantization.quantized[1].weights)
+        4 bits, symmetric
+    """
+    choices = Choices(weight_bits, activation_bits, symmetric, scope=scope)
+    return _training_graph(input_graph, choices, quant_delay, freeze_bn_delay)
+
+
+@tf.autograph.experimental.do_not_convert
+def experimental_create_eval_graph(
+    input_graph: Graph | None = None,
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric: bool = True,
+    quant_delay: int | None = None,
+    scope: str | None = None,
+) -> RewriteReport:
+    """Do what `create_eval_graph` does, with more to choose.
+
+    Args:
+        input_graph: the graph; None is the default one.
+        weight_bits: bits of weights, 2 to 16.
+        activation_bits: bits of activations, 2 to 16.
+        symmetric: let ranges of weights be symmetric and narrow, as TFLite needs them.
+        quant_delay: None or 0: an eval graph counts no steps, and always quantizes.
+        scope: fold and quantize in this name scope only; None is all.
+
+    Returns:
+        What was folded and quantized, and what was not and why.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: a number is out of range, there is a delay, or the graph holds
+            gradients or optimizer ops; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import experimental_create_eval_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     y = tf.nn.relu(tf.matmul(x, tf.ones([8, 2]), name="dense"))
+        >>> report = experimental_create_eval_graph(graph, activation_bits=16)
+        >>> print(report.quantization.quantized[1].result)
+        16 bits
+    """
+    checked_delay(quant_delay, is_training=False)
+    choices = Choices(weight_bits, activation_bits, symmetric, scope=scope)
+    return _eval_graph(input_graph, choices)
+
+
+def _training_graph(
+    graph: Any, choices: Choices, delay: Any, freeze: Any
+) -> RewriteReport:
+    delay = checked_delay(delay, is_training=True)
+    graph = _graph_or_default(graph)
+    with undone_on_error(graph):
+        folds = fold_batch_norms(
+            graph,
+            is_training=True,
+            freeze_batch_norm_delay=freeze,
+            scope=choices.scope,
+        )
+        return RewriteReport(folds, _quantized(graph, choices, delay, is_training=True))
+
+
+def _eval_graph(graph: Any, choices: Choices) -> RewriteReport:
+    graph = _graph_or_default(graph)
+    with undone_on_error(graph):
+        folds = fold_batch_norms(graph, scope=choices.scope)
+        return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
+
+
+def _quantized(
+    graph: Graph, choices: Choices, delay: int, *, is_training: bool
+) -> QuantizeReport:
+    return quantize(
+        graph,
+        is_training=is_training,
+        weight_bits=choices.weight_bits,
+        activation_bits=choices.activation_bits,
+        symmetric_weights=choices.symmetric_weights,
+        quant_delay=delay,
+        scope=choices.scope,
+    )
+
+
+def _graph_or_default(graph: Any) -> Graph:
+    """Return the graph to rewrite, which has no gradients yet."""
+    if graph is None:
+        graph = tf.compat.v1.get_default_graph()
+    require_graph(graph)
+    refuse_training_ops(graph)
+    return graph

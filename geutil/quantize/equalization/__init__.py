@@ -1,1 +1,0 @@
-"""Cross-layer equalization: channels of neighbouring layers get like ranges."""

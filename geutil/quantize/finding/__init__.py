@@ -1,1 +1,0 @@
-"""Finds what is quantized and decides how; reads the graph and changes nothing."""

@@ -1,0 +1,351 @@
+"""The insertion of FakeQuant ops by a plan, and what it is kept from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.creation import count_ops, ops_since
+from geutil.graph.edits import (
+    InputEdit,
+    apply_edits,
+    results_of,
+    set_results,
+    transaction,
+)
+from geutil.graph.names import absolute_unique_names, scopes_in_use
+from geutil.graph.run_hooks import check_editable
+from geutil.graph.state import renew_order
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor, type_name
+from geutil.quantize import range_variables
+from geutil.quantize.planning.draft_points import Point, RangeGroup
+from geutil.quantize.planning.int8_kernels import SHAPES
+from geutil.quantize.planning.network import Edge
+from geutil.quantize.range_variables import (
+    KnownValues,
+    NewRange,
+    RangeVariables,
+    range_of,
+    shape_of,
+)
+from geutil.quantize.spec import Range
+from geutil.select.networks.layers import training_ops
+from geutil.transform.op_templates import Later, Stencils
+from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.step_counter import check_step_variable, step_counter
+
+
+@contextmanager
+def undone_on_error(graph: Graph) -> Iterator[None]:
+    """Undo the edits of a block that raises; ops that it made count no more."""
+    count = count_ops(graph)
+    try:
+        with transaction(graph):
+            yield
+    except BaseException:
+        Liveness(graph).abandon(ops_since(graph, count))
+        raise
+
+
+def refuse_training_ops(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
+    found = training_ops(graph)
+    if found:
+        raise QuantizeError(
+            f"'{found[0].name}' ({found[0].type}) belongs to gradients or an "
+            "optimizer; insert quantization before gradients, into a graph that "
+            "has none"
+        )
+
+
+def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
+    """Return the delay as a number.
+
+    Raises:
+        ArgumentTypeError: it is no number, or steps cannot be counted in `step`.
+        QuantizeError: it is negative, or makes no sense.
+    """
+    if step is not None:
+        check_step_variable(step)
+    if delay is None:
+        return 0
+    if isinstance(delay, bool) or not isinstance(delay, int):
+        raise ArgumentTypeError(
+            f"quant_delay is a number of steps or None, not {type_name(delay)}"
+        )
+    if delay < 0:
+        raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
+    if delay and not is_training:
+        raise QuantizeError("quant_delay is for training; pass is_training=True")
+    return delay
+
+
+Ends = tuple[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """How ranges come about.
+
+    Attributes:
+        is_training: learn them; else they are read.
+        delay: the training step from which on anything is quantized; 0 is at once.
+        step: the variable that counts the steps; None makes one where it is needed.
+    """
+
+    is_training: bool
+    delay: int = 0
+    step: Any = None
+
+
+def insert(
+    graph: Graph, groups: list[RangeGroup], mode: Mode, variables: RangeVariables
+) -> MutableIdentityMap[Tensor]:
+    """Quantize the tensors of ranges.
+
+    Args:
+        graph: the graph.
+        groups: the ranges, with the points where they are used.
+        mode: whether they are learnt.
+        variables: what makes their variables.
+
+    Returns:
+        For each tensor what it is quantized to.
+
+    Raises:
+        QuantizeError: a variable that is given has another shape.
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in points and edges.
+    """
+    if not groups:
+        return MutableIdentityMap()
+    live = Liveness(graph)
+    edges = {id(point): _edges(point, live) for g in groups for point in g.points}
+    check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    for group in groups:
+        if not group.fixed:
+            variables.check(group.name, shape_of(group))
+    devices = {id(p): _device(p, edges[id(p)]) for g in groups for p in g.points}
+    builder = _Builder(graph, mode, variables, devices)
+    builder.make_variables(groups)
+    for group in groups:
+        builder.add(group)
+    quantized = builder.make()
+    edits = [
+        InputEdit(edge.op, edge.slot, quantized[point.tensor])
+        for group in groups
+        for point in group.points
+        for edge in edges[id(point)]
+    ]
+    # The new ops come last, and belong between those that are there.
+    renew_order(graph)
+    apply_edits(graph, edits)
+    everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
+        (point.tensor, quantized[point.tensor])
+        for group in groups
+        for point in group.points
+        if point.readers is None
+    )
+    set_results(graph, [everywhere.get(t, t) for t in results_of(graph)])
+    return quantized
+
+
+def _edges(point: Point, live: Liveness) -> list[Edge]:
+    """Return what will read a tensor quantized."""
+    if point.readers is not None:
+        return point.readers
+    values = [e for e in _reading(point.tensor, live) if e.op.type not in SHAPES]
+    shapes = [
+        edge
+        for tensor in point.shapes
+        for edge in _reading(tensor, live)
+        if edge.op.type in SHAPES
+    ]
+    return [*values, *shapes]
+
+
+def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
+    return [
+        Edge(op, index)
+        for op in dict.fromkeys(tensor.consumers())
+        if not live.is_retired(op)
+        for index, t in enumerate(op.inputs)
+        if t is tensor
+    ]
+
+
+def _device(point: Point, edges: list[Edge]) -> str:
+    """Return where a tensor is quantized: weights where they are read.
+
+    What reads a variable stands where that does, or nowhere.
+    """
+    own = str(point.tensor.op.device)
+    reading = str(edges[0].op.device) if edges else ""
+    return reading or own if point.group.weights else own or reading
+
+
+class _Builder:
+    """Makes the ops of many ranges."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mode: Mode,
+        variables: RangeVariables,
+        devices: Mapping[int, str],
+    ) -> None:
+        self._graph = graph
+        self._mode = mode
+        self._variables = variables
+        # By the ids of points.
+        self._devices = devices
+        self._values = KnownValues(graph)
+        self._stencils = Stencils(graph)
+        self._results: list[tuple[Point, Later]] = []
+        # Ops of an imported graph leave their scopes free in TensorFlow's books.
+        self._scopes = scopes_in_use(graph)
+        self._steps: Tensor | None = None
+        if mode.is_training and mode.delay:
+            self._steps = step_counter(graph, mode.step).value
+
+    def make(self) -> MutableIdentityMap[Tensor]:
+        """Make the ops; return what each tensor is quantized to."""
+        made = self._stencils.make()
+        return MutableIdentityMap((p.tensor, made[later]) for p, later in self._results)
+
+    def make_variables(self, groups: list[RangeGroup]) -> None:
+        """Make the variables of ranges."""
+        learns = self._mode.is_training
+        self._variables.make(
+            [
+                NewRange(
+                    g.name, shape_of(g), self._initial(g), learns and not g.weights
+                )
+                for g in groups
+                if not g.fixed
+            ]
+        )
+
+    def add(self, group: RangeGroup) -> None:
+        """Plan the ops of a range, whose variables are there."""
+        names = [self._unused(point.name) for point in group.points]
+        if group.fixed:
+            for point, name in zip(group.points, names, strict=True):
+                self._quantize(point, name, None, group.initial)
+            return
+        handles = self._variables.handles(group.name)
+        early, late = self._ends(group, names[-1], handles)
+        last = group.points[-1]
+        for point, name in zip(group.points, names, strict=True):
+            self._quantize(point, name, late if point is last else early)
+
+    def _unused(self, name: str) -> str:
+        (found,) = absolute_unique_names(self._graph, [name])
+        while f"{found}/" in self._scopes:
+            (found,) = absolute_unique_names(self._graph, [name])
+        return found
+
+    def _initial(self, group: RangeGroup) -> Range:
+        if group.weights and not self._mode.is_training:
+            value = self._values.of(group.points[0].tensor)
+            if value is not None and value.size:
+                return range_of(value, group.form)
+        return Range(*group.initial)
+
+    def _ends(self, group: RangeGroup, name: str, handles: Ends) -> tuple[Ends, Ends]:
+        """Return the range for all points of it but the last, and for the last."""
+        form = group.form
+        scope = f"{name}/range"
+        device = self._devices[id(group.points[0])]
+        if not self._mode.is_training:
+            add = partial(self._stencils.add, "read", _read)
+            low, high = add(scope, handles, device)
+            return (low, high), (low, high)
+        if group.weights:
+            first = group.points[0].tensor
+            low, high = self._stencils.add(
+                ("last value", form, _shape(first, form)),
+                _last_value(form),
+                scope,
+                [*handles, first],
+                device,
+            )
+            return (low, high), (low, high)
+        sources = [point.tensor for point in group.sources]
+        made = self._stencils.add(
+            ("moving average", form, group.decay, len(sources)),
+            _moving_average(form, group.decay),
+            scope,
+            [*handles, self._variables.learnt(group.name), *sources],
+            device,
+        )
+        return (made[0], made[1]), (made[2], made[3])
+
+    def _quantize(
+        self,
+        point: Point,
+        name: str,
+        ends: Ends | None,
+        fixed: tuple[float, float] | None = None,
+    ) -> None:
+        form, tensor = point.form, point.tensor
+        kind = ("quantize", form, fixed, _shape(tensor, form), self._mode.delay)
+        arguments = [tensor, *(ends or ())]
+        if self._steps is not None:
+            arguments.append(self._steps)
+        (result,) = self._stencils.add(
+            kind,
+            _quantize(form, fixed, self._mode.delay if self._steps is not None else 0),
+            name,
+            arguments,
+            self._devices[id(point)],
+        )
+        self._results.append((point, result))
+
+
+def _shape(tensor: Tensor, form: Any) -> Any:
+    """Return what the ops for channels of several axes depend on."""
+    return tuple(tensor.shape.as_list()) if len(form.axes) > 1 else None
+
+
+def _read(low: Any, high: Any) -> list[Tensor]:
+    return [*range_variables.read((low, high))]
+
+
+def _last_value(form: Any) -> Callable[..., list[Tensor]]:
+    def function(low: Any, high: Any, x: Tensor) -> list[Tensor]:
+        return [*range_variables.last_value([x], (low, high), form)]
+
+    return function
+
+
+def _moving_average(form: Any, decay: float) -> Callable[..., list[Tensor]]:
+    def function(low: Any, high: Any, learnt: Any, *xs: Tensor) -> list[Tensor]:
+        early, late = range_variables.moving_average(
+            xs, (low, high), learnt, form, decay
+        )
+        return [*early, *late]
+
+    return function
+
+
+def _quantize(
+    form: Any, fixed: tuple[float, float] | None, delay: int
+) -> Callable[..., list[Tensor]]:
+    def function(x: Tensor, *others: Tensor) -> list[Tensor]:
+        ends = fixed or others[:2]
+        if fixed is None:
+            result = range_variables.fake_quant(x, (ends[0], ends[1]), form)
+        else:
+            result = range_variables.fixed_fake_quant(x, fixed, form)
+        if delay:
+            result = range_variables.delayed(result, x, others[-1], delay)
+        return [result]
+
+    return function

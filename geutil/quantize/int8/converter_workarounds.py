@@ -1,0 +1,420 @@
+"""Rewrites around faults of TFLite's converter.
+
+Values, divisions, dilated convolutions.
+
+With TensorFlow 2.21 the converter goes wrong with these:
+
+- The zero point of a range such as (-1, 1), where it is in the middle between two
+  integers. FakeQuant ops round it in float32, the converter in float64, and they may
+  end up at different ones. A range that was nudged as FakeQuant ops do has none such.
+- A bias with the same value in all channels is stored with the scale of the first one,
+  and comes out wrong in all others. A last channel that is larger by a float32 rounding
+  error keeps the converter from that.
+- A bias is stored as an integer of 32 bits, in steps of the input's step times the
+  weights' step. For weights that are all zero, or nearly, the steps are so small that
+  it overflows. Larger steps of the weights store them as well, since the bias outweighs
+  them by far.
+- A bias of zeros is dropped, and with it what a transposed convolution takes an
+  activation in by: both compute in float. A bias that rounds to zero is kept.
+- A sum with zeros, or a product with ones, is dropped, and the FakeQuant ops before and
+  behind it meet: the ranges of two tensors are one's then, which may contradict that of
+  a concat. With a number that is next to zero, or to one, it is kept.
+- Layers that read the same data, and whose weights have the same values, become one. If
+  what they make is to be stored in two ranges, that one computes in float. Weights of
+  which one's range is wider by a float32 rounding error are not the same.
+
+It refuses divisors that are stored as 0, whatever the zero point is, and that while the
+file runs (TensorFlow 2.21: "data[i] != 0 was not true"). The converter chooses it
+wherever FakeQuant ops lie around a division. There is none for powers, so that one of
+-1 is computed in float.
+
+It makes one kernel of the three ops where the batch is known (TensorFlow 2.21); else it
+leaves them, and the convolution computes in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.creation import set_new_input
+from geutil.graph.op_types import BIAS_ADDITIONS, SCALINGS, SHIFTS
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.partial_copy import values_of
+from geutil.quantize.planning.int8_kernels import (
+    DIVISIONS,
+    FAKE_QUANT,
+    PASSING,
+    Moved,
+    find_moved,
+)
+from geutil.quantize.spec import Range, nudged, step
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.provenance import Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+Array = np.ndarray[Any, Any]
+
+_TRIED_SIZES = (61, 64, 66, 71)
+"""Sizes that stand for unknown ones, in images that are large enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dilated:
+    """A convolution that is the same as a dilated one with what stands around it.
+
+    Attributes:
+        spread: the SpaceToBatchND before it.
+        convolution: the convolution.
+        gathered: the BatchToSpaceND behind it.
+        rates: the dilation along the two axes of its images.
+        padding: for each of these axes how many zeros are put before and behind.
+    """
+
+    spread: Operation
+    convolution: Operation
+    gathered: Operation
+    rates: tuple[int, int]
+    padding: tuple[tuple[int, int], ...]
+
+    def amend(self, node: Any) -> None:
+        """Let the node of a copy of the convolution be the dilated one."""
+        node.attr["dilations"].list.i[:] = [1, *self.rates, 1]
+        node.attr["padding"].s = self._name_of_padding()
+        if node.attr["padding"].s == b"EXPLICIT":
+            ends = [end for pair in self.padding for end in pair]
+            node.attr["explicit_paddings"].list.i[:] = [0, 0, *ends, 0, 0]
+
+    def _name_of_padding(self) -> bytes:
+        if not np.any(self.padding):
+            return b"VALID"
+        window = self.convolution.inputs[1].shape.as_list()[:2]
+        totals = [(w - 1) * r for w, r in zip(window, self.rates, strict=True)]
+        same = tuple((total // 2, total - total // 2) for total in totals)
+        return b"SAME" if self.padding == same else b"EXPLICIT"
+
+
+def find_dilated(graph: Graph) -> list[Dilated]:
+    """Return the convolutions of a FuncGraph that are the same as dilated ones.
+
+    Cost: linear in ops and edges; a few runs of what computes paddings, where sizes of
+    images are not known.
+    """
+    found_moved = find_moved(graph.get_operations(), Liveness(graph))
+    moved = [each for each in found_moved if _is_computed_from_shapes(each)]
+    tried = [_moves(moved, size) for size in _TRIED_SIZES]
+    found = (_dilated(each, moves) for each, *moves in zip(moved, *tried, strict=True))
+    return [dilated for dilated in found if dilated is not None]
+
+
+def _is_computed_from_shapes(each: Moved) -> bool:
+    waiting = list(dict.fromkeys(t.op for t in each.numbers))
+    for op in waiting:
+        if op.type.startswith("Placeholder"):
+            return False
+        if op.type != "Shape":
+            waiting += [t.op for t in op.inputs if t.op not in waiting]
+    return True
+
+
+def _moves(moved: Sequence[Moved], size: int) -> list[list[Array]]:
+    """Return the numbers of each, for images of a size where that is not known."""
+
+    def replace(op: Operation) -> Array | None:
+        if op.type != "Shape" or op.inputs[0].shape.rank is None:
+            return None
+        sizes = [size if n is None else n for n in op.inputs[0].shape.as_list()]
+        return np.asarray(sizes, op.outputs[0].dtype.as_numpy_dtype)
+
+    values = iter(values_of([t for each in moved for t in each.numbers], replace))
+    return [[next(values) for _ in each.numbers] for each in moved]
+
+
+def _dilated(each: Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
+    """Return the dilated convolution if it is the same one for all sizes."""
+    blocks = [b for before, _, after, _ in tried for b in (before, after)]
+    paddings = [padding - crops for _, padding, _, crops in tried]
+    first, padding = blocks[0].tolist(), paddings[0].tolist()
+    same = all(b.tolist() == first for b in blocks)
+    same = same and all(p.tolist() == padding for p in paddings)
+    # What is cropped beyond the zeros would have to be cropped from the data.
+    if not same or np.min(padding) < 0 or len(first) != (2 if each.axis is None else 1):
+        return None
+    if each.axis is not None:
+        first.insert(each.axis - 1, 1)
+        padding.insert(each.axis - 1, [0, 0])
+    pairs = tuple((int(a), int(b)) for a, b in padding)
+    return Dilated(
+        each.spread, each.convolution, each.gathered, (first[0], first[1]), pairs
+    )
+
+
+def left_out(found: Sequence[Dilated]) -> Mapping[Operation, Tensor]:
+    """Return what stands in for the moves around dilated convolutions."""
+    moves = (op for dilated in found for op in (dilated.spread, dilated.gathered))
+    return {op: op.inputs[0] for op in moves}
+
+
+def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
+    """Let divisions by data be products with a power, where they would be int8.
+
+    Args:
+        graph: the graph, which is changed; the caller is in it.
+        results: its results.
+
+    Returns:
+        The results as they are now.
+
+    Cost: linear in the ops of the graph.
+    """
+    found: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        divisor = DIVISIONS.get(op.type)
+        if divisor is None or origins.is_parameter(op.inputs[divisor]):
+            continue
+        readers = op.outputs[0].consumers()
+        if not any(reader.type in FAKE_QUANT for reader in readers):
+            continue
+        found[op.outputs[0]] = quotient = _quotient(op, divisor)
+        for reader in readers:
+            for index, t in enumerate(reader.inputs):
+                if t is op.outputs[0]:
+                    set_new_input(reader, index, quotient)
+    return [found.get(t, t) for t in results]
+
+
+def _quotient(op: Operation, divisor: int) -> Tensor:
+    inverse = tf.pow(op.inputs[divisor], tf.constant(-1.0), name=f"{op.name}/inverse")
+    if not divisor:
+        return inverse
+    return tf.multiply(op.inputs[0], inverse, name=f"{op.name}/quotient")
+
+
+Values = dict[Operation, Array]
+
+_MOST_STEPS = 2.0**30
+"""Of 32 bits, half of what is above zero."""
+_NEXT_TO_ZERO = 1e-30
+_TINY = 1e-12
+_ROUNDING = 2.0**-20
+
+
+@dataclass(frozen=True, eq=False)
+class _Bias:
+    tensor: Tensor
+    layer: Layer
+
+
+def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    """Return other values for ops whose own values the converter stores wrong.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        constants: the values of ranges and variables, by the ops that read them.
+
+    Cost: linear in ops and edges; one run of what biases depend on.
+    """
+    found = _nudged_ranges(graph, constants)
+    biases = list(_biases(graph))
+    values = values_of([bias.tensor for bias in biases], constants.get)
+    for bias, value in zip(biases, values, strict=True):
+        if bias.layer.transposed and not value.any():
+            found[bias.tensor.op] = np.full_like(value, _NEXT_TO_ZERO)
+        elif _is_uniform(value):
+            found[bias.tensor.op] = _not_uniform(value)
+        _widen(bias.layer, value, constants, found)
+    _told_apart(graph, constants, found)
+    _kept(graph, constants, found)
+    found |= _divisors_of_one(graph, constants)
+    return found
+
+
+def nudge(node: Any, op: Operation) -> None:
+    """Nudge the fixed range of a FakeQuant op in the node of its copy."""
+    if op.type == "FakeQuantWithMinMaxArgs":
+        low, high = (op.get_attr(name) for name in ("min", "max"))
+        ends = _nudged(op, low, high)
+        node.attr["min"].f, node.attr["max"].f = (float(end) for end in ends)
+
+
+def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    found: Values = {}
+    for op in graph.get_operations():
+        ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
+        # Symmetric ranges have their zero point at an integer.
+        if len(ends) != 2 or op.get_attr("narrow_range"):
+            continue
+        if all(end in constants for end in ends):
+            nudged_ends = _nudged(op, *(constants[end] for end in ends))
+            found.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
+    return found
+
+
+def _nudged(op: Operation, low: Any, high: Any) -> Range:
+    return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
+
+
+def _biases(graph: Graph) -> Iterator[_Bias]:
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        if op.type not in BIAS_ADDITIONS or len(op.inputs) != 2:
+            continue
+        first, second = op.inputs
+        for bias, data in ((second, first), (first, second)):
+            if not origins.is_parameter(bias) or len(bias.op.outputs) != 1:
+                continue
+            layer = layer_of(_source(data).op, origins)
+            if layer is not None:
+                yield _Bias(bias, layer)
+
+
+def _told_apart(
+    graph: Graph, constants: Mapping[Operation, Array], found: Values
+) -> None:
+    """Widen ranges of weights by a rounding error where layers would become one."""
+    by_data: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        layer = layer_of(op, origins)
+        simulation = None if layer is None else _source(layer.kernel).op
+        if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
+            continue
+        data = op.inputs[layer.data]
+        same = by_data[data] = by_data.get(data, [])
+        if simulation not in same:
+            same.append(simulation)
+    for simulations in by_data.values():
+        if len(simulations) > 1:
+            _widen_equal(simulations, constants, found)
+
+
+def _widen_equal(
+    simulations: Sequence[Operation],
+    constants: Mapping[Operation, Array],
+    found: Values,
+) -> None:
+    values = values_of([op.inputs[0] for op in simulations], constants.get)
+    for index, op in enumerate(simulations):
+        ends = [t.op for t in op.inputs][1:]
+        count = sum(np.array_equal(values[index], v) for v in values[:index])
+        if count and all(end in constants for end in ends):
+            for end in ends:
+                wider = np.float32(1 + count * _ROUNDING)
+                found[end] = np.asarray(found.get(end, constants[end]) * wider)
+
+
+def _kept(graph: Graph, constants: Mapping[Operation, Array], found: Values) -> None:
+    """Change parameters of sums and products that would be dropped."""
+    simulations = list(_simulated_operands(graph, constants))
+    held = [op.inputs[0] for op, _ in simulations]
+    values = values_of(held, lambda op: found.get(op, constants.get(op)))
+    for (op, neutral), value in zip(simulations, values, strict=True):
+        if not value.size or not np.all(value == neutral):
+            continue
+        low, high = (t.op for t in list(op.inputs)[1:])
+        if neutral:
+            for end in (low, high):
+                wider = found.get(end, constants[end]) * np.float32(1 + _ROUNDING)
+                found[end] = np.asarray(wider)
+        else:
+            found[op.inputs[0].op] = np.full_like(value, _TINY)
+            found[low], found[high] = (
+                np.full_like(constants[low], end) for end in (-_TINY, _TINY)
+            )
+
+
+def _divisors_of_one(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
+    """Return other values for divisors, which are not simulated, that are all one."""
+    origins = Origins(graph)
+    divisors = [op.inputs[1] for op in graph.get_operations() if op.type == "RealDiv"]
+    read = [t for t in divisors if origins.is_parameter(t) and len(t.op.outputs) == 1]
+    values = values_of(read, constants.get)
+    return {
+        t.op: np.asarray(value * np.float32(1 + _ROUNDING))
+        for t, value in zip(read, values, strict=True)
+        if value.dtype == np.float32 and value.size and np.all(value == 1)
+    }
+
+
+def _simulated_operands(
+    graph: Graph, constants: Mapping[Operation, Array]
+) -> Iterator[tuple[Operation, int]]:
+    """Yield what quantizes parameters of sums and products, and the neutral number."""
+    origins = Origins(graph)
+    seen: set[Operation] = set()
+    for op in graph.get_operations():
+        if op.type not in SHIFTS | SCALINGS:
+            continue
+        for t in op.inputs:
+            simulation = _source(t).op
+            if simulation in seen or simulation.type != "FakeQuantWithMinMaxVars":
+                continue
+            ends = [end.op for end in list(simulation.inputs)[1:]]
+            known = all(end in constants for end in ends)
+            if known and origins.is_parameter(simulation.inputs[0]):
+                seen.add(simulation)
+                yield simulation, int(op.type in SCALINGS)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return where values come from that other ops only hand on."""
+    while tensor.op.type in PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_uniform(bias: Array) -> bool:
+    return bias.size > 1 and bias.flat[0] != 0 and bool(np.all(bias == bias.flat[0]))
+
+
+def _not_uniform(bias: Array) -> Array:
+    changed = bias.copy()
+    changed.flat[-1] = np.nextafter(bias.flat[-1], np.inf, dtype=bias.dtype)
+    return changed
+
+
+def _widen(
+    layer: Layer, bias: Array, constants: Mapping[Operation, Array], found: Values
+) -> None:
+    """Widen the range of weights for a bias that would overflow."""
+    simulation = _source(layer.kernel).op
+    data = _step(_source(layer.op.inputs[layer.data]).op, constants)
+    if data is None or simulation.type not in FAKE_QUANT:
+        return
+    ends = [t.op for t in simulation.inputs][1:]
+    if not ends or any(end not in constants for end in ends):
+        return
+    low, high = (found.get(end, constants[end]) for end in ends)
+    magnitude = np.abs(bias.reshape(-1)) if bias.size == low.size else np.abs(bias)
+    least = (magnitude if low.ndim else magnitude.max()) / (data * _MOST_STEPS)
+    least = np.broadcast_to(least, low.shape) if low.ndim else least
+    half = least * (2 ** (simulation.get_attr("num_bits") - 1) - 1)
+    too_small = _width(simulation, low, high) < least
+    if np.any(too_small):
+        found[ends[0]] = np.where(too_small, -half, low).astype(np.float32)
+        found[ends[1]] = np.where(too_small, half, high).astype(np.float32)
+
+
+def _step(simulation: Operation, constants: Mapping[Operation, Array]) -> Any:
+    """Return the step of what a FakeQuant op makes; None if it is not known."""
+    if simulation.type == "FakeQuantWithMinMaxArgs":
+        low, high = simulation.get_attr("min"), simulation.get_attr("max")
+    elif simulation.type == "FakeQuantWithMinMaxVars":
+        ends = [t.op for t in simulation.inputs][1:]
+        if any(end not in constants for end in ends):
+            return None
+        low, high = (constants[end] for end in ends)
+    else:
+        return None
+    width = _width(simulation, low, high)
+    return width if width > 0 else None
+
+
+def _width(simulation: Operation, low: Any, high: Any) -> Array:
+    bits, narrow = (simulation.get_attr(name) for name in ("num_bits", "narrow_range"))
+    return step(low, high, int(bits), bool(narrow))

@@ -1,0 +1,213 @@
+"""A copy of a part of a FuncGraph, with other values in some places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.creation import graph_def_of, import_ops, neutral
+from geutil.graph.functions import (
+    bindings,
+    build_function,
+    call_function,
+    make_capture_placeholder,
+    new_function_graph,
+)
+from geutil.graph.gradient_functions import ATTRIBUTE
+from geutil.graph.order import topological_sort
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.select.networks.provenance import LED_IN
+
+Array = np.ndarray[Any, Any]
+Replace = Callable[[Operation], "Tensor | Array | None"]
+"""Tells what stands in for an op: for each of its results another tensor of the graph,
+for its first one a value, or, with None, the op itself."""
+Amend = Callable[[Any, Operation], None]
+"""Changes the node that an op is copied to, its name too."""
+
+
+class PartialCopy:
+    """A copy of a part of a graph.
+
+    Args:
+        graph: the FuncGraph.
+        inputs: its inputs by name.
+        replace: tells what stands in for an op.
+        amend: changes the nodes of ops that are copied, attributes for example.
+
+    Attributes:
+        graph: the graph that the copies are in.
+        inputs: the inputs of the copy by name.
+        externals: what lies outside and is read by the copy.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        replace: Replace,
+        amend: Amend | None = None,
+    ) -> None:
+        self._source = graph
+        self._given = dict(inputs)
+        self._replace = replace
+        self._amend = amend
+        self.graph = new_function_graph("copy")
+        self.inputs: dict[str, Tensor] = {}
+        self.externals: list[Any] = []
+
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the copies of tensors; to be called once.
+
+        Cost: linear in the ops that they depend on.
+        """
+        mapped = self._copied_inputs()
+        stand_ins = {
+            op: found
+            for op in self._source.get_operations()
+            if op.name not in mapped and (found := self._replace(op)) is not None
+        }
+        needed = set(_walk([t.op for t in tensors], stand_ins))
+        mapped.update(self._captured(needed))
+        ops = [op for op in topological_sort(needed) if op.name not in mapped]
+        graph_def = graph_def_of(self._source, ops)
+        graph_def.library.CopyFrom(self._source.as_graph_def().library)
+        for node, op in zip(graph_def.node, ops, strict=True):
+            node.attr.pop("_class", None)
+            # Nobody differentiates a copy, and a function of Python cannot be saved.
+            node.attr.pop(ATTRIBUTE, None)
+            if op in stand_ins:
+                _stand_in(node, op, stand_ins[op])
+            elif self._amend is not None:
+                self._amend(node, op)
+        _rename(graph_def, [op.name for op in ops])
+        read = {name.partition(":")[0] for n in graph_def.node for name in n.input}
+        given = {f"{name}:0": t for name, t in mapped.items() if name in read}
+        made = import_ops(self.graph, graph_def, given)
+        # Names may have changed, where a placeholder took one.
+        copies = dict(zip(ops, made, strict=True))
+        return [
+            mapped[t.op.name]
+            if t.op.name in mapped
+            else copies[t.op].outputs[t.value_index]
+            for t in tensors
+        ]
+
+    def _copied_inputs(self) -> dict[str, Tensor]:
+        with self.graph.as_default(), self.graph.name_scope(None):
+            self.inputs = {
+                name: tf.compat.v1.placeholder(t.dtype, t.shape, t.op.name)
+                for name, t in self._given.items()
+            }
+        return {self._given[name].op.name: t for name, t in self.inputs.items()}
+
+    def _captured(self, needed: set[Operation]) -> dict[str, Tensor]:
+        captured = {}
+        for external, inside in bindings(self._source):
+            if inside.op in needed:
+                self.externals.append(external)
+                captured[inside.op.name] = make_capture_placeholder(
+                    self.graph, inside.op.name, inside.dtype, inside.shape, external
+                )
+        return captured
+
+
+def values_of(
+    tensors: Sequence[Tensor], replace: Replace = lambda op: None
+) -> list[Array]:
+    """Return the values of tensors of a FuncGraph that need no inputs.
+
+    In a branch or a loop of version 1 they are what they would be if it is taken.
+
+    Args:
+        tensors: the tensors: parameters, as a rule.
+        replace: tells what stands in for an op.
+
+    Cost: linear in the ops that they depend on, and one run of them.
+    """
+    if not tensors:
+        return []
+
+    def outside(op: Operation) -> Tensor | Array | None:
+        found = replace(op)
+        return _outside_of_flow(op) if found is None else found
+
+    copy = PartialCopy(tensors[0].graph, {}, outside)
+    copies = copy.of(tensors)
+    with neutral(copy.graph):
+        results = {str(index): tf.identity(t) for index, t in enumerate(copies)}
+    found = call_function(build_function(copy.graph, {}, results, [], []), {})
+    return [np.asarray(found[name].numpy()) for name in results]
+
+
+def _outside_of_flow(op: Operation) -> Tensor | Array | None:
+    """Return what stands in for an op that leads into a branch or loop of version 1.
+
+    Constants in there wait for the op that tells whether it is taken.
+    """
+    if op.type in LED_IN:
+        return op.inputs[0]
+    switch = op.inputs[0].op if op.type == "Identity" else op
+    if switch.type != "Switch":
+        return None
+    data, chooses = switch.inputs
+    if data is chooses or chooses.op.type == "LoopCond":
+        return np.zeros((), op.outputs[0].dtype.as_numpy_dtype)
+    return None
+
+
+def _rename(graph_def: Any, names: Sequence[str]) -> None:
+    """Let nodes read those that have other names now.
+
+    Args:
+        graph_def: the nodes.
+        names: what they were called.
+    """
+    pairs = zip(names, graph_def.node, strict=True)
+    renamed = {name: node.name for name, node in pairs if node.name != name}
+    for node in graph_def.node if renamed else ():
+        for index, read in enumerate(node.input):
+            mark = "^" if read.startswith("^") else ""
+            name, *rest = read.removeprefix(mark).split(":")
+            if name in renamed:
+                node.input[index] = mark + ":".join([renamed[name], *rest])
+
+
+def _walk(
+    ops: Sequence[Operation], stand_ins: Mapping[Operation, Tensor | Array]
+) -> list[Operation]:
+    """Return what ops depend on, those that are replaced by their stand-ins alone."""
+    found = dict.fromkeys(ops)
+    waiting = list(found)
+    for op in waiting:
+        stand_in = stand_ins.get(op)
+        if stand_in is None:
+            before = [*(t.op for t in op.inputs), *op.control_inputs]
+        else:
+            before = [] if isinstance(stand_in, np.ndarray) else [stand_in.op]
+        for producer in before:
+            if producer not in found:
+                found[producer] = None
+                waiting.append(producer)
+    return list(found)
+
+
+def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:
+    """Make the node of an op one that yields what stands in for it."""
+    dtype = op.outputs[0].dtype
+    del node.input[:]
+    node.attr.clear()
+    if isinstance(stand_in, np.ndarray):
+        node.op = "Const"
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        proto = tf.make_tensor_proto(stand_in, dtype, stand_in.shape)
+        node.attr["value"].tensor.CopyFrom(proto)
+    else:
+        # Of a Switch either result may be read.
+        count = len(op.outputs)
+        node.op = "IdentityN"
+        node.input.extend([stand_in.name] * count)
+        node.attr["T"].list.type.extend([dtype.as_datatype_enum] * count)

@@ -1,0 +1,383 @@
+"""Points where FakeQuant ops go: drafted, named, and which of them share a range.
+
+A name says where in the network a range belongs: `<context>/<slot>`, as in
+`block1/conv/weights_quant`. The context is the name scope of the op, or its whole name
+where several ops of a scope need the slot. Names do not depend on the order in which
+ops were made, nor on what was skipped by an override: a graph for training and one for
+inference that were made by the same code have the same ranges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from geutil.graph.names import scope_basename, scope_dirname
+from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.network import (
+    Edge,
+    Network,
+    constant_format,
+    is_quantized,
+    source_of,
+)
+from geutil.quantize.spec import Format, Spec
+
+
+@dataclass(eq=False)
+class RangeGroup:
+    """Tensors that one range is for.
+
+    Attributes:
+        name: the name of the range, as in `<name>/min`.
+        form: how they are stored.
+        weights: whether they are weights, whose range is that of their last value.
+        decay: how much of the range each training step keeps.
+        initial: the range to start with.
+        fixed: whether it stays so.
+        points: where it is used, in topological order.
+    """
+
+    name: str
+    form: Format
+    weights: bool
+    decay: float
+    initial: tuple[float, float]
+    fixed: bool = False
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[Point]:
+        """The points whose tensors the range is learnt from."""
+        return [point for point in self.points if point.counts]
+
+
+@dataclass(eq=False)
+class Point:
+    """A tensor that is quantized.
+
+    Attributes:
+        tensor: the tensor.
+        name: the scope of the new ops, as in `<name>/FakeQuantWithMinMaxVars`.
+        group: its range.
+        readers: what shall read it quantized; None is all.
+        counts: whether its values count for the range; those of a concat do not, which
+            have been counted one by one.
+        shapes: tensors of its shape. What reads only the shape of one of them shall
+            read that of the quantized one: the converter leaves a kernel in float if
+            anything reads what it makes before that is quantized.
+    """
+
+    tensor: Tensor
+    name: str
+    group: RangeGroup
+    readers: list[Edge] | None = None
+    counts: bool = True
+    shapes: tuple[Tensor, ...] = ()
+
+    @property
+    def form(self) -> Format:
+        """How it is stored."""
+        return self.group.form
+
+
+class SharedRanges:
+    """Which tensors share a range: a union-find over tensors.
+
+    Cost: almost constant for each call.
+    """
+
+    def __init__(self) -> None:
+        self._above: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        self._fixed: MutableIdentityMap[tuple[float, float]] = MutableIdentityMap()
+
+    def root(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that stands for all those of its range."""
+        path = []
+        while tensor in self._above:
+            path.append(tensor)
+            tensor = self._above[tensor]
+        for passed in path[:-1]:
+            self._above[passed] = tensor
+        return tensor
+
+    def join(self, tensor: Tensor, other: Tensor) -> None:
+        """Let two tensors share a range; the first one's root stays."""
+        first, second = self.root(tensor), self.root(other)
+        if first is not second:
+            self._above[second] = first
+
+    def fix(self, tensor: Tensor, ends: tuple[float, float]) -> None:
+        """Set the range of a tensor for good."""
+        self._fixed[self.root(tensor)] = ends
+
+    def fixed(self, tensor: Tensor) -> tuple[float, float] | None:
+        """Return the range of a tensor, if it is set."""
+        return self._fixed.get(self.root(tensor))
+
+
+@dataclass(frozen=True, eq=False)
+class Skip:
+    """An op that is not quantized, and why.
+
+    Attributes:
+        op: the op.
+        reason: why.
+        has_kernel: whether TFLite has an int8 kernel for it.
+    """
+
+    op: Operation
+    reason: str
+    has_kernel: bool
+
+
+@dataclass(eq=False)
+class Draft:
+    """A tensor that will be quantized.
+
+    Attributes:
+        tensor: the tensor.
+        anchor: the op that the point is named after.
+        slot: what it is, as in `<scope of the anchor>/<slot>`.
+        spec: how its op is quantized.
+        form: how it is stored.
+        readers: what shall read it quantized; None is all.
+        counts: whether the range is learnt from it.
+        weights: the source of the weights that it holds; None for activations.
+        initial: the range to start with.
+        fixed: whether that stays.
+        shapes: see `Point`.
+    """
+
+    tensor: Tensor
+    anchor: Operation
+    slot: str
+    spec: Spec
+    form: Format
+    readers: list[Edge] | None = None
+    counts: bool = True
+    weights: Tensor | None = None
+    initial: tuple[float, float] = (-6.0, 6.0)
+    fixed: bool = False
+    shapes: tuple[Tensor, ...] = ()
+
+
+_FOLD = "_fold"
+"""What batch-norm folding puts behind the names of the ops it makes."""
+
+
+def named(
+    drafts: Sequence[Draft], network: Network, shared: SharedRanges
+) -> tuple[list[RangeGroup], MutableIdentityMap[Point]]:
+    """Return the ranges, and the point of each tensor.
+
+    Args:
+        drafts: the points without names.
+        network: the network that they are in.
+        shared: which activations share a range.
+    """
+    ordered = sorted(drafts, key=lambda d: network.place.get(d.tensor.op, -1))
+    groups: MutableIdentityMap[RangeGroup] = MutableIdentityMap()
+    points: MutableIdentityMap[Point] = MutableIdentityMap()
+    for draft, name in zip(ordered, _names(ordered), strict=True):
+        key = shared.root(draft.tensor) if draft.weights is None else draft.weights
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _group(draft, name)
+        elif draft.weights is not None and draft.form != group.form:
+            # Layers that want channels along other axes share one range.
+            group.form = replace(group.form, axes=())
+        point = Point(
+            draft.tensor, name, group, draft.readers, draft.counts, draft.shapes
+        )
+        group.points.append(point)
+        points[draft.tensor] = point
+        if draft.counts:
+            _take_in(group, draft, name)
+    for group in groups.values():
+        if not group.sources:
+            # What is joined or pooled was quantized before, in a range of its own.
+            group.points[0].counts = True
+    return list(groups.values()), points
+
+
+def _group(draft: Draft, name: str) -> RangeGroup:
+    return RangeGroup(
+        name,
+        draft.form,
+        draft.weights is not None,
+        draft.spec.ema_decay or 0.0,
+        draft.initial,
+        draft.fixed,
+    )
+
+
+def _take_in(group: RangeGroup, draft: Draft, name: str) -> None:
+    """Let a range hold what one more tensor starts with."""
+    if len(group.sources) == 1:
+        group.name, group.initial, group.fixed = name, draft.initial, draft.fixed
+    low, high = group.initial
+    group.initial = min(low, draft.initial[0]), max(high, draft.initial[1])
+
+
+def _names(drafts: Sequence[Draft]) -> list[str]:
+    wanted = [f"{_scope(draft.anchor)}{draft.slot}" for draft in drafts]
+    often = Counter(wanted)
+    names = [
+        f"{_bare(draft.anchor.name)}/{draft.slot}" if often[name] > 1 else name
+        for draft, name in zip(drafts, wanted, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        if seen[name]:
+            names[index] = f"{name}_{seen[name]}"
+        seen[name] += 1
+    return names
+
+
+def _scope(op: Operation) -> str:
+    return scope_dirname(op.name) or f"{_bare(op.name)}/"
+
+
+def _bare(name: str) -> str:
+    base = scope_basename(name)
+    return scope_dirname(name) + base.removesuffix(_FOLD)
+
+
+class Drafts:
+    """The tensors of a network that shall be quantized, and those that are.
+
+    Args:
+        network: the network.
+        choices: what the caller asks for.
+    """
+
+    def __init__(self, network: Network, choices: Choices) -> None:
+        self.network = network
+        self.choices = choices
+        self.overrides = choices.matcher(network.ops)
+        self.shared = SharedRanges()
+        self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
+        self.results: dict[Operation, Draft] = {}
+        # Tensors that hold quantized values.
+        self.carried: IdentitySet = IdentitySet()
+        # Of other tensors: where their values come from, and the edge there.
+        self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
+        self.kernels: dict[Operation, Operation] = {}
+        self.bits: MutableIdentityMap[int] = MutableIdentityMap()
+        # What ops read besides data and weights.
+        self.constants: dict[Operation, list[Draft]] = {}
+
+    def can_share(self, tensors: list[Tensor]) -> bool:
+        """Tell whether tensors can have one range."""
+        roots = [self.shared.root(t) for t in tensors]
+        fixed = [self.shared.fixed(t) for t in tensors]
+        bits = {self.bits.get(root) for root in roots}
+        return len(set(fixed)) == 1 and len(bits) == 1
+
+    def quantize(
+        self,
+        tensor: Tensor,
+        anchor: Operation,
+        slot: str,
+        spec: Spec,
+        *,
+        counts: bool = True,
+        fixed: tuple[float, float] | None = None,
+        positive: bool = False,
+        readers: list[Edge] | None = None,
+    ) -> Draft | None:
+        """Let a tensor be quantized, unless it is."""
+        if readers is None:
+            self.carried.add(tensor)
+        if tensor in self.drafts:
+            return self.drafts[tensor]
+        low, high = self.choices.initial
+        initial = (0.0, high) if positive else (low, high)
+        if spec.range is not None:
+            fixed = (float(spec.range[0]), float(spec.range[1]))
+        if fixed is not None and counts:
+            self.shared.fix(tensor, fixed)
+        bits = spec.activation_bits or 8
+        if counts:
+            self.bits[self.shared.root(tensor)] = bits
+        if self.network.quantized(tensor) is not None:
+            return None
+        # What is kept or joined has to have the range of what it is made of.
+        if counts and readers is None and self.network.is_quantized_behind(tensor):
+            return None
+        draft = Draft(
+            tensor,
+            anchor,
+            slot,
+            spec,
+            Format(bits),
+            readers,
+            counts,
+            None,
+            fixed or initial,
+            fixed is not None,
+            # Of what is a result, too, the converter would lose it (TensorFlow 2.21).
+            () if tensor in self.network.results else (tensor,),
+        )
+        self.drafts[tensor] = draft
+        return draft
+
+    def demand(self, op: Operation, index: int) -> None:
+        """See to it that an op reads quantized values."""
+        tensor = op.inputs[index]
+        if tensor in self.carried or not self.network.is_data(tensor):
+            return
+        source, edge = self.origin.get(tensor, (tensor, Edge(op, index)))
+        draft = self.drafts.get(source)
+        if draft is None:
+            outside = not self.choices.in_scope(source.op)
+            # Only what asks for it reads it quantized; but inputs are int8 for all.
+            everywhere = self.network.is_input(source.op) and not outside
+            anchor = op if outside else source.op
+            draft = self.input(source, anchor, None if everywhere else [])
+        edges = None if draft is None else draft.readers
+        if edges is not None and edge not in edges:
+            edges.append(edge)
+
+    def input(
+        self, tensor: Tensor, anchor: Operation, readers: list[Edge] | None
+    ) -> Draft | None:
+        """Let a tensor be quantized that no kernel makes."""
+        # What overrides say of an op that reads it is about what that makes.
+        spec = self.overrides.spec([tensor.op])
+        draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
+        if draft is not None and self.network.is_input(tensor.op):
+            self.kernels[tensor.op] = tensor.op
+            self.results[tensor.op] = draft
+        return draft
+
+    def constant(self, op: Operation, index: int) -> None:
+        """Let a parameter be quantized that an op reads besides data."""
+        tensor = op.inputs[index]
+        if not self.network.is_parameter(tensor) or is_quantized(tensor):
+            return
+        spec = self.overrides.spec([op])
+        form = constant_format(spec)
+        draft = self.parameter(tensor, Edge(op, index), op, spec, form)
+        self.constants.setdefault(op, []).append(draft)
+
+    def parameter(
+        self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format
+    ) -> Draft:
+        """Let a parameter be quantized for one that reads it."""
+        draft = self.drafts.get(tensor)
+        if draft is None:
+            source = source_of(tensor)
+            draft = Draft(
+                tensor, op, "weights_quant", spec, form, [], True, source, (-6.0, 6.0)
+            )
+            self.drafts[tensor] = draft
+        elif draft.form != form:
+            # Layers that want channels along other axes share one range.
+            draft.form = constant_format(draft.spec)
+        if draft.readers is not None:
+            draft.readers.append(edge)
+        return draft

@@ -1,0 +1,356 @@
+"""Ops that become part of one kernel.
+
+Biases, activations, activations written as several ops.
+
+They are told by what they compute: a group of elementwise ops with one tensor going in
+and one coming out is run on numbers, and compared with the activation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.op_types import ADDITIONS, SCALINGS
+from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.planning.int8_kernels import FUSED_ACTIVATIONS, KERNELS, Treatment
+from geutil.quantize.planning.network import Network
+from geutil.select.networks.provenance import scalar_value
+
+
+@dataclass(frozen=True, eq=False)
+class Prelu:
+    """A sum `relu(x) + -alpha * relu(-x)`.
+
+    Attributes:
+        end: the sum.
+        product: the product in it.
+        slot: which input of the product is `relu(-x)`.
+        source: the tensor `x`.
+        alpha: the parameter `alpha`.
+        ops: its ops.
+    """
+
+    end: Operation
+    product: Operation
+    slot: int
+    source: Tensor
+    alpha: Tensor
+    ops: tuple[Operation, ...]
+
+
+def find_prelus(network: Network) -> list[Prelu]:
+    """Return the PReLUs of a network that nothing else reads the inside of.
+
+    Cost: linear in ops and edges.
+    """
+    sums = (op for op in network.ops if op.type in ADDITIONS)
+    return list(_found(_prelu(op, network) for op in sums))
+
+
+def _found(matches: Iterable[Prelu | None]) -> Iterable[Prelu]:
+    return (match for match in matches if match is not None)
+
+
+def _prelu(end: Operation, network: Network) -> Prelu | None:
+    for positive, product in (end.inputs, reversed(end.inputs)):
+        if positive.op.type != "Relu" or product.op.type != "Mul":
+            continue
+        source = positive.op.inputs[0]
+        for slot in (0, 1):
+            negative, factor = product.op.inputs[slot].op, product.op.inputs[1 - slot]
+            if negative.type != "Relu" or negative.inputs[0].op.type != "Neg":
+                continue
+            turned = negative.inputs[0].op
+            if turned.inputs[0] is not source or factor.op.type != "Neg":
+                continue
+            alpha = factor.op.inputs[0]
+            inner = (positive.op, product.op, negative, turned)
+            if not network.is_parameter(alpha) or not _read_within(inner, network):
+                continue
+            return Prelu(end, product.op, slot, source, alpha, (end, *inner))
+    return None
+
+
+def _read_within(ops: Iterable[Operation], network: Network) -> bool:
+    tensors = [op.outputs[0] for op in ops]
+    return all(
+        len(network.readers(t)) == 1 and t not in network.results for t in tensors
+    )
+
+
+Array = np.ndarray[Any, Any]
+
+_erf = np.vectorize(math.erf)
+_GRID = np.linspace(-8.0, 8.0, 401)
+_MOST_OPS = 16
+_NEAR = 1e-4
+"""The tanh form of gelu is told from the erf form; float32 constants are not exact."""
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "Erf": _erf,
+    "Erfc": lambda x: 1.0 - _erf(x),
+    "Identity": lambda x: x,
+    "Neg": np.negative,
+    "Relu": lambda x: np.maximum(x, 0.0),
+    "Relu6": lambda x: np.clip(x, 0.0, 6.0),
+    "Square": np.square,
+    "Tanh": np.tanh,
+}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Mul": np.multiply,
+    "Pow": np.power,
+    "RealDiv": np.divide,
+    "Sub": np.subtract,
+}
+
+
+def _gelu_tanh(x: Array) -> Array:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + np.tanh(inner))
+
+
+_FUNCTIONS: dict[str, tuple[Callable[[Array], Array], ...]] = {
+    "hard_swish": (lambda x: x * np.clip(x + 3, 0, 6) / 6,),
+    "gelu": (lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))), _gelu_tanh),
+}
+_VALUES = {
+    name: [function(_GRID) for function in functions]
+    for name, functions in _FUNCTIONS.items()
+}
+# Without one of these no group is looked at.
+_HINTS = frozenset(("Relu6", "Relu", "Erf", "Erfc", "Tanh", "Minimum", "Maximum"))
+
+
+@dataclass(frozen=True, eq=False)
+class Composite:
+    """An activation that is written out.
+
+    Attributes:
+        name: the activation.
+        source: the tensor that goes in.
+        ops: its ops, the last one first.
+    """
+
+    name: str
+    source: Tensor
+    ops: tuple[Operation, ...]
+
+    @property
+    def end(self) -> Operation:
+        """The op whose result is the activation's."""
+        return self.ops[0]
+
+
+def find_composites(
+    ops: Iterable[Operation], readers: Callable[[Tensor], list[Operation]]
+) -> list[Composite]:
+    """Return the activations that are written out, in the order of their last ops.
+
+    Args:
+        ops: the ops to look at, in topological order.
+        readers: who reads a tensor.
+
+    Cost: linear in ops and edges.
+    """
+    place = {op: index for index, op in enumerate(ops)}
+    found = (
+        _ending_in(op, place, readers)
+        for op in place
+        if op.type in SCALINGS and op.inputs
+    )
+    return [composite for composite in found if composite is not None]
+
+
+def _ending_in(
+    end: Operation,
+    place: Mapping[Operation, int],
+    readers: Callable[[Tensor], list[Operation]],
+) -> Composite | None:
+    """Grow a group backwards from its end until one tensor alone goes in."""
+    group: list[Operation] = []
+    frontier: IdentitySet = IdentitySet(end.outputs)
+    while len(group) < _MOST_OPS:
+        (*_, latest) = sorted(frontier, key=lambda t: place.get(t.op, -1))
+        op = latest.op
+        if op not in place or not _is_elementwise(op):
+            return None
+        group.append(op)
+        entering = [t for t in op.inputs if scalar_value(t) is None]
+        rest = (t for t in frontier if t is not latest)
+        frontier = IdentitySet((*rest, *entering))
+        if not frontier:
+            return None
+        if len(frontier) == 1 and any(op.type in _HINTS for op in group):
+            (source,) = frontier
+            name = _name(group, source)
+            if name and _closed(group, readers):
+                return Composite(name, source, tuple(group))
+    return None
+
+
+def _is_elementwise(op: Operation) -> bool:
+    return op.type in _UNARY or op.type in _BINARY
+
+
+def _closed(
+    group: list[Operation], readers: Callable[[Tensor], list[Operation]]
+) -> bool:
+    """Tell whether only the last op is read from outside."""
+    members = frozenset(group)
+    inner = group[1:]
+    return all(r in members for op in inner for r in readers(op.outputs[0]))
+
+
+def _name(group: list[Operation], source: Tensor) -> str:
+    """Return the activation that a group computes, or ""."""
+    values: MutableIdentityMap[Array] = MutableIdentityMap([(source, _GRID)])
+    with np.errstate(all="ignore"):
+        for op in reversed(group):
+            operands = [_operand(t, values) for t in op.inputs]
+            function: Any = _UNARY.get(op.type) or _BINARY[op.type]
+            values[op.outputs[0]] = function(*operands)
+    result = values[group[0].outputs[0]]
+    for name, wanted in _VALUES.items():
+        if any(np.allclose(result, w, rtol=0, atol=_NEAR) for w in wanted):
+            return name
+    return ""
+
+
+def _operand(tensor: Tensor, values: Mapping[Any, Array]) -> Array:
+    return (
+        values[tensor] if tensor in values else np.asarray(scalar_value(tensor), float)
+    )
+
+
+_SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Ops that one kernel computes.
+
+    Attributes:
+        ops: the ops, in order; the first one does the work.
+        result: what the last one makes.
+        activation: the activation at the end; "" if there is none.
+    """
+
+    ops: tuple[Operation, ...]
+    result: Tensor
+    activation: str
+
+    @property
+    def inside(self) -> tuple[Tensor, ...]:
+        """What the ops make on the way that has the shape of the result."""
+        found: list[Tensor] = []
+        for op in reversed(self.ops[:-1]):
+            (tensor,) = op.outputs
+            if tensor.shape.rank is None or self.result.shape.rank is None:
+                break
+            if tensor.shape.as_list() != self.result.shape.as_list():
+                break
+            found.append(tensor)
+            if _passes(op):
+                break
+        return tuple(found)
+
+
+def chain_from(
+    op: Operation, network: Network, may_take: Callable[[Operation], bool]
+) -> Chain:
+    """Return what the kernel of an op computes besides it.
+
+    Args:
+        op: a layer, or another op that a Relu can become part of.
+        network: its network.
+        may_take: tells whether an op may be taken in.
+    """
+    taken = [op]
+    passed: list[Operation] = []
+    tensor, cursor = op.outputs[0], op.outputs[0]
+    layer = network.layers.get(op)
+    # What it makes is a matrix, to which the converter gives its axes afterwards.
+    takes_bias = layer is not None and not layer.spreads
+    # Without a bias the converter runs the two one by one, the layer in float.
+    takes_activation = layer is None or not layer.transposed
+    while cursor not in network.results and network.quantized(cursor) is None:
+        edges = network.readers(cursor)
+        if len(edges) != 1 or not may_take(edges[0].op):
+            break
+        reader, index = edges[0]
+        if reader.type in FUSED_ACTIVATIONS:
+            if not takes_activation:
+                break
+            taken += [*passed, reader]
+            return Chain(
+                tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
+            )
+        if takes_bias and _is_bias(reader, index, network):
+            if not all(_leaves_channels(p, reader, index) for p in passed):
+                break
+            taken += [*passed, reader]
+            passed = []
+            takes_bias, takes_activation = False, True
+        elif takes_bias and _is_correction(reader, index, network):
+            taken += [*passed, reader]
+            passed = []
+        elif op in network.layers and _may_stand_between(reader, network):
+            # The converter moves a bias over some of these.
+            passed.append(reader)
+            cursor = reader.outputs[0]
+            continue
+        else:
+            break
+        tensor = cursor = reader.outputs[0]
+    return Chain(tuple(taken), tensor, "")
+
+
+def _passes(op: Operation) -> bool:
+    kernel = KERNELS.get(op.type)
+    return kernel is not None and kernel.treatment is Treatment.PASSES
+
+
+def _may_stand_between(op: Operation, network: Network) -> bool:
+    """Tell whether an op may stand between a layer and its bias.
+
+    A BatchToSpace does in a dilated convolution only.
+    """
+    return _passes(op) and (op.type != "BatchToSpaceND" or op in network.gathered)
+
+
+def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
+    """Tell whether the converter moves a bias over an op that stands before it.
+
+    Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
+    """
+    if op.type != "Reshape":
+        return True
+    if tf.get_static_value(op.inputs[1]) is None:
+        return False
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    value = bias.inputs[1 - index].shape
+    if None in (before.rank, after.rank) or value.rank != 1:
+        return False
+    return bool(before[-1] == after[-1] == value[-1])
+
+
+def _is_bias(op: Operation, index: int, network: Network) -> bool:
+    if op.type not in _SUMS:
+        return False
+    other = op.inputs[1 - index]
+    return network.is_parameter(other) or network.is_statistic(other)
+
+
+def _is_correction(op: Operation, index: int, network: Network) -> bool:
+    """Tell whether a product puts right what a folded norm in training differs by."""
+    return op.type == "Mul" and network.is_statistic(op.inputs[1 - index])

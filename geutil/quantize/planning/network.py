@@ -1,0 +1,413 @@
+"""The part of a graph that runs at inference.
+
+Its readers, weights, twins, and existing FakeQuants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from geutil.graph.function_calls import called_function, reason_to_stay
+from geutil.graph.op_types import CALLS, CONVOLUTIONS_2D, PLACEHOLDERS, SELECTS
+from geutil.graph.order import topological_sort
+from geutil.graph.tf_gradients import in_version_1_control_flow, is_stateful
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
+from geutil.quantize.planning.int8_kernels import (
+    FAKE_QUANT,
+    FLOAT_LAYERS,
+    KERNELS,
+    PASSING,
+    SHAPES,
+    Treatment,
+    find_moved,
+)
+from geutil.quantize.spec import Format, Spec
+from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.provenance import DATA_SLOTS, Origin, Origins
+from geutil.transform.rewrite.liveness import Liveness
+
+
+def quantized_value(tensor: Tensor) -> Tensor | None:
+    """Return what a tensor is quantized to; None if it is not quantized.
+
+    With a delay, that is what chooses between the tensor and its quantized values.
+
+    Cost: linear in the readers of the tensor.
+    """
+    live = Liveness(tensor.graph)
+    for reader in _readers(tensor, live):
+        # Channels of several axes are brought together, and taken apart again.
+        found = _behind(reader, live) if reader.type == "Reshape" else reader
+        if found is not None and found.type in FAKE_QUANT:
+            result = _reshaped_back(found, tensor, reader, live)
+            return _chosen(result, tensor, live)
+    return None
+
+
+def _readers(tensor: Tensor, live: Liveness) -> list[Operation]:
+    """Return the ops that read a tensor first of all."""
+    consumers = tensor.consumers()
+    return [
+        op for op in consumers if op.inputs[0] is tensor and not live.is_retired(op)
+    ]
+
+
+def _behind(op: Operation, live: Liveness) -> Operation | None:
+    readers = _readers(op.outputs[0], live)
+    return readers[0] if len(readers) == 1 else None
+
+
+def _reshaped_back(
+    found: Operation, tensor: Tensor, reader: Operation, live: Liveness
+) -> Tensor:
+    result = found.outputs[0]
+    if reader is found:
+        return result
+    back = _behind(found, live)
+    return result if back is None or back.type != "Reshape" else back.outputs[0]
+
+
+def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
+    for op in result.consumers():
+        if op.type in SELECTS and op.inputs[1] is result and op.inputs[2] is tensor:
+            return op.outputs[0]
+    return result
+
+
+def delayed_input(op: Operation) -> Tensor | None:
+    """Return the tensor that an op hands on until quantization starts.
+
+    None if it is another op: one that chooses between two tensors of the network, say.
+    """
+    if op.type not in SELECTS:
+        return None
+    quantized = op.inputs[1]
+    while quantized.op.type == "Reshape":
+        quantized = quantized.op.inputs[0]
+    if quantized.op.type not in FAKE_QUANT:
+        return None
+    source, exact = quantized.op.inputs[0], op.inputs[2]
+    while source is not exact and source.op.type == "Reshape":
+        source = source.op.inputs[0]
+    return exact if source is exact else None
+
+
+_SMALL = 64
+"""Constants of so many values are told by them."""
+
+
+def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
+    """Return groups of ops that have the same type, attributes and inputs.
+
+    Inputs are the same, too, if twins make them. Placeholders, variables and what has
+    state have no twins.
+
+    Args:
+        ops: the ops, in topological order.
+
+    Cost: linear in ops and edges.
+    """
+    groups: dict[Any, list[Operation]] = {}
+    first: dict[Operation, Operation] = {}
+    for op in ops:
+        if _has_its_own_value(op):
+            continue
+        node = op.node_def
+        node.name = ""
+        del node.input[:]
+        node.attr.pop("_class", None)
+        inputs = tuple(_identity(t, first) for t in op.inputs)
+        key = node.SerializeToString(deterministic=True), inputs
+        group = groups.setdefault(key, [])
+        group.append(op)
+        first[op] = group[0]
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _has_its_own_value(op: Operation) -> bool:
+    """Tell whether an op of the same kind and inputs may yield something else."""
+    if op.type == "ReadVariableOp":
+        return False
+    return is_stateful(op) or (not op.inputs and op.type != "Const")
+
+
+def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
+    is_constant = tensor.op.type == "Const" and tensor.dtype != tf.string
+    if is_constant and (tensor.shape.num_elements() or 0) <= _SMALL:
+        value = tf.get_static_value(tensor)
+        return tensor.dtype.name, value.shape, value.tobytes()
+    return first.get(tensor.op, tensor.op).name, tensor.value_index
+
+
+_READS = frozenset(("Identity", "ReadVariableOp"))
+# What hands values on, and what chooses while quantization is delayed.
+_AROUND = PASSING | SELECTS
+# With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
+# "'tfl.transpose' op has mismatched quantized axes").
+_BY_CHANNEL = CONVOLUTIONS_2D
+
+
+def source_of(weights: Tensor) -> Tensor:
+    """Return what weights are read from: a constant, or the handle of a variable.
+
+    Of weights that are computed, these.
+    """
+    tensor = weights
+    while tensor.op.type in _READS and len(tensor.op.inputs) == 1:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def is_quantized(weights: Tensor) -> bool:
+    """Tell whether weights come from a FakeQuant op."""
+    waiting = [weights.op]
+    for op in waiting:
+        if op.type in FAKE_QUANT:
+            return True
+        if op.type in _AROUND:
+            waiting += [t.op for t in op.inputs]
+    return False
+
+
+def format_of(layer: Layer, spec: Spec) -> Format:
+    """Return how the weights of a layer are stored."""
+    axes = layer.outputs if spec.per_channel and by_channel(layer.op) else ()
+    if layer.sizes(axes) is None:
+        axes = ()
+    return _format(spec, axes)
+
+
+def constant_format(spec: Spec) -> Format:
+    """Return how a parameter is stored that is no weight of a layer."""
+    return _format(spec, ())
+
+
+def _format(spec: Spec, axes: tuple[int, ...]) -> Format:
+    symmetric = bool(spec.symmetric_weights)
+    return Format(spec.weight_bits or 8, symmetric, symmetric, axes)
+
+
+def by_channel(op: Operation) -> bool:
+    """Tell whether the weights of a layer can have a range for each channel."""
+    return op.type in _BY_CHANNEL
+
+
+_FLOW = frozenset(
+    ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
+)
+BODIES = CALLS | _FLOW
+"""Types of ops that compute in the body of a function."""
+
+
+class Edge(NamedTuple):
+    """Input `slot` of `op`."""
+
+    op: Operation
+    slot: int
+
+
+class Network:
+    """The ops of a graph that compute with data.
+
+    What only makes statistics for batch norms in training does not count, and neither
+    do ops that rewrites retired.
+
+    Args:
+        graph: the graph.
+        results: its results, as far as they are known; without them every op without
+            readers may be one.
+
+    Attributes:
+        ops: the ops, in topological order.
+        layers: those of them that multiply data by weights, and have int8 kernels.
+        gathered: the last ops of dilated convolutions that are written as three.
+        unfed: ops that could, and read constants and variables only.
+
+    Cost: linear in ops and edges.
+    """
+
+    def __init__(self, graph: Graph, results: Iterable[Tensor]) -> None:
+        self.origins = Origins(graph)
+        self.live = Liveness(graph)
+        self.results: IdentitySet = IdentitySet(results)
+        everything = topological_sort(graph.get_operations())
+        needed = self._needed(everything)
+        self.ops = [op for op in everything if op in needed]
+        self.place = {op: index for index, op in enumerate(self.ops)}
+        found = ((op, layer_of(op, self.origins)) for op in self.ops)
+        layers = {op: layer for op, layer in found if layer is not None}
+        self.layers: dict[Operation, Layer] = {
+            op: layer for op, layer in layers.items() if op.type not in FLOAT_LAYERS
+        }
+        self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
+        self.unfed = [
+            op
+            for op in everything
+            if op.type in DATA_SLOTS and all(map(self.is_parameter, op.inputs))
+        ]
+        self._region = None if self.results else self._before(layers)
+        self._losses: set[Operation] | None = None
+
+    def is_input(self, op: Operation) -> bool:
+        """Tell whether an op is an input, or a constant that stands in for one."""
+        return op.type in PLACEHOLDERS or op in self.origins.inputs
+
+    def is_data(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is data, no parameter and no statistic."""
+        return self.origins.of(tensor) is None and tensor.dtype.is_floating
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor depends on constants and variables only."""
+        return tensor.dtype.is_floating and self.origins.is_parameter(tensor)
+
+    def is_statistic(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is made of statistics of the batch."""
+        return self.origins.of(tensor) is Origin.BATCH
+
+    def readers(self, tensor: Tensor) -> list[Edge]:
+        """Return who reads the values of a tensor, statistics left out."""
+        readers = {op for op in tensor.consumers() if op in self.place}
+        return [
+            Edge(op, index)
+            for op in sorted(readers, key=self.place.__getitem__)
+            for index, t in enumerate(op.inputs)
+            if t is tensor and op.type not in SHAPES
+        ]
+
+    def quantized(self, tensor: Tensor) -> Tensor | None:
+        """Return the result of a FakeQuant op that reads a tensor, or is the tensor."""
+        if tensor.op.type in FAKE_QUANT:
+            return tensor
+        for op in tensor.consumers():
+            if op.type in FAKE_QUANT and not self.live.is_retired(op):
+                return op.outputs[0]
+        return None
+
+    def is_quantized_behind(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is quantized by all that its values are handed on to.
+
+        A Reshape may stand between it and the FakeQuant op, for example.
+
+        Cost: linear in the ops that hand it on.
+        """
+        waiting = [tensor]
+        for passed in waiting:
+            edges = self.readers(passed)
+            if passed in self.results or not edges:
+                return False
+            for op, index in edges:
+                kernel = KERNELS.get(op.type)
+                if kernel is None or kernel.treatment is not Treatment.PASSES:
+                    return False
+                if index not in kernel.data_inputs(op):
+                    return False
+                if self.quantized(op.outputs[index]) is None:
+                    waiting.append(op.outputs[index])
+        return True
+
+    def is_behind_layers(self, op: Operation) -> bool:
+        """Tell whether an op may be part of a loss.
+
+        Of graphs whose results are not known that is what no layer depends on.
+        """
+        return self._region is not None and op not in self._region
+
+    def leads_to_loss(self, op: Operation) -> bool:
+        """Tell whether an op behind the last layer looks like part of a loss.
+
+        That is, if what depends on it ends in a single number, or meets data that no
+        layer sees: the labels.
+        """
+        if self._losses is None:
+            self._losses = self._before_losses()
+        return op in self._losses
+
+    def obstacle(self, op: Operation) -> str:
+        """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
+        if in_version_1_control_flow(op):
+            return "is in a loop or conditional of version 1, where ranges are not kept"
+        if called_function(op):
+            reason = reason_to_stay(op)
+            if reason:
+                return (
+                    "calls a function, whose body is not looked into, and which "
+                    f"geutil.model.open leaves a call: {reason}; open a model that was "
+                    "traced without that"
+                )
+            return (
+                "calls a function, whose body is not looked into; geutil.model.open "
+                "inlines it"
+            )
+        if op.type in _FLOW:
+            return (
+                "runs bodies that are not looked into; unroll it, or choose a branch, "
+                "before the model is opened with geutil.model.open"
+            )
+        kinds = {t.dtype for t in op.outputs if t.dtype.is_floating}
+        if kinds - {tf.float32}:
+            names = sorted(kind.name for kind in kinds)
+            return f"computes in {names[0]}, and FakeQuant ops take float32 only"
+        return ""
+
+    def _needed(self, ordered: list[Operation]) -> set[Operation]:
+        needed: set[Operation] = set()
+        ends = {t.op for t in self.results}
+        for op in reversed(ordered):
+            if op in ends or self._is_needed(op, needed, bool(ends)):
+                needed.add(op)
+        return needed
+
+    def _is_needed(
+        self, op: Operation, needed: set[Operation], ends_known: bool
+    ) -> bool:
+        if self.live.is_retired(op) or not op.outputs:
+            return False
+        if all(self.origins.of(t) is not None for t in op.outputs):
+            return False
+        readers = self.live.readers(op)
+        if not readers and not ends_known:
+            return any(self._may_be_result(t) for t in op.outputs)
+        return any(r in needed and _reads_values(r, op) for r in readers)
+
+    def _may_be_result(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor that nothing reads may be one: numbers, or choices."""
+        op = tensor.op
+        # What assigns to a version 1 variable returns it.
+        if is_reference(tensor) or self.origins.of(tensor) is not None:
+            return False
+        chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs
+        return tensor.dtype.is_floating or (bool(chosen) and op.type not in SHAPES)
+
+    def _before(self, layers: Mapping[Operation, Layer]) -> set[Operation]:
+        region: set[Operation] = set()
+        for op in reversed(self.ops):
+            if op in layers or any(r in region for r in self.live.readers(op)):
+                region.add(op)
+        return region
+
+    def _before_losses(self) -> set[Operation]:
+        region = self._region or set()
+        behind = [op for op in self.ops if op not in region]
+        known = set(region)
+        found: set[Operation] = set()
+        for op in behind:
+            data = {t.op for t in op.inputs if self.origins.of(t) is None}
+            if known.isdisjoint(data):
+                continue
+            known.add(op)
+            numbers = (t for t in op.outputs if t.dtype.is_floating)
+            if not known.issuperset(data) or any(t.shape.rank == 0 for t in numbers):
+                found.add(op)
+        for op in reversed(behind):
+            readers = (r for r in self.live.readers(op) if r.type not in SHAPES)
+            if not found.isdisjoint(readers):
+                found.add(op)
+        return found
+
+
+def _reads_values(reader: Operation, op: Operation) -> bool:
+    """Tell whether an op reads another's values, and not just the range of them."""
+    return reader.type not in FAKE_QUANT or reader.inputs[0].op is op

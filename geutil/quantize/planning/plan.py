@@ -1,0 +1,410 @@
+"""The places of FakeQuant ops.
+
+Decided, named, checked against what the caller asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
+
+from geutil.graph.function_calls import called_function
+from geutil.graph.op_types import LOOKUPS, SUMS
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.draft_points import Draft, Point, RangeGroup, Skip, named
+from geutil.quantize.planning.fused_ops import (
+    Chain,
+    Composite,
+    Prelu,
+    chain_from,
+    find_composites,
+    find_prelus,
+)
+from geutil.quantize.planning.int8_kernels import (
+    DECISIONS,
+    DIVISIONS,
+    FAKE_QUANT,
+    FUSED_ACTIVATIONS,
+    KERNELS,
+    SHAPES,
+    Kernel,
+    Treatment,
+    kernel_of,
+    without_kernel,
+)
+from geutil.quantize.planning.network import (
+    BODIES,
+    Edge,
+    Network,
+    delayed_input,
+    find_twins,
+    format_of,
+    is_quantized,
+)
+from geutil.quantize.planning.refusals import BEHIND, Refusals, check_obeyed
+from geutil.quantize.spec import Spec
+from geutil.select.networks.layers import Layer
+from geutil.select.networks.provenance import is_layer_norm
+
+# What the converter makes of parameters of other ops is as good.
+_WITH_PARAMETERS = frozenset(
+    (
+        "Add",
+        "AddV2",
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "BiasAdd",
+        "Einsum",
+        "MatMul",
+        "Mul",
+        "SquaredDifference",
+        "Sub",
+    )
+)
+# TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
+_DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
+
+
+@dataclass(eq=False)
+class Plan:
+    """Where FakeQuant ops go in a graph.
+
+    Attributes:
+        groups: the ranges, each with its points.
+        kernels: the ops that will be quantized, each with the op whose kernel computes
+            it, and with the point of what that makes, if it has one.
+        skips: the ops that will not be.
+        weights: for each layer the point of its weights.
+        results: for each kernel the point of what it makes.
+        prelus: activations to be written in another form before all this.
+        negations: Neg ops to be written in another form before all this.
+        layer_norms: layer norms of one op, likewise.
+        one_hots: OneHot ops, likewise.
+        roots: divisions by a square root, likewise.
+        squares: squared differences of many dimensions, likewise.
+        unfed: products of constants and variables, which may have been meant.
+    """
+
+    groups: list[RangeGroup] = field(default_factory=list)
+    kernels: dict[Operation, Operation] = field(default_factory=dict)
+    skips: dict[Operation, Skip] = field(default_factory=dict)
+    weights: dict[Operation, Point] = field(default_factory=dict)
+    results: dict[Operation, Point] = field(default_factory=dict)
+    prelus: list[Prelu] = field(default_factory=list)
+    negations: list[Operation] = field(default_factory=list)
+    layer_norms: list[Operation] = field(default_factory=list)
+    one_hots: list[Operation] = field(default_factory=list)
+    roots: list[Operation] = field(default_factory=list)
+    squares: list[Operation] = field(default_factory=list)
+    unfed: list[Operation] = field(default_factory=list)
+
+
+def plan_quantization(
+    graph: Graph, results: Iterable[Tensor], choices: Choices
+) -> Plan:
+    """Return where FakeQuant ops go.
+
+    Args:
+        graph: the graph.
+        results: its results, as far as they are known.
+        choices: what the caller asks for.
+
+    Raises:
+        QuantizeError: an override is for no op, or cannot be obeyed.
+
+    Cost: linear in ops and edges.
+    """
+    return _Planner(Network(graph, results), choices).plan()
+
+
+class _Planner(Refusals):
+    def __init__(self, network: Network, choices: Choices) -> None:
+        super().__init__(network, choices)
+        self.weights: dict[Operation, Draft] = {}
+        self.skips: dict[Operation, Skip] = {}
+        # Ops that hand on what is not quantized (yet), with what they read.
+        self.passing: dict[Operation, Edge] = {}
+        for composite in find_composites(
+            network.ops, lambda t: [edge.op for edge in network.readers(t)]
+        ):
+            if all(self.refusal(op) == "" for op in composite.ops):
+                self.composites[composite.end] = composite
+                self.inner.update(composite.ops[1:])
+
+    def plan(self) -> Plan:
+        """Go through the ops in topological order."""
+        for op in self.network.ops:
+            if op not in self.kernels and op not in self.inner:
+                self._treat(op)
+        self._finish()
+        self._share_with_twins()
+        asked = {e for d in self.drafts.values() for e in d.readers or ()}
+        for op, edge in self.passing.items():
+            draft = self.drafts.get(edge.op.inputs[edge.slot])
+            if edge in asked or (draft is not None and draft.readers is None):
+                self.kernels[op] = op
+        prelus = self._prelus()
+        inside = {op for prelu in prelus for op in prelu.ops}
+        groups, points = named(list(self.drafts.values()), self.network, self.shared)
+        weights = {op: points[draft.tensor] for op, draft in self.weights.items()}
+        plan = Plan(
+            groups,
+            self.kernels,
+            self.skips,
+            weights,
+            {op: points[draft.tensor] for op, draft in self.results.items()},
+            prelus,
+            [op for op in self._left_in_float("Neg") if op not in inside],
+            self._layer_norms(),
+            self._left_in_float("OneHot"),
+            self._by_roots(),
+            self._left_in_float("SquaredDifference"),
+            self.network.unfed,
+        )
+        parameters = {op: [point] for op, point in weights.items()}
+        for op, drafts in self.constants.items():
+            more = [points[draft.tensor] for draft in drafts]
+            parameters[op] = [*parameters.get(op, ()), *more]
+        check_obeyed(self.overrides, plan, parameters, self.network)
+        return plan
+
+    def _share_with_twins(self) -> None:
+        """Let what twins make have one range; the one op that they become has one."""
+        for twins in find_twins(self.network.ops):
+            for made in zip(*(op.outputs for op in twins), strict=True):
+                drafted = [t for t in made if t in self.drafts]
+                if len(drafted) > 1 and self.can_share(drafted):
+                    for tensor in drafted[1:]:
+                        self.shared.join(drafted[0], tensor)
+
+    def _layer_norms(self) -> list[Operation]:
+        return [
+            op
+            for op in self.skips
+            if is_layer_norm(op) and op.inputs[0].dtype == tf.float32
+            if not self.refusal(op)
+        ]
+
+    def _left_in_float(self, kind: str) -> list[Operation]:
+        """Return the ops of a type that can be written in another form."""
+        return [
+            op
+            for op in self.skips
+            if op.type == kind and op.outputs[0].dtype == tf.float32
+            if not self.refusal(op)
+        ]
+
+    def _by_roots(self) -> list[Operation]:
+        kinds = [op for kind in DIVISIONS for op in self._left_in_float(kind)]
+        return [op for op in kinds if op.inputs[DIVISIONS[op.type]].op.type == "Sqrt"]
+
+    def _prelus(self) -> list[Prelu]:
+        if "prelu" not in self.choices.activations:
+            return []
+        found = find_prelus(self.network)
+        return [p for p in found if not any(map(self.refusal, p.ops))]
+
+    def _finish(self) -> None:
+        """Let inputs and results be quantized, whatever reads or makes them."""
+        network = self.network
+        inputs = (op.outputs[0] for op in network.ops if network.is_input(op))
+        for tensor in inputs:
+            if tensor not in self.drafts and self._is_input(tensor):
+                self.input(tensor, tensor.op, None)
+        for tensor in self.network.results:
+            if tensor in self.carried or not self.network.is_data(tensor):
+                continue
+            if tensor in self.origin:
+                self.demand(*self.origin[tensor][1])
+            elif not self.refusal(tensor.op):
+                spec = self.overrides.spec([tensor.op])
+                self.quantize(tensor, tensor.op, "output_quant", spec)
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is fed with values, no indices in float."""
+        readers = self.network.readers(tensor)
+        values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
+        return tensor.dtype == tf.float32 and values and not self.refusal(tensor.op)
+
+    def _treat(self, op: Operation) -> None:
+        floats = any(t.dtype.is_floating for t in op.outputs)
+        if op.type in DECISIONS and not self.refusal(op):
+            for index in range(len(op.inputs)):
+                self.demand(op, index)
+        if not floats or op.type in SHAPES or self.network.is_input(op):
+            return
+        if self._is_simulation(op):
+            self.carried.add(op.outputs[0])
+            return
+        reason = self.refusal(op)
+        if reason:
+            self._skip(op, reason)
+            return
+        composite = self.composites.get(op)
+        layer = self.network.layers.get(op)
+        kernel = kernel_of(op)
+        if composite is not None:
+            self._composite(composite)
+        elif layer is not None:
+            self._layer(layer)
+        elif op.type in LOOKUPS and not self.network.is_data(op.inputs[0]):
+            # The converter stores the table in the range of what is looked up.
+            spec = self.overrides.spec([op])
+            self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
+        elif kernel is None:
+            self._skip(op, without_kernel(op.type))
+        elif kernel.treatment is Treatment.PASSES:
+            self._pass(op, kernel)
+        elif kernel.treatment is Treatment.KEEPS:
+            self._keep(op, kernel)
+        elif kernel.treatment is Treatment.JOINS:
+            self._join(op, kernel)
+        else:
+            self._make(op, kernel)
+
+    def _is_simulation(self, op: Operation) -> bool:
+        """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
+        return op.type in FAKE_QUANT or delayed_input(op) is not None
+
+    def _skip(self, op: Operation, reason: str) -> None:
+        # What is in a body may well have kernels.
+        known = op.type in (*KERNELS, *BODIES) or op in self.network.layers
+        known = known or called_function(op) != ""
+        in_loss = reason == BEHIND and self.network.leads_to_loss(op)
+        has_kernel = known and not in_loss and reason != _DIVIDES
+        self.skips[op] = Skip(op, reason, has_kernel)
+
+    def _layer(self, layer: Layer) -> None:
+        op = layer.op
+        chain = chain_from(op, self.network, self.may_take)
+        spec = self.overrides.spec(chain.ops)
+        if not is_quantized(layer.kernel):
+            form = format_of(layer, spec)
+            edge = Edge(op, layer.weights)
+            self.weights[op] = self.parameter(layer.kernel, edge, op, spec, form)
+        self.demand(op, layer.data)
+        slot = "act_quant"
+        if not chain.activation and self._feeds_sum(chain.result):
+            slot = "conv_quant"
+        self._end(chain, slot, spec)
+
+    def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
+        """Tell whether the converter forgets the range of what an op hands on.
+
+        It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
+        """
+        readers = self.network.readers(tensor)
+        return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
+
+    def _feeds_sum(self, tensor: Tensor) -> bool:
+        return any(edge.op.type in SUMS for edge in self.network.readers(tensor))
+
+    def _make(self, op: Operation, kernel: Kernel) -> None:
+        network = self.network
+        data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
+        if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
+            self._skip(op, _DIVIDES)
+            return
+        for index in kernel.data_inputs(op):
+            if index in data:
+                self.demand(op, index)
+            elif op.type in _WITH_PARAMETERS:
+                self.constant(op, index)
+        chain = Chain((op,), op.outputs[0], kernel.activation)
+        if kernel.fuses:
+            chain = chain_from(op, network, self.may_take)
+        spec = self.overrides.spec(chain.ops)
+        learnt = chain.activation and not kernel.range
+        slot = "act_quant" if learnt else kernel.slot
+        self._end(chain, slot, spec, kernel.range)
+
+    def _composite(self, composite: Composite) -> None:
+        for op in composite.ops:
+            self.kernels[op] = composite.end
+            for index, t in enumerate(op.inputs):
+                if t is composite.source:
+                    self.demand(op, index)
+        end = composite.end
+        chain = Chain((end,), end.outputs[0], composite.name)
+        self._end(chain, "act_quant", self.overrides.spec(composite.ops))
+
+    def _pass(self, op: Operation, kernel: Kernel) -> None:
+        if any(self._feeds_pool_and_more(t) for t in op.outputs):
+            self._keep(op, replace(kernel, slot="keep_quant"))
+            return
+        for index in kernel.data_inputs(op):
+            # Of several inputs each is handed on as the output of its place.
+            source, t = op.inputs[index], op.outputs[index]
+            if not self.network.is_data(source):
+                continue
+            self.shared.join(source, t)
+            if source in self.carried:
+                self.carried.add(t)
+                self.kernels[op] = op
+            else:
+                start = self.origin.get(source, (source, Edge(op, index)))
+                self.origin[t], self.passing[op] = start, start[1]
+
+    def _keep(self, op: Operation, kernel: Kernel) -> None:
+        (index,) = kernel.data_inputs(op)
+        source = op.inputs[index]
+        if not self.network.is_data(source):
+            return
+        self.demand(op, index)
+        self.kernels[op] = op
+        spec = self.overrides.spec([op])
+        for t in op.outputs:
+            if not t.dtype.is_floating:
+                continue
+            self.shared.join(source, t)
+            draft = self.quantize(t, op, kernel.slot, spec, counts=False)
+            if draft is not None:
+                self.results.setdefault(op, draft)
+
+    def _join(self, op: Operation, kernel: Kernel) -> None:
+        data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]
+        for index in data:
+            self.demand(op, index)
+        self.kernels[op] = op
+        spec = self.overrides.spec([op])
+        result = op.outputs[0]
+        sources = [op.inputs[index] for index in data]
+        together = self.can_share(sources)
+        if together:
+            for tensor in (*sources[1:], result):
+                self.shared.join(sources[0], tensor)
+        draft = self.quantize(result, op, kernel.slot, spec, counts=not together)
+        if draft is not None:
+            self.results[op] = draft
+
+    def _end(
+        self,
+        chain: Chain,
+        slot: str,
+        spec: Spec,
+        range_: tuple[float, float] | None = None,
+    ) -> None:
+        for op in chain.ops:
+            self.kernels[op] = chain.ops[0]
+            self.skips.pop(op, None)
+        draft = self.quantize(
+            chain.result,
+            chain.ops[0],
+            slot,
+            spec,
+            fixed=range_,
+            positive=chain.activation in FUSED_ACTIVATIONS.values(),
+        )
+        if draft is None:
+            return
+        self.results[chain.ops[0]] = draft
+        statistics = (
+            self.network.is_statistic(t) for op in chain.ops for t in op.inputs
+        )
+        if draft.shapes and not any(statistics):
+            # Else a shape may be read to make what the result depends on.
+            draft.shapes = (*draft.shapes, *chain.inside)

@@ -1,0 +1,327 @@
+"""Simulated quantization as TensorFlow ops, and the variables that hold ranges.
+
+A range is learnt in training steps. The last value of a tensor is what weights take,
+which are known when they are read. Activations take a moving average of what the
+batches showed,
+
+    learnt  = decay * learnt + (1 - decay)
+    average = average + (batch - average) * (1 - decay) / learnt
+
+where `learnt` starts at 0: after n steps it is 1 - decay^n. So the average is that of
+the batches alone, however few they are, and the range to start with has no part in it
+(Kingma and Ba 2014, arXiv 1412.6980, section 3). Ranges are widened to hold zero before
+they are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.graph.resource_variables import handle_in, variables_outside
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
+from geutil.quantize.planning.draft_points import RangeGroup
+from geutil.quantize.planning.network import source_of
+from geutil.quantize.spec import Format, Range, symmetric, symmetric_ratio, with_zero
+
+Pair = tuple[Any, Any]
+"""The two ends of a range, or the handles of the variables that hold them."""
+
+
+def fake_quant(x: Tensor, ends: Pair, form: Format) -> Tensor:
+    """Return the values nearest to those of a tensor that its format can store.
+
+    Args:
+        x: a float32 tensor.
+        ends: the low and the high end of the range: scalars, or vectors with one
+            element for each channel.
+        form: the format. Channels of several axes have to be neighbours, and the last.
+    """
+    low, high = ends
+    more = {"num_bits": form.bits, "narrow_range": form.narrow_range}
+    if not form.axes:
+        return tf.quantization.fake_quant_with_min_max_vars(x, low, high, **more)
+    sizes = x.shape.as_list()
+    last = len(sizes) - len(form.axes)
+    if len(form.axes) == 1 and last == form.axes[0]:
+        return _by_channel(x, low, high, **more)
+    # The op knows the last axis alone.
+    flat = tf.reshape(x, [*sizes[:last], int(np.prod(sizes[last:]))])
+    return tf.reshape(_by_channel(flat, low, high, **more), sizes)
+
+
+def fixed_fake_quant(x: Tensor, ends: tuple[float, float], form: Format) -> Tensor:
+    """Return the values nearest to those of a tensor, in a range that stays."""
+    low, high = ends
+    return tf.quantization.fake_quant_with_min_max_args(
+        x, low, high, num_bits=form.bits, narrow_range=form.narrow_range
+    )
+
+
+def _by_channel(x: Tensor, low: Tensor, high: Tensor, **more: Any) -> Tensor:
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        x, low, high, **more
+    )
+
+
+def ends_of(xs: Sequence[Tensor], form: Format) -> Pair:
+    """Return the range of what tensors hold, with zero in it.
+
+    Channels of tensors are counted by the last axes.
+    """
+    if form.symmetric and form.narrow_range:
+        sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
+        size = _joined(sizes, tf.maximum)
+        return -size, size
+    low = _joined([_reduced(tf.reduce_min, x, form) for x in xs], tf.minimum)
+    high = _joined([_reduced(tf.reduce_max, x, form) for x in xs], tf.maximum)
+    # One constant for both: there are many ranges.
+    zero = tf.constant(0.0)
+    low, high = tf.minimum(low, zero), tf.maximum(high, zero)
+    if not form.symmetric:
+        return low, high
+    ratio = symmetric_ratio(form.bits, form.narrow_range)
+    return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
+
+
+def _reduced(reduce: Any, x: Tensor, form: Format) -> Tensor:
+    """Reduce a tensor to one value, or to one for each channel, in a vector."""
+    if not form.axes:
+        return reduce(x)
+    axes = [axis for axis in range(x.shape.rank) if axis not in form.axes]
+    reduced = reduce(x, axes)
+    return tf.reshape(reduced, [-1]) if len(form.axes) > 1 else reduced
+
+
+def _joined(tensors: Sequence[Tensor], join: Any) -> Tensor:
+    first, *others = tensors
+    for other in others:
+        first = join(first, other)
+    return first
+
+
+def read(handles: Pair) -> Pair:
+    """Return the values of the two variables of a range."""
+    low, high = handles
+    return _read(low), _read(high)
+
+
+def _read(handle: Any) -> Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
+def assign(handles: Pair, ends: Pair) -> Pair:
+    """Set the two variables of a range; return the ends, which wait for that.
+
+    No gradients go through them: what is learnt is not by descent, and a range that is
+    taken from a tensor would hand the gradients of its clipped values to its extremes.
+    """
+    return _behind(ends, _written(handles, ends))
+
+
+def _written(handles: Pair, ends: Pair) -> list[Any]:
+    return [
+        tf.raw_ops.AssignVariableOp(resource=handle, value=end)
+        for handle, end in zip(handles, ends, strict=True)
+    ]
+
+
+def _behind(ends: Pair, writes: Sequence[Any]) -> Pair:
+    with tf.control_dependencies(writes):
+        low, high = (tf.stop_gradient(end) for end in ends)
+    return low, high
+
+
+def last_value(xs: Sequence[Tensor], handles: Pair, form: Format) -> Pair:
+    """Set a range to that of tensors, and return it."""
+    return assign(handles, ends_of(xs, form))
+
+
+def moving_average(
+    xs: Sequence[Tensor], handles: Pair, learnt: Any, form: Format, decay: float
+) -> tuple[Pair, Pair]:
+    """Move a range towards that of tensors; return it as it was, and as it is now.
+
+    Args:
+        xs: the tensors.
+        handles: the handles of the variables of the range.
+        learnt: the handle of the variable that tells how much of the range is learnt.
+        form: how the tensors are stored.
+        decay: how much of the range stays.
+    """
+    share = tf.constant(1.0 - decay)
+    known = _read(learnt)
+    # A replica may move the range meanwhile: what is read of it is not older than that.
+    with tf.control_dependencies([known]):
+        before = read(handles)
+    total = known + (1.0 - known) * share
+    stays = 1.0 - share / total
+    batch = ends_of(xs, form)
+    low, high = (
+        new + (old - new) * stays for old, new in zip(before, batch, strict=True)
+    )
+    writes = _written(handles, (low, high))
+    with tf.control_dependencies(writes):
+        counted = tf.raw_ops.AssignVariableOp(resource=learnt, value=total)
+    return before, _behind((low, high), [*writes, counted])
+
+
+def delayed(quantized: Tensor, x: Tensor, steps: Tensor, delay: int) -> Tensor:
+    """Return a tensor as it is, and quantized from the step `delay` on."""
+    starts = tf.greater_equal(steps, tf.constant(delay, steps.dtype))
+    return tf.where(starts, quantized, x)
+
+
+ENDS = ("min", "max")
+LEARNT = "learnt"
+"""How much of a moving average the batches made: 0 before the first, then up to 1."""
+
+
+class NewRange(NamedTuple):
+    """A range that needs variables.
+
+    Attributes:
+        name: its name, as in `<name>/min`.
+        shape: the shape of its ends.
+        ends: the range to start with.
+        averages: whether a moving average is learnt, which is counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ends: Range
+    averages: bool = False
+
+
+class RangeVariables:
+    """Makes the variables of ranges, or takes those that are given.
+
+    Args:
+        graph: the graph that reads them.
+        given: variables by name.
+        collection: the collection of a v1 graph that they are put in, besides that of
+            all variables.
+
+    Attributes:
+        by_name: all variables that the ranges of the graph are in, by name.
+    """
+
+    def __init__(
+        self, graph: Graph, given: Mapping[str, Any], collection: str | None
+    ) -> None:
+        self._graph = graph
+        self._given = given
+        self._collection = collection
+        self.by_name: dict[str, Any] = {}
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise QuantizeError if a given variable cannot hold an end of a range."""
+        for end, needed in zip((*ENDS, LEARNT), (shape, shape, ()), strict=True):
+            variable = self._given.get(f"{name}/{end}")
+            if variable is None:
+                continue
+            if tuple(variable.shape) != needed:
+                raise QuantizeError(
+                    f"'{name}/{end}' is given with shape {variable.shape}, and a range "
+                    f"of shape {list(needed)} is needed"
+                )
+            owner = getattr(variable.handle, "graph", self._graph)
+            if owner is not self._graph and not is_func_graph(self._graph):
+                raise QuantizeError(
+                    f"'{name}/{end}' is given from another graph; graphs share ranges "
+                    "through a checkpoint, by name"
+                )
+
+    def make(self, ranges: Sequence[NewRange]) -> None:
+        """Make the variables of ranges that are not given, in one go."""
+        wanted = []
+        for name, initial in (v for new in ranges for v in self._values(new)):
+            given = self._given.get(name)
+            if given is None:
+                wanted.append((name, initial))
+            else:
+                self.by_name[name] = given
+        made = variables_outside(self._graph, wanted)
+        for (name, _), variable in zip(wanted, made, strict=True):
+            self.by_name[name] = variable
+            if self._collection is not None and not name.endswith(f"/{LEARNT}"):
+                self._add_to(self._collection, variable)
+
+    def _values(self, new: NewRange) -> Iterator[tuple[str, Any]]:
+        """Yield the names and the first values of the variables of a range."""
+        for end, value in zip(ENDS, new.ends, strict=True):
+            initial = np.broadcast_to(np.asarray(value, np.float32), new.shape)
+            yield f"{new.name}/{end}", initial
+        if new.averages:
+            # A range that is given was learnt elsewhere.
+            known = all(f"{new.name}/{end}" in self._given for end in ENDS)
+            yield f"{new.name}/{LEARNT}", np.float32(known)
+
+    def handles(self, name: str) -> Pair:
+        """Return the handles of the two variables of a range, as the graph has them."""
+        low, high = (
+            handle_in(self._graph, self.by_name[f"{name}/{end}"]) for end in ENDS
+        )
+        return low, high
+
+    def learnt(self, name: str) -> Any:
+        """Return the handle of the variable that counts a moving average."""
+        return handle_in(self._graph, self.by_name[f"{name}/{LEARNT}"])
+
+    def _add_to(self, collection: str, variable: Any) -> None:
+        held = self._graph.get_collection_ref(collection)
+        if not any(v is variable for v in held):
+            held.append(variable)
+
+
+def shape_of(group: RangeGroup) -> tuple[int, ...]:
+    """Return the shape of the ends of a range."""
+    axes = group.form.axes
+    if not axes:
+        return ()
+    sizes = group.points[0].tensor.shape.as_list()
+    return (int(np.prod([sizes[axis] for axis in axes])),)
+
+
+class KnownValues:
+    """The values of weights, as far as they can be told without running the graph.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        captures = getattr(graph, "captures", ())
+        self._outside: MutableIdentityMap[Any] = MutableIdentityMap(
+            (inside, outside) for outside, inside in captures
+        )
+
+    def of(self, weights: Tensor) -> Any:
+        """Return the value of weights as an array; None if it is not known."""
+        source = source_of(weights)
+        handle = self._outside.get(source)
+        if handle is None:
+            return tf.get_static_value(source) if source.op.type == "Const" else None
+        if not isinstance(handle, tf.Tensor) or not hasattr(handle, "numpy"):
+            return None
+        with tf.init_scope():
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=weights.dtype)
+            return read.numpy()
+
+
+def range_of(values: Any, form: Format) -> Range:
+    """Return the range of weights in their format; infinities are not counted."""
+    values = np.where(np.isinf(values), np.float32(0.0), values)
+    axes = None
+    if form.axes:
+        axes = tuple(a for a in range(values.ndim) if a not in form.axes)
+    low, high = with_zero(values.min(axes).reshape(-1), values.max(axes).reshape(-1))
+    if not form.axes:
+        low, high = low[0], high[0]
+    if form.symmetric:
+        return symmetric(low, high, form.bits, form.narrow_range)
+    return Range(low, high)

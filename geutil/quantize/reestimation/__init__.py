@@ -1,1 +1,0 @@
-"""Statistics of batch norms from data, without training."""

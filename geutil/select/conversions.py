@@ -1,0 +1,293 @@
+"""Lists of ops and tensors from whatever the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph.adjacency import consumers
+from geutil.graph.nested import is_leaf
+from geutil.graph.types import (
+    Element,
+    Graph,
+    Operation,
+    Tensor,
+    eager_hint,
+    is_graph,
+    is_op,
+    is_tensor,
+    require_graph,
+    type_name,
+)
+
+
+class ListView(Sequence[Any]):
+    """A read-only view of a list whose elements are compared by identity.
+
+    `x in view` and `view.index(x)` are safe for tensors of a FuncGraph, for which
+    `==` would add an op to the graph.
+
+    Args:
+        elements: the list that is viewed.
+    """
+
+    def __init__(self, elements: list[Any]) -> None:
+        self._elements = elements
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._elements[index]
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._elements)
+
+    def __contains__(self, element: object) -> bool:
+        return any(e is element for e in self._elements)
+
+    def index(self, element: Any, start: int = 0, stop: int | None = None) -> int:
+        """Return the first position of `element` between `start` and `stop`."""
+        for position in range(*slice(start, stop).indices(len(self._elements))):
+            if self._elements[position] is element:
+                return position
+        raise ValueError(f"'{getattr(element, 'name', element)}' is not in the list")
+
+    def count(self, element: Any) -> int:
+        """Return how many times `element` is there."""
+        return sum(e is element for e in self._elements)
+
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        return [*self._elements, *other]
+
+    def __radd__(self, other: Iterable[Any]) -> list[Any]:
+        return [*other, *self._elements]
+
+    def __repr__(self) -> str:
+        return repr(self._elements)
+
+
+def as_list(obj: Any) -> list[Any]:
+    """Return `obj` as a list: one op or tensor alone becomes a list of one."""
+    return [obj] if is_leaf(obj) else list(obj)
+
+
+def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
+    """Return the graph that all `elements` belong to, or None when there are none.
+
+    Raises:
+        SelectionError: two elements belong to different graphs.
+    """
+    graph: Graph | None = None
+    first: Element = None
+    for element in elements:
+        if graph is None:
+            graph, first = element.graph, element
+        elif element.graph is not graph:
+            raise SelectionError(
+                f"'{element.name}' and '{first.name}' belong to different graphs; copy "
+                "one over with geutil.copy(..., dst_graph=...) first"
+            )
+    return graph
+
+
+def make_list_of_op(
+    ops: Any,
+    check_graph: bool = True,
+    allow_graph: bool = True,
+    ignore_ts: bool = False,
+) -> list[Operation]:
+    """Return a new list of the ops in `ops`.
+
+    Args:
+        ops: an op, an iterable of ops, or a graph (all of its ops).
+        check_graph: refuse ops of different graphs.
+        allow_graph: accept a graph.
+        ignore_ts: leave tensors out instead of refusing them.
+
+    Raises:
+        ArgumentTypeError: `ops` holds something else.
+        SelectionError: the ops belong to different graphs.
+
+    Cost: linear in the ops.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> [op.name for op in ge.make_list_of_op(graph)]
+        ['x']
+    """
+    return _make_list(
+        ops, is_op, is_tensor if ignore_ts else None, check_graph, allow_graph
+    )
+
+
+def make_list_of_t(
+    ts: Any,
+    check_graph: bool = True,
+    allow_graph: bool = True,
+    ignore_ops: bool = False,
+) -> list[Tensor]:
+    """Return a new list of the tensors in `ts`.
+
+    Args:
+        ts: a tensor, an iterable of tensors, or a graph (all of its tensors).
+        check_graph: refuse tensors of different graphs.
+        allow_graph: accept a graph.
+        ignore_ops: leave ops out instead of refusing them.
+
+    Raises:
+        ArgumentTypeError: `ts` holds something else.
+        SelectionError: the tensors belong to different graphs.
+
+    Cost: linear in the tensors.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> ge.make_list_of_t(x)
+        [<tf.Tensor 'x:0' shape=() dtype=float32>]
+    """
+    return _make_list(
+        ts, is_tensor, is_op if ignore_ops else None, check_graph, allow_graph
+    )
+
+
+def _make_list(
+    elements: Any, wanted: Any, ignored: Any, check_graph: bool, allow_graph: bool
+) -> list[Element]:
+    what = "tf.Operation" if wanted is is_op else "tf.Tensor"
+    if is_graph(elements):
+        if not allow_graph:
+            raise ArgumentTypeError(
+                f"expected {what}s, got a tf.Graph; pass graph.get_operations()"
+            )
+        return elements.get_operations() if wanted is is_op else get_tensors(elements)
+    listed = as_list(elements)
+    for element in listed:
+        if not wanted(element) and not (ignored and ignored(element)):
+            raise ArgumentTypeError(
+                f"expected a {what}, got {type_name(element)}{eager_hint(element)}"
+            )
+    if check_graph:
+        get_unique_graph(listed)
+    return [element for element in listed if wanted(element)] if ignored else listed
+
+
+def get_tensors(graph: Graph) -> list[Tensor]:
+    """Return every tensor of `graph`, in graph order.
+
+    Raises:
+        ArgumentTypeError: `graph` is not a `tf.Graph`.
+
+    Cost: linear in ops and tensors.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> ge.get_tensors(graph)
+        [<tf.Tensor 'x:0' shape=() dtype=float32>]
+    """
+    require_graph(graph)
+    return [t for op in graph.get_operations() for t in op.outputs]
+
+
+def get_generating_ops(ts: Any) -> list[Operation]:
+    """Return the op that yields each tensor of `ts`, repetitions kept.
+
+    Raises:
+        ArgumentTypeError: `ts` is not made of tensors.
+
+    Cost: linear in the tensors.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        >>> [op.name for op in ge.get_generating_ops([x, x])]
+        ['x', 'x']
+    """
+    return [t.op for t in make_list_of_t(ts, allow_graph=False)]
+
+
+def get_consuming_ops(ts: Any) -> list[Operation]:
+    """Return the ops that read a tensor of `ts`, each once.
+
+    They come tensor by tensor, in graph order for each.
+
+    Raises:
+        ArgumentTypeError: `ts` is not made of tensors.
+
+    Cost: linear in the edges that leave the tensors.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.constant(1.0, name="x")
+        ...     _ = tf.add(x, x, name="y"), tf.negative(x, name="z")
+        >>> [op.name for op in ge.get_consuming_ops(x)]
+        ['y', 'z']
+    """
+    found: dict[Operation, None] = {}
+    for t in make_list_of_t(ts, allow_graph=False):
+        found.update(dict.fromkeys(consumers(t)))
+    return list(found)
+
+
+def is_iterable(obj: object) -> bool:
+    """Tell whether `obj` can be iterated over. A tensor is one thing, and cannot.
+
+    Cost: constant.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.util import is_iterable
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([2])
+        >>> is_iterable([x]), is_iterable(x), is_iterable(x.op)
+        (True, False, False)
+    """
+    if isinstance(obj, tf.Tensor):
+        return False
+    try:
+        iter(obj)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
+def check_graphs(*views: Any) -> None:
+    """Refuse objects with a `graph` of their own that is not the same for all.
+
+    Objects whose graph is None (empty views) agree with any.
+
+    Raises:
+        SelectionError: two graphs differ.
+
+    Cost: linear in the objects.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default():
+        ...     x = tf.zeros([2])
+        >>> ge.util.check_graphs(ge.sgv(), ge.sgv(x.op), x)
+    """
+    graphs = [view.graph for view in views if view.graph is not None]
+    for position, graph in enumerate(graphs):
+        if graph is not graphs[0]:
+            raise SelectionError(
+                f"argument {position} belongs to another graph than argument 0; copy "
+                "one over with geutil.copy(..., dst_graph=...) first"
+            )

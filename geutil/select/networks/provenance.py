@@ -1,0 +1,348 @@
+"""The origins of tensors.
+
+Parameters, statistics of a batch, constant inputs, or the data.
+
+A layer and a batch norm are told from other ops by what they combine: data with
+something that is the same for every example of a batch.
+
+A graph that is fed nothing computes with them: `x = tf.zeros([1, 224, 224, 3])` is how
+networks are built to be looked at, or timed. Layers cannot be told from products of
+weights there, unless it is known what stands in for the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import tensorflow as tf
+
+from geutil.graph.op_types import ADDITIONS, ENTERS, LOOKUPS, SWITCHES
+from geutil.graph.order import topological_sort
+from geutil.graph.tf_gradients import is_stateful
+from geutil.graph.types import Graph, Operation, Tensor, is_reference
+from geutil.select.walks import get_backward_walk_ops
+
+FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
+# Where the shape of the data is known it is a constant; its product is not folded.
+_LENGTHS = frozenset(("Prod", "Shape", "ShapeN", "Size"))
+
+
+def is_layer_norm(op: Operation) -> bool:
+    """Tell whether a fused batch norm normalizes each example by itself.
+
+    So tf_keras writes a layer norm: examples become the channels of a batch of one,
+    scaled by ones and shifted by zeros, as many as there are examples. No parameter and
+    no moving average has such a length, so no batch norm looks like this.
+
+    Cost: linear in the ops that compute the length.
+    """
+    if op.type not in FUSED or not op.get_attr("is_training"):
+        return False
+    if not op.get_attr("data_format").startswith(b"NC"):
+        return False
+    data, scale, offset = op.inputs[:3]
+    # The batch went into the channels.
+    shape = data.shape
+    if data.op.type != "Reshape" or shape.rank is None or shape[0] != 1:
+        return False
+    if any(statistic.consumers() for statistic in op.outputs[1:3]):
+        return False
+    return _is_as_long_as_data(scale) and _is_as_long_as_data(offset)
+
+
+def _is_as_long_as_data(t: Tensor) -> bool:
+    """Tell whether a vector of one value has a length that is computed."""
+    if t.op.type != "Fill":
+        return False
+    behind = get_backward_walk_ops([t.op.inputs[0].op])
+    return any(op.type in _LENGTHS for op in behind)
+
+
+DATA_SLOTS = {
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul"), 0),
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum"), 0),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), 2),
+}
+"""Which input of a layer is the data, by its type, if all may be."""
+_FED = "Placeholder"
+_SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
+_READ = "ReadVariableOp"
+_MADE = frozenset(("Fill",))
+_RANDOM = ("Random", "Stateless", "Truncated")
+
+IsParameter = Callable[[Tensor], bool]
+
+
+def constant_inputs(
+    ops: Sequence[Operation], is_parameter: IsParameter
+) -> frozenset[Operation]:
+    """Return the ops whose results stand in for the inputs of a network.
+
+    None if anything is fed, numbers or what they are looked up by, or no layer reads
+    parameters alone. Products that are weights of other layers count for nothing.
+
+    Args:
+        ops: the ops of the graph, in topological order.
+        is_parameter: tells whether a tensor depends on constants and variables only.
+
+    Cost: linear in ops and edges.
+    """
+    layers = [op for op in ops if op.type in DATA_SLOTS]
+    if not layers or any(_is_fed(op, is_parameter) for op in ops):
+        return frozenset()
+    if any(_makes_numbers(op, is_parameter) for op in _behind_indices(ops)):
+        return frozenset()
+    weights = _weights_of(ops)
+    candidates = [op for op in layers if all(is_parameter(t) for t in op.inputs)]
+    behind = _behind(ops, candidates)
+    starts = [op for op in candidates if op not in weights]
+    return frozenset(_all_reads(_roots(starts, behind), ops))
+
+
+def _is_fed(op: Operation, is_parameter: IsParameter) -> bool:
+    """Tell whether an op makes numbers of something else than numbers, or of nothing.
+
+    Random ones are no input, but noise.
+    """
+    if not _makes_numbers(op, is_parameter):
+        return False
+    computed = any(t.dtype.is_floating for t in op.inputs)
+    return op.type.startswith(_FED) or not (computed or op.type.startswith(_RANDOM))
+
+
+def _makes_numbers(op: Operation, is_parameter: IsParameter) -> bool:
+    return any(t.dtype.is_floating and not is_parameter(t) for t in op.outputs)
+
+
+def _behind_indices(ops: Sequence[Operation]) -> list[Operation]:
+    """Return the ops that depend on values of integers or strings that are fed.
+
+    Tokens that a table is looked up by, for one. A number alone is a count of steps,
+    and shapes are no values.
+    """
+    found: dict[Operation, None] = {}
+    for op in ops:
+        if op.type in _SHAPES:
+            continue
+        fed = op.type.startswith(_FED) and any(map(_is_index, op.outputs))
+        if fed or any(t.op in found for t in op.inputs):
+            found[op] = None
+    return list(found)
+
+
+def _is_index(tensor: Tensor) -> bool:
+    kind = tensor.dtype
+    return (kind.is_integer or kind == tf.string) and tensor.shape.rank != 0
+
+
+def _weights_of(ops: Sequence[Operation]) -> set[Operation]:
+    """Return what layers depend on by an input that is not their data."""
+    found: set[Operation] = set()
+    for op in reversed(ops):
+        data = DATA_SLOTS.get(op.type)
+        for index, t in enumerate(op.inputs):
+            if op in found or (data is not None and index != data):
+                found.add(t.op)
+    return found
+
+
+def _behind(ops: Sequence[Operation], layers: Sequence[Operation]) -> set[Operation]:
+    found = set(layers)
+    for op in ops:
+        if any(t.op in found for t in op.inputs):
+            found.add(op)
+    return found
+
+
+def _roots(starts: Sequence[Operation], behind: set[Operation]) -> list[Operation]:
+    """Go back from layers by their data, to where that comes from."""
+    seen: set[Operation] = set()
+    found: dict[Operation, None] = {}
+    for op in starts:
+        while op not in seen:
+            seen.add(op)
+            before = _data_of(op, behind)
+            if before is None:
+                found[op] = None
+                break
+            op = before
+    return list(found)
+
+
+def _all_reads(roots: Sequence[Operation], ops: Sequence[Operation]) -> list[Operation]:
+    """Return ops, and what else reads the variables that they read."""
+    handles = {op.inputs[0].op for op in roots if op.type == _READ}
+    reads = (op for op in ops if op.type == _READ and op.inputs[0].op in handles)
+    return list(dict.fromkeys((*roots, *reads)))
+
+
+def _data_of(op: Operation, behind: set[Operation]) -> Operation | None:
+    """Return where the data of an op comes from; None if it is made there."""
+    if op.type in _MADE:
+        return None
+    if op.type in DATA_SLOTS:
+        return op.inputs[DATA_SLOTS[op.type]].op
+    if op.type in LOOKUPS:
+        return op.inputs[1].op
+    given = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
+    if not given:
+        return None
+    later = [t.op for t in given if t.op in behind]
+    return later[0] if later else max(given, key=_rank).op
+
+
+def _rank(tensor: Tensor) -> int:
+    return -1 if tensor.shape.rank is None else int(tensor.shape.rank)
+
+
+_CONSTANTS = frozenset(("Const",))
+_VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
+# They say something of the data's shape, or are what the caller feeds.
+_NEVER = frozenset(
+    (
+        "Placeholder",
+        "PlaceholderV2",
+        "PlaceholderWithDefault",
+        "Rank",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Merge",
+        "Exit",
+        "NextIteration",
+    )
+)
+# How a branch or a loop of version 1 gets what does not change inside.
+LED_IN = ENTERS | SWITCHES
+_ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
+
+
+class Origin(IntEnum):
+    """What a tensor depends on at most, apart from constants."""
+
+    CONSTANT = 0
+    VARIABLE = 1
+    BATCH = 2
+    """Statistics of a batch: means over all of its axes but one."""
+
+
+class Origins:
+    """The origins of the tensors of a graph.
+
+    Args:
+        graph: the graph. It may grow afterwards; new ops count as data.
+
+    Attributes:
+        inputs: constants and variables that count as data, since nothing is fed.
+
+    Cost: linear in ops and edges.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs: frozenset[Operation] = frozenset()
+        ops = topological_sort(graph.get_operations())
+        self._trace(ops)
+        found = constant_inputs(ops, self.is_parameter)
+        if found:
+            self.inputs = found
+            self._trace(ops)
+
+    def _trace(self, ops: Sequence[Operation]) -> None:
+        self._origins: dict[Operation, Origin] = {}
+        self._spreads: dict[Operation, frozenset[Operation]] = {}
+        for op in ops:
+            origin = self._origin(op)
+            if origin is not None:
+                self._origins[op] = origin
+                self._spreads[op] = self._behind(op)
+
+    def of(self, tensor: Tensor) -> Origin | None:
+        """Return the origin of a tensor; None for data."""
+        op = tensor.op
+        if op.type in FUSED and tensor.value_index in (1, 2):
+            return Origin.BATCH if op.get_attr("is_training") else None
+        return self._origins.get(op)
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor depends on constants and variables only."""
+        return self.of(tensor) in (Origin.CONSTANT, Origin.VARIABLE)
+
+    def spreads(self, tensor: Tensor) -> frozenset[Operation]:
+        """Return the ops behind a parameter that take the root of a variance.
+
+        That is, of a sum with a small constant, as in `rsqrt(variance + epsilon)`.
+        """
+        return self._spreads.get(tensor.op, frozenset())
+
+    def _origin(self, op: Operation) -> Origin | None:
+        kind = op.type
+        if op in self.inputs:
+            return None
+        if kind in _CONSTANTS:
+            return Origin.CONSTANT
+        if kind in _VARIABLES:
+            return Origin.VARIABLE
+        if not op.inputs or not op.outputs or kind in _NEVER:
+            return None
+        if kind in LED_IN:
+            varies = kind.endswith("Enter") and not op.get_attr("is_constant")
+            return None if varies else self.of(op.inputs[0])
+        found = Origin.CONSTANT
+        for t in op.inputs:
+            origin = self.of(t)
+            if origin is None:
+                # The mean of weights is a parameter, that of data a statistic.
+                measures = kind == "Mean" and is_statistic(op)
+                return Origin.BATCH if measures else None
+            found = max(found, origin)
+        return None if is_stateful(op) else found
+
+    def _behind(self, op: Operation) -> frozenset[Operation]:
+        behind = frozenset(
+            root for t in op.inputs for root in self._spreads.get(t.op, ())
+        )
+        return behind | {op} if _is_spread(op) else behind
+
+
+def _is_spread(op: Operation) -> bool:
+    if op.type not in _ROOTS or op.inputs[0].op.type not in ADDITIONS:
+        return False
+    # A scalar is the scale of an attention, say.
+    if op.outputs[0].shape.rank == 0:
+        return False
+    if op.type == "Pow" and tf.get_static_value(op.inputs[1]) not in (0.5, -0.5):
+        return False
+    return any(_is_small(t) for t in op.inputs[0].op.inputs)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    value = scalar_value(tensor)
+    return value is not None and 0 <= value < 1
+
+
+def scalar_value(tensor: Tensor) -> float | None:
+    """Return the value of a constant of one element, else None."""
+    op = tensor.op
+    while op.type in ("Identity", "Cast"):
+        op = op.inputs[0].op
+    if op.type != "Const":
+        return None
+    value = tf.make_ndarray(op.get_attr("value"))
+    return float(value.reshape(())) if value.size == 1 else None
+
+
+def is_statistic(op: Operation) -> bool:
+    """Tell whether a Mean is taken over all axes of a batch but one."""
+    rank = op.inputs[0].shape.rank
+    axes = reduced_axes(op)
+    return rank is not None and axes is not None and len(axes) == rank - 1 and 0 in axes
+
+
+def reduced_axes(op: Operation) -> Sequence[int] | None:
+    """Return the axes that a reduction reduces, counted from 0; None if not known."""
+    rank = op.inputs[0].shape.rank
+    axes = tf.get_static_value(op.inputs[1])
+    if rank is None or axes is None:
+        return None
+    return sorted({int(axis) % rank for axis in axes.reshape(-1)}) if rank else []
