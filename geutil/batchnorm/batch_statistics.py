@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from geutil.batchnorm.channel_affine import Kind
 from geutil.batchnorm.norm_finding import Norm
-from geutil.batchnorm.path import Obstacle
+from geutil.batchnorm.norm_path import Obstacle
 from geutil.graph.op_types import REF_VARIABLES
 from geutil.graph.types import Operation, Tensor, is_reference
 from geutil.select.networks.provenance import FUSED, Origin, Origins, is_statistic

@@ -13,32 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
-from geutil.batchnorm.fold_arithmetic import (
-    Affine,
-    Value,
-    along_axes,
-    composed,
-    computed,
-    constant,
-    shift_through,
-    unrounded,
-    wide,
-)
+from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norm_finding import Moving, Norm
-from geutil.batchnorm.path import hand_over_shapes
-from geutil.graph.adjacency import control_inputs, graph_order
-from geutil.graph.creation import (
-    add_control_edges,
-    count_ops,
-    make_op,
-    ops_since,
-    surroundings_of,
-)
+from geutil.graph import adjacency, creation, names, op_types, run_hooks
 from geutil.graph.edits import InputEdit, apply_edits, results_of
-from geutil.graph.names import absolute_unique_name, scope_basename, scope_dirname
-from geutil.graph.op_types import BIAS_ADDITIONS
-from geutil.graph.run_hooks import check_editable
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
 from geutil.transform.rewrite.liveness import Liveness
@@ -87,7 +67,7 @@ def build(fold: Fold) -> Tensor:
 def _behind(fold: Fold) -> Tensor:
     """Fold norms into the layer before them: weights * scale, and one bias."""
     layer = fold.layer
-    with surroundings_of(layer.op):
+    with creation.surroundings_of(layer.op):
         affine, weights = _parameters(fold)
         if affine.scale is not None:
             scale = _like(affine.scale, weights)
@@ -101,7 +81,7 @@ def _behind(fold: Fold) -> Tensor:
 def _before(fold: Fold) -> Tensor:
     """Fold norms into the layer behind them: their scale and shift are the data's."""
     layer = fold.layer
-    with surroundings_of(layer.op):
+    with creation.surroundings_of(layer.op):
         affine, old = _parameters(fold)
         weights, bias = old, None
         if affine.scale is not None:
@@ -109,11 +89,15 @@ def _before(fold: Fold) -> Tensor:
             weights = old * _spread(layer, scale, layer.inputs)
         if affine.offset is not None and not (layer.pads or layer.mixes):
             shift = _spread(layer, _like(affine.offset, old), layer.inputs)
-            bias = shift_through(old, shift, layer.outputs)
+            bias = fold_arithmetic.shift_through(old, shift, layer.outputs)
         if fold.bias:
-            added = composed([link.step for link in fold.bias if link.step])
+            added = fold_arithmetic.composed(
+                [link.step for link in fold.bias if link.step]
+            )
             if added is None or not _exact(old):
-                added = computed([link.step for link in fold.bias if link.step])
+                added = fold_arithmetic.computed(
+                    [link.step for link in fold.bias if link.step]
+                )
             bias = added.offset if bias is None else _like(added.offset, bias) + bias
         bias = filled(bias, layer)
         folded = _stored(weights, layer.kernel.dtype, "weights")
@@ -121,7 +105,7 @@ def _before(fold: Fold) -> Tensor:
     for link in fold.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
-        hand_over_shapes(link.op.outputs[0], tensor)
+        norm_path.hand_over_shapes(link.op.outputs[0], tensor)
     made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
     return _finished(fold, made.outputs[0], bias, fold.bias)
 
@@ -131,7 +115,7 @@ def _finished(
 ) -> Tensor:
     """Return what a layer makes with its bias, and through the ops behind it."""
     axis = fold.layer.axis
-    hand_over_shapes(fold.layer.result, tensor)
+    norm_path.hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
     place = adding[0] if adding else links[-1] if links else None
     for link in links:
@@ -141,7 +125,7 @@ def _finished(
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
             axis = _axis_after(link.op, axis)
         if link is not links[-1]:
-            hand_over_shapes(link.op.outputs[0], tensor)
+            norm_path.hand_over_shapes(link.op.outputs[0], tensor)
     if bias is not None and place is None:
         tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
     return tensor
@@ -153,13 +137,13 @@ def _parameters(fold: Fold) -> tuple[Affine, Value]:
     Both are arrays if nothing but constants goes into them, else tensors.
     """
     steps = [link.step for link in fold.links if link.step]
-    affine = None if fold.moving else composed(steps)
-    weights = None if affine is None else constant(fold.layer.kernel)
+    affine = None if fold.moving else fold_arithmetic.composed(steps)
+    weights = None if affine is None else fold_arithmetic.constant(fold.layer.kernel)
     if affine is not None and weights is not None:
         return affine, weights
-    source = unrounded(fold.layer.kernel)
-    weights = tf.cast(source, wide(source.dtype))
-    return computed(steps, fold.moving), weights
+    source = fold_arithmetic.unrounded(fold.layer.kernel)
+    weights = tf.cast(source, fold_arithmetic.wide(source.dtype))
+    return fold_arithmetic.computed(steps, fold.moving), weights
 
 
 def _exact(value: Value) -> bool:
@@ -173,7 +157,7 @@ def _like(value: Value, weights: Value) -> Value:
 def _spread(layer: Layer, value: Value, axes: tuple[int, ...]) -> Value:
     sizes = layer.sizes(axes)
     rank = layer.kernel.shape.rank
-    return along_axes(value, rank, axes, sizes or ())
+    return fold_arithmetic.along_axes(value, rank, axes, sizes or ())
 
 
 def filled(offset: Value | None, layer: Layer) -> Value | None:
@@ -199,18 +183,18 @@ def copy_op(op: Operation, inputs: Mapping[int, Tensor]) -> Operation:
     """Return a copy of an op that reads some tensors instead of its own."""
     node_def = op.node_def
     node_def.name = folded_name(op)
-    copied = make_op(
+    copied = creation.make_op(
         op.graph, node_def, [inputs.get(i, t) for i, t in enumerate(op.inputs)]
     )
-    add_control_edges(copied, op.control_inputs)
+    creation.add_control_edges(copied, op.control_inputs)
     return copied
 
 
 def folded_name(op: Operation) -> str:
     """Return a free name for what stands in for an op."""
-    base = scope_basename(op.name)
+    base = names.scope_basename(op.name)
     name = base if base.endswith(SUFFIX) else f"{base}{SUFFIX}"
-    return absolute_unique_name(op.graph, f"{scope_dirname(op.name)}{name}")
+    return names.absolute_unique_name(op.graph, f"{names.scope_dirname(op.name)}{name}")
 
 
 def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
@@ -222,7 +206,7 @@ def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
         axis: the axis, counted from the end.
         place: whose scope and device the new op gets.
     """
-    with surroundings_of(place.op):
+    with creation.surroundings_of(place.op):
         stored = _stored(bias, tensor.dtype, "bias")
         rank = tensor.shape.rank
         name = f"add{SUFFIX}"
@@ -248,13 +232,13 @@ def build_waiting(fold: Fold) -> Tensor:
     Cost: that of building, and linear in the ops that make the parameters.
     """
     awaited = _awaited(fold)
-    before = count_ops(fold.end.graph)
+    before = creation.count_ops(fold.end.graph)
     result = build(fold)
     if awaited:
-        new = frozenset(ops_since(fold.end.graph, before))
+        new = frozenset(creation.ops_since(fold.end.graph, before))
         waiting = _parameter_of(result.op, new)
-        present = control_inputs(waiting)
-        add_control_edges(waiting, [op for op in awaited if op not in present])
+        present = adjacency.control_inputs(waiting)
+        creation.add_control_edges(waiting, [op for op in awaited if op not in present])
     return result
 
 
@@ -271,8 +255,8 @@ def _awaited(fold: Fold) -> list[Operation]:
         if op not in gone:
             gone[op] = None
             waiting += [t.op for t in op.inputs]
-    found = dict.fromkeys(c for op in gone for c in control_inputs(op))
-    return graph_order(op for op in found if op not in gone)
+    found = dict.fromkeys(c for op in gone for c in adjacency.control_inputs(op))
+    return adjacency.graph_order(op for op in found if op not in gone)
 
 
 def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
@@ -292,7 +276,9 @@ def can_stay(fold: Fold) -> bool:
         # The layer has no bias, and gets none if the norm shifts by nothing.
         return False
     step = link.step
-    return step.op.type in BIAS_ADDITIONS or (step.op.type == "Sub" and step.index == 0)
+    return step.op.type in op_types.BIAS_ADDITIONS or (
+        step.op.type == "Sub" and step.index == 0
+    )
 
 
 def held_ends(
@@ -327,12 +313,12 @@ def build_in_place(fold: Fold) -> Operation | None:
     link = _last(fold)
     if link is None:
         return None
-    check_editable(graph, [end])
-    before = count_ops(graph)
+    run_hooks.check_editable(graph, [end])
+    before = creation.count_ops(graph)
     liveness = Liveness(graph)
     made = build_waiting(fold).op
-    if made.type not in BIAS_ADDITIONS:
-        liveness.abandon(ops_since(graph, before))
+    if made.type not in op_types.BIAS_ADDITIONS:
+        liveness.abandon(creation.ops_since(graph, before))
         return None
     let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))
     return end
@@ -367,7 +353,7 @@ def _last(fold: Fold) -> Link | None:
 def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:
     """Return a bias in the form in which the end of a fold reads one."""
     channels_first = made.type == "BiasAdd" and made.get_attr("data_format") != b"NHWC"
-    with surroundings_of(end):
+    with creation.surroundings_of(end):
         if end.type != "BiasAdd" and channels_first:
             behind = made.outputs[0].shape.rank - 2
             bias = _reshaped(bias, [-1] + [1] * behind)

@@ -6,24 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from geutil.batchnorm.build import (
-    Fold,
-    build_in_place,
-    build_waiting,
-    can_stay,
-    held_ends,
-)
+from geutil.batchnorm import build
+from geutil.batchnorm.build import Fold
 from geutil.batchnorm.fold_plan import Choices, Plan, Planner
 from geutil.batchnorm.norm_finding import Norm
-from geutil.batchnorm.path import Obstacle
+from geutil.batchnorm.norm_path import Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place, inlined, is_convolution_call
 from geutil.batchnorm.training_fold import Training, fold_in_training
-from geutil.graph.creation import neutral
-from geutil.graph.edits import results_of, set_results
-from geutil.graph.names import is_in_scope
-from geutil.graph.run_hooks import check_editable
-from geutil.graph.state import renew_order
+from geutil.graph import creation, edits, names, run_hooks, state
 from geutil.graph.types import IdentitySet, Operation
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.liveness import Liveness
@@ -64,7 +55,7 @@ class Folder:
 
     def run(self) -> FoldReport:
         """Fold what can be folded."""
-        with neutral(self._graph):
+        with creation.neutral(self._graph):
             in_training = self._train()
             behind = self._planner().behind_layers()
             if not self._fixed and self._inline(behind.refused):
@@ -145,7 +136,7 @@ class Folder:
         return bool(calls)
 
     def _planner(self) -> Planner:
-        kept = frozenset(id(t) for t in (*results_of(self._graph), *self._kept))
+        kept = frozenset(id(t) for t in (*edits.results_of(self._graph), *self._kept))
         return Planner(self._graph, kept, self._choices)
 
     def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
@@ -160,7 +151,7 @@ class Folder:
     def _objection(self, fold: Fold) -> Obstacle | None:
         if self._fixed:
             return Obstacle(self._fixed, fold.end)
-        if self._is_kept(fold.end) and not can_stay(fold):
+        if self._is_kept(fold.end) and not build.can_stay(fold):
             return Obstacle(_KEPT, fold.end)
         return None
 
@@ -170,12 +161,12 @@ class Folder:
     def _apply(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Carry out a plan; return what is refused, then or now."""
         refused = self._refused(plan)
-        staying = [fold for fold in plan.folds if can_stay(fold)]
-        held = held_ends(self._graph, staying, self._kept)
+        staying = [fold for fold in plan.folds if build.can_stay(fold)]
+        held = build.held_ends(self._graph, staying, self._kept)
         folds = {f.end: f for f in plan.folds if self._objection(f) is None}
         into: dict[Operation, Operation] = {}
         for end, fold in folds.items():
-            if end in held and build_in_place(fold) is not None:
+            if end in held and build.build_in_place(fold) is not None:
                 into[end] = end
         rest = {end: fold for end, fold in folds.items() if end not in into}
         kept = {end.name: _KEPT for end in rest if self._is_kept(end)}
@@ -204,11 +195,11 @@ class Folder:
         if not folds:
             return {}
 
-        check_editable(self._graph, list(folds))
+        run_hooks.check_editable(self._graph, list(folds))
         # All are built before the first takes its place, so that the topological order
         # needs to be renewed just once.
-        built = {end: build_waiting(fold) for end, fold in folds.items()}
-        renew_order(self._graph)
+        built = {end: build.build_waiting(fold) for end, fold in folds.items()}
+        state.renew_order(self._graph)
 
         def is_end(op: Operation) -> bool:
             return op in folds
@@ -219,13 +210,13 @@ class Folder:
             # A fused norm has outputs besides, which are left alone.
             return [result, *([None] * (len(match.root.outputs) - 1))]
 
-        results = results_of(self._graph)
+        results = edits.results_of(self._graph)
         keep = [t for t in (*results, *self._kept) if t.op not in folds]
         rule = Rule(Op(is_end), fold_batch_norm)
         # Results of a function are kept by rules; here they are replaced too.
-        set_results(self._graph, [])
+        edits.set_results(self._graph, [])
         report = rewrite(self._graph, rule, keep=keep)
-        set_results(self._graph, [report.current(t) for t in results])
+        edits.set_results(self._graph, [report.current(t) for t in results])
         reasons = {entry.op: entry.reason for entry in report.refused}
         for end in folds:
             if end not in into and end.name not in reasons:
@@ -276,6 +267,6 @@ def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     if scope is None or scope.startswith(prefix):
         scope = scope and scope.removeprefix(prefix)
         return replace(choices, scope=scope), place.fixed
-    if is_in_scope(prefix, scope):
+    if names.is_in_scope(prefix, scope):
         return replace(choices, scope=None), place.fixed
     return replace(choices, scope=None), f"is outside of scope '{scope}'"

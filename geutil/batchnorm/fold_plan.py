@@ -10,21 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from geutil.batchnorm.batch_statistics import is_correction
+from geutil.batchnorm import batch_statistics, fold_arithmetic, norm_path
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
-from geutil.batchnorm.fold_arithmetic import composed
 from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm, find_norms
-from geutil.batchnorm.path import (
-    Obstacle,
-    Path,
-    measures,
-    misfit,
-    outside_readers,
-    path_to,
-)
-from geutil.graph.names import is_in_scope
-from geutil.graph.tf_gradients import in_version_1_control_flow
+from geutil.batchnorm.norm_path import Obstacle, Path
+from geutil.graph import names, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origin, Origins
@@ -81,7 +72,7 @@ class WaysOn:
             if later is not None and later.links[0].data is tensor:
                 return self._joined(norm, links, axis, later)
             link = None if op in self._steps else link_of(op, self._origins)
-            if link is None or measures(link, self._origins):
+            if link is None or norm_path.measures(link, self._origins):
                 return Obstacle(
                     f"({op.type}) stands between the norm and the next layer, and no "
                     "layer comes before the norm",
@@ -109,7 +100,7 @@ class WaysOn:
     def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
         if id(tensor) in self._kept:
             return Obstacle("is read from outside the graph", tensor.op)
-        readers = outside_readers([tensor], (), self._liveness)
+        readers = norm_path.outside_readers([tensor], (), self._liveness)
         if len(readers) == 1:
             return readers[0]
         return Obstacle(
@@ -141,7 +132,7 @@ class WaysOn:
         sizes = layer.sizes(layer.inputs)
         if sizes is None or layer.sizes(layer.outputs) is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if in_version_1_control_flow(layer.op):
+        if tf_gradients.in_version_1_control_flow(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         count = int(np.prod(sizes))
         data = layer.op.inputs[layer.data].shape
@@ -154,7 +145,7 @@ class WaysOn:
                 "weights of their own",
                 layer.op,
             )
-        objection = misfit(links, count)
+        objection = norm_path.misfit(links, count)
         if objection is not None:
             return objection
         reason = self._objection_to_shift(layer, links)
@@ -178,7 +169,7 @@ class WaysOn:
         operands = (t for step in steps for t in step.parameters)
         if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
             return False
-        affine = composed(steps)
+        affine = fold_arithmetic.composed(steps)
         return affine is not None and (affine.offset is None or not affine.offset.any())
 
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
@@ -190,15 +181,17 @@ class WaysOn:
         tensor, axis = layer.result, layer.axis
         sizes = layer.sizes(layer.outputs) or []
         while id(tensor) not in self._kept:
-            readers = outside_readers([tensor], (), self._liveness)
+            readers = norm_path.outside_readers([tensor], (), self._liveness)
             link = link_of(readers[0], self._origins) if len(readers) == 1 else None
             if link is None or link.data is not tensor or link.op in self._steps:
                 return ()
             links.append(link)
             if link.step is not None:
-                ends = link.step.kind is Kind.ADD and not measures(link, self._origins)
+                ends = link.step.kind is Kind.ADD and not norm_path.measures(
+                    link, self._origins
+                )
                 fits = link.step.axis in (None, axis)
-                fits = fits and misfit([link], int(np.prod(sizes))) is None
+                fits = fits and norm_path.misfit([link], int(np.prod(sizes))) is None
                 return tuple(links) if ends and fits else ()
             after = axis_after(link.op, axis)
             if after is None:
@@ -248,7 +241,7 @@ class Planner:
         self._norms = [
             norm
             for norm in find_norms(graph, self._origins, self._liveness)
-            if not is_correction(norm, self._origins)
+            if not batch_statistics.is_correction(norm, self._origins)
         ]
         self._moving: dict[Norm, tuple[Moving, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
@@ -280,7 +273,9 @@ class Planner:
                 if earlier is None:
                     continue
                 moving = [*earlier.moving, *moving]
-                if not outside_readers([link.op.outputs[0]], members, self._liveness):
+                if not norm_path.outside_readers(
+                    [link.op.outputs[0]], members, self._liveness
+                ):
                     norms = [*folds.pop(link.op).norms, *norms]
                 break
             fold = Fold(tuple(norms), found.layer, found.links, moving=tuple(moving))
@@ -317,9 +312,9 @@ class Planner:
         """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
-        if not is_in_scope(norm.name, scope):
+        if not names.is_in_scope(norm.name, scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
-        if in_version_1_control_flow(op):
+        if tf_gradients.in_version_1_control_flow(op):
             return Obstacle(
                 "is in a loop or conditional of version 1, whose parts cannot be "
                 "replaced one by one; make the graph with control flow v2",
@@ -354,7 +349,9 @@ class Planner:
         return None
 
     def _way_back(self, norm: Norm) -> Path | Obstacle:
-        found = path_to(norm, self._origins, self._liveness, self._kept, self._barred)
+        found = norm_path.path_to(
+            norm, self._origins, self._liveness, self._kept, self._barred
+        )
         if isinstance(found, Path):
             return self._objection_to(found) or found
         return found
@@ -364,9 +361,9 @@ class Planner:
         sizes = layer.sizes(layer.outputs)
         if sizes is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if in_version_1_control_flow(layer.op):
+        if tf_gradients.in_version_1_control_flow(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
-        objection = misfit(path.links, int(np.prod(sizes)))
+        objection = norm_path.misfit(path.links, int(np.prod(sizes)))
         if objection is not None:
             return objection
         if path.shared and not self._choices.clone_shared:

@@ -8,29 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.batchnorm import targets, training_fold
 from geutil.batchnorm.fold_graph import Folder
 from geutil.batchnorm.fold_plan import Choices
 from geutil.batchnorm.report import FoldReport
-from geutil.batchnorm.targets import (
-    Places,
-    constants_passed,
-    raise_constants,
-    sink_constants,
-)
-from geutil.batchnorm.training_fold import asked_for
+from geutil.batchnorm.targets import Places
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
-from geutil.graph.creation import count_ops, ops_since
-from geutil.graph.edits import transaction
-from geutil.graph.names import is_in_scope
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    Operation,
-    Tensor,
-    is_op,
-    is_tensor,
-    type_name,
-)
+from geutil.graph import creation, edits, names, types
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.select.conversions import as_list
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -124,10 +109,12 @@ def fold_batch_norms(
     """
     places = Places(graph_or_model)
     kept = _kept(keep, places)
-    training = asked_for(is_training, freeze_batch_norm_delay, step, assume_inference)
+    training = training_fold.asked_for(
+        is_training, freeze_batch_norm_delay, step, assume_inference
+    )
     choices = Choices(scope, clone_shared, assume_inference)
     folders = [Folder(place, choices, kept, training) for place in places.listed]
-    passed = constants_passed(places.listed)
+    passed = targets.constants_passed(places.listed)
     settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
         # Before anything is touched: functions of a model need not be made anew.
@@ -136,15 +123,15 @@ def fold_batch_norms(
     with ExitStack() as stack:
         for place in places.listed:
             stack.enter_context(_abandoned_on_error(place.graph))
-            stack.enter_context(transaction(place.graph))
-        sunk = list(map(sink_constants, places.listed, passed))
+            stack.enter_context(edits.transaction(place.graph))
+        sunk = list(map(targets.sink_constants, places.listed, passed))
         reports = [folder.run() for folder in folders]
         edited = []
         for place, constants, report in zip(places.listed, sunk, reports, strict=True):
             if report.folded:
                 edited.append(place)
             else:
-                raise_constants(constants)
+                targets.raise_constants(constants)
         places.write_back(edited)
         whole = FoldReport(
             tuple(entry for r in reports for entry in r.folded),
@@ -159,17 +146,17 @@ def fold_batch_norms(
 @contextmanager
 def _abandoned_on_error(graph: Graph) -> Iterator[None]:
     """Let ops that are made in a block which raises count no more."""
-    count = count_ops(graph)
+    count = creation.count_ops(graph)
     try:
         yield
     except BaseException:
-        Liveness(graph).abandon(ops_since(graph, count))
+        Liveness(graph).abandon(creation.ops_since(graph, count))
         raise
 
 
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
-    refused = [r for r in report.refused if is_in_scope(r.norm, scope)]
+    refused = [r for r in report.refused if names.is_in_scope(r.norm, scope)]
     if refused:
         raise FoldError(
             f"{len(refused)} batch norm(s) cannot be folded; nothing was "
@@ -182,15 +169,15 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
     graphs = [place.graph for place in places.listed]
     kept: IdentitySet = IdentitySet()
     for element in as_list(keep):
-        if not is_op(element) and not is_tensor(element):
+        if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
-                f"keep holds ops and tensors of a graph, not {type_name(element)}"
+                f"keep holds ops and tensors of a graph, not {types.type_name(element)}"
             )
         if not any(element.graph is graph for graph in graphs):
             raise SelectionError(
                 f"'{element.name}' in keep belongs to another graph than the one to "
                 "fold in"
             )
-        for t in element.outputs if is_op(element) else [element]:
+        for t in element.outputs if types.is_op(element) else [element]:
             kept.add(t)
     return kept

@@ -18,21 +18,10 @@ from typing import Any
 
 from geutil.batchnorm.report import Refused
 from geutil.errors import ArgumentTypeError, GeutilError
-from geutil.graph.creation import add_control_edges, make_op, neutral
+from geutil.graph import creation, function_defs, names, op_types, types
 from geutil.graph.flat_body import Body, flat_body
 from geutil.graph.function_calls import Caller, callers_in
-from geutil.graph.function_defs import definition_in
-from geutil.graph.names import absolute_unique_name, scope_dirname
-from geutil.graph.op_types import CALLS
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_graph,
-    type_name,
-)
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks.provenance import FUSED
 from geutil.transform.function_bodies import OpenedFunction, OpenedFunctions
@@ -57,7 +46,7 @@ def inlined(op: Operation) -> Tensor:
     body = _body_of(op)
     if body is None:
         return op.outputs[0]
-    scope = scope_dirname(op.name)
+    scope = names.scope_dirname(op.name)
     made: dict[str, Any] = {
         arg.name: t for arg, t in zip(body.args, op.inputs, strict=True)
     }
@@ -66,18 +55,18 @@ def inlined(op: Operation) -> Tensor:
             continue
         inputs = [made[name] for name in node_def.input if name[0] != "^"]
         inside = node_def.name
-        node_def.name = absolute_unique_name(op.graph, f"{scope}{inside}")
+        node_def.name = names.absolute_unique_name(op.graph, f"{scope}{inside}")
         node_def.device = node_def.device or op.device
-        new = make_op(op.graph, node_def, inputs)
-        add_control_edges(new, op.control_inputs)
+        new = creation.make_op(op.graph, node_def, inputs)
+        creation.add_control_edges(new, op.control_inputs)
         made[inside] = new.outputs[0]
     return made[body.results[0].tensor]
 
 
 def _body_of(op: Operation) -> Body | None:
-    if op.type not in CALLS or len(op.outputs) != 1:
+    if op.type not in op_types.CALLS or len(op.outputs) != 1:
         return None
-    definition = definition_in(op.graph, op.get_attr("f").name)
+    definition = function_defs.definition_in(op.graph, op.get_attr("f").name)
     if definition is None or len(definition.node_def) > _MOST_NODES:
         return None
     kinds = [node.op for node in definition.node_def]
@@ -141,7 +130,7 @@ class Places:
         self.listed: list[Place] = []
         self.unopened: list[Refused] = []
         self._functions: OpenedFunctions | None = None
-        if is_graph(graph_or_model):
+        if types.is_graph(graph_or_model):
             self._functions = OpenedFunctions(graph_or_model)
             self.listed = [Place(graph_or_model), *_bodies(self._functions)]
             self.unopened = list(_unopened(self._functions))
@@ -187,11 +176,11 @@ def _signatures(model: Any) -> Mapping[str, Any]:
     if (
         not isinstance(others, Mapping)
         or not isinstance(own, str)
-        or not is_graph(getattr(model, "graph", None))
+        or not types.is_graph(getattr(model, "graph", None))
     ):
         raise ArgumentTypeError(
             f"batch norms are folded in a tf.Graph or a geutil.model.Model, not in a "
-            f"{type_name(model)}; open it with geutil.model.open"
+            f"{types.type_name(model)}; open it with geutil.model.open"
         )
     return {own: model, **{name: others[name] for name in others if name != own}}
 
@@ -330,8 +319,8 @@ def _source(tensor: Tensor) -> Tensor:
 
 def _copied(place: Place, argument: Tensor, constant: Operation) -> Tensor:
     node = constant.node_def
-    node.name = absolute_unique_name(place.graph, argument.op.name)
+    node.name = names.absolute_unique_name(place.graph, argument.op.name)
     node.attr.pop("_class", None)
     del node.input[:]
-    with neutral(place.graph):
-        return make_op(place.graph, node, []).outputs[0]
+    with creation.neutral(place.graph):
+        return creation.make_op(place.graph, node, []).outputs[0]

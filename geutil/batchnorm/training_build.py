@@ -36,20 +36,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from geutil.batchnorm import fold_arithmetic
 from geutil.batchnorm.batch_statistics import Statistics, averaging_factor
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.channel_affine import Kind, Link, Step, axis_after
-from geutil.batchnorm.fold_arithmetic import (
-    Affine,
-    Value,
-    along_axes,
-    as_vector,
-    computed,
-    unrounded,
-)
-from geutil.graph.creation import surroundings_of
+from geutil.batchnorm.fold_arithmetic import Affine, Value
+from geutil.graph import creation, order
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
-from geutil.graph.order import topological_sort
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import data_format
 
@@ -223,7 +216,7 @@ def scaling(steps: Sequence[Step]) -> tuple[Step, ...]:
 @contextmanager
 def beside(op: Operation) -> Iterator[None]:
     """Make the ops of the block in a scope of their own beside an op."""
-    with surroundings_of(op), tf.name_scope("training_fold"):
+    with creation.surroundings_of(op), tf.name_scope("training_fold"):
         yield
 
 
@@ -254,7 +247,7 @@ def _copied(
                 made[id(old)] = new
     deviation = made.get(id(root.outputs[0]), root.outputs[0])
     with beside(root):
-        vector = as_vector(deviation)
+        vector = fold_arithmetic.as_vector(deviation)
     return Made(
         tuple(
             s
@@ -281,7 +274,7 @@ def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operat
             continue
         found[op] = None
         queue += [t.op for t in op.inputs if id(t) not in stops]
-    return topological_sort(found)
+    return order.topological_sort(found)
 
 
 def _is_inverse(root: Operation) -> bool:
@@ -350,8 +343,8 @@ def build_training(
         before = _steps_before(fold)
         needed = scaling(before) if frozen is None else before
         values = corrected(
-            computed([*before, *batch.steps]),
-            computed([*needed, *moving.steps]),
+            fold_arithmetic.computed([*before, *batch.steps]),
+            fold_arithmetic.computed([*needed, *moving.steps]),
             batch.ratio_to(moving),
             frozen,
         )
@@ -380,7 +373,7 @@ def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
             continue
         update = moving.update
         value = update.inputs[1]
-        with surroundings_of(update):
+        with creation.surroundings_of(update):
             kept = moving.value if moving.replaces else tf.zeros_like(value)
             chosen = tf.where(freeze(), kept, value, name=f"frozen{SUFFIX}")
         apply_edits(graph, [InputEdit(update, 1, chosen)])
@@ -395,11 +388,13 @@ def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
 
 def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
     layer, links = fold.layer, fold.links
-    with surroundings_of(layer.op):
+    with creation.surroundings_of(layer.op):
         scale = values.weights
-        source = tf.cast(unrounded(layer.kernel), scale.dtype)
+        source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
         sizes = layer.sizes(layer.outputs) or ()
-        spread = along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
+        spread = fold_arithmetic.along_axes(
+            scale, layer.kernel.shape.rank, layer.outputs, sizes
+        )
         weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
     axis = layer.axis
@@ -415,7 +410,7 @@ def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
 
 
 def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
-    with surroundings_of(place.op):
+    with creation.surroundings_of(place.op):
         ratio = tf.cast(ratio, tensor.dtype)
         if axis != -1 and ratio.shape.rank:
             ratio = tf.reshape(ratio, [-1] + [1] * (-1 - axis))

@@ -14,23 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm.batch_statistics import is_correction, statistics_of
-from geutil.batchnorm.build import held_ends, let_stay
+from geutil.batchnorm import batch_statistics, build, training_build
 from geutil.batchnorm.norm_finding import Norm, find_norms
-from geutil.batchnorm.path import Obstacle, Path, outside_readers, path_to
+from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
-from geutil.batchnorm.training_build import (
-    Built,
-    Freeze,
-    TrainingFold,
-    build_training,
-    settle,
-)
+from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph.creation import neutral, surroundings_of
-from geutil.graph.names import is_in_scope
-from geutil.graph.op_types import ADDITIONS
-from geutil.graph.state import state_of
+from geutil.graph import creation, names, op_types, state
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.driver import rewrite
@@ -68,7 +58,7 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
     planner = _Planner(graph, scope, freezes)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
-        if not norm.training or is_correction(norm, planner.origins):
+        if not norm.training or batch_statistics.is_correction(norm, planner.origins):
             continue
         found = planner.fold_of(norm)
         if isinstance(found, Obstacle):
@@ -86,7 +76,7 @@ class _Planner:
         self._freezes = freezes
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
-        if not is_in_scope(norm.name, self._scope):
+        if not names.is_in_scope(norm.name, self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
         # The old layer stays, for its statistics: others may go on reading it.
         path = path_to(norm, self.origins, self.liveness, (), {})
@@ -95,7 +85,9 @@ class _Planner:
         objection = self._objection(norm, path)
         if objection is not None:
             return objection
-        found = statistics_of(norm, self.origins, with_mean=self._freezes)
+        found = batch_statistics.statistics_of(
+            norm, self.origins, with_mean=self._freezes
+        )
         if isinstance(found, Obstacle):
             return found
         return TrainingFold((norm,), path.layer, path.links, statistics=found)
@@ -125,7 +117,7 @@ class _Planner:
 def can_stay(fold: TrainingFold) -> bool:
     """Tell whether the end adds each channel's number to what it reads."""
     step = fold.statistics.norm.steps[-1]
-    if fold.end.type not in ADDITIONS or step.operand is None:
+    if fold.end.type not in op_types.ADDITIONS or step.operand is None:
         return False
     layer, shape = fold.layer, step.operand.shape
     count = prod(layer.sizes(layer.outputs) or [0])
@@ -140,11 +132,11 @@ def stay(fold: TrainingFold, built: Built) -> None:
         built: what was built for it; the sum there is not needed any more.
     """
     last, made = fold.links[-1], built.result.op
-    with surroundings_of(last.op):
+    with creation.surroundings_of(last.op):
         # TensorFlow lets an op read another tensor only if that has the same shape.
         bias = tf.reshape(made.inputs[1], last.op.inputs[1 - last.index].shape)
     inside = [step.op for step in fold.statistics.norm.steps[:-1]]
-    let_stay(last, made, bias, inside)
+    build.let_stay(last, made, bias, inside)
 
 
 @dataclass(frozen=True)
@@ -185,7 +177,7 @@ class Training:
 
     def counter(self, graph: Graph) -> Any:
         """Return the variable in which a graph counts its steps, if it does."""
-        counter = state_of(graph).step_counter
+        counter = state.state_of(graph).step_counter
         return None if counter is None else counter.variable
 
     def freeze(self, graph: Graph) -> Freeze:
@@ -201,7 +193,7 @@ class Training:
         @cache
         def frozen() -> Tensor:
             counter = step_counter(graph, self.step)
-            with neutral(graph), tf.name_scope(STEP_NAME + "_freeze"):
+            with creation.neutral(graph), tf.name_scope(STEP_NAME + "_freeze"):
                 limit = tf.constant(delay, tf.int64)
                 return tf.greater_equal(counter.value, limit, name="frozen")
 
@@ -242,12 +234,12 @@ def fold_in_training(
         return [], refused
     freeze = training.freeze(graph)
     into: dict[Operation, Operation] = {}
-    held = held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
+    held = build.held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
     for fold in plan.folds:
         if fold.end in held:
-            built = build_training(fold, freeze, end_stays=True)
+            built = training_build.build_training(fold, freeze, end_stays=True)
             stay(fold, built)
-            settle(fold, built, freeze)
+            training_build.settle(fold, built, freeze)
             into[fold.end] = fold.end
     rest = {fold.end: fold for fold in plan.folds if fold.end not in held}
     for end, outcome in _replace(graph, rest, freeze).items():
@@ -274,7 +266,9 @@ def _replace(
         return op in folds
 
     def fold_batch_norm(match: Match) -> Any:
-        made = built[match.root] = build_training(folds[match.root], freeze)
+        made = built[match.root] = training_build.build_training(
+            folds[match.root], freeze
+        )
         return [made.result, *made.rest]
 
     report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
@@ -284,7 +278,7 @@ def _replace(
         if end.name in reasons:
             outcomes[end] = Obstacle(reasons[end.name], end)
         else:
-            settle(fold, built[end], freeze)
+            training_build.settle(fold, built[end], freeze)
             outcomes[end] = built[end].result.op
     return outcomes
 

@@ -7,12 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients import recomputing, updates
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
-from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.report import publish
 from geutil.gradients.tape.building import TapeEngine
-from geutil.gradients.updates import order_when_complete
 from geutil.memory.sizes import GivenShapes
 
 
@@ -138,10 +137,10 @@ def gradients(
     )
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
-    step = build_recomputation(prepared.plan, prepared.offload)
+    step = recomputing.build_recomputation(prepared.plan, prepared.offload)
     publish(report, step.graph)
     if order:
-        order_when_complete(step, report)
+        updates.order_when_complete(step, report)
     return list(step.gradients)
 
 

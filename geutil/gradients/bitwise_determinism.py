@@ -30,8 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-from geutil.gradients.barriers import SCOPE
-from geutil.gradients.segments import is_left_to_chance
+from geutil.gradients import barriers, segments
 from geutil.gradients.step import Step, tensors_of
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
@@ -92,7 +91,7 @@ def keep_apart(
 
 
 def _hand_on(tensor: Tensor) -> Tensor:
-    return make_stand_in(tensor, SCOPE, "apart")
+    return make_stand_in(tensor, barriers.SCOPE, "apart")
 
 
 def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -162,8 +161,8 @@ def hold_for_sums(
         if _may_be_joined(total, before):
             continue
         if total not in added:
-            added[total] = make_stand_in(total, SCOPE, "added")
-        holder = make_stand_in(t, SCOPE, "held").op
+            added[total] = make_stand_in(total, barriers.SCOPE, "added")
+        holder = make_stand_in(t, barriers.SCOPE, "held").op
         add_control_edges(holder, [added[total].op])
         add_control_edges(later, [holder])
 
@@ -185,7 +184,7 @@ def _summed(tensor: Tensor, before: Readers) -> Iterator[tuple[Operation, Tensor
     """Yield the sums left to chance that read a tensor, and which tensor they read."""
     for t in _same_buffer(tensor, before):
         for reader, _ in before.get(t, ()):
-            if is_left_to_chance(reader):
+            if segments.is_left_to_chance(reader):
                 yield reader, t
 
 

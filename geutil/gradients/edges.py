@@ -11,16 +11,8 @@ import tensorflow as tf
 
 from geutil.gradients.step import Step
 from geutil.gradients.tape.building import add_in_pairs
-from geutil.graph.adjacency import (
-    consumers,
-    control_inputs,
-    control_outputs,
-    predecessors,
-)
-from geutil.graph.creation import set_control_inputs, set_new_input
-from geutil.graph.order import topological_sort
+from geutil.graph import adjacency, creation, order, v1_control_flow
 from geutil.graph.types import Operation, Tensor, unique
-from geutil.graph.v1_control_flow import back_edges_among, unconditional
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -84,7 +76,7 @@ def _look_up(step: Step) -> BackwardEdges:
     producers = {}
     readers = {}
     for op in step.backward:
-        producers[op] = tuple(p for p in predecessors(op) if p in members)
+        producers[op] = tuple(p for p in adjacency.predecessors(op) if p in members)
         readers[op] = tuple(
             reader for t in op.outputs for reader in t.consumers() if reader in members
         )
@@ -92,8 +84,8 @@ def _look_up(step: Step) -> BackwardEdges:
             if t.op not in inside:
                 reads.append(Read(op, index, t))
     # What an iteration needs, the loop needs.
-    tied = [*back_edges_among(step.backward), *_merged(step)]
-    awaitable = tuple(unconditional(step.backward))
+    tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
+    awaitable = tuple(v1_control_flow.unconditional(step.backward))
     return BackwardEdges(
         tuple(reads),
         producers,
@@ -108,7 +100,7 @@ def _forward_places(step: Step, read: Iterable[Tensor]) -> dict[Operation, int]:
     ops = get_backward_walk_ops(
         unique(t.op for t in read), within_ops_fn=step.covers, control_inputs=True
     )
-    return {op: place for place, op in enumerate(topological_sort(ops))}
+    return {op: place for place, op in enumerate(order.topological_sort(ops))}
 
 
 def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:
@@ -213,10 +205,10 @@ def _pairwise(op: Operation) -> Tensor:
 def _redirect(op: Operation, total: Tensor) -> None:
     """Let all that read an old sum or wait for it do so with the new one."""
     (old,) = op.outputs
-    for reader in consumers(old):
+    for reader in adjacency.consumers(old):
         for index, t in enumerate(reader.inputs):
             if t is old:
-                set_new_input(reader, index, total)
-    for reader in control_outputs(op):
-        awaited = [total.op if c is op else c for c in control_inputs(reader)]
-        set_control_inputs(reader, awaited)
+                creation.set_new_input(reader, index, total)
+    for reader in adjacency.control_outputs(op):
+        awaited = [total.op if c is op else c for c in adjacency.control_inputs(reader)]
+        creation.set_control_inputs(reader, awaited)

@@ -7,19 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import Report
-from geutil.gradients.selection import COLLECTION, checked, collected
-from geutil.gradients.step import as_list, require_targets, source_of, tensors_of
 from geutil.gradients.tape.building import TapeEngine
-from geutil.gradients.tensor_sizes import given_shapes
-from geutil.graph.creation import new_graph
-from geutil.graph.tf_gradients import variable_tensor
+from geutil.graph import creation, tf_gradients
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.memory.sizes import GivenShapes
-from geutil.select.queries import make_view
-from geutil.select.walks import get_backward_walk_ops
+from geutil.select import queries, walks
 from geutil.transform.copying import copy
 
 
@@ -80,8 +76,8 @@ def explain(
         >>> [(t.name, t.bytes, t.reason) for t in report.kept][1:2]
         [('y:0', 4096, "chosen: by_name('^y$')")]
     """
-    targets = require_targets(ys)
-    checkpoints = checked(targets[0].graph, checkpoints)
+    targets = step.require_targets(ys)
+    checkpoints = selection.checked(targets[0].graph, checkpoints)
     options = Options(
         checkpoints,
         min_checkpoint_size,
@@ -93,11 +89,11 @@ def explain(
         order,
         shapes,
     )
-    given = [None] if grad_ys is None else as_list(grad_ys)
+    given = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
     if checkpoints == "collection":
-        named = collected(targets[0].graph)
-    scratch = _Scratch([*targets, *tensors_of(given), *named])
+        named = selection.collected(targets[0].graph)
+    scratch = _Scratch([*targets, *step.tensors_of(given), *named])
     stopped = kwargs.get("stop_gradients")
     if stopped is not None:
         kwargs["stop_gradients"] = scratch.sources(stopped)
@@ -116,10 +112,10 @@ class _Scratch:
     """A copy of all that some tensors depend on."""
 
     def __init__(self, ends: list[Tensor]) -> None:
-        self.graph = new_graph()
+        self.graph = creation.new_graph()
         self._source = ends[0].graph
-        ops = get_backward_walk_ops(ends, control_inputs=True)
-        _, info = copy(make_view(ops), self.graph)
+        ops = walks.get_backward_walk_ops(ends, control_inputs=True)
+        _, info = copy(queries.make_view(ops), self.graph)
         self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self._original: MutableIdentityMap[Tensor] = MutableIdentityMap()
         for op in ops:
@@ -137,9 +133,9 @@ class _Scratch:
         No y depends on the others.
         """
         tensors = []
-        for x in map(source_of, as_list(xs)):
+        for x in map(step.source_of, step.as_list(xs)):
             is_variable = isinstance(x, tf.Variable)
-            t = variable_tensor(self._source, x) if is_variable else x
+            t = tf_gradients.variable_tensor(self._source, x) if is_variable else x
             if t in self._copy:
                 tensors.append(self._copy[t])
         return tensors
@@ -172,7 +168,7 @@ class _Scratch:
 
     def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:
         """Return what is told of the tensors that have a copy."""
-        told = given_shapes(self._source, shapes)
+        told = tensor_sizes.given_shapes(self._source, shapes)
         return [(self._copy[t], dims) for t, dims in told if t in self._copy]
 
     def _checkpoints(self, checkpoints: Any) -> Any:
@@ -186,9 +182,9 @@ class _Scratch:
         return self._policy(checkpoints)
 
     def _carry_collection(self, mode: str) -> None:
-        named = collected(self._source) if mode == "collection" else ()
+        named = selection.collected(self._source) if mode == "collection" else ()
         members = [self._copy[t] for t in named]
-        _replace_collection(self.graph, COLLECTION, members)
+        _replace_collection(self.graph, selection.COLLECTION, members)
 
     def _policy(self, policy: Policy) -> Policy:
         return named_policy(

@@ -9,18 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.adjacency import predecessors
-from geutil.graph.creation import count_ops, ops_since
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_op,
-    is_tensor,
-    require_graph,
-    require_tensor,
-    unique,
-)
+from geutil.graph import adjacency, creation, types
+from geutil.graph.types import Graph, Operation, Tensor
 
 
 @contextmanager
@@ -51,13 +41,13 @@ def capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]:
     """
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
-    require_graph(graph)
+    types.require_graph(graph)
     captured: list[Operation] = []
-    before = count_ops(graph)
+    before = creation.count_ops(graph)
     try:
         yield captured
     finally:
-        captured.extend(ops_since(graph, before))
+        captured.extend(creation.ops_since(graph, before))
 
 
 def toposort(
@@ -91,9 +81,9 @@ def toposort(
         >>> [[t.name for t in generation] for generation in toposort([z, x])]
         [['x:0'], ['z:0']]
     """
-    wanted = unique(tensors)
+    wanted = types.unique(tensors)
     for t in wanted:
-        require_tensor(t)
+        types.require_tensor(t)
     allowed = None if within_ops is None else frozenset(within_ops)
     ends = {t.op: None for t in wanted}
     generation = _generations(list(ends), frozenset(ends), allowed)
@@ -121,7 +111,7 @@ def _generations(
             continue
         behind = [
             p
-            for p in predecessors(op)
+            for p in adjacency.predecessors(op)
             if p in members or allowed is None or p in allowed
         ]
         missing = [p for p in behind if p not in found]
@@ -154,7 +144,7 @@ def format_ops(ops: Any, sort_outputs: bool = True) -> list[str]:
         >>> format_ops([x, x.op, "other"])
         ['other', 'x', 'x']
     """
-    if is_op(ops) or is_tensor(ops):
+    if types.is_op(ops) or types.is_tensor(ops):
         ops = [ops]
     if not isinstance(ops, Iterable):
         raise ArgumentTypeError(f"expected ops or tensors, got {ops!r}")
@@ -163,6 +153,6 @@ def format_ops(ops: Any, sort_outputs: bool = True) -> list[str]:
 
 
 def _name(element: Any) -> str:
-    if is_tensor(element):
+    if types.is_tensor(element):
         element = element.op
-    return str(element.name) if is_op(element) else str(element)
+    return str(element.name) if types.is_op(element) else str(element)

@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients.segments import Recomputation, is_parameter
-from geutil.graph.adjacency import consumers
-from geutil.graph.creation import add_control_edges, neutral
-from geutil.graph.tf_gradients import in_version_1_control_flow
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph import adjacency, creation, tf_gradients, types
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"
@@ -36,20 +27,22 @@ class Offload:
             until they read nothing new.
     """
 
-    takes: Callable[[Tensor], bool]
+    takes: Callable[[types.Tensor], bool]
     device: str
     prefetch: int
-    sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
+    sent: types.MutableIdentityMap[types.Tensor] = field(
+        default_factory=types.MutableIdentityMap
+    )
 
 
-def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
+def offloaded(plan: Recomputation, offload: Offload | None) -> list[types.Tensor]:
     """Return the kept tensors that go: those that some segment needs.
 
     What the backward pass reads before the first segment would be back at once.
     """
     if offload is None:
         return []
-    needed = IdentitySet(
+    needed = types.IdentitySet(
         t
         for segment in plan.segments
         for t in (*segment.kept, *(read.tensor for read in segment.direct))
@@ -59,14 +52,14 @@ def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
         for t in needed
         if not is_parameter(t.op)
         # What is in a loop or branch of version 1 cannot be read outside.
-        and not in_version_1_control_flow(t.op)
+        and not tf_gradients.in_version_1_control_flow(t.op)
         and offload.takes(t)
     ]
 
 
 def bring_back(
-    plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
-) -> list[IdentityMap[Tensor]]:
+    plan: Recomputation, gates: Sequence[types.Operation], offload: Offload | None
+) -> list[types.IdentityMap[types.Tensor]]:
     """Send tensors away after their last forward use, and back for each segment.
 
     Args:
@@ -79,7 +72,9 @@ def bring_back(
 
     Cost: linear in the readers of the tensors that go.
     """
-    returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
+    returned: list[types.MutableIdentityMap[types.Tensor]] = [
+        types.MutableIdentityMap() for _ in gates
+    ]
     if offload is None:
         return list(returned)
     forward = frozenset(
@@ -93,27 +88,31 @@ def bring_back(
             away[t] = _send(t, offload.device, forward)
     for stage, segment in enumerate(plan.segments):
         needed = (*segment.kept, *(read.tensor for read in segment.direct))
-        for t in IdentitySet(t for t in needed if t in away):
+        for t in types.IdentitySet(t for t in needed if t in away):
             begin = stage - offload.prefetch
             awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)
             returned[stage][t] = _fetch(t, away[t], awaited)
     return list(returned)
 
 
-def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
-    readers = [op for op in consumers(tensor) if op in forward]
+def _send(
+    tensor: types.Tensor, device: str, forward: frozenset[types.Operation]
+) -> types.Tensor:
+    readers = [op for op in adjacency.consumers(tensor) if op in forward]
     sent = _identity(tensor, device, f"{tensor.op.name}/away")
-    add_control_edges(sent.op, readers)
+    creation.add_control_edges(sent.op, readers)
     return sent
 
 
-def _fetch(tensor: Tensor, sent: Tensor, awaited: Sequence[Operation]) -> Tensor:
+def _fetch(
+    tensor: types.Tensor, sent: types.Tensor, awaited: Sequence[types.Operation]
+) -> types.Tensor:
     fetched = _identity(sent, tensor.op.device, f"{tensor.op.name}/back")
-    add_control_edges(fetched.op, awaited)
+    creation.add_control_edges(fetched.op, awaited)
     return fetched
 
 
-def _identity(tensor: Tensor, device: str, name: str) -> Tensor:
+def _identity(tensor: types.Tensor, device: str, name: str) -> types.Tensor:
     graph = tensor.graph
-    with neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
+    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
         return tf.identity(tensor, name=name)

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from geutil.gradients.edges import long_sums, order_of_addition
+from geutil.gradients import edges, tensor_sizes
 from geutil.gradients.segments import Segment
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.tape.building import additions
-from geutil.gradients.tensor_sizes import tensor_bytes
-from geutil.graph.adjacency import control_inputs, predecessors
+from geutil.graph import adjacency, runtime
 from geutil.graph.order import topological_sort
-from geutil.graph.runtime import is_determinism_enabled
 from geutil.graph.types import Operation, Tensor, unique
-from geutil.memory.called_functions import NOTHING, ListSizes
-from geutil.memory.cpu_kernels import CHEAP, HELD, aliases, reuses, temporary_bytes
-from geutil.memory.graph_to_program import calls_of
+from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
+from geutil.memory.function_memory import NOTHING, ListSizes
 from geutil.memory.ordering import Plan, plan_order, with_controls
 from geutil.memory.program import Node, Program
-from geutil.memory.scheduling import frugal_order
-from geutil.memory.simulation import simulate
 
 
 class StepProgram:
@@ -35,22 +30,22 @@ class StepProgram:
     def __init__(self, step: Step) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
-        self._ordered = not is_determinism_enabled()
+        self._ordered = not runtime.is_determinism_enabled()
         self._waits: dict[Operation, list[int]] = {}
         self._place: dict[Operation, int] = {}
         self._number: dict[int, int] = {}
         self._sizes: list[int] = []
         self._nodes: list[Node] = []
         ops = topological_sort(step.ops())
-        self._calls = calls_of(ops)
-        self._lists = ListSizes(tensor_bytes)
+        self._calls = graph_to_program.calls_of(ops)
+        self._lists = ListSizes(tensor_sizes.tensor_bytes)
         for op in ops:
             self._waits[op] = self._awaited(op)
-            if op.type not in HELD:
+            if op.type not in cpu_kernels.HELD:
                 self._add(op)
         self._sums = {
-            self._place[op]: order_of_addition(op)
-            for op in long_sums(step)
+            self._place[op]: edges.order_of_addition(op)
+            for op in edges.long_sums(step)
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
@@ -77,10 +72,10 @@ class StepProgram:
         segments = list(segments)
         program = self.program(segments)
         if not segments or not self._ordered:
-            return simulate(program).peak
+            return simulation.simulate(program).peak
         later = self.later(program)
-        order = frugal_order(with_controls(program, later.items()))
-        return simulate(program, order).peak
+        order = scheduling.frugal_order(with_controls(program, later.items()))
+        return simulation.simulate(program, order).peak
 
     def plan(self, segments: Iterable[Segment] = (), *, ordered: bool = True) -> Plan:
         """Return the order in which a step runs, and what holds it to that.
@@ -97,7 +92,7 @@ class StepProgram:
             nodes = [node.changed(surge=0) for node in program.nodes]
             program = replace(program, nodes=nodes)
             return plan_order(program, later=self.later(program))
-        return Plan(simulate(program))
+        return Plan(simulation.simulate(program))
 
     def plain(self, *, held: bool) -> Plan:
         """Return what plain gradients hold in the order of the executor.
@@ -109,7 +104,7 @@ class StepProgram:
         """
         program = self.program()
         fetched = self._wanted if held else self._held
-        return Plan(simulate(replace(program, fetched=fetched)))
+        return Plan(simulation.simulate(replace(program, fetched=fetched)))
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""
@@ -156,7 +151,7 @@ class StepProgram:
                 for number in self._nodes[place].outputs:
                     sizes[number] = self._sizes[number]
         program = Program(self._nodes, sizes, self._held)
-        held = simulate(program, range(len(self._nodes))).held
+        held = simulation.simulate(program, range(len(self._nodes))).held
         return [0 if place is None else held[place] for place in places]
 
     def _add(self, op: Operation) -> None:
@@ -167,11 +162,11 @@ class StepProgram:
         self._place[op] = len(self._nodes)
         called = self._calls.get(op, NOTHING)
         listed = self._lists.add(op, called.results)
-        shared = called.results.aliases or aliases(op)
+        shared = called.results.aliases or cpu_kernels.aliases(op)
         passed = self._held_outputs(op)
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
-            size = listed.get(i) or tensor_bytes(t)
+            size = listed.get(i) or tensor_sizes.tensor_bytes(t)
             self._sizes.append(0 if i in passed else size)
         places = None if straight else self._places(op)
         self._nodes.append(
@@ -182,17 +177,21 @@ class StepProgram:
                 outputs=range(first, len(self._sizes)),
                 controls=self._waits[op],
                 aliases=_moved(shared, places) if inputs else (),
-                reuses=_moved(reuses(op), places) if inputs else (),
-                temporary=temporary_bytes(op) + called.temporary,
+                reuses=_moved(cpu_kernels.reuses(op), places) if inputs else (),
+                temporary=cpu_kernels.temporary_bytes(op) + called.temporary,
                 surge=called.surge,
-                cheap=op.type in CHEAP,
+                cheap=op.type in cpu_kernels.CHEAP,
                 queue="",
             )
         )
 
     def _held_outputs(self, op: Operation) -> list[int]:
         """Return the outputs that are the buffer of what is held all the time."""
-        return [o for o, i in aliases(op) if id(op.inputs[i]) not in self._number]
+        return [
+            o
+            for o, i in cpu_kernels.aliases(op)
+            if id(op.inputs[i]) not in self._number
+        ]
 
     def _awaited(self, op: Operation) -> list[int]:
         """Return the nodes that an op waits for besides what it reads.
@@ -200,11 +199,11 @@ class StepProgram:
         Also through what is held all the time: a constant that waits for a gradient.
         """
         awaited: dict[int, None] = {}
-        for before in control_inputs(op):
+        for before in adjacency.control_inputs(op):
             if before in self._place:
                 awaited[self._place[before]] = None
-        for before in predecessors(op):
-            if before.type in HELD:
+        for before in adjacency.predecessors(op):
+            if before.type in cpu_kernels.HELD:
                 awaited.update(dict.fromkeys(self._waits.get(before, ())))
         return list(awaited)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients import tensor_sizes
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
@@ -15,15 +16,7 @@ from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, checked, resolve
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
-from geutil.gradients.tensor_sizes import (
-    given_shapes,
-    settle_shapes,
-    tensor_elements,
-    warning_of_sizes,
-)
-from geutil.graph.adjacency import creation_index
-from geutil.graph.function_calls import is_compiled_call
-from geutil.graph.runtime import is_compiled_by_xla
+from geutil.graph import adjacency, function_calls, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor, type_name
 from geutil.memory.sizes import GivenShapes
 from geutil.select.walks import get_backward_walk_ops
@@ -79,7 +72,7 @@ class Options:
         return Offload(takes, self.offload_device, self.prefetch)
 
     def _is_large(self, tensor: Tensor) -> bool:
-        return tensor_elements(tensor) >= self.min_checkpoint_size
+        return tensor_sizes.tensor_elements(tensor) >= self.min_checkpoint_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +98,7 @@ class Prepared:
         warnings = list(self.keeping.warnings)
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
-        compiled = is_compiled_by_xla(self.plan.step.graph)
+        compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
         warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
         sent = offloaded(self.plan, self.offload)
         if sent and compiled:
@@ -122,11 +115,13 @@ class Prepared:
 
 def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
     """Return what to tell of sizes that are not known, or not counted."""
-    guessed = warning_of_sizes(ops)
+    guessed = tensor_sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
-    calls = [] if compiled else [op for op in ops if is_compiled_call(op)]
+    calls = (
+        [] if compiled else [op for op in ops if function_calls.is_compiled_call(op)]
+    )
     if calls:
-        first = min(calls, key=creation_index)
+        first = min(calls, key=adjacency.creation_index)
         warnings.append(_COMPILED.format(count=len(calls), name=first.name))
     return warnings
 
@@ -152,13 +147,15 @@ def prepare(
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = engine_of(options.engine)
-    given = given_shapes(targets[0].graph, options.shapes)
+    given = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: what does not fit is refused.
-    settle_shapes(get_backward_walk_ops(targets, control_inputs=True), given)
+    tensor_sizes.settle_shapes(
+        get_backward_walk_ops(targets, control_inputs=True), given
+    )
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
-    settle_shapes(step.ops())
+    tensor_sizes.settle_shapes(step.ops())
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     if checkpoints == "speed":

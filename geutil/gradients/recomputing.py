@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from geutil.gradients.barriers import (
-    SCOPE,
-    ControlDelays,
-    DataDelays,
-    Delays,
-    is_expanded,
-    run_in_time,
-)
-from geutil.gradients.bitwise_determinism import (
-    hold_for_sums,
-    keep_apart,
-    readers_of,
-    without_joined,
-)
-from geutil.gradients.edges import add_in_turn, with_replaced
+from geutil.gradients import barriers, bitwise_determinism, edges
+from geutil.gradients.barriers import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import consumers, input_indices
-from geutil.graph.creation import neutral, set_new_input
-from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
+from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import TransformerInfo
@@ -46,13 +31,13 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
     """
     if not plan.segments:
         return plan.step
-    if is_compiled_by_xla(plan.step.graph):
+    if runtime.is_compiled_by_xla(plan.step.graph):
         # XLA fuses sums, and has an order of its own.
         _recompute(plan, DataDelays(plan))
         return _run_pools_in_time(plan.step)
-    if is_determinism_enabled():
+    if runtime.is_determinism_enabled():
         # Sums and turns would change what Grappler joins, and so how it rounds.
-        readers = readers_of(plan.step)
+        readers = bitwise_determinism.readers_of(plan.step)
         delays = ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays)
         delayed = [
@@ -60,34 +45,41 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
             for segment, gate in zip(plan.segments, delays.gates, strict=True)
             for op in segment.ops
         ]
-        hold_for_sums(plan.step, readers, delayed)
-        keep_apart(
+        bitwise_determinism.hold_for_sums(plan.step, readers, delayed)
+        bitwise_determinism.keep_apart(
             plan.step,
             readers,
             ((op, copies.transformed(op), gate) for op, gate in delayed),
         )
         return plan.step
     _recompute(plan, ControlDelays(plan, offload))
-    return add_in_turn(plan.step)
+    return edges.add_in_turn(plan.step)
 
 
 def _run_pools_in_time(step: Step) -> Step:
     """Let XLA expand the gradients of pools no earlier than they are run."""
     replaced = {}
-    for op in filter(is_expanded, step.backward):
+    for op in filter(barriers.is_expanded, step.backward):
         output = op.outputs[0]
-        reads = [(r, i) for r in consumers(output) for i in input_indices(r, output)]
-        with neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
-            replaced[op] = run_in_time(op)
+        reads = [
+            (r, i)
+            for r in adjacency.consumers(output)
+            for i in adjacency.input_indices(r, output)
+        ]
+        with creation.neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
+            replaced[op] = barriers.run_in_time(op)
         for reader, index in reads:
-            set_new_input(reader, index, replaced[op])
-    return with_replaced(step, replaced)
+            creation.set_new_input(reader, index, replaced[op])
+    return edges.with_replaced(step, replaced)
 
 
 def _parted(plan: Recomputation) -> Recomputation:
     """Return the plan with segments that wait for nothing that Grappler may join."""
     segments = (
-        replace(segment, awaited=without_joined(plan.step, segment.awaited))
+        replace(
+            segment,
+            awaited=bitwise_determinism.without_joined(plan.step, segment.awaited),
+        )
         for segment in plan.segments
     )
     return replace(plan, segments=tuple(segments))
@@ -104,11 +96,11 @@ def _recompute(plan: Recomputation, delays: Delays) -> TransformerInfo:
             _reread(info.transformed(op), op, instead)
     for stage, segment in enumerate(plan.segments):
         for read in segment.reads:
-            set_new_input(read.op, read.index, info.transformed(read.tensor))
+            creation.set_new_input(read.op, read.index, info.transformed(read.tensor))
         instead = delays.direct(stage)
         for read in segment.direct:
             if read.tensor in instead:
-                set_new_input(read.op, read.index, instead[read.tensor])
+                creation.set_new_input(read.op, read.index, instead[read.tensor])
     return info
 
 
@@ -136,4 +128,4 @@ def _copy(plan: Recomputation) -> TransformerInfo:
 def _reread(copy: Operation, original: Operation, instead: IdentityMap[Tensor]) -> None:
     for index, t in enumerate(original.inputs):
         if t in instead:
-            set_new_input(copy, index, instead[t])
+            creation.set_new_input(copy, index, instead[t])

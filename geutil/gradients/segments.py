@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import Step
-from geutil.graph.adjacency import creation_index
-from geutil.graph.order import topological_sort
-from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
-from geutil.graph.tf_gradients import in_version_1_control_flow, is_stateful
+from geutil.graph import adjacency, order, runtime, tf_gradients
 from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference
 from geutil.memory.cpu_kernels import HELD, passes_on
 
@@ -43,16 +40,16 @@ def why_kept(op: Operation) -> str | None:
     """
     if op.type in _GIVEN or not op.inputs:
         return "it is given"
-    if is_stateful(op):
+    if tf_gradients.is_stateful(op):
         return f"a {op.type} must run only once"
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
         return "it reads or changes a variable of version 1"
-    if op.type in _PRIMITIVE_FLOW or in_version_1_control_flow(op):
+    if op.type in _PRIMITIVE_FLOW or tf_gradients.in_version_1_control_flow(op):
         return "it belongs to a loop or conditional of version 1"
     if source_of(op).type in HELD:
         return "it is given"
-    if is_determinism_enabled() and is_left_to_chance(op):
+    if runtime.is_determinism_enabled() and is_left_to_chance(op):
         return "the order in which it adds is left to chance"
     return None
 
@@ -84,7 +81,7 @@ def is_left_to_chance(op: Operation) -> bool:
         op.type == "AddN"
         and len(op.inputs) > 2
         and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
-        and not is_compiled_by_xla(op.graph)
+        and not runtime.is_compiled_by_xla(op.graph)
     )
 
 
@@ -296,7 +293,7 @@ def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
             if t.op not in met and not keeps(t):
                 met[t.op] = None
                 waiting.append(t.op)
-    return topological_sort(met)
+    return order.topological_sort(met)
 
 
 def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:
@@ -353,7 +350,7 @@ def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation
                 waits[stage],
             )
         )
-    kept = sorted(held, key=lambda t: (creation_index(t.op), t.value_index))
+    kept = sorted(held, key=lambda t: (adjacency.creation_index(t.op), t.value_index))
     return Recomputation(step, tuple(kept), tuple(segments))
 
 

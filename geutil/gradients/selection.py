@@ -12,27 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients.costs import is_heavy
+from geutil.gradients import costs, segments, tensor_sizes
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.policies import Policy, name_of_policy
-from geutil.gradients.segments import forward_inputs, is_parameter, ops_behind, why_kept
 from geutil.gradients.step import Step
-from geutil.gradients.tensor_sizes import (
-    known_dims,
-    negligible_bytes,
-    tensor_bytes,
-    tensor_elements,
-)
-from geutil.graph.tf_gradients import collection, enclosing_graphs
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Tensor,
-    dereference,
-    is_tensor,
-    type_name,
-)
+from geutil.graph import tf_gradients, types
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
 
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
@@ -68,18 +53,18 @@ def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...]
         if checkpoints == "collection":
             collected(graph)
         return checkpoints
-    if callable(checkpoints) and not is_tensor(checkpoints):
+    if callable(checkpoints) and not types.is_tensor(checkpoints):
         policy: Policy = checkpoints
         return policy
     single = isinstance(checkpoints, dict) or not isinstance(checkpoints, Iterable)
-    if single or is_tensor(checkpoints):
+    if single or types.is_tensor(checkpoints):
         checkpoints = [checkpoints]
     return _tensors(graph, checkpoints)
 
 
 def collected(graph: Graph) -> tuple[Tensor, ...]:
     """Return the collection, without what only graphs around this one can have."""
-    members = list(collection(graph, COLLECTION))
+    members = list(tf_gradients.collection(graph, COLLECTION))
     if not members:
         raise SelectionError(
             f"the collection '{COLLECTION}' of this graph is empty; add tensors by "
@@ -87,19 +72,19 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
             "checkpoints='memory' to have them chosen"
         )
     # A graph inherits the collections of the one that it is traced in.
-    around = enclosing_graphs(graph)
+    around = tf_gradients.enclosing_graphs(graph)
     return _tensors(
         graph, (t for t in members if getattr(t, "graph", None) not in around)
     )
 
 
 def _tensors(graph: Graph, given: Iterable[Any]) -> tuple[Tensor, ...]:
-    tensors = tuple(dereference(t) for t in given)
+    tensors = tuple(types.dereference(t) for t in given)
     for t in tensors:
-        if not is_tensor(t):
+        if not types.is_tensor(t):
             raise ArgumentTypeError(
-                f"a checkpoint is a tensor of the graph, got {type_name(t)}; pass a "
-                f"list of tensors, a policy, or one of {', '.join(MODES)}"
+                f"a checkpoint is a tensor of the graph, got {types.type_name(t)}; "
+                f"pass a list of tensors, a policy, or one of {', '.join(MODES)}"
             )
         if t.graph is not graph:
             raise SelectionError(
@@ -117,9 +102,11 @@ class AlwaysKept:
         given = (*step.seeds, *(x.op for x in step.xs))
         self._given = frozenset(given)
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
-        read = IdentitySet(t for _, _, t in forward_inputs(step))
-        held = (t for t in read if not is_parameter(t.op))
-        self._negligible = negligible_bytes(tensor_bytes(t) for t in held)
+        read = IdentitySet(t for _, _, t in segments.forward_inputs(step))
+        held = (t for t in read if not segments.is_parameter(t.op))
+        self._negligible = tensor_sizes.negligible_bytes(
+            tensor_sizes.tensor_bytes(t) for t in held
+        )
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -134,12 +121,12 @@ class AlwaysKept:
     def _find(self, tensor: Tensor) -> str | None:
         if tensor.op in self._given or not self._step.covers(tensor.op):
             return "it is given"
-        reason = why_kept(tensor.op)
+        reason = segments.why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
-        unknown = known_dims(tensor) is None or tensor.dtype == tf.variant
+        unknown = tensor_sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
-        small = tensor_bytes(tensor) <= self._negligible
+        small = tensor_sizes.tensor_bytes(tensor) <= self._negligible
         return "it is too small to matter" if small else None
 
 
@@ -215,7 +202,7 @@ def _resolve_mode(
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
-        chosen = _chosen_by(step, is_heavy, smallest, always)
+        chosen = _chosen_by(step, costs.is_heavy, smallest, always)
         keeping = Keeping(mode, chosen, always)
         if not len(chosen):
             keeping.warnings.append(
@@ -223,7 +210,7 @@ def _resolve_mode(
                 "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
             )
         return keeping
-    heavy = tuple(_chosen_by(step, is_heavy, smallest, always))
+    heavy = tuple(_chosen_by(step, costs.is_heavy, smallest, always))
     choice = choose_for_memory(
         step, always, smallest, among_others=among_others, other=heavy
     )
@@ -270,7 +257,9 @@ def _chosen_by(
 
 def _is_large(tensor: Tensor, smallest: int) -> bool:
     # A variant is one element, which may stand for any number of tensors.
-    return tensor.dtype == tf.variant or tensor_elements(tensor) >= smallest
+    return (
+        tensor.dtype == tf.variant or tensor_sizes.tensor_elements(tensor) >= smallest
+    )
 
 
 def uncast(tensor: Tensor) -> Tensor:
@@ -282,5 +271,5 @@ def uncast(tensor: Tensor) -> Tensor:
 
 def _recomputable(step: Step, always: AlwaysKept) -> list[Any]:
     """Return the ops that would be run again if nothing were kept."""
-    roots = [t.op for _, _, t in forward_inputs(step) if not always(t)]
-    return ops_behind(roots, always)
+    roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
+    return segments.ops_behind(roots, always)

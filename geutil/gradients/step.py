@@ -15,10 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
-from geutil.graph.adjacency import creation_index
-from geutil.graph.creation import count_ops, ops_since
-from geutil.graph.order import topological_sort
-from geutil.graph.tf_gradients import plain_gradients
+from geutil.graph import adjacency, creation, order, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.select.walks import get_backward_walk_ops
 
@@ -53,7 +50,7 @@ class Step:
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""
-        index = creation_index(op)
+        index = adjacency.creation_index(op)
         return index >= self.first and index not in self.gap
 
     def ops(self) -> list[Operation]:
@@ -66,12 +63,12 @@ class Step:
 
     def is_helper(self, op: Operation) -> bool:
         """Tell whether a gradient function made an op that runs in the forward pass."""
-        return creation_index(op) > self._start
+        return adjacency.creation_index(op) > self._start
 
     @cached_property
     def _start(self) -> int:
         """The creation index from which on gradients were built."""
-        return min(map(creation_index, self.seeds), default=0)
+        return min(map(adjacency.creation_index, self.seeds), default=0)
 
 
 def build_step(
@@ -114,13 +111,13 @@ def build_step(
         )
     sources = [source_of(x) for x in as_list(xs)]
     seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
-    before = count_ops(graph)
+    before = creation.count_ops(graph)
     arguments = (graph, targets, sources, seeds, options or {})
     if engine is None:
-        gradients = plain_gradients(*arguments)
+        gradients = tf_gradients.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    made = ops_since(graph, before)
+    made = creation.ops_since(graph, before)
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
@@ -228,7 +225,7 @@ def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operatio
         (t.op for t in tensors_of(gradients)),
         lambda op: (p for p in _producers(op) if p in members),
     )
-    return topological_sort(op for op in ops if op in needed)
+    return order.topological_sort(op for op in ops if op in needed)
 
 
 def _producers(op: Operation) -> Iterator[Operation]:

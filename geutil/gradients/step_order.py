@@ -14,17 +14,10 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from geutil.gradients.segments import is_parameter
-from geutil.gradients.tensor_sizes import settle_shapes, tensor_bytes
-from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
-from geutil.graph.function_calls import limit_parallel_iterations
-from geutil.graph.op_types import LOOPS
-from geutil.graph.state import forget_order
+from geutil.gradients import segments, tensor_sizes
+from geutil.graph import creation, function_calls, op_types, state, v1_control_flow
 from geutil.graph.types import Operation, Tensor, is_reference
-from geutil.graph.v1_control_flow import unconditional
-from geutil.memory.called_functions import ITERATIONS
-from geutil.memory.graph_to_program import calls_of, read_ops
-from geutil.memory.onednn import fused_groups, with_groups_fused
+from geutil.memory import function_memory, graph_to_program, onednn
 from geutil.memory.ordering import Plan, plan_order
 
 SCOPE = "ordered"
@@ -79,13 +72,15 @@ def order_step(
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
     for op in ops:
-        if op.type in LOOPS:
-            limit_parallel_iterations(op, ITERATIONS)
-    settle_shapes(ops)
-    program = read_ops(ops, fetched, tensor_bytes, calls_of(ops))
+        if op.type in op_types.LOOPS:
+            function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
+    tensor_sizes.settle_shapes(ops)
+    program = graph_to_program.read_ops(
+        ops, fetched, tensor_sizes.tensor_bytes, graph_to_program.calls_of(ops)
+    )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])
-    groups = fused_groups(program)
+    groups = onednn.fused_groups(program)
     places: dict[int, int] = {}
 
     def can_wait(number: int) -> bool:
@@ -95,7 +90,7 @@ def order_step(
             places[number] = place
         return place is not None
 
-    fused = with_groups_fused(program, groups)
+    fused = onednn.with_groups_fused(program, groups)
     number_of = {ops[i]: n for n, group in enumerate(groups) for i in group}
     later = {
         number_of[start]: [number_of[end] for end in ends if end in number_of]
@@ -115,7 +110,7 @@ def order_step(
         op = ops[groups[number][0]]
         waits.append(add_order_dependency(op, places[number], ends))
     if waits:
-        forget_order(waits[0].graph)
+        state.forget_order(waits[0].graph)
     return OrderedStep(plan, tuple(waits))
 
 
@@ -130,9 +125,9 @@ def add_order_dependency(
     Returns:
         The op that waits.
     """
-    stand_in = make_stand_in(op.inputs[place], SCOPE, "turn")
-    add_control_edges(stand_in.op, awaited)
-    set_new_input(op, place, stand_in)
+    stand_in = creation.make_stand_in(op.inputs[place], SCOPE, "turn")
+    creation.add_control_edges(stand_in.op, awaited)
+    creation.set_new_input(op, place, stand_in)
     return stand_in.op
 
 
@@ -142,7 +137,7 @@ def _queues(ops: Sequence[Operation]) -> Mapping[Operation, str]:
     Not those that read from several devices: towers would wait for each other by them.
     """
     queues = {}
-    for op in unconditional(ops):
+    for op in v1_control_flow.unconditional(ops):
         places = {op.device, *(t.op.device for t in op.inputs)} - {""}
         if len(places) < 2:
             queues[op] = op.device
@@ -170,7 +165,7 @@ def _place_to_wait(op: Operation) -> int | None:
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     if op.type in _JOINED:
         places = [i for i in places if op.inputs[i].op.type not in _JOINED_WITH]
-    given = [i for i in places if is_parameter(op.inputs[i].op)]
+    given = [i for i in places if segments.is_parameter(op.inputs[i].op)]
     for place in [i for i in places if i not in given] + given:
         return place
     return None

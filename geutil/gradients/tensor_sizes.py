@@ -14,20 +14,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.creation import import_ops, new_graph
-from geutil.graph.fetched_subgraph import step_graph_def
-from geutil.graph.op_types import PLACEHOLDERS
-from geutil.graph.order import topological_sort
+from geutil.graph import creation, fetched_subgraph, op_types, order, types
 from geutil.graph.state import state_of
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    dereference,
-    is_tensor,
-)
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.memory.sizes import GivenShapes, dims_of, pairs_of, tensor_name
 
 Dims: TypeAlias = tuple[int | None, ...]
@@ -71,7 +60,7 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
     """
     found = []
     for key, shape in pairs_of(shapes):
-        tensor = _found(graph, dereference(key))
+        tensor = _found(graph, types.dereference(key))
         try:
             told = tf.TensorShape(shape)
         except (TypeError, ValueError) as error:
@@ -86,7 +75,7 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
 
 
 def _found(graph: Graph, key: Any) -> Tensor:
-    if is_tensor(key) and key.graph is graph:
+    if types.is_tensor(key) and key.graph is graph:
         return key
     try:
         return graph.get_tensor_by_name(tensor_name(key))
@@ -157,11 +146,11 @@ class OpenShapes:
                 if t.op not in met and not self._is_given(t):
                     met[t.op] = None
                     waiting.append(t.op)
-        return topological_sort(met)
+        return order.topological_sort(met)
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Tell whether nothing behind a tensor is of use."""
-        if tensor.op.type in PLACEHOLDERS:
+        if tensor.op.type in op_types.PLACEHOLDERS:
             return False
         if tensor in self.assumed or tensor in self._given:
             return True
@@ -215,11 +204,13 @@ class OpenShapes:
         inside = frozenset(members)
         read = IdentitySet(t for op in members for t in op.inputs)
         feeds = [t for t in read if t.op not in inside]
-        scratch = new_graph()
+        scratch = creation.new_graph()
         try:
-            graph_def = step_graph_def(members[0].graph, members, feeds)
+            graph_def = fetched_subgraph.step_graph_def(
+                members[0].graph, members, feeds
+            )
             self._write(graph_def, members, feeds)
-            import_ops(scratch, graph_def, {})
+            creation.import_ops(scratch, graph_def, {})
         except Exception as error:  # TensorFlow raises what it likes.
             self.refusal = str(error).splitlines()[0]
             return
@@ -238,7 +229,7 @@ class OpenShapes:
             del node.input[:]
             node.input.extend(data)
             node.attr.pop("_class", None)
-            if node.op in PLACEHOLDERS and t in self.known:
+            if node.op in op_types.PLACEHOLDERS and t in self.known:
                 shape = tf.TensorShape(self.known[t])
                 node.attr["shape"].shape.CopyFrom(shape.as_proto())
             elif node.op == "PlaceholderWithDefault":
@@ -283,7 +274,7 @@ def settle_shapes(
 
 def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
     """Return what to tell of sizes that are guesses, or None if there are none."""
-    listed = topological_sort(ops)
+    listed = order.topological_sort(ops)
     if not listed:
         return None
     shapes = open_shapes_of(listed[0].graph)

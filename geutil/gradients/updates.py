@@ -18,22 +18,18 @@ from geutil.errors import SelectionError, StaleGraphError
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
-from geutil.graph.call_graph import changes_state
-from geutil.graph.creation import set_new_input
-from geutil.graph.fetched_subgraph import step_ops
-from geutil.graph.nested import flatten
-from geutil.graph.order import topological_sort
-from geutil.graph.run_hooks import Use, complete, has_been_run, on_completion
-from geutil.graph.runtime import is_compiled_by_xla, is_determinism_enabled
-from geutil.graph.state import fingerprint, state_of
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    Operation,
-    is_func_graph,
-    is_op,
-    is_tensor,
+from geutil.graph import (
+    call_graph,
+    creation,
+    fetched_subgraph,
+    nested,
+    order,
+    runtime,
+    types,
 )
+from geutil.graph.run_hooks import Use, complete, has_been_run, on_completion
+from geutil.graph.state import fingerprint, state_of
+from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.ordering import Plan
 from geutil.select.conversions import get_unique_graph
 
@@ -79,11 +75,11 @@ def order_when_complete(step: Step, report: Report | None = None) -> None:
 
     Cost: that of `order_step`.
     """
-    if is_compiled_by_xla(step.graph) or is_determinism_enabled():
+    if runtime.is_compiled_by_xla(step.graph) or runtime.is_determinism_enabled():
         return
     orders = orders_of(step.graph)
     orders.add(step, report)
-    if not is_func_graph(step.graph):
+    if not types.is_func_graph(step.graph):
         orders.order_gradients(step)
 
 
@@ -94,7 +90,7 @@ def order_moved(graph: Graph, backward: Iterable[Operation]) -> None:
         graph: the graph of the function.
         backward: the backward ops there.
     """
-    if not is_determinism_enabled():
+    if not runtime.is_determinism_enabled():
         orders_of(graph).add_backward(backward)
 
 
@@ -138,9 +134,9 @@ def order_updates(*fetches: Any) -> Report | None:
         True
     """
     default = tf.compat.v1.get_default_graph()
-    if is_func_graph(default):
+    if types.is_func_graph(default):
         return last_report(default)
-    found = [_op_or_tensor(f) for f in flatten(list(fetches))]
+    found = [_op_or_tensor(f) for f in nested.flatten(list(fetches))]
     graph = get_unique_graph(found)
     orders: _Orders | None = state_of(graph).step_order
     if orders is None:
@@ -189,8 +185,10 @@ class _Orders:
         """Order the forward and backward pass of a step."""
         wanted = [*step.ys, *tensors_of(step.gradients)]
         held = wanted if step.holds_gradients else step.ys
-        ops = topological_sort(step_ops([t.op for t in wanted], IdentitySet()))
-        forward = step_ops([y.op for y in step.ys], IdentitySet())
+        ops = order.topological_sort(
+            fetched_subgraph.step_ops([t.op for t in wanted], IdentitySet())
+        )
+        forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
         self._forward.update(dict.fromkeys(forward))
         self._tell(order_step(ops, held, self._may_await, self._phases))
 
@@ -220,17 +218,17 @@ class _Orders:
             self._check(targets, use)
 
     def _order(self, targets: Sequence[Operation], use: Use) -> None:
-        ops = topological_sort(step_ops(targets, use.feeds))
+        ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         if self._backward.keys().isdisjoint(ops):
             return
         if _pass_by_joints(ops, self._backward):
-            ops = topological_sort(step_ops(targets, use.feeds))
+            ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         self._tell(order_step(ops, use.tensors, phases=self._phases), whole=True)
 
     def _order_for_session(self, targets: Sequence[Operation], use: Use) -> None:
-        ops = topological_sort(step_ops(targets, use.feeds))
+        ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         after = _after(ops, self._backward)
-        if not any(changes_state(op) for op in after):
+        if not any(call_graph.changes_state(op) for op in after):
             return
         obstacle = self._obstacle(use)
         if obstacle is not None:
@@ -238,10 +236,14 @@ class _Orders:
             return
         # What is fed counts as a part of the step, as it is.
         targets = [*targets, *(t.op for t in use.feeds)]
-        ops = topological_sort(step_ops(targets, IdentitySet()))
+        ops = order.topological_sort(fetched_subgraph.step_ops(targets, IdentitySet()))
         if _pass_by_joints(ops, self._backward):
-            ops = topological_sort(step_ops(targets, IdentitySet()))
-        changing = _with_readers(ops, (op for op in ops if changes_state(op)))
+            ops = order.topological_sort(
+                fetched_subgraph.step_ops(targets, IdentitySet())
+            )
+        changing = _with_readers(
+            ops, (op for op in ops if call_graph.changes_state(op))
+        )
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
 
@@ -258,9 +260,11 @@ class _Orders:
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
             return
-        asked = frozenset(step_ops(targets, use.feeds, without=self._waits or ()))
-        for op in step_ops(targets, use.feeds):
-            if op not in asked and changes_state(op):
+        asked = frozenset(
+            fetched_subgraph.step_ops(targets, use.feeds, without=self._waits or ())
+        )
+        for op in fetched_subgraph.step_ops(targets, use.feeds):
+            if op not in asked and call_graph.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
 
@@ -365,7 +369,7 @@ def orders_of(graph: Graph) -> _Orders:
 
 def _op_or_tensor(fetch: Any) -> Any:
     """Return what is run for a fetch: an assignment returns a variable, with its op."""
-    return fetch if is_op(fetch) or is_tensor(fetch) else fetch.op
+    return fetch if types.is_op(fetch) or types.is_tensor(fetch) else fetch.op
 
 
 def _after(
@@ -415,5 +419,5 @@ def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> 
             for reader in handed_on.consumers():
                 for place, t in enumerate(reader.inputs):
                     if t is handed_on:
-                        set_new_input(reader, place, read)
+                        creation.set_new_input(reader, place, read)
     return found

@@ -12,29 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients.barriers import SCOPE
+from geutil.gradients import barriers, recomputing, tensor_sizes, updates
 from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Options, Prepared, keep_all
-from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import Step, build_step, tensors_of
-from geutil.gradients.tensor_sizes import settle_shapes, tensor_bytes
-from geutil.gradients.updates import order_moved, order_when_complete
-from geutil.graph.adjacency import consumers, creation_index
-from geutil.graph.creation import capture, count_ops, neutral, ops_since
+from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.state import state_of
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_tensor,
-)
-from geutil.graph.v1_control_flow import unconditional
 from geutil.select.queries import make_view
 from geutil.transform.transformer import copy_replacing
 
@@ -54,9 +40,9 @@ class Call:
             after it is unknown.
     """
 
-    graph: Graph
-    ys: tuple[Tensor, ...]
-    inputs: tuple[Tensor, ...]
+    graph: types.Graph
+    ys: tuple[types.Tensor, ...]
+    inputs: tuple[types.Tensor, ...]
     first: int
     end: int
     alone: bool
@@ -74,7 +60,9 @@ class GraphCalls:
     """
 
     count: int = 0
-    ends: dict[Operation, tuple[Operation, ...]] = field(default_factory=dict)
+    ends: dict[types.Operation, tuple[types.Operation, ...]] = field(
+        default_factory=dict
+    )
     first: int = 0
 
     def add(self, step: Step) -> None:
@@ -82,19 +70,19 @@ class GraphCalls:
         members = frozenset(step.backward)
         ends = tuple(
             op
-            for op in unconditional(step.backward)
-            if not any(r in members for t in op.outputs for r in consumers(t))
+            for op in v1_control_flow.unconditional(step.backward)
+            if not any(r in members for t in op.outputs for r in adjacency.consumers(t))
         )
         if step.backward and not self.ends:
-            self.first = min(map(creation_index, step.backward))
+            self.first = min(map(adjacency.creation_index, step.backward))
         self.ends.update(dict.fromkeys(step.backward, ends))
 
-    def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
+    def before(self, ops: Iterable[types.Operation]) -> tuple[types.Operation, ...]:
         """Return the ends of the calls whose backward pass comes just before ops.
 
         Cost: linear in the backward ops in between, and their inputs.
         """
-        found: dict[Operation, None] = {}
+        found: dict[types.Operation, None] = {}
         waiting = list(ops)
         met = set(waiting)
         while waiting:
@@ -103,13 +91,13 @@ class GraphCalls:
                 found.update(dict.fromkeys(self.ends[op]))
                 continue
             for t in op.inputs:
-                if t.op not in met and creation_index(t.op) >= self.first:
+                if t.op not in met and adjacency.creation_index(t.op) >= self.first:
                     met.add(t.op)
                     waiting.append(t.op)
         return tuple(found)
 
 
-def calls_in(graph: Graph) -> GraphCalls:
+def calls_in(graph: types.Graph) -> GraphCalls:
     """Return what is known of the checkpointed calls in a graph."""
     state = state_of(graph)
     if state.checkpointed_calls is None:
@@ -131,9 +119,9 @@ _NOTHING = (
 
 def plan_call(
     call: Call,
-    ys: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    grad_ys: Sequence[Tensor],
+    ys: Sequence[types.Tensor],
+    xs: Sequence[types.Tensor],
+    grad_ys: Sequence[types.Tensor],
     options: Options,
     offload: Offload | None,
 ) -> Prepared:
@@ -147,11 +135,11 @@ def plan_call(
         options: how to choose and hold checkpoints; the mode may be "inputs".
         offload: what is offloaded, and how; the same for all gradients of the call.
     """
-    later = ops_since(call.graph, call.end)
+    later = creation.ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
-    settle_shapes(step.ops())
+    tensor_sizes.settle_shapes(step.ops())
     keeping, plan = _choose(call, step, options, later)
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
@@ -160,14 +148,16 @@ def plan_call(
     return Prepared(plan, keeping, offload, where)
 
 
-def _indices(ops: Sequence[Operation]) -> range:
+def _indices(ops: Sequence[types.Operation]) -> range:
     """Return the creation indices of ops that were made one after the other."""
     if not ops:
         return range(0)
-    return range(creation_index(ops[0]), creation_index(ops[-1]) + 1)
+    return range(
+        adjacency.creation_index(ops[0]), adjacency.creation_index(ops[-1]) + 1
+    )
 
 
-def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
+def _after(plan: Recomputation, ends: Sequence[types.Operation]) -> Recomputation:
     """Let what is recomputed at first wait for the calls that come before as well.
 
     The executor runs weight gradients late, and what they have not read yet is held.
@@ -186,9 +176,9 @@ def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
 
 
 def _choose(
-    call: Call, step: Step, options: Options, later: Iterable[Operation]
+    call: Call, step: Step, options: Options, later: Iterable[types.Operation]
 ) -> tuple[Keeping, Recomputation]:
-    inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+    inputs = Keeping(INPUTS, types.IdentitySet(), AlwaysKept(step))
     whole = plan_recomputation(step, inputs, spare_last=False)
     if not whole.segments:
         inputs.warnings.append(_NOTHING)
@@ -218,7 +208,7 @@ def _pays(call: Call, keeping: Keeping, plan: Recomputation, size: int) -> bool:
 
     What is chosen is held by each of the calls, and one works at a time.
     """
-    held = sum(map(tensor_bytes, keeping.chosen))
+    held = sum(map(tensor_sizes.tensor_bytes, keeping.chosen))
     working = max(map(_bytes_of, plan.segments), default=0)
     return calls_in(call.graph).count * held + working < size
 
@@ -227,7 +217,7 @@ def _bytes_of(segment: Segment) -> int:
     return _bytes(segment.ops)
 
 
-def _is_little(ops: Iterable[Operation], limit: float) -> bool:
+def _is_little(ops: Iterable[types.Operation], limit: float) -> bool:
     """Tell whether ops make so many bytes at most; passing on makes none."""
     total = 0
     for op in ops:
@@ -239,12 +229,15 @@ def _is_little(ops: Iterable[Operation], limit: float) -> bool:
     return True
 
 
-def _bytes(ops: Iterable[Operation]) -> int:
-    return sum(tensor_bytes(t) for op in ops for t in op.outputs)
+def _bytes(ops: Iterable[types.Operation]) -> int:
+    return sum(tensor_sizes.tensor_bytes(t) for op in ops for t in op.outputs)
 
 
 def move_gradients(
-    step: Step, before: int, given: Iterable[tuple[Tensor, Tensor]], graph: Graph
+    step: Step,
+    before: int,
+    given: Iterable[tuple[types.Tensor, types.Tensor]],
+    graph: types.Graph,
 ) -> list[Any]:
     """Copy the backward pass of a step, with what it recomputes, to another graph.
 
@@ -262,26 +255,28 @@ def move_gradients(
 
     Cost: linear in the ops that are copied and their inputs.
     """
-    there = MutableIdentityMap(given)
-    moving = _ops_after(step.seeds, ops_since(step.graph, before))
+    there = types.MutableIdentityMap(given)
+    moving = _ops_after(step.seeds, creation.ops_since(step.graph, before))
     ops, read = _needed(tensors_of(step.gradients), moving, there)
     for t in read:
-        there[t] = capture(graph, t)
+        there[t] = creation.capture(graph, t)
     if ops:
         _, info = copy_replacing(
-            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
+            make_view(ops), there, graph, barriers.SCOPE, "", reuse_dst_scope=True
         )
-        order_moved(graph, (info.transformed(op) for op in ops))
+        updates.order_moved(graph, (info.transformed(op) for op in ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
     return [_mapped(gradient, there) for gradient in step.gradients]
 
 
-def _ops_after(seeds: Iterable[Operation], made: Iterable[Operation]) -> set[Operation]:
+def _ops_after(
+    seeds: Iterable[types.Operation], made: Iterable[types.Operation]
+) -> set[types.Operation]:
     """Return the seeds and those of the ops that run after one of them."""
     after = set(seeds)
     # Edits let backward ops read copies that were made later, never the reverse.
     waiting = list(after)
-    readers: dict[Operation, list[Operation]] = {}
+    readers: dict[types.Operation, list[types.Operation]] = {}
     for op in made:
         for before in (*(t.op for t in op.inputs), *op.control_inputs):
             readers.setdefault(before, []).append(op)
@@ -294,19 +289,21 @@ def _ops_after(seeds: Iterable[Operation], made: Iterable[Operation]) -> set[Ope
 
 
 def _needed(
-    tensors: Iterable[Tensor], moving: set[Operation], there: IdentityMap[Tensor]
-) -> tuple[list[Operation], IdentitySet]:
+    tensors: Iterable[types.Tensor],
+    moving: set[types.Operation],
+    there: types.IdentityMap[types.Tensor],
+) -> tuple[list[types.Operation], types.IdentitySet]:
     """Return the ops to copy for some tensors, and the tensors to capture."""
-    read = IdentitySet()
-    met: dict[Operation, None] = {}
-    waiting: list[Operation] = []
+    read = types.IdentitySet()
+    met: dict[types.Operation, None] = {}
+    waiting: list[types.Operation] = []
 
-    def visit(op: Operation) -> None:
+    def visit(op: types.Operation) -> None:
         if op not in met:
             met[op] = None
             waiting.append(op)
 
-    def visit_tensor(t: Tensor) -> None:
+    def visit_tensor(t: types.Tensor) -> None:
         if t in there:
             return
         if t.op in moving or t.op.type == "Const":
@@ -326,7 +323,7 @@ def _needed(
     return list(met), read
 
 
-def _mapped(gradient: Any, there: IdentityMap[Tensor]) -> Any:
+def _mapped(gradient: Any, there: types.IdentityMap[types.Tensor]) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             there[gradient.values],
@@ -354,7 +351,7 @@ class CallGradients:
         self._options = options
         self._offload = options.offloading()
 
-    def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
+    def build(self, xs: Sequence[types.Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
         flowing = [
             (y, grad)
@@ -368,25 +365,28 @@ class CallGradients:
         graph = tf.compat.v1.get_default_graph()
         if graph is self._call.graph:
             return list(self._step(ys, xs, grad_ys).gradients)
-        with neutral(self._call.graph):
+        with creation.neutral(self._call.graph):
             stand_ins = [_like(y) for y in ys]
-            before = count_ops(self._call.graph)
+            before = creation.count_ops(self._call.graph)
             step = self._step(ys, xs, stand_ins)
         return move_gradients(step, before, zip(stand_ins, grad_ys, strict=True), graph)
 
     def _step(
-        self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
+        self,
+        ys: Sequence[types.Tensor],
+        xs: Sequence[types.Tensor],
+        grad_ys: Sequence[types.Tensor],
     ) -> Step:
         """Build the gradients in the graph of the call."""
         prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
         report = prepared.report()
-        step = build_recomputation(prepared.plan, prepared.offload)
+        step = recomputing.build_recomputation(prepared.plan, prepared.offload)
         publish(report, step.graph)
-        order_when_complete(step)
+        updates.order_when_complete(step)
         return step
 
 
-def _like(y: Tensor) -> Tensor:
+def _like(y: types.Tensor) -> types.Tensor:
     """Return a tensor that can stand for the gradient of `y`."""
     return tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
 
@@ -401,8 +401,10 @@ def _is_made_up(grad: Any, outputs: int) -> bool:
         grad: the gradient of an output.
         outputs: how many outputs the call has.
     """
-    if not is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
+    if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
         return False
-    if grad.op not in ops_since(grad.graph, count_ops(grad.graph) - outputs):
+    if grad.op not in creation.ops_since(
+        grad.graph, creation.count_ops(grad.graph) - outputs
+    ):
         return False
     return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

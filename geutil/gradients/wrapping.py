@@ -15,31 +15,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, Call, CallGradients, calls_in
-from geutil.graph.adjacency import creation_index
-from geutil.graph.creation import count_ops, ops_since
-from geutil.graph.gradient_functions import captures_of
-from geutil.graph.tf_gradients import (
-    a_tape_is_open,
-    carry_marks,
-    converted_as_here,
-    is_differentiable,
-    is_watched,
-    not_converted,
-    record_on_tapes,
-    set_gradient,
-    without_recording,
-)
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_tensor,
-    type_name,
-)
+from geutil.graph import adjacency, creation, gradient_functions, tf_gradients, types
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 
@@ -89,44 +65,44 @@ def call_in_graph(
     Cost: linear in the ops that the function makes.
     """
     graph = tf.compat.v1.get_default_graph()
-    before = count_ops(graph)
+    before = creation.count_ops(graph)
     with _entered():
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
-    ys = IdentitySet(t for t in leaves if _is_output(t, graph))
-    made = ops_since(graph, before)
+    ys = types.IdentitySet(t for t in leaves if _is_output(t, graph))
+    made = creation.ops_since(graph, before)
     inputs = _read_from_outside(ys, frozenset(made))
     if not inputs:
         return result
-    first = creation_index(made[0]) if made else 0
-    call = Call(graph, tuple(ys), inputs, first, count_ops(graph), alone)
+    first = adjacency.creation_index(made[0]) if made else 0
+    call = Call(graph, tuple(ys), inputs, first, creation.count_ops(graph), alone)
     calls_in(graph).count += 1
-    stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
+    stand_ins = types.IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(
         result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
     )
 
 
-def _is_output(leaf: Any, graph: Graph) -> bool:
+def _is_output(leaf: Any, graph: types.Graph) -> bool:
     return (
-        is_tensor(leaf)
+        types.is_tensor(leaf)
         and leaf.graph is graph
         and leaf.dtype != tf.resource
-        and is_differentiable(leaf)
+        and tf_gradients.is_differentiable(leaf)
     )
 
 
 def _read_from_outside(
-    ys: IdentitySet, made: frozenset[Operation]
-) -> tuple[Tensor, ...]:
+    ys: types.IdentitySet, made: frozenset[types.Operation]
+) -> tuple[types.Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
-    found = IdentitySet()
+    found = types.IdentitySet()
     waiting = list(ys)
     met = set()
     while waiting:
         t = waiting.pop()
         if t.op not in made or _is_given(t):
-            if is_differentiable(t):
+            if tf_gradients.is_differentiable(t):
                 found.add(t)
         elif t.op not in met:
             met.add(t.op)
@@ -134,15 +110,15 @@ def _read_from_outside(
     return tuple(found)
 
 
-def _is_given(t: Tensor) -> bool:
+def _is_given(t: types.Tensor) -> bool:
     """Tell whether an op made in the call stands for what comes from outside.
 
     A small eager tensor becomes a constant, and a tape may watch where it comes from.
     """
-    return t.op.type in _GIVEN or (t.op.type == "Const" and is_watched(t))
+    return t.op.type in _GIVEN or (t.op.type == "Const" and tf_gradients.is_watched(t))
 
 
-def _tell(call: Call, options: Options) -> Sequence[Tensor]:
+def _tell(call: Call, options: Options) -> Sequence[types.Tensor]:
     """Return stand-ins for the outputs of a call whose gradients save memory.
 
     Tapes that are open now are told directly. Gradients that are built from the graph
@@ -151,24 +127,24 @@ def _tell(call: Call, options: Options) -> Sequence[Tensor]:
     gradients = CallGradients(call, options)
     count = len(call.ys)
     with tf.device(call.ys[0].device):
-        made = without_recording(
+        made = tf_gradients.without_recording(
             lambda: tf.raw_ops.IdentityN(
                 input=[*call.ys, *call.inputs], name="checkpointed"
             )
         )
     stand_ins = made[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
-        carry_marks(t, t_)
+        tf_gradients.carry_marks(t, t_)
 
-    def of_op(op: Operation, *grads: Any) -> list[Any]:
+    def of_op(op: types.Operation, *grads: Any) -> list[Any]:
         del op
         return [*[None] * count, *gradients.build(call.inputs, grads[:count])]
 
-    set_gradient(stand_ins[0].op, of_op)
+    tf_gradients.set_gradient(stand_ins[0].op, of_op)
     watched = _watched(call)
     if watched:
         xs = list(watched)
-        record_on_tapes(
+        tf_gradients.record_on_tapes(
             "checkpointed",
             stand_ins,
             list(watched.values()),
@@ -177,17 +153,23 @@ def _tell(call: Call, options: Options) -> Sequence[Tensor]:
     return stand_ins
 
 
-def _watched(call: Call) -> IdentityMap[Any]:
+def _watched(call: Call) -> types.IdentityMap[Any]:
     """Return the inputs that tapes watch, and what they know each by.
 
     A function that is called inside hides its captures from the tapes: of a placeholder
     that stands for something outside, they may know only that.
     """
-    watched = MutableIdentityMap((t, t) for t in call.inputs if is_watched(t))
-    if len(watched) < len(call.inputs) and is_func_graph(call.graph):
-        inputs = IdentitySet(call.inputs)
-        for outside, inside in captures_of(call.graph):
-            if inside in inputs and inside not in watched and is_watched(outside):
+    watched = types.MutableIdentityMap(
+        (t, t) for t in call.inputs if tf_gradients.is_watched(t)
+    )
+    if len(watched) < len(call.inputs) and types.is_func_graph(call.graph):
+        inputs = types.IdentitySet(call.inputs)
+        for outside, inside in gradient_functions.captures_of(call.graph):
+            if (
+                inside in inputs
+                and inside not in watched
+                and tf_gradients.is_watched(outside)
+            ):
                 watched[inside] = outside
     return watched
 
@@ -198,7 +180,7 @@ _MODES = ("collection", INPUTS, "memory", "speed")
 _KERAS = ("keras", "tf_keras")
 
 
-@not_converted
+@tf_gradients.not_converted
 def checkpointed(
     fn: F,
     checkpoints: str | Policy = "memory",
@@ -274,7 +256,8 @@ def checkpointed(
         return fn
     if not callable(fn):
         raise ArgumentTypeError(
-            f"expected a function, a Keras layer or a Keras model, got {type_name(fn)}"
+            "expected a function, a Keras layer or a Keras model, "
+            f"got {types.type_name(fn)}"
         )
     return _wrapped(fn, options)
 
@@ -288,8 +271,8 @@ def _check_checkpoints(checkpoints: Any) -> None:
             )
     elif not callable(checkpoints) or isinstance(checkpoints, tf.Tensor):
         raise ArgumentTypeError(
-            f"expected a mode or a policy, got {type_name(checkpoints)}; there are no "
-            "tensors to choose before the call: name them by a policy such as "
+            f"expected a mode or a policy, got {types.type_name(checkpoints)}; there "
+            "are no tensors to choose before the call: name them by a policy such as "
             "by_name(...)"
         )
 
@@ -313,22 +296,22 @@ def _is_layer(fn: Any) -> bool:
 def _wrapped(fn: F, options: Options) -> F:
     """Return a function that does what `fn` does."""
 
-    @not_converted
+    @tf_gradients.not_converted
     def run(args: Any, kwargs: Any, alone: bool) -> Any:
-        function = converted_as_here(fn)
+        function = tf_gradients.converted_as_here(fn)
         return call_in_graph(lambda: function(*args, **kwargs), options, alone=alone)
 
     @tf.function
     def traced(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs, True)
 
-    @not_converted
+    @tf_gradients.not_converted
     def call(args: Any, kwargs: Any) -> Any:
         if inside_call():
-            return converted_as_here(fn)(*args, **kwargs)
+            return tf_gradients.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():
             return run(args, kwargs, False)
-        return (traced if a_tape_is_open() else fn)(*args, **kwargs)
+        return (traced if tf_gradients.a_tape_is_open() else fn)(*args, **kwargs)
 
     # Autograph may convert this one, and so knows that what it calls is in its reach.
     @functools.wraps(fn)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from geutil.errors import TransformError
-from geutil.graph.flat_body import has_list, signature_of
-from geutil.graph.op_types import CALLS
+from geutil.graph import flat_body, op_types
 from geutil.graph.protos import FunctionDefLibrary
 from geutil.graph.types import Operation, is_reference
 
@@ -217,7 +216,7 @@ class Effects:
 
     def is_kernel(self, node: Any) -> bool:
         """Tell whether a node is an op that only computes."""
-        signature = signature_of(node.op, {})
+        signature = flat_body.signature_of(node.op, {})
         return not (self._depends(node) or signature is None or signature.is_stateful)
 
     def _depends(self, node: Any) -> bool:
@@ -234,7 +233,7 @@ class Effects:
             return False
         if node.op in _READS:
             return self._reads
-        signature = signature_of(node.op, {})
+        signature = flat_body.signature_of(node.op, {})
         return signature is None or signature.is_stateful
 
 
@@ -300,7 +299,7 @@ class Library:
         """
         if node.op in self.functions:
             name, attributes = node.op, node.attr
-        elif node.op in CALLS or node.op == "SymbolicGradient":
+        elif node.op in op_types.CALLS or node.op == "SymbolicGradient":
             name, attributes = node.attr["f"].func.name, node.attr["f"].func.attr
         else:
             return None
@@ -331,7 +330,9 @@ class Library:
             node.attr["_gradient_op_type"].s
         ):
             return "its gradient is overridden (_gradient_op_type of the call)"
-        if any(has_list(a) for a in (*signature.input_arg, *signature.output_arg)):
+        if any(
+            flat_body.has_list(a) for a in (*signature.input_arg, *signature.output_arg)
+        ):
             return "the function takes or returns a list of tensors"
         return ""
 

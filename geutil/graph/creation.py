@@ -17,14 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import _tf
-from geutil.graph.adjacency import control_flow_context
-from geutil.graph.names import (
-    absolute_unique_name,
-    scope_basename,
-    scope_dirname,
-    scope_finalize,
-)
+from geutil.graph import _tf, adjacency, names
 from geutil.graph.protos import GraphDef, op_def_of
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
@@ -55,14 +48,14 @@ def placeholder_name(
         ('foo/geph__x_0', 'bar/geph__x_0')
     """
     if t is None:
-        return scope_finalize(scope or "") + prefix
+        return names.scope_finalize(scope or "") + prefix
     require_tensor(t)
     if scope is None:
-        scope = scope_dirname(t.op.name)
-    base = scope_basename(t.op.name)
+        scope = names.scope_dirname(t.op.name)
+    base = names.scope_basename(t.op.name)
     if not base.startswith(f"{prefix}__"):
         base = f"{prefix}__{base}_{t.value_index}"
-    return scope_finalize(scope) + base
+    return names.scope_finalize(scope) + base
 
 
 def make_placeholder_from_tensor(
@@ -304,7 +297,7 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
         if name not in known and not name.startswith("_"):
             del node_def.attr[name]
     node_def.op = op_type
-    node_def.name = absolute_unique_name(op.graph, op.name)
+    node_def.name = names.absolute_unique_name(op.graph, op.name)
     try:
         made = make_op(op.graph, node_def, list(op.inputs))
     # TensorFlow looks for missing inputs by index.
@@ -369,11 +362,11 @@ def surroundings_of(
         control_inputs: what each new op waits for, unless an input of it does.
     """
     graph = op.graph
-    scope = scope_dirname(op.name)
+    scope = names.scope_dirname(op.name)
     awaited = list(control_inputs)
     with ExitStack() as stack:
         stack.enter_context(neutral(graph))
-        graph._set_control_flow_context(control_flow_context(op))
+        graph._set_control_flow_context(adjacency.control_flow_context(op))
         # Each of these takes as long as a small edit, so what is not needed is left.
         if scope:
             # One that ends in a slash is absolute.
@@ -403,5 +396,5 @@ def ops_since(graph: Graph, count: int) -> list[Operation]:
 
 def context_name(op: Operation) -> str | None:
     """Return the name of the version 1 control-flow context that `op` runs in."""
-    context = control_flow_context(op)
+    context = adjacency.control_flow_context(op)
     return None if context is None else str(context.name)

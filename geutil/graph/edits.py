@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
-from geutil.graph.adjacency import control_input_orders
-from geutil.graph.gradient_functions import follow_inputs
+from geutil.graph import adjacency, gradient_functions, run_hooks, v1_control_flow
 from geutil.graph.order import Rewiring, TopologicalOrder
-from geutil.graph.run_hooks import check_editable
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
-from geutil.graph.v1_control_flow import check_control_frames, check_frames
 
 _logger = logging.getLogger("geutil")
 _SHOWN = 8
@@ -108,15 +105,15 @@ def _check(
     ops = [edit.op for edit in inputs] + [change.op for change in controls]
     if not ops:
         return
-    check_editable(graph, ops)
+    run_hooks.check_editable(graph, ops)
     for edit in inputs:
         if edit.tensor is not None:
-            check_frames(edit.op, edit.tensor)
+            v1_control_flow.check_frames(edit.op, edit.tensor)
     for change in controls:
         present = frozenset(change.op.control_inputs)
         for control in change.control_inputs:
             if control not in present:
-                check_control_frames(change.op, control)
+                v1_control_flow.check_control_frames(change.op, control)
     _check_cycles(graph, inputs, controls, keep_order)
 
 
@@ -188,7 +185,7 @@ def transaction(graph: Graph) -> Iterator[None]:
 
 def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
     try:
-        check_editable(graph, [op for step in journal for op in step.ops])
+        run_hooks.check_editable(graph, [op for step in journal for op in step.ops])
     except (StaleGraphError, FinalizedGraphError) as error:
         _logger.warning("a transaction is undone, but not for everybody: %s", error)
 
@@ -231,7 +228,7 @@ def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> R
 def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
     """Let gradients follow the inputs of their ops; yield how to take that back."""
     for op in dict.fromkeys(ops):
-        unfollow = follow_inputs(op)
+        unfollow = gradient_functions.follow_inputs(op)
         if unfollow is not None:
             yield UndoStep(unfollow, (op,))
 
@@ -260,7 +257,9 @@ def _control_steps(
         if op not in changed and op.control_inputs:
             changed[op] = None
     for op in changed:
-        yield UndoStep(partial(_restore_controls, op, control_input_orders(op)), (op,))
+        yield UndoStep(
+            partial(_restore_controls, op, adjacency.control_input_orders(op)), (op,)
+        )
 
 
 def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
@@ -277,7 +276,7 @@ def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
 
 
 def _restore_controls(op: Operation, before: tuple[list[Operation], ...]) -> None:
-    if control_input_orders(op) != before:
+    if adjacency.control_input_orders(op) != before:
         op._remove_all_control_inputs()
         op._add_control_inputs(before[0])
 

@@ -7,17 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph._tf import (
-    IsMklEnabled,
-    TraceLiteral,
-    canonicalize_function_inputs,
-    get_resource_handle_data,
-)
-from geutil.graph.adjacency import graph_order
-from geutil.graph.creation import graph_def_of
-from geutil.graph.op_types import PLACEHOLDERS
+from geutil.graph import _tf, adjacency, creation, op_types, resource_variables
+from geutil.graph._tf import IsMklEnabled, TraceLiteral
 from geutil.graph.protos import AttrValue
-from geutil.graph.resource_variables import dtype_behind
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 
@@ -57,7 +49,7 @@ def _canonical(
         asked, defaults = traced_from.function_type, traced_from._default_values
     else:
         kwargs = {**_fixed(kind, args, kwargs), **kwargs}
-    bound = canonicalize_function_inputs(tuple(args), dict(kwargs), asked, defaults)
+    bound = _tf.canonicalize_function_inputs(tuple(args), dict(kwargs), asked, defaults)
     # A trace has a parameter for each value that `*args` takes.
     bound = kind.bind(*bound.args, **bound.kwargs)
     return list(kind.unpack_inputs(bound))
@@ -87,7 +79,7 @@ def value_behind(handle: Any) -> Any:
     Raises:
         tf.errors.FailedPreconditionError: the variable has no value yet.
     """
-    dtype = dtype_behind(handle)
+    dtype = resource_variables.dtype_behind(handle)
     if dtype is None:
         return None
     with tf.init_scope():
@@ -124,7 +116,7 @@ def step_ops(
             if needed not in found:
                 found[needed] = None
                 waiting.append(needed)
-    return graph_order(found)
+    return adjacency.graph_order(found)
 
 
 def step_graph_def(
@@ -142,16 +134,16 @@ def step_graph_def(
 
     Cost: linear in the ops.
     """
-    graph_def = graph_def_of(graph, ops)
+    graph_def = creation.graph_def_of(graph, ops)
     graph_def.library.CopyFrom(graph.as_graph_def().library)
-    fed = {_reference(t): t for t in feeds if t.op.type not in PLACEHOLDERS}
+    fed = {_reference(t): t for t in feeds if t.op.type not in op_types.PLACEHOLDERS}
     stand_ins = {name: _stand_in(graph_def, t) for name, t in fed.items()}
     for node, op in zip(graph_def.node, ops, strict=False):
         if stand_ins:
             for i, name in enumerate(node.input):
                 # An op whose inputs were set anew writes a first output with its index.
                 node.input[i] = stand_ins.get(name.removesuffix(":0"), name)
-        if op.type in PLACEHOLDERS and op.outputs[0].dtype == tf.resource:
+        if op.type in op_types.PLACEHOLDERS and op.outputs[0].dtype == tf.resource:
             _make_variable(node, op.outputs[0])
     return graph_def
 
@@ -172,7 +164,7 @@ def _stand_in(graph_def: Any, tensor: Tensor) -> str:
 
 def _make_variable(node: Any, handle: Tensor) -> None:
     """Turn the placeholder of a captured handle into a variable's own op."""
-    data = get_resource_handle_data(handle)
+    data = _tf.get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     if len(behind) != 1:
         return

@@ -11,16 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph import function_defs, functions, gradient_functions, op_types
 from geutil.graph._tf import FunctionDef, function_def_to_graph
 from geutil.graph.call_graph import Library
-from geutil.graph.function_defs import definition_in
-from geutil.graph.functions import has_function
-from geutil.graph.gradient_functions import (
-    ATTRIBUTE,
-    forget_own_gradient,
-    names_own_gradient,
-)
-from geutil.graph.op_types import BRANCHINGS, CALLS, LOOPS
+from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation, Tensor
@@ -44,7 +38,7 @@ def body_for_call(
 
     Cost: linear in the ops of the body, and of the functions behind it.
     """
-    held = definition_in(graph, name)
+    held = function_defs.definition_in(graph, name)
     if held is None:
         return None
     definition = FunctionDef()
@@ -105,17 +99,17 @@ class Caller:
     @property
     def is_loop(self) -> bool:
         """Tell whether the functions are condition and body of a loop."""
-        return self.op.type in LOOPS
+        return self.op.type in op_types.LOOPS
 
     @property
     def is_branching(self) -> bool:
         """Tell whether one of the functions is run, with the inputs after the first."""
-        return self.op.type in BRANCHINGS
+        return self.op.type in op_types.BRANCHINGS
 
     @property
     def is_call(self) -> bool:
         """Tell whether the op runs one function on its inputs and does nothing else."""
-        return self.op.type in CALLS or not self.callees[0].attribute
+        return self.op.type in op_types.CALLS or not self.callees[0].attribute
 
     @property
     def first_argument(self) -> int:
@@ -136,9 +130,9 @@ class Caller:
 
 def called_function(op: Operation) -> str:
     """Return the name of the function that an op calls and does nothing else; or ""."""
-    if op.type in CALLS:
+    if op.type in op_types.CALLS:
         return str(op.get_attr("f").name)
-    return str(op.type) if has_function(op.graph, op.type) else ""
+    return str(op.type) if functions.has_function(op.graph, op.type) else ""
 
 
 def is_compiled_call(op: Operation) -> bool:
@@ -146,7 +140,7 @@ def is_compiled_call(op: Operation) -> bool:
     name = called_function(op)
     if not name:
         return False
-    definition = definition_in(op.graph, name)
+    definition = function_defs.definition_in(op.graph, name)
     marked = [op.node_def.attr, definition.attr if definition else {}]
     return any(_COMPILED in a and a[_COMPILED].b for a in marked)
 
@@ -160,7 +154,7 @@ def reason_to_stay(op: Operation) -> str:
     Cost: linear in the nodes of the function.
     """
     name = called_function(op)
-    definition = definition_in(op.graph, name)
+    definition = function_defs.definition_in(op.graph, name)
     if definition is None:
         return ""
     library = FunctionDefLibrary(function=[definition])
@@ -228,7 +222,7 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
     _forget_traces(caller)
     if _READ_ONLY in node.attr:
         op._set_attr(_READ_ONLY, AttrValue(list=_NONE))
-    if names_own_gradient(node):
+    if gradient_functions.names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
 
@@ -300,5 +294,5 @@ def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
     for stale in (_READ_ONLY, "_output_shapes"):
         if stale in node.attr:
             del node.attr[stale]
-    forget_own_gradient(node)
+    gradient_functions.forget_own_gradient(node)
     return node

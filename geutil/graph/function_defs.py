@@ -18,21 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph._tf import (
-    CppShapeInferenceResult,
-    TF_DeleteFunction,
-    TF_FunctionToFunctionDef,
-    TF_GetBuffer,
-    TF_GraphToFunction_wrapper,
-    eager_context,
-    get_handle_data,
-    set_handle_data,
-    tf_buffer,
-)
-from geutil.graph.call_graph import names_of_functions, rename_called
-from geutil.graph.creation import import_ops
+from geutil.graph import _tf, call_graph, creation, gradient_functions
 from geutil.graph.flat_body import Arg
-from geutil.graph.gradient_functions import forget_own_gradient
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
 
@@ -58,7 +45,7 @@ def unused_name(name: str) -> str:
     base = readable_name(name)
     while True:
         unused = f"{base}__geutil{next(_numbers)}"
-        if unused not in _known and not eager_context().has_function(unused):
+        if unused not in _known and not _tf.eager_context().has_function(unused):
             return unused
 
 
@@ -102,8 +89,8 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
         names[name] = definition.signature.name
         kept.append(definition)
     for node in graph_def.node:
-        forget_own_gradient(node)
-        rename_called(node, names)
+        gradient_functions.forget_own_gradient(node)
+        call_graph.rename_called(node, names)
     graph_def.library.CopyFrom(_library(library, kept, names))
     return {old: new for old, new in names.items() if old != new}
 
@@ -118,7 +105,7 @@ def _forget_unused() -> None:
         # type() and not isinstance(): the latter asks proxies for their __class__.
         if issubclass(type(obj), tf.Graph):
             _used.update(getattr(obj, "_functions", ()))
-    _used.update(filter(eager_context().has_function, _known))
+    _used.update(filter(_tf.eager_context().has_function, _known))
     _used.intersection_update(_known)
     for name in [n for n in _known if n not in _used]:
         del _known[name]
@@ -131,8 +118,8 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
     unique = FunctionDef()
     unique.CopyFrom(definition)
     for node in unique.node_def:
-        forget_own_gradient(node)
-        rename_called(node, names)
+        gradient_functions.forget_own_gradient(node)
+        call_graph.rename_called(node, names)
     name, digest = unique.signature.name, _digest(unique)
     if _taken(name) not in (None, digest):
         if digest not in _renamed:
@@ -144,8 +131,8 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
 
 def _taken(name: str) -> bytes | None:
     """Return the digest of the function that bears a name, None where it is free."""
-    if eager_context().has_function(name):
-        return _digest(eager_context().get_function_def(name))
+    if _tf.eager_context().has_function(name):
+        return _digest(_tf.eager_context().get_function_def(name))
     return _known.get(name)
 
 
@@ -171,7 +158,7 @@ def _library(library: Any, kept: Iterable[Any], names: Mapping[str, str]) -> Any
 def called_names(nodes: Iterable[Any]) -> Iterator[str]:
     """Yield the functions that nodes call; a node's type may be one."""
     for node in nodes:
-        yield from names_of_functions(node)
+        yield from call_graph.names_of_functions(node)
 
 
 def callees_first(
@@ -228,9 +215,9 @@ def definition_in(graph: Graph, name: str) -> Any | None:
         return function.cached_definition
     # `cached_definition` would put it into the eager context, which refuses a function
     # of a name that it has: one that Grappler has changed, say.
-    with tf_buffer() as buffer, made_in_c.get() as c_function:
-        TF_FunctionToFunctionDef(c_function, buffer)
-        data = TF_GetBuffer(buffer)
+    with _tf.tf_buffer() as buffer, made_in_c.get() as c_function:
+        _tf.TF_FunctionToFunctionDef(c_function, buffer)
+        data = _tf.TF_GetBuffer(buffer)
     return FunctionDef.FromString(bytes(data))
 
 
@@ -246,14 +233,14 @@ def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
     for name, attribute in arg.attributes.items():
         if name.startswith("_") and name != "_output_shapes":
             node.attr[name].CopyFrom(attribute)
-    (op,) = import_ops(graph, graph_def, {})
+    (op,) = creation.import_ops(graph, graph_def, {})
     (placeholder,) = op.outputs
     if arg.handle_data:
-        handle = CppShapeInferenceResult.HandleData()
+        handle = _tf.CppShapeInferenceResult.HandleData()
         handle.is_set = True
         for data in arg.handle_data:
             handle.shape_and_type.add(shape=data.shape, dtype=data.dtype)
-        set_handle_data(placeholder, handle)
+        _tf.set_handle_data(placeholder, handle)
     return placeholder
 
 
@@ -281,7 +268,7 @@ def define(
         ValueError: TensorFlow refuses the function.
     """
     with graph._c_graph.get() as c_graph:
-        function = TF_GraphToFunction_wrapper(
+        function = _tf.TF_GraphToFunction_wrapper(
             c_graph,
             name,
             False,
@@ -295,12 +282,12 @@ def define(
             "",
         )
     try:
-        with tf_buffer() as buffer:
-            TF_FunctionToFunctionDef(function, buffer)
-            data = TF_GetBuffer(buffer)
+        with _tf.tf_buffer() as buffer:
+            _tf.TF_FunctionToFunctionDef(function, buffer)
+            data = _tf.TF_GetBuffer(buffer)
             definition = FunctionDef.FromString(tf.compat.as_bytes(data))
     finally:
-        TF_DeleteFunction(function)
+        _tf.TF_DeleteFunction(function)
     for key, value in like.attr.items():
         if key not in _OF_THE_OLD_BODY:
             definition.attr[key].CopyFrom(value)
@@ -315,7 +302,7 @@ def _describe_handle(arg: Any, t: Tensor) -> None:
     """Write into a signature what a resource refers to."""
     if t.dtype != tf.resource or arg.handle_data:
         return
-    for known in get_handle_data(t).shape_and_type:
+    for known in _tf.get_handle_data(t).shape_and_type:
         arg.handle_data.add(shape=known.shape, dtype=known.dtype)
 
 

@@ -21,25 +21,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph._tf import (
-    ConcreteFunction,
-    FuncGraph,
-    copy_handle_data,
-    from_structured_signature,
-)
-from geutil.graph.call_graph import (
-    functions_of_attributes,
-    rename_called,
-    rename_functions,
-)
-from geutil.graph.creation import import_ops, new_graph_def
-from geutil.graph.op_types import BRANCHINGS, LOOPS
+from geutil.graph import _tf, call_graph, creation, op_types, resource_variables, state
+from geutil.graph._tf import ConcreteFunction, FuncGraph
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
-from geutil.graph.resource_variables import carry_loop_handles
-from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Operation, Tensor
 
-_CONTROL_FLOW = LOOPS | BRANCHINGS
+_CONTROL_FLOW = op_types.LOOPS | op_types.BRANCHINGS
 _numbers = itertools.count()
 
 
@@ -75,7 +62,7 @@ def merge_libraries(into: Any, added: Any) -> None:
     if renamed:
         bodies = (function.node_def for function in added.library.function)
         for node in itertools.chain(added.node, *bodies):
-            rename_called(node, renamed)
+            call_graph.rename_called(node, renamed)
         for function in added.library.function:
             name = function.signature.name
             function.signature.name = renamed.get(name, name)
@@ -95,12 +82,12 @@ def merge_libraries(into: Any, added: Any) -> None:
 
 def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
     """Add functions to the library of a graph; those that it holds are left out."""
-    graph_def = new_graph_def(graph)
+    graph_def = creation.new_graph_def(graph)
     graph_def.library.function.extend(
         d for d in definitions if not graph._is_function(d.signature.name)
     )
     if graph_def.library.function:
-        import_ops(graph, graph_def, {})
+        creation.import_ops(graph, graph_def, {})
 
 
 def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
@@ -132,7 +119,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
     called: dict[str, None] = {}
     renamed: dict[str, None] = {}
     for node in definition.node_def:
-        names = dict.fromkeys((node.op, *functions_of_attributes(node.attr)))
+        names = dict.fromkeys((node.op, *call_graph.functions_of_attributes(node.attr)))
         called |= names
         if node.op in _CONTROL_FLOW:
             renamed |= names
@@ -141,7 +128,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
     own.CopyFrom(definition)
     for node in own.node_def:
         if node.op in _CONTROL_FLOW:
-            rename_functions(node, fresh)
+            call_graph.rename_functions(node, fresh)
     return own, library
 
 
@@ -158,7 +145,7 @@ def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:
     for op in ops if calling else ():
         kind = op.type
         if kind in calling:
-            names = dict.fromkeys(functions_of_attributes(op.node_def.attr))
+            names = dict.fromkeys(call_graph.functions_of_attributes(op.node_def.attr))
             called |= names
             if kind in _CONTROL_FLOW:
                 renamed |= names
@@ -203,7 +190,9 @@ def library_for_copies(
     known = set(queue)
     for name, anew in queue:
         for node in bodies[name].node_def:
-            names = [n for n in functions_of_attributes(node.attr) if n in bodies]
+            names = [
+                n for n in call_graph.functions_of_attributes(node.attr) if n in bodies
+            ]
             if anew and node.op in _CONTROL_FLOW:
                 _extend(fresh, names)
                 needed = [(n, True) for n in names]
@@ -246,14 +235,14 @@ def _rename_body(target: Any, body: Any, fresh: Mapping[str, str]) -> None:
     target.signature.name = fresh[body.signature.name]
     for node in target.node_def:
         if node.op in _CONTROL_FLOW:
-            rename_functions(node, fresh)
+            call_graph.rename_functions(node, fresh)
 
 
 def new_function_graph(name: str) -> Graph:
     """Return an empty FuncGraph that belongs to no other graph."""
     with tf.init_scope():
         graph = FuncGraph(name, collections={})
-    state_of(graph).own = True
+    state.state_of(graph).own = True
     return graph
 
 
@@ -280,7 +269,7 @@ def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
 def bind(graph: Graph, inside: Tensor, external: Any) -> None:
     """Make a tensor of a FuncGraph stand for one outside."""
     if inside.op.type == "Placeholder" and isinstance(external, tf.Tensor):
-        copy_handle_data(external, inside)
+        _tf.copy_handle_data(external, inside)
     graph.replace_capture(external, inside)
 
 
@@ -369,10 +358,10 @@ def build_function(
     graph.structured_input_signature = signature
     graph.structured_outputs = {name: _spec(t, name) for name, t in outputs.items()}
     graph.variables = variables
-    function_type = from_structured_signature(
+    function_type = _tf.from_structured_signature(
         signature, graph.structured_outputs, graph.function_captures.capture_types
     )
-    carry_loop_handles(graph)
+    resource_variables.carry_loop_handles(graph)
     publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
     # What saving a signature asks for.

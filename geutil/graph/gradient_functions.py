@@ -30,38 +30,18 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph._tf import (
-    MONOMORPHIC_FUNCTION_ALLOWLIST,
-    ConcreteFunction,
-    FuncGraph,
-    IsTrainable,
-    copy_handle_data,
-    function_def_to_graph,
-    get_gradient_function,
-    get_handle_data,
-    gradient_registry,
-    shape_and_dtype,
-    supports_default_grad,
-    symbolic_gradient,
+from geutil.graph import (
+    _tf,
+    creation,
+    functions,
+    op_types,
+    resource_variables,
+    state,
+    types,
 )
-from geutil.graph.creation import capture, set_new_input
-from geutil.graph.functions import (
-    add_functions,
-    publish_functions,
-    with_own_control_flow,
-)
-from geutil.graph.op_types import CALLS
+from geutil.graph._tf import ConcreteFunction, FuncGraph, IsTrainable
 from geutil.graph.protos import AttrValue
-from geutil.graph.resource_variables import carry_loop_handles
-from geutil.graph.state import is_own_graph, state_of
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-)
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 
 ATTRIBUTE = "_gradient_op_type"
 _CLOSURES = ("CustomGradient-", "GeutilCustomGradient-")
@@ -75,12 +55,12 @@ def is_closure(gradient_type: str) -> bool:
 
 def registered_names() -> Any:
     """Return the names in the registry."""
-    return gradient_registry.list()
+    return _tf.gradient_registry.list()
 
 
 def lookup(gradient_type: str) -> Callable[..., Any]:
     """Return the gradient function of that name."""
-    function: Callable[..., Any] = gradient_registry.lookup(gradient_type)
+    function: Callable[..., Any] = _tf.gradient_registry.lookup(gradient_type)
     return function
 
 
@@ -123,7 +103,7 @@ def gradient_function(op: Any) -> Callable[..., Any] | None:
     """
     if is_symbolic_call(op):
         return _symbolic_gradient
-    function: Callable[..., Any] | None = get_gradient_function(op)
+    function: Callable[..., Any] | None = _tf.get_gradient_function(op)
     return function
 
 
@@ -133,18 +113,18 @@ def is_symbolic_call(op: Any) -> bool:
     So it is once a graph was imported. TensorFlow differentiates the function when it
     runs.
     """
-    called = op.type in CALLS or op.graph._is_function(op.type)
+    called = op.type in op_types.CALLS or op.graph._is_function(op.type)
     if not called:
         return False
     try:
-        get_gradient_function(op)
+        _tf.get_gradient_function(op)
     except LookupError:
         return True
     return False
 
 
 def _symbolic_gradient(op: Any, *gradients: Any) -> list[Any]:
-    found: list[Any] = symbolic_gradient(op, list(gradients))
+    found: list[Any] = _tf.symbolic_gradient(op, list(gradients))
     return found
 
 
@@ -158,9 +138,9 @@ def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
 
     Of a variable's handle they are those of the variable, if they are known.
     """
-    if not has_gradient(tensor) or not supports_default_grad(tensor):
+    if not has_gradient(tensor) or not _tf.supports_default_grad(tensor):
         return None
-    kind: tuple[Any, Any] = shape_and_dtype(tensor)
+    kind: tuple[Any, Any] = _tf.shape_and_dtype(tensor)
     return kind
 
 
@@ -171,7 +151,7 @@ _SHAPES = "_input_shapes"
 
 def names_own_gradient(node: Any) -> bool:
     """Tell whether a node is a call that names the gradient of a traced function."""
-    if node.op not in CALLS or ATTRIBUTE not in node.attr:
+    if node.op not in op_types.CALLS or ATTRIBUTE not in node.attr:
         return False
     return _OWN.fullmatch(node.attr[ATTRIBUTE].s) is not None
 
@@ -188,18 +168,18 @@ def _call_gradient(op: Operation, *grads: Any) -> Any:
     TensorFlow gives the op more outputs, which its gradient reads; a second gradient
     of the op has to know them, so the op remembers what differentiates it.
     """
-    if not any(is_own_graph(graph) for graph in _around(op.graph)):
+    if not any(state.is_own_graph(graph) for graph in _around(op.graph)):
         known = [
             tf.zeros_like(t) if grad is None else grad
             for grad, t in zip(grads, op.outputs, strict=True)
         ]
-        return symbolic_gradient(op, known)
+        return _tf.symbolic_gradient(op, known)
     gradient = _function_of(op)._get_gradient_function()
     op._gradient_function = gradient
     return gradient(op, *grads)
 
 
-for _type in sorted(CALLS):
+for _type in sorted(op_types.CALLS):
     if _type not in registered_names():
         tf.RegisterGradient(_type)(_call_gradient)
 
@@ -208,7 +188,7 @@ def _function_of(op: Operation) -> Any:
     """Return a concrete function of what `op` calls; calls that are alike share it."""
     name = op.get_attr("f").name
     graph = _holder(op.graph, name)
-    known = state_of(graph).call_functions
+    known = state.state_of(graph).call_functions
     key = (name, *(_kind(t) for t in op.inputs))
     if key not in known:
         known[key] = _concrete_function(graph, name, op)
@@ -218,7 +198,7 @@ def _function_of(op: Operation) -> Any:
 def _kind(t: Tensor) -> tuple[str, bytes]:
     """Return the static shape of an argument, and what a resource refers to."""
     if t.dtype in (tf.resource, tf.variant):
-        data = get_handle_data(t)
+        data = _tf.get_handle_data(t)
         return "", data.SerializeToString(deterministic=True)
     return str(t.shape), b""
 
@@ -248,18 +228,18 @@ def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
     of a body after the body, and two such things must not have the same name.
     """
     known = graph._get_function(name).cached_definition
-    definition, library = with_own_control_flow(graph, known)
-    add_functions(graph, library.function)
+    definition, library = functions.with_own_control_flow(graph, known)
+    functions.add_functions(graph, library.function)
     handles = (tf.resource, tf.variant)
     shapes = [None if t.dtype in handles else t.shape for t in op.inputs]
     with graph.as_default():
-        body = function_def_to_graph(definition, shapes)
+        body = _tf.function_def_to_graph(definition, shapes)
     for outside, inside in zip(op.inputs, body.inputs, strict=True):
-        copy_handle_data(outside, inside)
-    carry_loop_handles(body)
-    add_functions(body, library.function)
-    publish_functions(body)
-    allowed = MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
+        _tf.copy_handle_data(outside, inside)
+    resource_variables.carry_loop_handles(body)
+    functions.add_functions(body, library.function)
+    functions.publish_functions(body)
+    allowed = _tf.MONOMORPHIC_FUNCTION_ALLOWLIST - {_SHAPES}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     return ConcreteFunction.from_func_graph(body, None, attributes)
 
@@ -302,7 +282,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
         its inputs already.
     """
     gradient = gradient_of(op) if op.type == _TYPE else None
-    known = state_of(op.graph).rewired_ops
+    known = state.state_of(op.graph).rewired_ops
     if gradient is None or gradient in known:
         return None
     if not is_closure(gradient):
@@ -318,7 +298,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
                 f"the graph is gone whose tensors the gradient '{name}' reads; copy "
                 "graphs with geutil.copy instead of importing their GraphDefs"
             )
-        return _gradient_now(state_of(graph).rewired_ops[name], grads)
+        return _gradient_now(state.state_of(graph).rewired_ops[name], grads)
 
     name = register(following)
     # On the graph, which the registry would keep alive as long as the process.
@@ -354,7 +334,7 @@ def _gradient_now(rewired: RewiredOp, grads: Iterable[Tensor | None]) -> list[An
     for op in graph.get_operations()[before:]:
         for index, t in enumerate(op.inputs):
             if t in stand_ins:
-                set_new_input(op, index, now(t))
+                creation.set_new_input(op, index, now(t))
     flat = [now(leaf) for leaf in tf.nest.flatten(results, expand_composites=True)]
     packed = tf.nest.pack_sequence_as(results, flat, expand_composites=True)
     return list(packed)
@@ -363,10 +343,13 @@ def _gradient_now(rewired: RewiredOp, grads: Iterable[Tensor | None]) -> list[An
 def _within(graph: Graph, rewired: RewiredOp) -> IdentityMap[Tensor | None]:
     """Return the stand-ins as ops of a graph read them: a FuncGraph captures them."""
     stand_ins = rewired.stand_ins()
-    if graph is rewired.op.graph or not is_func_graph(graph):
+    if graph is rewired.op.graph or not types.is_func_graph(graph):
         return stand_ins
     return IdentityMap(
-        (inside, None if stand_ins[t] is None else capture(graph, stand_ins[t]))
+        (
+            inside,
+            None if stand_ins[t] is None else creation.capture(graph, stand_ins[t]),
+        )
         for t, inside in captures_of(graph)
         if t in stand_ins
     )

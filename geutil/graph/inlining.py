@@ -16,21 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
+from geutil.graph import inlining_plan
 from geutil.graph.call_graph import Library, dependency_order
 from geutil.graph.control_dependencies import Surroundings, Ties, find_ties
 from geutil.graph.flat_body import Body, BodyNode, tensor_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.inlined_call import Expansion, NewNode, Site, Wiring
-from geutil.graph.inlining_plan import (
-    Claim,
-    Namespace,
-    Plan,
-    Plans,
-    call_scope,
-    is_loop_edge,
-    producer_of,
-    readable,
-)
+from geutil.graph.inlining_plan import Claim, Namespace, Plan, Plans
 from geutil.graph.protos import GraphDef
 
 _COLOCATED = b"loc:@"
@@ -84,7 +76,9 @@ def _colocated(name: str, node: NewNode, wiring: Wiring) -> str:
     if name in site.plan.calls:
         return ""
     if name in site.plan.args:
-        return producer_of(wiring.tensor(site.inputs[site.plan.args[name]]))
+        return inlining_plan.producer_of(
+            wiring.tensor(site.inputs[site.plan.args[name]])
+        )
     # The graph may name what it likes; a body can only mean what it holds.
     return site.names.get(name, "") if site.name else name
 
@@ -163,7 +157,9 @@ class Inliner:
         self, site: Site, node: BodyNode, name: str, inputs: list[str], device: str
     ) -> Site:
         plan = self._plans.of(site.plan.calls[node.name])
-        read = [producer_of(r) for r in node.inputs if not r.startswith("^")]
+        read = [
+            inlining_plan.producer_of(r) for r in node.inputs if not r.startswith("^")
+        ]
         args = list(zip(read, plan.args, strict=True))
         around = Surroundings(
             late=tuple(arg for name, arg in args if name in site.ties.late),
@@ -192,8 +188,8 @@ class Inliner:
         """Choose the names of the nodes of bodies that are equally deep."""
         claims = [
             Claim(
-                call_scope(site.name, site.op),
-                readable(site.plan.body.name),
+                inlining_plan.call_scope(site.name, site.op),
+                inlining_plan.readable(site.plan.body.name),
                 site.plan.names,
                 site.plan.automatic_names,
                 2 * site.plan.automatic > site.plan.size,
@@ -217,7 +213,7 @@ class Inliner:
 def _needed_by_name(main: Plan, protected: Collection[str]) -> frozenset[str]:
     """Return the calls that will be run by name, as far as anybody can tell."""
     read = {name for needs in main.needs.values() for name in needs}
-    read.update(producer_of(name) for name in protected if ":" in name)
+    read.update(inlining_plan.producer_of(name) for name in protected if ":" in name)
     return frozenset(n for n in main.calls if n not in read or n in protected)
 
 
@@ -245,9 +241,9 @@ def _in_order(nodes: Sequence[NewNode]) -> list[NewNode]:
     by_name = {node.name: node for node in nodes}
 
     def needs(node: NewNode) -> Iterator[str]:
-        for name in map(producer_of, node.inputs):
+        for name in map(inlining_plan.producer_of, node.inputs):
             producer = by_name.get(name)
-            if producer is not None and not is_loop_edge(
+            if producer is not None and not inlining_plan.is_loop_edge(
                 producer.definition.op, node.definition.op
             ):
                 yield name
@@ -443,7 +439,7 @@ def _check_size(plans: Plans, limit: int) -> None:
 def _protected(main: Body, protected_names: Collection[str]) -> frozenset[str]:
     known = {node.name for node in main.nodes}
     for name in protected_names:
-        if producer_of(name) not in known:
+        if inlining_plan.producer_of(name) not in known:
             raise TransformError(
                 f"protected name '{name}' is not in the graph; take it out of "
                 "protected_names, or give the name that the graph has"

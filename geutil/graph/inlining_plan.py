@@ -21,17 +21,10 @@ from functools import cached_property
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph.call_graph import (
-    Call,
-    Effects,
-    Instance,
-    Library,
-    dependency_order,
-    on_cycles,
-)
+from geutil.graph import call_graph, op_types
+from geutil.graph.call_graph import Call, Effects, Instance, Library
 from geutil.graph.flat_body import Body, BodyNode, flat_body
 from geutil.graph.names import scope_basename, scope_dirname
-from geutil.graph.op_types import CALLS, ENTERS, SWITCHES
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")
@@ -62,7 +55,7 @@ def call_scope(name: str, op: str) -> str:
         return ""
     basename = scope_basename(name)
     plain = _NUMBER.sub("", basename)
-    if plain in CALLS or plain in (op, readable(op)) or basename == op:
+    if plain in op_types.CALLS or plain in (op, readable(op)) or basename == op:
         return scope_dirname(name)
     return f"{name}/"
 
@@ -166,7 +159,7 @@ class Namespace:
         return f"{base}_{number}"
 
 
-_ENTRANCES = ENTERS | SWITCHES
+_ENTRANCES = op_types.ENTERS | op_types.SWITCHES
 
 
 def producer_of(reference: str) -> str:
@@ -255,7 +248,7 @@ class Plan:
     @cached_property
     def order(self) -> list[str]:
         """The names of the nodes in topological order."""
-        return dependency_order(self.needs)
+        return call_graph.dependency_order(self.needs)
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
@@ -396,7 +389,9 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        reasons = dict.fromkeys(on_cycles(calls), "the function calls itself")
+        reasons = dict.fromkeys(
+            call_graph.on_cycles(calls), "the function calls itself"
+        )
         for instance, plan in self._plans.items():
             inside = [name for name in plan.effective if name in plan.branched]
             if inside:
@@ -416,7 +411,7 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        for instance in dependency_order(needs):
+        for instance in call_graph.dependency_order(needs):
             definition = self._library.functions[instance[0]]
             self._measure_one(self._plans[instance], definition.ByteSize())
         self._measure_one(self.main, 0)

@@ -15,18 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph import creation, names, op_types, state
 from geutil.graph._tf import ResourceVariable, get_resource_handle_data
-from geutil.graph.creation import (
-    copy_handle_data,
-    count_ops,
-    import_ops,
-    neutral,
-    new_graph_def,
-    ops_since,
-)
-from geutil.graph.names import absolute_unique_name
-from geutil.graph.op_types import LOOPS
-from geutil.graph.state import state_of
 from geutil.graph.types import Graph, is_func_graph
 
 
@@ -42,7 +32,7 @@ def variable_outside(graph: Graph, initial: Any, name: str) -> Any:
         initial: its first value, a numpy array or number.
         name: its name; a v1 graph makes it unique.
     """
-    with neutral(graph), tf.init_scope():
+    with creation.neutral(graph), tf.init_scope():
         # The class itself: tf.Variable would ask the tracing function to make it.
         return ResourceVariable(initial, trainable=False, name=name)
 
@@ -57,7 +47,7 @@ def handle_in(graph: Graph, variable: Any) -> Any:
         return handle
     graph.watch_variable(variable)
     # The FuncGraph itself holds variables by weak references.
-    state_of(graph).variables[id(variable)] = variable
+    state.state_of(graph).variables[id(variable)] = variable
     return graph.capture(handle)
 
 
@@ -90,20 +80,20 @@ class _Series:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._patterns: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
-        self._graph_def = new_graph_def(graph)
+        self._graph_def = creation.new_graph_def(graph)
 
     def plan(self, name: str, initial: Any) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
         if initial.shape not in self._patterns:
-            count = count_ops(self._graph)
+            count = creation.count_ops(self._graph)
             variable = variable_outside(self._graph, initial, name)
-            nodes = [op.node_def for op in ops_since(self._graph, count)]
-            with neutral(self._graph):
+            nodes = [op.node_def for op in creation.ops_since(self._graph, count)]
+            with creation.neutral(self._graph):
                 self._patterns[initial.shape] = variable.to_proto(), nodes
             return variable
         definition, nodes = self._patterns[initial.shape]
         old = definition.variable_name.partition(":")[0]
-        new = absolute_unique_name(self._graph, name)
+        new = names.absolute_unique_name(self._graph, name)
         for node in nodes:
             self._add(node, old, new, initial)
         renamed = type(definition)()
@@ -129,15 +119,15 @@ class _Series:
 
     def make(self) -> None:
         """Make the ops that are planned."""
-        import_ops(self._graph, self._graph_def, {})
+        creation.import_ops(self._graph, self._graph_def, {})
 
     def variable(self, planned: Any) -> Any:
         """Return a variable that was planned, once its ops are there."""
         if isinstance(planned, ResourceVariable):
             return planned
-        with neutral(self._graph):
+        with creation.neutral(self._graph):
             variable = ResourceVariable.from_proto(planned)
-        state_of(self._graph).variables[id(variable)] = variable
+        state.state_of(self._graph).variables[id(variable)] = variable
         return variable
 
 
@@ -158,10 +148,10 @@ def carry_loop_handles(graph: Graph) -> None:
     Cost: linear in the ops.
     """
     for op in graph.get_operations():
-        if op.type in LOOPS:
+        if op.type in op_types.LOOPS:
             for before, after in zip(op.inputs, op.outputs, strict=True):
                 if before.dtype == tf.resource:
-                    copy_handle_data(before, after)
+                    creation.copy_handle_data(before, after)
 
 
 def dtype_behind(handle: Any) -> tf.DType | None:

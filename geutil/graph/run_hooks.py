@@ -39,24 +39,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, StaleGraphError
-from geutil.graph._tf import (
-    AtomicFunction,
-    BaseSession,
-    Version1FuncGraph,
-    atomic_function,
-    default_graph_stack,
-    version_1_functions,
-)
+from geutil.graph import _tf, types
+from geutil.graph._tf import AtomicFunction, BaseSession, Version1FuncGraph
 from geutil.graph.state import state_of
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    Operation,
-    Tensor,
-    dereference,
-    is_op,
-    require_graph,
-)
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 _WATCHED = "_geutil_watched"
 
@@ -117,7 +103,7 @@ def _wrap(owner: type, name: str, note: Callable[[Any], None]) -> None:
 
 def _wrap_tracing() -> None:
     """Note each graph that a function of version 1 was traced into, once it is."""
-    original = version_1_functions.func_graph_from_py_func
+    original = _tf.version_1_functions.func_graph_from_py_func
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +111,7 @@ def _wrap_tracing() -> None:
         _note_traced(graph)
         return graph
 
-    version_1_functions.func_graph_from_py_func = wrapper
+    _tf.version_1_functions.func_graph_from_py_func = wrapper
 
 
 def _with_subclasses(cls: type) -> set[type]:
@@ -143,7 +129,7 @@ def _scan() -> None:
     sessions = _with_subclasses(BaseSession)
     functions = _with_subclasses(AtomicFunction)
     bodies = _with_subclasses(Version1FuncGraph)
-    being_traced = {id(graph) for graph in default_graph_stack.stack}
+    being_traced = {id(graph) for graph in _tf.default_graph_stack.stack}
     # type() and not isinstance(): the latter asks proxies for their __class__, which
     # makes lazily loaded modules load.
     for obj in gc.get_objects():
@@ -192,7 +178,7 @@ def allow_stale(graph: Graph) -> Iterator[None]:
         >>> float(session.run(z)), float(tf.compat.v1.Session(graph=graph).run(z))
         (1.0, 2.0)
     """
-    require_graph(graph)
+    types.require_graph(graph)
     state = state_of(graph)
     state.stale_allowed += 1
     try:
@@ -291,8 +277,8 @@ def complete(
     Cost: that of what is to be done; none if there is nothing.
     """
     fetches = list(fetches)
-    ops = [f for f in fetches if is_op(f)]
-    tensors = [f for f in fetches if not is_op(f)]
+    ops = [f for f in fetches if types.is_op(f)]
+    tensors = [f for f in fetches if not types.is_op(f)]
     _complete(Use(graph, ops, tensors, IdentitySet(feeds)))
 
 
@@ -313,13 +299,13 @@ def _before_run(
 ) -> None:
     del handle, args
     if state_of(session.graph).completions:
-        given = IdentitySet(map(dereference, feeds))
+        given = IdentitySet(map(types.dereference, feeds))
         _complete(Use(session.graph, targets, tensors, given))
 
 
 def watch_completion() -> None:
     """Begin to notice when graphs are complete. Idempotent."""
-    _wrap_before(atomic_function, "from_func_graph", _before_function)
+    _wrap_before(_tf.atomic_function, "from_func_graph", _before_function)
     _wrap_before(BaseSession, "_do_run", _before_run)
 
 

@@ -11,11 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph._tf import (
-    GraphOrParentsInXlaContext,
-    OptimizeGraph,
-    is_op_determinism_enabled,
-)
+from geutil.graph import _tf
+from geutil.graph._tf import GraphOrParentsInXlaContext, OptimizeGraph
 from geutil.graph.protos import MetaGraphDef
 from geutil.graph.types import Graph, require_graph
 
@@ -66,7 +63,7 @@ def is_determinism_enabled() -> bool:
     TensorFlow does not keep the promise for sums of three or more (`AddN`) whose terms
     other ops read too: in what order it adds depends on which ops have run.
     """
-    return bool(is_op_determinism_enabled())
+    return bool(_tf.is_op_determinism_enabled())
 
 
 def is_compiled_by_xla(graph: Graph) -> bool:

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from geutil.graph._tf import (
-    AutographStatus,
-    IsTrainable,
-    autograph_artifact,
-    control_status_ctx,
-    copy_handle_data,
-    could_possibly_record,
-    default_grad_ys,
-    gradients_helper,
-    record_operation,
-    should_record_backprop,
-    stop_recording,
-    tf_convert,
-)
-from geutil.graph.adjacency import control_flow_context
+from geutil.graph import _tf, adjacency
+from geutil.graph._tf import AutographStatus, IsTrainable
 from geutil.graph.types import Graph, Operation, Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,12 +15,12 @@ Backward = Callable[..., Sequence[Any]]
 
 def a_tape_is_open() -> bool:
     """Tell whether a tape of this thread may record what happens now."""
-    return bool(could_possibly_record())
+    return bool(_tf.could_possibly_record())
 
 
 def is_watched(tensor: Any) -> bool:
     """Tell whether a tape would record an op that reads `tensor`."""
-    return bool(should_record_backprop([tensor]))
+    return bool(_tf.should_record_backprop([tensor]))
 
 
 def is_differentiable(tensor: Tensor) -> bool:
@@ -46,7 +33,7 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 def without_recording(make: Callable[[], Any]) -> Any:
     """Return what `make` returns; no tape sees what it does."""
-    with stop_recording():
+    with _tf.stop_recording():
         return make()
 
 
@@ -61,7 +48,7 @@ def record_on_tapes(
         inputs: tensors.
         backward: takes the gradient of each output, returns that of each input.
     """
-    record_operation(name, list(outputs), list(inputs), backward)
+    _tf.record_operation(name, list(outputs), list(inputs), backward)
 
 
 def set_gradient(op: Operation, gradient: Backward) -> None:
@@ -71,7 +58,7 @@ def set_gradient(op: Operation, gradient: Backward) -> None:
 
 def carry_marks(tensor: Tensor, tensor_: Tensor) -> None:
     """Put on a stand-in what Python alone knows of a tensor: handle data, a mask."""
-    copy_handle_data(tensor, tensor_)
+    _tf.copy_handle_data(tensor, tensor_)
     mask = getattr(tensor, "_keras_mask", None)
     if mask is not None:
         tensor_._keras_mask = mask
@@ -83,16 +70,16 @@ def not_converted(function: F) -> F:
     Unlike `tf.autograph.experimental.do_not_convert`, this leaves it to the function
     whether what it calls is converted.
     """
-    marked: F = autograph_artifact(function)
+    marked: F = _tf.autograph_artifact(function)
     return marked
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as autograph would call it at this place."""
-    context = control_status_ctx()
+    context = _tf.control_status_ctx()
     if context.status is not AutographStatus.ENABLED:
         return function
-    converted: Callable[..., Any] = tf_convert(function, context)
+    converted: Callable[..., Any] = _tf.tf_convert(function, context)
     return converted
 
 
@@ -115,7 +102,7 @@ def plain_gradients(
     arguments = {"colocate_gradients_with_ops": True, **options}
     # The gradient of control flow changes forward ops; no Session may run meanwhile.
     with graph._mutation_lock():
-        gradients: list[Any] = gradients_helper(
+        gradients: list[Any] = _tf.gradients_helper(
             list(ys), list(xs), list(grad_ys), **arguments
         )
     return gradients
@@ -131,7 +118,7 @@ def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
         TypeError: one is of a wrong type, or there is no default one, as for complex
             numbers.
     """
-    seeds: list[Any] = default_grad_ys(list(grad_ys), list(ys), True)
+    seeds: list[Any] = _tf.default_grad_ys(list(grad_ys), list(ys), True)
     return seeds
 
 
@@ -140,7 +127,7 @@ def in_version_1_control_flow(op: Operation) -> bool:
 
     A context that only marks what XLA compiles does not count.
     """
-    context = control_flow_context(op)
+    context = adjacency.control_flow_context(op)
     while context is not None:
         if type(context).__name__ in _FLOW:
             return True

@@ -23,30 +23,18 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import RerouteError
-from geutil.graph._tf import (
-    CondContext,
-    GetContainingWhileContext,
-    GetOutputContext,
-    IsLoopEnter,
-    IsSwitch,
-    ValuesDef,
-    WhileContext,
-)
-from geutil.graph.adjacency import control_flow_context, is_back_edge, predecessors
-from geutil.graph.creation import neutral
-from geutil.graph.op_types import ENTERS
-from geutil.graph.tf_gradients import in_version_1_control_flow
+from geutil.graph import _tf, adjacency, creation, op_types, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor, is_op
 
 
 def while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that `op` runs in, or None."""
-    return GetContainingWhileContext(control_flow_context(op))
+    return _tf.GetContainingWhileContext(adjacency.control_flow_context(op))
 
 
 def output_while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that the outputs of `op` live in."""
-    return GetContainingWhileContext(GetOutputContext(op))
+    return _tf.GetContainingWhileContext(_tf.GetOutputContext(op))
 
 
 def reading_while_context(op: Operation) -> Any:
@@ -55,11 +43,11 @@ def reading_while_context(op: Operation) -> Any:
     An Enter op belongs to the loop that it leads into, and reads outside of it.
     """
     context = while_context(op)
-    if context is None or not IsLoopEnter(op):
+    if context is None or not _tf.IsLoopEnter(op):
         return context
     # The context need not list the op: it knows one Enter for each tensor outside.
     if op.get_attr("frame_name") == context.name.encode():
-        return GetContainingWhileContext(context.outer_context)
+        return _tf.GetContainingWhileContext(context.outer_context)
     return context
 
 
@@ -94,7 +82,10 @@ def check_control_frames(op: Operation, control_input: Operation) -> None:
 
 def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | None:
     """Return where `op` reads and where `producer` yields, or None if it is one."""
-    if control_flow_context(op) is None and control_flow_context(producer) is None:
+    if (
+        adjacency.control_flow_context(op) is None
+        and adjacency.control_flow_context(producer) is None
+    ):
         return None
     reads, lives = reading_while_context(op), output_while_context(producer)
     return None if reads is lives else (where(reads), where(lives))
@@ -107,8 +98,8 @@ def where(context: Any) -> str:
 
 def branch_name(op: Operation) -> str | None:
     """Return the name of the version 1 conditional in a branch of which `op` runs."""
-    context = control_flow_context(op)
-    if context is None or not context.IsCondContext() or IsSwitch(op):
+    context = adjacency.control_flow_context(op)
+    if context is None or not context.IsCondContext() or _tf.IsSwitch(op):
         return None
     name: str = context.name
     return name
@@ -127,8 +118,10 @@ def unconditional(ops: Iterable[Operation]) -> Iterator[Operation]:
     """
     depth: dict[Operation, int] = {}
     for op in ops:
-        outside = not in_version_1_control_flow(op)
-        behind = max((depth[p] for p in predecessors(op) if p in depth), default=0)
+        outside = not tf_gradients.in_version_1_control_flow(op)
+        behind = max(
+            (depth[p] for p in adjacency.predecessors(op) if p in depth), default=0
+        )
         # Within a loop, Switch and Merge make up the loop.
         depth[op] = behind + (_DEEPER.get(op.type, 0) if outside else 0)
         if outside and not depth[op]:
@@ -142,11 +135,11 @@ def back_edges_among(ops: Iterable[Operation]) -> list[tuple[Operation, Operatio
         (t.op, op)
         for op in ops
         for t in op.inputs
-        if t.op in members and is_back_edge(t.op, op)
+        if t.op in members and adjacency.is_back_edge(t.op, op)
     ]
 
 
-_LOOP_OPS = ENTERS | {
+_LOOP_OPS = op_types.ENTERS | {
     "Exit",
     "RefExit",
     "Merge",
@@ -160,7 +153,12 @@ _LOOP_OPS = ENTERS | {
 
 
 _STEP_STATES = frozenset({"Stack", "StackV2", "TensorArrayV3"})
-_PASS_HANDLES = ENTERS | {"Identity", "RefIdentity", "Switch", "TensorArrayGradV3"}
+_PASS_HANDLES = op_types.ENTERS | {
+    "Identity",
+    "RefIdentity",
+    "Switch",
+    "TensorArrayGradV3",
+}
 
 
 @dataclass(eq=False)
@@ -187,12 +185,12 @@ def members_of_contexts(graph: Graph, ops: Iterable[Operation]) -> list[ContextM
     """
     found: dict[int, ContextMembers] = {}
     for op in ops:
-        for context in reversed(chain(control_flow_context(op))):
+        for context in reversed(chain(adjacency.control_flow_context(op))):
             found.setdefault(id(context), ContextMembers(context))
     if not found:
         return []
     for op in graph.get_operations():
-        for context in chain(control_flow_context(op)):
+        for context in chain(adjacency.control_flow_context(op)):
             if id(context) in found:
                 found[id(context)].ops[op] = None
     for members in found.values():
@@ -206,7 +204,7 @@ def _entrances(context: Any) -> list[Operation]:
     if not context.IsWhileContext():
         return []
     tensors = [*context.loop_enters, *context._external_values.values()]
-    return [t.op for t in tensors if t.op.type in ENTERS]
+    return [t.op for t in tensors if t.op.type in op_types.ENTERS]
 
 
 def is_loop(context: Any) -> bool:
@@ -277,12 +275,12 @@ def copy_context(
     """
     proto = members.context.to_proto()
     originals = _prepare_protos(proto, members.context, names, kept, rename)
-    with neutral(graph):
+    with creation.neutral(graph):
         graph._set_control_flow_context(outer)
         if members.context.IsWhileContext():
-            copied = WhileContext.from_proto(proto)
+            copied = _tf.WhileContext.from_proto(proto)
         else:
-            copied = CondContext.from_proto(proto)
+            copied = _tf.CondContext.from_proto(proto)
     copies = [copied]
     for copy in copies:
         copies += copy._nested_contexts
@@ -398,7 +396,7 @@ def _leave_out_foreign(definition: Any, context: Any) -> None:
 def _runs_in(graph: Graph, name: str, context: Any) -> bool:
     found = graph.as_graph_element(name)
     op = found if is_op(found) else found.op
-    return any(c is context for c in chain(control_flow_context(op)))
+    return any(c is context for c in chain(adjacency.control_flow_context(op)))
 
 
 def _rename_proto(definition: Any, rename: Callable[[str], str | None]) -> None:
@@ -414,7 +412,7 @@ def _rename_proto(definition: Any, rename: Callable[[str], str | None]) -> None:
 
 
 def _rename_values(values_def: Any, rename: Callable[[str], str | None]) -> None:
-    renamed = ValuesDef()
+    renamed = _tf.ValuesDef()
     for name in values_def.values:
         new = rename(name)
         if new is not None:

@@ -20,12 +20,8 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
-from geutil.graph.adjacency import predecessors, successors
-from geutil.graph.call_graph import functions_of_attributes
-from geutil.graph.colocation import colocation_names
-from geutil.graph.functions import has_function
+from geutil.graph import adjacency, call_graph, colocation, functions, v1_control_flow
 from geutil.graph.types import Graph, Operation, is_graph, type_name
-from geutil.graph.v1_control_flow import check_control_frames, check_frames
 
 _SHOWN = 10
 
@@ -122,10 +118,10 @@ def _ops(graph_or_ops: Any) -> list[Operation]:
 def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
     waiting = dict.fromkeys(ops, 0)
     for op in ops:
-        waiting[op] = sum(1 for p in predecessors(op) if p in waiting)
+        waiting[op] = sum(1 for p in adjacency.predecessors(op) if p in waiting)
     ready = [op for op in ops if not waiting[op]]
     for op in ready:
-        for successor in successors(op):
+        for successor in adjacency.successors(op):
             if successor in waiting:
                 waiting[successor] -= 1
                 if not waiting[successor]:
@@ -157,7 +153,7 @@ def _strong_components(ops: list[Operation]) -> list[dict[Operation, None]]:
         component = {op: None}
         queue = [op]
         for reached in queue:
-            for predecessor in predecessors(reached):
+            for predecessor in adjacency.predecessors(reached):
                 if predecessor in members:
                     del members[predecessor]
                     component[predecessor] = None
@@ -175,13 +171,15 @@ def _finish_order(
         if op in seen:
             continue
         seen.add(op)
-        stack = [(op, iter(list(successors(op))))]
+        stack = [(op, iter(list(adjacency.successors(op))))]
         while stack:
             top, rest = stack[-1]
             for successor in rest:
                 if successor in members and successor not in seen:
                     seen.add(successor)
-                    stack.append((successor, iter(list(successors(successor)))))
+                    stack.append(
+                        (successor, iter(list(adjacency.successors(successor))))
+                    )
                     break
             else:
                 finished.append(top)
@@ -197,7 +195,7 @@ def _some_cycle(component: Collection[Operation]) -> list[Operation]:
     while op not in place:
         place[op] = len(path)
         path.append(op)
-        before = next((p for p in predecessors(op) if p in component), None)
+        before = next((p for p in adjacency.predecessors(op) if p in component), None)
         if before is None:
             return []
         op = before
@@ -241,7 +239,7 @@ def _check_membership(ops: list[Operation]) -> Iterator[Violation]:
 def _check_colocation(ops: list[Operation]) -> Iterator[Violation]:
     known = _all_names(ops)
     for op in ops:
-        for name in colocation_names(op):
+        for name in colocation.colocation_names(op):
             if name not in known:
                 yield Violation(
                     "colocation",
@@ -266,8 +264,8 @@ def _check_names(ops: list[Operation]) -> Iterator[Violation]:
 
 def _check_functions(ops: list[Operation]) -> Iterator[Violation]:
     for op in ops:
-        for name in functions_of_attributes(op.node_def.attr):
-            if name and not has_function(op.graph, name):
+        for name in call_graph.functions_of_attributes(op.node_def.attr):
+            if name and not functions.has_function(op.graph, name):
                 yield Violation(
                     "functions",
                     op.name,
@@ -278,9 +276,12 @@ def _check_functions(ops: list[Operation]) -> Iterator[Violation]:
 def _check_frames(ops: list[Operation]) -> Iterator[Violation]:
     for op in ops:
         checks: list[Callable[[], None]] = [
-            partial(check_frames, op, tensor) for tensor in op.inputs
+            partial(v1_control_flow.check_frames, op, tensor) for tensor in op.inputs
         ]
-        checks += [partial(check_control_frames, op, c) for c in op.control_inputs]
+        checks += [
+            partial(v1_control_flow.check_control_frames, op, c)
+            for c in op.control_inputs
+        ]
         for check in checks:
             try:
                 check()

@@ -8,25 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PredictionError
-from geutil.graph.adjacency import control_inputs, is_back_edge
-from geutil.graph.functions import body_graph
-from geutil.graph.op_types import PLACEHOLDERS, VARIABLES
+from geutil.graph import adjacency, functions, op_types
 from geutil.graph.types import Graph, Operation, Tensor, dereference, is_tensor
-from geutil.memory.called_functions import (
-    NOTHING,
-    Called,
-    ListSizes,
-    SizeOf,
-    called_functions,
-)
-from geutil.memory.cpu_kernels import (
-    CHEAP,
-    HELD,
-    aliases,
-    reuses,
-    temporary_bytes,
-    updates_variable,
-)
+from geutil.memory import cpu_kernels, function_memory
+from geutil.memory.cpu_kernels import CHEAP, HELD
+from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import (
     GivenShapes,
@@ -72,7 +58,7 @@ class Shapes:
                 node.op = "Identity"
                 node.attr["T"].CopyFrom(node.attr["dtype"])
                 del node.attr["dtype"], node.attr["shape"]
-            elif node.op in PLACEHOLDERS:
+            elif node.op in op_types.PLACEHOLDERS:
                 shape = self._given.get(f"{node.name}:0")
                 if shape is not None:
                     node.attr["shape"].shape.CopyFrom(shape.as_proto())
@@ -100,7 +86,7 @@ class Shapes:
 
     def _in_a_function(self, tensor: Tensor) -> list[int | None] | None:
         """Return what the function says from which the body of a call was made."""
-        body = body_graph(self._graph, tensor.graph.name)
+        body = functions.body_graph(self._graph, tensor.graph.name)
         if body is None:
             return None
         try:
@@ -178,7 +164,7 @@ def calls_in(
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
         return read_ops(body.get_operations(), body.outputs, size_of, calls)
 
-    return called_functions(graph, read_body, size_of, among)
+    return function_memory.called_functions(graph, read_body, size_of, among)
 
 
 def calls_of(ops: Collection[Operation]) -> dict[Operation, Called]:
@@ -240,16 +226,16 @@ def _node(
 ) -> Node:
     inputs: Sequence[Tensor] = op.inputs
     if op.type in ("Merge", "RefMerge"):
-        inputs = [t for t in inputs if not is_back_edge(t.op, op)]
+        inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
     return Node(
         name=op.name,
         type=op.type,
         inputs=[tensors[id(t)] for t in inputs],
         outputs=[tensors[id(t)] for t in op.outputs],
-        controls=[place[c] for c in control_inputs(op)],
-        aliases=called.results.aliases or aliases(op) if inputs else (),
-        reuses=reuses(op),
-        temporary=temporary_bytes(op) + called.temporary,
+        controls=[place[c] for c in adjacency.control_inputs(op)],
+        aliases=called.results.aliases or cpu_kernels.aliases(op) if inputs else (),
+        reuses=cpu_kernels.reuses(op),
+        temporary=cpu_kernels.temporary_bytes(op) + called.temporary,
         surge=called.surge,
         cheap=op.type in CHEAP,
     )
@@ -267,7 +253,7 @@ def _add_updates(
         if op.type == "ReadVariableOp":
             reads.setdefault(id(op.inputs[0]), []).append(tensors[id(op.outputs[0])])
     for i, op in enumerate(ops):
-        if updates_variable(op.type) and id(op.inputs[0]) in reads:
+        if cpu_kernels.updates_variable(op.type) and id(op.inputs[0]) in reads:
             node = nodes[i]
             nodes[i] = node.changed(
                 outputs=[len(sizes)], updates=reads[id(op.inputs[0])]
@@ -278,7 +264,7 @@ def _add_updates(
 
 
 def _variable_bytes(op: Operation) -> int:
-    if op.type not in VARIABLES:
+    if op.type not in op_types.VARIABLES:
         return 0
     shape = tf.TensorShape(op.get_attr("shape"))
     dims = None if shape.rank is None else shape.as_list()

@@ -9,18 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph.creation import import_ops, new_graph
-from geutil.graph.fetched_subgraph import step_graph_def, step_ops, uses_onednn
-from geutil.graph.nested import flatten
-from geutil.graph.runtime import optimized
-from geutil.graph.types import (
-    IdentitySet,
-    Operation,
-    Tensor,
-    is_op,
-    is_tensor,
-    type_name,
-)
+from geutil.graph import creation, fetched_subgraph, nested, runtime, types
+from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.memory.cpu_kernels import with_column_buffers
 from geutil.memory.graph_to_program import Shapes, read_program
 from geutil.memory.onednn import with_onednn
@@ -145,7 +135,7 @@ def predict(
     if order is not None:
         program = step_program(ys_or_fetches, feeds=feeds, shapes=shapes)
         return simulate(program, _numbers(program, order)).timeline()
-    onednn = uses_onednn() if onednn is None else onednn
+    onednn = fetched_subgraph.uses_onednn() if onednn is None else onednn
     program = executed_program(ys_or_fetches, feeds, shapes, grappler, onednn)
     return typical(program, onednn).timeline()
 
@@ -171,7 +161,7 @@ def executed_program(
 
     Cost: some 0.5 ms for each op.
     """
-    optimize = optimized if grappler else with_constants_merged
+    optimize = runtime.optimized if grappler else with_constants_merged
     return _read(ys_or_fetches, feeds, shapes, optimize, onednn)
 
 
@@ -212,7 +202,7 @@ def step_program(
 
     Cost: as that of `predict`.
     """
-    return _read(ys_or_fetches, feeds, shapes, optimized if grappler else None)
+    return _read(ys_or_fetches, feeds, shapes, runtime.optimized if grappler else None)
 
 
 def _read(
@@ -226,18 +216,18 @@ def _read(
     given = IdentitySet(feeds or ())
     graph = get_unique_graph((*fetches, *given))
     known = Shapes(graph, shapes)
-    needed = [f if is_op(f) else f.op for f in fetches if f not in given]
-    ops = step_ops(needed, given)
+    needed = [f if types.is_op(f) else f.op for f in fetches if f not in given]
+    ops = fetched_subgraph.step_ops(needed, given)
     fed = [*given, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
-    graph_def = step_graph_def(graph, ops, given)
+    graph_def = fetched_subgraph.step_graph_def(graph, ops, given)
     names = [f.name for f in fetches if f not in given]
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
     for node in graph_def.node:
         node.attr.pop("_class", None)
-    scratch = new_graph()
-    import_ops(scratch, known.told_to(graph_def), {})
+    scratch = creation.new_graph()
+    creation.import_ops(scratch, known.told_to(graph_def), {})
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
     program = read_program(scratch, fetched, known.bytes_of)
     if not onednn:
@@ -259,14 +249,14 @@ def _keep_loops(graph_def: Any) -> None:
 
 def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
     fetches: list[Any] = []
-    for leaf in flatten(ys_or_fetches):
+    for leaf in nested.flatten(ys_or_fetches):
         if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor):
             fetches += tf.nest.flatten(leaf, expand_composites=True)
-        elif is_op(leaf) or is_tensor(leaf):
+        elif types.is_op(leaf) or types.is_tensor(leaf):
             fetches.append(leaf)
         elif leaf is not None:
             raise ArgumentTypeError(
-                f"expected ops or tensors of a graph, got {type_name(leaf)}"
+                f"expected ops or tensors of a graph, got {types.type_name(leaf)}"
             )
     if not fetches:
         raise PredictionError("nothing is asked for: pass the tensors of the step")

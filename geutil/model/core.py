@@ -13,16 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.functions import bindings, call_function, seen_variables
-from geutil.graph.graph_collections import is_trainable
+from geutil.graph import functions, graph_collections
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.model.program import Program
-from geutil.model.python_gradients import prune
+from geutil.model import python_gradients, to_function
+from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
-from geutil.model.to_function import build, ops_to_run
 from geutil.model.to_graph import Inputs, Outputs, Parts, materialize
 from geutil.notebook_display import Shown
 from geutil.select.walks import get_backward_walk_ops
@@ -178,7 +176,7 @@ class ModelFunction:
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
         """Those of them that are trained."""
-        return tuple(v for v in self.variables if is_trainable(v))
+        return tuple(v for v in self.variables if graph_collections.is_trainable(v))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.
@@ -203,7 +201,7 @@ class ModelFunction:
             raise ModelError(f"inputs {twice} are given by position and by name")
         arguments = checked_arguments(self._inputs, {**given, **kwargs})
         try:
-            results = call_function(self.concrete_function, arguments)
+            results = functions.call_function(self.concrete_function, arguments)
         except AttributeError as error:
             # A tape that watches the call looks for what Python knows of the loops.
             for op in self.concrete_function.graph.get_operations():
@@ -274,7 +272,7 @@ class EditableModel(Shown):
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables by name, those that edits have added included."""
-        self._holdings.add_variables(seen_variables(self.graph))
+        self._holdings.add_variables(functions.seen_variables(self.graph))
         return MappingProxyType(self._holdings.variables)
 
     def run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -287,7 +285,7 @@ class EditableModel(Shown):
         arguments = checked_arguments(self.inputs, inputs)
         function = self.concrete_function()
         try:
-            results = call_function(function, arguments)
+            results = functions.call_function(function, arguments)
         except tf.errors.OpError as error:
             check_initialized(self._holdings, function.variables, error)
             raise
@@ -311,7 +309,7 @@ class EditableModel(Shown):
         sinks = self.outputs.sinks
         state = (fingerprint(self.graph), tuple(sinks), len(self._holdings.variables))
         if self._built is None or self._built[0] != state:
-            function = build(
+            function = to_function.build(
                 self.graph, self.inputs, sinks, self._side_effects, self._holdings
             )
             self._built = (state, function)
@@ -341,13 +339,16 @@ class EditableModel(Shown):
         """
         sinks = self.outputs.sinks
         if checked:
-            ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
+            to_function.ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
         program = program_of_graph(
-            self.graph, dict(self.inputs), dict(self.outputs), bindings(self.graph)
+            self.graph,
+            dict(self.inputs),
+            dict(self.outputs),
+            functions.bindings(self.graph),
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
         if checked:
-            prune(program)
+            python_gradients.prune(program)
         return program
 
     def derived(

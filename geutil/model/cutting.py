@@ -11,18 +11,9 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph.types import Tensor, is_op, is_tensor, type_name
+from geutil.model import programs
 from geutil.model.core import EditableModel, M
-from geutil.model.program import (
-    Program,
-    fresh_name,
-    legal_name,
-    node_of,
-    nodes_ahead,
-    nodes_behind,
-    redirect,
-    rename_placeholders,
-    subgraph,
-)
+from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings
 
 Selection = Mapping[str, Any] | Iterable[Any] | Any
@@ -129,7 +120,9 @@ def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
     if inputs is None:
         needed = _needed(program, list(program.outputs.values()))
         program.inputs = {
-            name: t for name, t in program.inputs.items() if node_of(t) in needed
+            name: t
+            for name, t in program.inputs.items()
+            if programs.node_of(t) in needed
         }
     else:
         _feed(model, program, named_tensors(model, inputs))
@@ -139,8 +132,10 @@ def cut(model: M, inputs: Selection | None, outputs: Selection | None) -> M:
 
 def _needed(program: Program, ends: list[str]) -> set[str]:
     """Return the names of the nodes behind tensors."""
-    stops = [node_of(t) for t in program.captures]
-    behind = nodes_behind(program.graph_def, map(node_of, ends), stops)
+    stops = [programs.node_of(t) for t in program.captures]
+    behind = programs.nodes_behind(
+        program.graph_def, map(programs.node_of, ends), stops
+    )
     return {node.name for node in behind}
 
 
@@ -157,10 +152,10 @@ def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> 
     for name, t in inputs.items():
         if t.name in stand_ins:
             raise ModelError(f"two inputs are '{t.name}', one of them '{name}'")
-        stand_ins[t.name] = fresh_name(taken, legal_name(name))
+        stand_ins[t.name] = programs.fresh_name(taken, programs.legal_name(name))
         taken.add(stand_ins[t.name])
         program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
-    redirect(program, stand_ins)
+    programs.redirect(program, stand_ins)
     _release(program, stand_ins.values())
     fed = {name: f"{stand_ins[t.name]}:0" for name, t in inputs.items()}
     _check_inputs(model, program, fed)
@@ -174,12 +169,18 @@ def _release(program: Program, stand_ins: Iterable[str]) -> None:
     What is cut off cannot be waited for: neither its ops nor their effects are there.
     """
     kept = set(stand_ins)
-    old = [node_of(t) for t in program.inputs.values() if node_of(t) not in kept]
-    fed = nodes_ahead(program.graph_def, old, data_only=True)
+    old = [
+        programs.node_of(t)
+        for t in program.inputs.values()
+        if programs.node_of(t) not in kept
+    ]
+    fed = programs.nodes_ahead(program.graph_def, old, data_only=True)
     for node in program.graph_def.node:
         if node.name in fed:
             continue
-        inputs = [t for t in node.input if t[0] != "^" or node_of(t) not in fed]
+        inputs = [
+            t for t in node.input if t[0] != "^" or programs.node_of(t) not in fed
+        ]
         if len(inputs) != len(node.input):
             del node.input[:]
             node.input.extend(inputs)
@@ -197,26 +198,28 @@ def _shorten_names(program: Program) -> None:
     ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
     needed = _needed(program, ends)
     nodes = [node for node in program.graph_def.node if node.name in needed]
-    program.graph_def = subgraph(program.graph_def, nodes)
-    names = needed - {node_of(t) for t in program.inputs.values()}
+    program.graph_def = programs.subgraph(program.graph_def, nodes)
+    names = needed - {programs.node_of(t) for t in program.inputs.values()}
     renamed = {}
     for name, t in program.inputs.items():
-        renamed[node_of(t)] = fresh_name(names, legal_name(name))
-        names.add(renamed[node_of(t)])
-    rename_placeholders(program, renamed)
+        renamed[programs.node_of(t)] = programs.fresh_name(
+            names, programs.legal_name(name)
+        )
+        names.add(renamed[programs.node_of(t)])
+    programs.rename_placeholders(program, renamed)
 
 
 def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -> None:
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
-        if node_of(t) not in used:
+        if programs.node_of(t) not in used:
             raise ModelError(
                 f"no output depends on '{name}' once the others are inputs; leave "
                 "it out"
             )
     for name, t in program.inputs.items():
-        if node_of(t) in needed and t not in fed.values():
+        if programs.node_of(t) in needed and t not in fed.values():
             raise ModelError(
                 f"the outputs {list(program.outputs)} of {model!r} still depend on its "
                 f"input '{name}'; name it in inputs= too, or cut further behind"
@@ -225,7 +228,7 @@ def _check_inputs(model: EditableModel, program: Program, fed: dict[str, str]) -
 
 def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
     """Return the side effects that need no input which was cut off."""
-    kept_inputs = {node_of(t) for t in program.inputs.values()}
+    kept_inputs = {programs.node_of(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
     possible = []
     for name in program.side_effects:
@@ -240,7 +243,9 @@ def _holdings(model: EditableModel, program: Program) -> Holdings:
     """Return what the part needs of what the model holds."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)
-    captured = {id(e) for t, e in program.captures.items() if node_of(t) in needed}
+    captured = {
+        id(e) for t, e in program.captures.items() if programs.node_of(t) in needed
+    }
     held = model.holdings
     resources = [r for r in held.resources if id(r.resource_handle) in captured]
     return Holdings(

@@ -13,35 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
-from geutil.graph.creation import BULK_LIMIT
-from geutil.graph.resource_variables import dtype_behind
+from geutil.model import handle_values, programs, python_gradients
 from geutil.model.core import EditableModel, M
-from geutil.model.handle_values import (
-    CALLS,
-    OUTPUT_NAMES,
-    READS,
-    Carrier,
-    Value,
-    Version,
-    Versions,
-    handle_flow,
-    pass_values,
-    passes,
-    set_types,
-    take_values,
-    turn_into_value_read,
-)
-from geutil.model.program import (
-    Program,
-    become_const,
-    fresh_name,
-    legal_name,
-    node_of,
-    rename_placeholders,
-    short,
-)
-from geutil.model.python_gradients import prune
+from geutil.model.handle_values import Carrier, Value, Version, Versions
+from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings
 
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
@@ -67,8 +44,8 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
     """
     versions = Versions(graph_def.library)
     taken = {node.name for node in graph_def.node}
-    _, carriers = handle_flow(graph_def.node, seeds, in_function=False)
-    reads = {c.node.name for c in carriers if c.node.op in READS}
+    _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
     added = _change(carriers, seeds, taken, versions, "")
     graph_def.node.extend(added)
     for version in versions.waiting():
@@ -82,31 +59,33 @@ def _make_version(function: Any, version: Version, versions: Versions) -> None:
     """Make a copy of a function take values where it took handles."""
     arguments = function.signature.input_arg
     seeds = {arguments[index].name: value for index, value in version.values}
-    take_values(function, version)
+    handle_values.take_values(function, version)
     taken = {node.name for node in function.node_def} | {a.name for a in arguments}
-    values, carriers = handle_flow(function.node_def, seeds, in_function=True)
+    values, carriers = handle_values.handle_flow(
+        function.node_def, seeds, in_function=True
+    )
     renamed = {
-        short(f"{c.node.name}:{name}:0"): f"{c.node.name}:output:0"
+        programs.short(f"{c.node.name}:{name}:0"): f"{c.node.name}:output:0"
         for c in carriers
-        if (name := OUTPUT_NAMES.get(c.node.op))
+        if (name := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{version.function}'"
     function.node_def.extend(_change(carriers, seeds, taken, versions, where))
     _set_results(function, version, values)
     for node in function.node_def if renamed else ():
         for index, text in enumerate(node.input):
-            if short(text) in renamed:
-                node.input[index] = renamed[short(text)]
+            if programs.short(text) in renamed:
+                node.input[index] = renamed[programs.short(text)]
     for name, text in function.ret.items():
-        if short(text) in renamed:
-            function.ret[name] = renamed[short(text)]
+        if programs.short(text) in renamed:
+            function.ret[name] = renamed[programs.short(text)]
 
 
 def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
     """Set the types of results that are values now."""
     expected = dict(version.values) if version.returns else {}
     for index, result in enumerate(function.signature.output_arg):
-        value = values.get(short(function.ret[result.name]))
+        value = values.get(programs.short(function.ret[result.name]))
         wanted = expected.get(index)
         if value is not None and wanted is not None and value.dtype == wanted.dtype:
             result.type = value.dtype
@@ -131,7 +110,7 @@ def _change(
     """Change the nodes that read handles; return the nodes that they need besides."""
 
     def fresh(name: str) -> str:
-        name = fresh_name(taken, name)
+        name = programs.fresh_name(taken, name)
         taken.add(name)
         return name
 
@@ -139,19 +118,23 @@ def _change(
     for carrier in carriers:
         node = carrier.node
         _check(carrier, versions, where)
-        if node.op in READS:
+        if node.op in handle_values.READS:
             handle = node.input[0]
             # What is passed on may come from inside a loop; the rest does not.
-            waits = [] if short(handle) in seeds else [f"^{node_of(handle)}"]
+            waits = (
+                []
+                if programs.short(handle) in seeds
+                else [f"^{programs.node_of(handle)}"]
+            )
             (value,) = carrier.values.values()
-            added += turn_into_value_read(
+            added += handle_values.turn_into_value_read(
                 node, value, fresh, waits=waits, in_function=bool(where)
             )
             continue
-        if node.op in CALLS:
-            pass_values(node, carrier.values, versions)
+        if node.op in handle_values.CALLS:
+            handle_values.pass_values(node, carrier.values, versions)
         elif node.op == "IdentityN":
-            set_types(node, "T", carrier.values)
+            handle_values.set_types(node, "T", carrier.values)
             node.attr.pop("_output_shapes", None)
         else:
             (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
@@ -164,11 +147,13 @@ def _check(carrier: Carrier, versions: Versions, where: str) -> None:
     """Raise ModelError where an input of a node cannot be a value."""
     node = carrier.node
     op = f"'{node.name}' ({node.op}){where}"
-    if node.op in CALLS:
+    if node.op in handle_values.CALLS:
         _check_call(node, versions, op)
         return
     for index, value in carrier.values.items():
-        if not passes(node, index) and (node.op not in READS or index > 0):
+        if not handle_values.passes(node, index) and (
+            node.op not in handle_values.READS or index > 0
+        ):
             raise ModelError(_refusal(node, value.variable, op))
     if node.op == "Merge":
         data = [text for text in node.input if not text.startswith("^")]
@@ -190,7 +175,7 @@ def _refusal(node: Any, variable: str, op: str) -> str:
 
 
 def _check_call(node: Any, versions: Versions, op: str) -> None:
-    kind = CALLS[node.op]
+    kind = handle_values.CALLS[node.op]
     for attribute in kind.functions:
         attr = node.attr[attribute]
         for function in [attr.func] if attr.HasField("func") else attr.list.func:
@@ -235,10 +220,10 @@ class Captured:
 
 def freeze(model: M) -> M:
     """Return a model with constants for variables; see `Model.freeze`."""
-    programs = {}
+    frozen = {}
     for name, signature in model.signatures.items():
         try:
-            programs[name] = frozen_program(signature)
+            frozen[name] = frozen_program(signature)
         except ModelError as error:
             if name == model.signature:
                 raise
@@ -247,7 +232,7 @@ def freeze(model: M) -> M:
                 f"{error}"
             ) from error
     held = model.holdings
-    return model.rebuilt(programs, Holdings({}, held.resources, held.assets))
+    return model.rebuilt(frozen, Holdings({}, held.resources, held.assets))
 
 
 def frozen_program(model: EditableModel) -> Program:
@@ -283,7 +268,7 @@ def frozen_program(model: EditableModel) -> Program:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    prune(program)
+    python_gradients.prune(program)
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program
@@ -294,9 +279,9 @@ def _sources(model: EditableModel, program: Program) -> dict[str, Captured]:
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
     for tensor, outside in program.captures.items():
-        node = node_of(tensor)
+        node = programs.node_of(tensor)
         if outside.dtype == tf.resource:
-            dtype = dtype_behind(outside)
+            dtype = resource_variables.dtype_behind(outside)
             if dtype is not None:
                 name = names.get(id(outside), node)
                 sources[node] = Captured(name, outside, dtype, True)
@@ -325,11 +310,11 @@ def _check_size(what: str, program: Program, sources: Mapping[str, Captured]) ->
     for outside in {id(s.outside): s for s in sources.values()}.values():
         elements = int(np.prod(outside.shape(), dtype=object))
         total += elements * max(outside.dtype.size, 1)
-    if total > BULK_LIMIT:
+    if total > creation.BULK_LIMIT:
         raise ModelError(
             f"frozen, {what} would have {total:,} bytes, and a graph of constants "
-            f"holds at most {BULK_LIMIT:,}: save it as a SavedModel, which keeps them "
-            "as variables"
+            f"holds at most {creation.BULK_LIMIT:,}: save it as a SavedModel, "
+            "which keeps them as variables"
         )
 
 
@@ -344,11 +329,11 @@ def _insert_constants(
     taken = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():
-        names[node] = fresh_name(taken, legal_name(source.name))
+        names[node] = programs.fresh_name(taken, programs.legal_name(source.name))
         taken.add(names[node])
-    rename_placeholders(program, names)
+    programs.rename_placeholders(program, names)
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:
         if node.name in by_name:
-            become_const(node, node.name, by_name[node.name].value())
+            programs.become_const(node, node.name, by_name[node.name].value())
     return names

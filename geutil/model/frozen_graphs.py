@@ -16,17 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.model import freezing, programs
 from geutil.model.core import EditableModel
-from geutil.model.freezing import frozen_program
-from geutil.model.program import (
-    Program,
-    canonical,
-    fresh_name,
-    node_of,
-    nodes_by_name,
-    rename_placeholders,
-    short,
-)
+from geutil.model.programs import Program
 from geutil.model.sources.graph_defs import named_ends
 
 _logger = logging.getLogger("geutil")
@@ -92,15 +84,16 @@ def stateless_program(model: EditableModel) -> Program:
     Raises:
         ModelError: it holds tables or the like; or it cannot be frozen.
     """
-    program = frozen_program(model)
+    program = freezing.frozen_program(model)
     if program.captures:
         readers = {
-            node_of(text): f"'{node.name}' ({node.op})"
+            programs.node_of(text): f"'{node.name}' ({node.op})"
             for node in reversed(program.graph_def.node)
             for text in node.input
         }
         held = [
-            f"'{node_of(t)}', read by {readers[node_of(t)]}" for t in program.captures
+            f"'{programs.node_of(t)}', read by {readers[programs.node_of(t)]}"
+            for t in program.captures
         ]
         raise ModelError(
             f"{model!r} reads tables or the like, which are no constants and no part "
@@ -125,13 +118,13 @@ def with_named_ends(program: Program, dtypes: Mapping[str, tf.DType]) -> Any:
     """
     graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)
-    ends = {node_of(t): name for name, t in program.inputs.items()}
+    ends = {programs.node_of(t): name for name, t in program.inputs.items()}
     ends |= {name: name for name in in_place}
     names = _new_names(graph_def, ends, {*inputs, *program.outputs})
-    rename_placeholders(program, names)
+    programs.rename_placeholders(program, names)
     for name, tensor in program.outputs.items():
         if name not in in_place and name not in inputs:
-            source = short(canonical(tensor))
+            source = programs.short(programs.canonical(tensor))
             waits = [f"^{effect}" for effect in program.side_effects]
             node = graph_def.node.add(name=name, op="Identity", input=[source, *waits])
             node.attr["T"].type = dtypes[name].as_datatype_enum
@@ -145,13 +138,13 @@ def _outputs_in_place(program: Program) -> set[str]:
     """Return the outputs that are named nodes already, which nothing else reads."""
     if program.side_effects:
         return set()
-    nodes = nodes_by_name(program.graph_def)
-    uses = Counter(node_of(t) for n in nodes.values() for t in n.input)
-    uses.update(node_of(t) for t in program.outputs.values())
+    nodes = programs.nodes_by_name(program.graph_def)
+    uses = Counter(programs.node_of(t) for n in nodes.values() for t in n.input)
+    uses.update(programs.node_of(t) for t in program.outputs.values())
     return {
         name
         for name, tensor in program.outputs.items()
-        if canonical(tensor) == f"{name}:0"
+        if programs.canonical(tensor) == f"{name}:0"
         and uses[name] == 1
         and nodes[name].op not in _NO_ENDS
     }
@@ -169,6 +162,6 @@ def _new_names(
     names = dict(ends)
     for node in graph_def.node:
         if node.name in reserved and node.name not in ends:
-            names[node.name] = fresh_name(taken, node.name)
+            names[node.name] = programs.fresh_name(taken, node.name)
             taken.add(names[node.name])
     return names

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import LOOPS
-from geutil.model.program import const_node, short
+from geutil.model.programs import const_node, short
 
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
 LIST_PASSES = frozenset(("IdentityN",)) | LOOPS

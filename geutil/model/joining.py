@@ -9,18 +9,9 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.graph.functions import merge_libraries
 from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
+from geutil.model import cutting, programs
 from geutil.model.core import EditableModel, M
-from geutil.model.cutting import tensor_of
-from geutil.model.program import (
-    Program,
-    cycle_of,
-    forget_shapes_behind,
-    fresh_name,
-    node_of,
-    nodes_behind,
-    prefix_nodes,
-    redirect,
-)
+from geutil.model.programs import Program
 
 Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
@@ -56,11 +47,11 @@ def splice(
     """
     _check_model(model, other)
     links = [
-        Link(tensor_of(model, mine), _end(other, "output", theirs))
+        Link(cutting.tensor_of(model, mine), _end(other, "output", theirs))
         for mine, theirs in _pairs(replaced)
     ]
     feed_links = [
-        Link(_end(other, "input", theirs), tensor_of(model, mine))
+        Link(_end(other, "input", theirs), cutting.tensor_of(model, mine))
         for theirs, mine in _pairs(feeds)
     ]
     if not links and not feed_links:
@@ -113,7 +104,7 @@ def append(model: M, other: EditableModel, inputs: Mapping[str, Any] | None) -> 
     _check_model(model, other)
     if inputs is None:
         inputs = _by_name(other.inputs, model.outputs, "output each input reads")
-    read = [tensor_of(model, item) for item in inputs.values()]
+    read = [cutting.tensor_of(model, item) for item in inputs.values()]
     dropped = [
         name for name, t in model.outputs.items() if any(t is other for other in read)
     ]
@@ -190,8 +181,8 @@ def _separate(program: Program, added: Program, scope: str) -> str:
     prefix = ""
     if any(node.name in names for node in added.graph_def.node):
         scopes = {name.partition("/")[0] for name in names}
-        prefix = f"{fresh_name(scopes, scope)}/"
-        prefix_nodes(added, prefix)
+        prefix = f"{programs.fresh_name(scopes, scope)}/"
+        programs.prefix_nodes(added, prefix)
     merge_libraries(program.graph_def, added.graph_def)
     return prefix
 
@@ -199,8 +190,8 @@ def _separate(program: Program, added: Program, scope: str) -> str:
 def _connect(program: Program, stand_ins: dict[str, str]) -> None:
     # The new tensors may be of other shapes: what was inferred behind the old ones is
     # inferred anew.
-    forget_shapes_behind(program, stand_ins)
-    redirect(program, stand_ins)
+    programs.forget_shapes_behind(program, stand_ins)
+    programs.redirect(program, stand_ins)
 
 
 def _added(
@@ -211,23 +202,23 @@ def _added(
     used = {f"{prefix}{name}" for name in used}
     for name, t in theirs.items():
         if t not in used:
-            ends[fresh_name({**mine, **ends}, name)] = t
+            ends[programs.fresh_name({**mine, **ends}, name)] = t
     return ends
 
 
 def _needed_inputs(program: Program, inputs: Mapping[str, str]) -> set[str]:
     """Return the names of the inputs that the ends depend on."""
     ends = [*program.outputs.values(), *program.side_effects]
-    behind = nodes_behind(program.graph_def, map(node_of, ends))
+    behind = programs.nodes_behind(program.graph_def, map(programs.node_of, ends))
     names = {node.name for node in behind}
-    return {name for name, t in inputs.items() if node_of(t) in names}
+    return {name for name, t in inputs.items() if programs.node_of(t) in names}
 
 
 def _check_acyclic(
     program: Program, model: EditableModel, other: EditableModel
 ) -> None:
     """Refuse a program in which a node depends on itself, loops aside."""
-    cycle = cycle_of(program.graph_def)
+    cycle = programs.cycle_of(program.graph_def)
     if cycle is not None:
         raise ModelError(
             f"{model!r} and {other!r} would depend on each other: "

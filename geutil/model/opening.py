@@ -11,15 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.functions import bindings
-from geutil.graph.graph_collections import set_trainable
-from geutil.graph.types import is_graph, type_name
+from geutil.graph import functions, graph_collections, types
 from geutil.model.core import Signatures
-from geutil.model.files.inspection import KERAS_SUFFIXES
-from geutil.model.files.reading import read_graph_def, what_is
-from geutil.model.files.validation import check_graph_def
+from geutil.model.files import inspection, reading, validation
 from geutil.model.model import Model
-from geutil.model.program import Ancestor, Program
+from geutil.model.programs import Ancestor, Program
 from geutil.model.shared_state import Holdings
 from geutil.model.sources import graph_defs, objects
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
@@ -106,7 +102,7 @@ def open(
 def _is_graph_source(source: Any) -> bool:
     if isinstance(source, str | os.PathLike):
         return Path(source).suffix in (".pb", ".pbtxt")
-    return isinstance(source, tf.compat.v1.GraphDef) or is_graph(source)
+    return isinstance(source, tf.compat.v1.GraphDef) or types.is_graph(source)
 
 
 def _source(
@@ -121,18 +117,18 @@ def _source(
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
-            graph_def = read_graph_def(path)
+            graph_def = reading.read_graph_def(path)
             return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
-        if path.suffix in KERAS_SUFFIXES and path.is_file():
+        if path.suffix in inspection.KERAS_SUFFIXES and path.is_file():
             return _of_keras_model(objects.load_keras_file(path), name)
         if path.is_file():
-            raise ModelError(f"'{path}' is {what_is(path)}; pass {ACCEPTED}")
+            raise ModelError(f"'{path}' is {reading.what_is(path)}; pass {ACCEPTED}")
         return open_saved_model(path, tags)
     if isinstance(source, tf.compat.v1.GraphDef):
         copy = type(source)()
         copy.CopyFrom(source)
         return _of_graph_def(copy, "the GraphDef", name, inputs, outputs)
-    if is_graph(source):
+    if types.is_graph(source):
         return _of_graph(source, name, inputs, outputs, session)
     if objects.is_keras_model(source):
         return _of_keras_model(source, name)
@@ -140,7 +136,7 @@ def _source(
         return _of_function(source, name)
     if isinstance(source, tf.types.experimental.PolymorphicFunction):
         return _of_function(objects.concrete_function_of(source), name)
-    raise ModelError(f"cannot open a {type_name(source)}; pass {ACCEPTED}")
+    raise ModelError(f"cannot open a {types.type_name(source)}; pass {ACCEPTED}")
 
 
 def _of_graph_def(
@@ -150,7 +146,7 @@ def _of_graph_def(
     inputs: graph_defs.Ends,
     outputs: graph_defs.Ends,
 ) -> Source:
-    check_graph_def(graph_def, what)
+    validation.check_graph_def(graph_def, what)
     ends = (
         graph_defs.named_ends(graph_def, inputs, what, "input"),
         graph_defs.named_ends(graph_def, outputs, what, "output"),
@@ -182,7 +178,7 @@ def _of_graph(
     program = programs[name]
     program.ancestors.append(Ancestor(graph))
     if hasattr(graph, "captures"):
-        captures = bindings(graph)
+        captures = functions.bindings(graph)
         program.captures |= {inner.name: outer for outer, inner in captures}
         read = objects.ordered(graph.variables, (outer for outer, _ in captures))
         holdings.add_variables(read)
@@ -195,12 +191,12 @@ def _of_keras_model(model: Any, name: str) -> Source:
     holdings = Holdings()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
     for weight in weights:
-        set_trainable(weight.variable, weight.trainable)
+        graph_collections.set_trainable(weight.variable, weight.trainable)
     listed = {id(weight.variable) for weight in weights}
     for variable in read:
         if id(variable) not in listed:
             # A state that a layer keeps between calls: the model does not train it.
-            set_trainable(variable, False)
+            graph_collections.set_trainable(variable, False)
     holdings.add_variables(read)
     return _single(f"Keras model '{model.name}'", name, program, holdings)
 

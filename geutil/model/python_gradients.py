@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from geutil.graph import gradient_functions
-from geutil.graph.functions import body_graph
+from geutil.graph import functions, gradient_functions, state
 from geutil.graph.inlining import Origin
-from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
-from geutil.model.program import Ancestor, Program, canonical, node_of, nodes_by_name
-from geutil.transform.custom_gradients import carried_gradient, read_by_gradient
-from geutil.transform.transformer import copy_replacing
+from geutil.model.programs import Ancestor, Program, canonical, node_of, nodes_by_name
+from geutil.transform import custom_gradients, transformer
 
 _NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
 
@@ -42,7 +39,7 @@ class _Closure:
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
         """Yield what the gradient reads near that op, and what it is in the program."""
-        for t in read_by_gradient(self.op):
+        for t in custom_gradients.read_by_gradient(self.op):
             # Edits of a program let the node read other tensors than the op does.
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
@@ -66,12 +63,12 @@ def carry_closures(
 
     Cost: linear in the nodes; the gradients are traced.
     """
-    reads = state_of(graph).gradient_reads
+    reads = state.state_of(graph).gradient_reads
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
-        carried = carried_gradient(
-            closure.op, closure.gradient, graph, copies, copy_replacing
+        carried = custom_gradients.carried_gradient(
+            closure.op, closure.gradient, graph, copies, transformer.copy_replacing
         )
         op_ = graph.get_operation_by_name(closure.node.name)
         gradient_functions.set_gradient(op_, carried)
@@ -125,7 +122,7 @@ def _origin(
 ) -> tuple[Operation, Callable[[str], str]] | None:
     """Return the op that a node was made from, and what tensors near it are called."""
     if origin is not None:
-        body = body_graph(ancestor.graph, origin.function)
+        body = functions.body_graph(ancestor.graph, origin.function)
         if body is None:
             return None
         op = _op(body, origin.node)

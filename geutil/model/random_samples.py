@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.op_types import ADDITIONS
-from geutil.graph.resource_variables import shape_behind
+from geutil.graph import op_types, resource_variables
 from geutil.graph.types import Operation, Tensor
 
 BATCH = 3
@@ -162,7 +161,7 @@ def _handed_on(op: Operation, index: int) -> list[int]:
     """Return [what is added to an input], or [] if its numbers are not handed on."""
     if index in _PASSING.get(op.type, ()) or op.type in _JOINING:
         return [0]
-    if op.type in ADDITIONS:
+    if op.type in op_types.ADDITIONS:
         added = tf.get_static_value(op.inputs[1 - index])
         if added is not None and added.ndim == 0 and added == int(added):
             return [int(added)]
@@ -206,7 +205,10 @@ _INDEXING: Mapping[str, tuple[int, Callable[[Operation], int | None]]] = {
     "GatherNd": (1, _of_gather_nd),
     "GatherV2": (1, _of_gather_v2),
     "OneHot": (0, lambda op: tf.get_static_value(op.inputs[1])),
-    "ResourceGather": (1, lambda op: _dim(shape_behind(op.inputs[0]), 0)),
+    "ResourceGather": (
+        1,
+        lambda op: _dim(resource_variables.shape_behind(op.inputs[0]), 0),
+    ),
     "SparseSoftmaxCrossEntropyWithLogits": (
         1,
         lambda op: _dim(op.inputs[0].shape, -1),

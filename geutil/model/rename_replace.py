@@ -11,7 +11,7 @@ from geutil.errors import GeutilError, ModelError
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
 from geutil.model.core import EditableModel, M
-from geutil.model.program import fresh_name, legal_name, node_of, rename_placeholders
+from geutil.model.programs import fresh_name, legal_name, node_of, rename_placeholders
 from geutil.select.queries import select_ops
 from geutil.transform.rewrite import Match, Op, Rule, rewrite
 

@@ -20,9 +20,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.formats import refusal
-from geutil.graph.graph_collections import flags_as_noted, is_trainable
-from geutil.graph.op_types import PYTHON_CALLS
-from geutil.graph.protos import new_trackable, owner_of
+from geutil.graph import graph_collections, op_types, protos
 from geutil.model.core import EditableModel
 from geutil.model.frozen_graphs import stateless_program, write_graph_def, write_pbtxt
 from geutil.model.shared_state import Holdings
@@ -177,7 +175,7 @@ def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
     frozen = model.derived(program, holdings=Holdings(), alone=True)
     # The converter wants to know an owner of variables, of which there are none.
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
-        [frozen.concrete_function()], new_trackable()
+        [frozen.concrete_function()], protos.new_trackable()
     )
     if select_tf_ops:
         converter.target_spec.supported_ops = [
@@ -250,7 +248,7 @@ def _write_saved_model(model: EditableModel, path: Path) -> None:
         name: functions.get(name) or untouched[name] for name in model.signatures
     }
     try:
-        with flags_as_noted(model.variables.values()):
+        with graph_collections.flags_as_noted(model.variables.values()):
             tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
@@ -274,7 +272,7 @@ def _check_python(model: EditableModel, function: Any) -> None:
     graph_def = function.graph.as_graph_def()
     bodies = (f.node_def for f in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *bodies):
-        if node.op in PYTHON_CALLS:
+        if node.op in op_types.PYTHON_CALLS:
             raise ModelError(
                 f"'{node.name}' ({node.op}) of {model!r} calls a function of Python, "
                 "which no file can hold; replace it, or cut it off with model.cut"
@@ -283,11 +281,15 @@ def _check_python(model: EditableModel, function: Any) -> None:
 
 def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
     """Return an object that tracks all that the functions read."""
-    root = new_trackable()
+    root = protos.new_trackable()
     variables = list(model.variables.values())
     root.variables = variables
-    root.trainable_variables = [v for v in variables if is_trainable(v)]
-    root.non_trainable_variables = [v for v in variables if not is_trainable(v)]
+    root.trainable_variables = [
+        v for v in variables if graph_collections.is_trainable(v)
+    ]
+    root.non_trainable_variables = [
+        v for v in variables if not graph_collections.is_trainable(v)
+    ]
     root.geutil_resources = _resources(model, functions)
     root.geutil_assets = list(model.holdings.assets)
     return root
@@ -305,7 +307,7 @@ def _resources(model: EditableModel, functions: Iterable[Any]) -> list[Any]:
             known.add(id(captured))
             if any(captured is v.handle for v in function.variables):
                 continue
-            owner = owner_of(captured)
+            owner = protos.owner_of(captured)
             if owner is None:
                 raise ModelError(
                     f"{model!r} reads a resource that no object in memory owns "

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.model.program import fresh_name
+from geutil.model.programs import fresh_name
 
 
 @dataclass

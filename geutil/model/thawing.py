@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.model.core import M
-from geutil.model.program import Program, canonical, fresh_name, node_of, value_of_const
+from geutil.model import core, programs
+from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings
 from geutil.select.filters import make_regex
 
@@ -44,7 +44,7 @@ class Variables:
         key = node.name, node.attr["value"].tensor.SerializeToString(deterministic=True)
         if key not in self._made:
             self._made[key] = tf.Variable(
-                value_of_const(node), trainable=True, name=node.name
+                programs.value_of_const(node), trainable=True, name=node.name
             )
         return self._made[key]
 
@@ -52,21 +52,21 @@ class Variables:
         """Return the variables by the names of the constants, in order."""
         named: dict[str, tf.Variable] = {}
         for (name, _), variable in self._made.items():
-            named[fresh_name(named, name)] = variable
+            named[programs.fresh_name(named, name)] = variable
         return named
 
 
-def thaw(model: M, regex: str | re.Pattern[str]) -> M:
+def thaw(model: core.M, regex: str | re.Pattern[str]) -> core.M:
     """Return a model with variables for constants; see `Model.thaw`."""
     pattern = make_regex(regex)
     # This signature first: its constants give the variables their names.
     order = dict.fromkeys((model.signature, *model.signatures))
-    programs = {name: model.signatures[name].program() for name in order}
-    matches = {name: _matches(p.graph_def, pattern) for name, p in programs.items()}
-    _check(programs[model.signature], matches[model.signature], pattern)
+    untouched = {name: model.signatures[name].program() for name in order}
+    matches = {name: _matches(p.graph_def, pattern) for name, p in untouched.items()}
+    _check(untouched[model.signature], matches[model.signature], pattern)
     variables = Variables()
     thawed = {
-        name: _thawed(programs[name], matches[name].found, variables) for name in order
+        name: _thawed(untouched[name], matches[name].found, variables) for name in order
     }
     holdings = model.holdings.merged(Holdings())
     named = variables.named()
@@ -121,18 +121,19 @@ def _thawed(program: Program, found: list[Any], variables: Variables) -> Program
     reads: dict[str, str] = {}
     for node in found:
         captures[f"{node.name}:0"] = variables.of(node).handle
-        reads[node.name] = fresh_name(taken, f"{node.name}/ReadVariableOp")
+        reads[node.name] = programs.fresh_name(taken, f"{node.name}/ReadVariableOp")
         taken.add(reads[node.name])
     for node in graph_def.node:
         for index, text in enumerate(node.input):
-            if node_of(text) in reads:
+            if programs.node_of(text) in reads:
                 control = "^" if text.startswith("^") else ""
-                node.input[index] = control + reads[node_of(text)]
+                node.input[index] = control + reads[programs.node_of(text)]
     for node in found:
         graph_def.node.append(_read_node(reads[node.name], node))
         _become_handle(node)
     outputs = {
-        name: canonical(reads.get(node_of(t), t)) for name, t in program.outputs.items()
+        name: programs.canonical(reads.get(programs.node_of(t), t))
+        for name, t in program.outputs.items()
     }
     effects = [reads.get(name, name) for name in program.side_effects]
     return replace(program, captures=captures, outputs=outputs, side_effects=effects)

@@ -12,20 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.creation import neutral
-from geutil.graph.functions import (
-    bindings,
-    build_function,
-    make_capture_placeholder,
-    new_function_graph,
-    seen_variables,
-)
+from geutil.graph import creation, functions
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.model.program import fresh_name
+from geutil.model.programs import fresh_name
 from geutil.model.shared_state import Holdings
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.copying import copy_with_input_replacements
-from geutil.transform.custom_gradients import read_by_gradient
+from geutil.transform import copying, custom_gradients
 
 
 def ops_to_run(
@@ -39,7 +31,10 @@ def ops_to_run(
     Raises:
         ModelError: one is a placeholder that nothing feeds.
     """
-    stops = [*inputs.values(), *(placeholder for _, placeholder in bindings(graph))]
+    stops = [
+        *inputs.values(),
+        *(placeholder for _, placeholder in functions.bindings(graph)),
+    ]
     behind = get_backward_walk_ops(
         [*sinks.values(), side_effects], stop_at_ts=stops, control_inputs=True
     )
@@ -69,7 +64,7 @@ def _needed_by_gradients(
     found: set[Operation] = set()
     waiting = list(needed)
     while waiting:
-        read = [t.op for op in waiting for t in read_by_gradient(op)]
+        read = [t.op for op in waiting for t in custom_gradients.read_by_gradient(op)]
         waiting = []
         for start in dict.fromkeys(read):
             if start in needed or start in found or start in given:
@@ -92,7 +87,9 @@ def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tenso
     """
     read = IdentitySet(t for op in ops for t in op.inputs)
     needed = [
-        (outside, inside) for outside, inside in bindings(graph) if inside in read
+        (outside, inside)
+        for outside, inside in functions.bindings(graph)
+        if inside in read
     ]
     for outside, inside in needed:
         if not hasattr(outside, "numpy"):
@@ -107,7 +104,7 @@ def variables_of(
     graph: Graph, captures: Iterable[tuple[Any, Tensor]], holdings: Holdings
 ) -> list[tf.Variable]:
     """Return the variables whose handles are captured, and hold them from now on."""
-    holdings.add_variables(seen_variables(graph))
+    holdings.add_variables(functions.seen_variables(graph))
     by_handle = holdings.by_handle()
     return [
         by_handle[id(outside)] for outside, _ in captures if id(outside) in by_handle
@@ -131,26 +128,26 @@ def build(
     """
     ops = ops_to_run(graph, inputs, sinks, side_effects)
     captures = captures_of(graph, ops)
-    target = new_function_graph("model")
+    target = functions.new_function_graph("model")
     read = IdentitySet(t for op in ops for t in op.inputs)
     replaced: list[tuple[Tensor, Tensor]] = []
     arguments: dict[str, Tensor] = {}
     names = _ArgumentNames(ops)
-    with neutral(target):
+    with creation.neutral(target):
         for name, t in inputs.items():
             arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, names(t.op))
             if t in read:
                 replaced.append((t, arguments[name]))
     for outside, inside in captures:
-        stand_in = make_capture_placeholder(
+        stand_in = functions.make_capture_placeholder(
             target, names(inside.op), inside.dtype, inside.shape, outside
         )
         replaced.append((inside, stand_in))
-    _, info = copy_with_input_replacements(ops, replaced, dst_graph=target)
+    _, info = copying.copy_with_input_replacements(ops, replaced, dst_graph=target)
     results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
     waits = [info.transformed(op) for op in side_effects.control_inputs]
     variables = variables_of(graph, captures, holdings)
-    return build_function(target, arguments, results, waits, variables)
+    return functions.build_function(target, arguments, results, waits, variables)
 
 
 class _ArgumentNames:

@@ -19,23 +19,12 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError
+from geutil.graph import creation, function_defs, functions
 from geutil.graph.call_graph import Effects
-from geutil.graph.creation import import_ops, neutral
-from geutil.graph.function_defs import with_unique_functions
-from geutil.graph.functions import bind, new_function_graph, set_ends, write_stand_in
 from geutil.graph.inlining import Kept, Origin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
-from geutil.model.program import (
-    Program,
-    canonical,
-    fresh_name,
-    legal_name,
-    node_of,
-    nodes_ahead,
-    nodes_by_name,
-    short,
-)
-from geutil.model.python_gradients import carry_closures, prune
+from geutil.model import programs, python_gradients
+from geutil.model.programs import Program
 
 # What is behind them runs in a frame of its own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -59,8 +48,8 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     effective = {node.name for node in graph_def.node if effects.of(node)}
     if not effective:
         return []
-    nodes = nodes_by_name(graph_def)
-    late = nodes_ahead(graph_def, effective)
+    nodes = programs.nodes_by_name(graph_def)
+    late = programs.nodes_ahead(graph_def, effective)
     waiting = [name for name in dict.fromkeys(roots) if name in late]
     met = set(waiting)
     found = set()
@@ -69,7 +58,7 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
         if node.name in effective or node.op in _CONTROL_FLOW:
             found.add(node.name)
             continue
-        for name in map(node_of, node.input):
+        for name in map(programs.node_of, node.input):
             if name in late and name not in met:
                 met.add(name)
                 waiting.append(name)
@@ -95,18 +84,18 @@ def without_wrappers(
 
     Cost: linear in nodes and edges.
     """
-    nodes = nodes_by_name(graph_def)
+    nodes = programs.nodes_by_name(graph_def)
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
         for text in node.input:
             # What waits for a copy does not mind that nobody reads it.
             if not text.startswith("^"):
-                readers.setdefault(node_of(text), set()).add(node.name)
+                readers.setdefault(programs.node_of(text), set()).add(node.name)
     waited: dict[str, None] = dict.fromkeys(side_effects)
     copies: set[str] = set()
     tensors = {}
     for name, tensor in outputs.items():
-        node = nodes[node_of(tensor)]
+        node = nodes[programs.node_of(tensor)]
         while (
             node.op == "Identity"
             and _COPY.search(node.name)
@@ -115,7 +104,7 @@ def without_wrappers(
             copies.add(node.name)
             waited |= dict.fromkeys(t[1:] for t in node.input if t.startswith("^"))
             tensor = node.input[0]
-            node = nodes[node_of(tensor)]
+            node = nodes[programs.node_of(tensor)]
         tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
     return tensors, effect_roots(graph_def, waited)
 
@@ -161,10 +150,10 @@ def materialize(
     """
     _check_ends(program, what)
     program = replace(program)
-    prune(program)
+    python_gradients.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
-    outputs = {name: canonical(t) for name, t in program.outputs.items()}
+    outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
     kept: tuple[Kept, ...] = ()
     origins: Mapping[str, Origin] = {}
@@ -183,15 +172,15 @@ def materialize(
     program = replace(
         program, graph_def=graph_def, outputs=outputs, side_effects=effects
     )
-    prune(program, origins)
+    python_gradients.prune(program, origins)
     graph_def = program.graph_def
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
-    sink.name = fresh_name(nodes_by_name(graph_def), SIDE_EFFECTS)
+    sink.name = programs.fresh_name(programs.nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    carry_closures(graph, graph_def.node, program.ancestors, origins)
+    python_gradients.carry_closures(graph, graph_def.node, program.ancestors, origins)
 
     def tensor(name: str) -> Tensor:
-        name = canonical(name)
+        name = programs.canonical(name)
         try:
             return graph.get_tensor_by_name(stand_ins.get(name, name))
         except (KeyError, ValueError) as error:
@@ -207,16 +196,18 @@ def materialize(
 
 
 def _check_ends(program: Program, what: str) -> None:
-    nodes = nodes_by_name(program.graph_def)
+    nodes = programs.nodes_by_name(program.graph_def)
     ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
     for end in ends:
-        if node_of(end) not in nodes:
-            raise ModelError(f"{what} has no op '{node_of(end)}' for tensor '{end}'")
+        if programs.node_of(end) not in nodes:
+            raise ModelError(
+                f"{what} has no op '{programs.node_of(end)}' for tensor '{end}'"
+            )
 
 
 def _forget_defaults(program: Program) -> None:
     """Make inputs placeholders; they are always given, and the default is not here."""
-    fed = {node_of(t) for t in program.inputs.values()}
+    fed = {programs.node_of(t) for t in program.inputs.values()}
     for node in program.graph_def.node:
         if node.name in fed and node.op == "PlaceholderWithDefault":
             node.op = "Placeholder"
@@ -234,17 +225,17 @@ def _imported(
     Raises:
         ModelError: TensorFlow refuses the nodes.
     """
-    with_unique_functions(graph_def)
-    graph = new_function_graph("model")
+    function_defs.with_unique_functions(graph_def)
+    graph = functions.new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
     release_colocation(graph_def)
     try:
-        import_ops(graph, graph_def, {})
+        creation.import_ops(graph, graph_def, {})
     except Exception as error:
         # The importer raises whatever the C++ status and its own checks make of it.
         raise ModelError(f"TensorFlow refuses the graph of {what}: {error}") from error
     for inside, external in dict(stand_ins.values()).items():
-        bind(graph, graph.get_tensor_by_name(inside), external)
+        functions.bind(graph, graph.get_tensor_by_name(inside), external)
     return graph, {name: inside for name, (inside, _) in stand_ins.items()}
 
 
@@ -256,14 +247,20 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     """
     first: dict[int, str] = {}
     stand_ins: dict[str, tuple[str, Any]] = {}
-    by_node = {node_of(name): (name, external) for name, external in captures.items()}
+    by_node = {
+        programs.node_of(name): (name, external) for name, external in captures.items()
+    }
     for node in graph_def.node:
         if node.name in by_node:
             name, external = by_node[node.name]
-            write_stand_in(node, external)
+            functions.write_stand_in(node, external)
             stand_ins[name] = (first.setdefault(id(external), name), external)
     # A graph binds one tensor to one outside; nodes that stand for the same share it.
-    shared = {short(n): short(t) for n, (t, _) in stand_ins.items() if n != t}
+    shared = {
+        programs.short(n): programs.short(t)
+        for n, (t, _) in stand_ins.items()
+        if n != t
+    }
     if shared:
         for node in graph_def.node:
             inputs = [shared.get(text, text) for text in node.input]
@@ -292,8 +289,8 @@ def release_colocation(graph_def: Any) -> None:
 
 def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
     """Make the op that reads an output for the outside world, and nothing else."""
-    with neutral(graph):
-        op: Operation = tf.identity(tensor, name=legal_name(name)).op
+    with creation.neutral(graph):
+        op: Operation = tf.identity(tensor, name=programs.legal_name(name)).op
     return op
 
 
@@ -379,7 +376,7 @@ class Outputs(MutableMapping[str, Tensor]):
     def _publish(self) -> None:
         """Tell the graph; rewrite rules leave its outputs as they are."""
         results = [sink.outputs[0] for sink in self._sinks.values()]
-        set_ends(self._graph, self._inputs.values(), results)
+        functions.set_ends(self._graph, self._inputs.values(), results)
 
 
 def _listed(ends: Mapping[str, Tensor]) -> str:

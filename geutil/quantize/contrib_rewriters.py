@@ -10,13 +10,8 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize.inserting import (
-    checked_delay,
-    refuse_training_ops,
-    undone_on_error,
-)
+from geutil.quantize import inserting, quantizing
 from geutil.quantize.planning.choices import Choices
-from geutil.quantize.quantizing import quantize
 from geutil.quantize.report import QuantizeReport
 
 
@@ -238,7 +233,7 @@ def experimental_create_eval_graph(
         >>> print(report.quantization.quantized[1].result)
         16 bits
     """
-    checked_delay(quant_delay, is_training=False)
+    inserting.checked_delay(quant_delay, is_training=False)
     choices = Choices(weight_bits, activation_bits, symmetric, scope=scope)
     return _eval_graph(input_graph, choices)
 
@@ -246,9 +241,9 @@ def experimental_create_eval_graph(
 def _training_graph(
     graph: Any, choices: Choices, delay: Any, freeze: Any
 ) -> RewriteReport:
-    delay = checked_delay(delay, is_training=True)
+    delay = inserting.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
-    with undone_on_error(graph):
+    with inserting.undone_on_error(graph):
         folds = fold_batch_norms(
             graph,
             is_training=True,
@@ -260,7 +255,7 @@ def _training_graph(
 
 def _eval_graph(graph: Any, choices: Choices) -> RewriteReport:
     graph = _graph_or_default(graph)
-    with undone_on_error(graph):
+    with inserting.undone_on_error(graph):
         folds = fold_batch_norms(graph, scope=choices.scope)
         return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
 
@@ -268,7 +263,7 @@ def _eval_graph(graph: Any, choices: Choices) -> RewriteReport:
 def _quantized(
     graph: Graph, choices: Choices, delay: int, *, is_training: bool
 ) -> QuantizeReport:
-    return quantize(
+    return quantizing.quantize(
         graph,
         is_training=is_training,
         weight_bits=choices.weight_bits,
@@ -284,5 +279,5 @@ def _graph_or_default(graph: Any) -> Graph:
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
     require_graph(graph)
-    refuse_training_ops(graph)
+    inserting.refuse_training_ops(graph)
     return graph

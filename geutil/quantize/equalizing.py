@@ -19,16 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.creation import surroundings_of
+from geutil.graph import creation, types
 from geutil.graph.edits import InputEdit, apply_edits, transaction
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-    type_name,
-)
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network
@@ -266,10 +259,10 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     graph, signatures = (getattr(model, name, None) for name in ("graph", "signatures"))
-    if signatures is None or graph is None or not is_func_graph(graph):
+    if signatures is None or graph is None or not types.is_func_graph(graph):
         raise ArgumentTypeError(
-            f"a geutil.model.Model is equalized, not a {type_name(model)}; open it "
-            "with geutil.model.open"
+            f"a geutil.model.Model is equalized, not a {types.type_name(model)}; open "
+            "it with geutil.model.open"
         )
     models = {model.signature: model}
     models |= {n: signatures[n] for n in signatures if n != model.signature}
@@ -374,7 +367,7 @@ def _product(entry: _Scaled, value: Array | None) -> Tensor:
     """Return an input multiplied by its factors: a constant if its value is known."""
     tensor, op = entry.tensor, entry.op
     dtype = tensor.dtype.as_numpy_dtype
-    with surroundings_of(op):
+    with creation.surroundings_of(op):
         if value is not None:
             return tf.constant((value * entry.factors).astype(dtype), name=_SUFFIX)
         factors = tf.constant(entry.factors.astype(dtype), name=f"{_SUFFIX}_scales")
@@ -384,7 +377,7 @@ def _product(entry: _Scaled, value: Array | None) -> Tensor:
 def _replace_clips(graph: Graph, clips: Sequence[Operation]) -> None:
     edits = []
     for op in dict.fromkeys(clips):
-        with surroundings_of(op):
+        with creation.surroundings_of(op):
             relu = tf.nn.relu(op.inputs[0], name="Relu")
         for reader in dict.fromkeys(op.outputs[0].consumers()):
             edits += [

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.creation import count_ops, ops_since
+from geutil.graph import creation, run_hooks, state
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -18,8 +18,6 @@ from geutil.graph.edits import (
     transaction,
 )
 from geutil.graph.names import absolute_unique_names, scopes_in_use
-from geutil.graph.run_hooks import check_editable
-from geutil.graph.state import renew_order
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, type_name
 from geutil.quantize import range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
@@ -42,12 +40,12 @@ from geutil.transform.step_counter import check_step_variable, step_counter
 @contextmanager
 def undone_on_error(graph: Graph) -> Iterator[None]:
     """Undo the edits of a block that raises; ops that it made count no more."""
-    count = count_ops(graph)
+    count = creation.count_ops(graph)
     try:
         with transaction(graph):
             yield
     except BaseException:
-        Liveness(graph).abandon(ops_since(graph, count))
+        Liveness(graph).abandon(creation.ops_since(graph, count))
         raise
 
 
@@ -127,7 +125,9 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
-    check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    run_hooks.check_editable(
+        graph, [edge.op for found in edges.values() for edge in found]
+    )
     for group in groups:
         if not group.fixed:
             variables.check(group.name, shape_of(group))
@@ -144,7 +144,7 @@ def insert(
         for edge in edges[id(point)]
     ]
     # The new ops come last, and belong between those that are there.
-    renew_order(graph)
+    state.renew_order(graph)
     apply_edits(graph, edits)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])

@@ -10,16 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.names import is_in_scope, scope_finalize, unused_name
-from geutil.graph.state import state_of
+from geutil.graph import names, state
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize.inserting import (
-    Mode,
-    checked_delay,
-    insert,
-    refuse_training_ops,
-    undone_on_error,
-)
+from geutil.quantize import inserting
+from geutil.quantize.inserting import Mode
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.planning.network import Edge, quantized_value
@@ -142,30 +136,32 @@ def insert_quant_op(
     group = _range(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, checked_delay(quant_delay, is_training))
+    mode = Mode(is_training, inserting.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    refuse_training_ops(graph)
+    inserting.refuse_training_ops(graph)
     there = quantized_value(producer.outputs[0])
     reason = _reason(producer, there, producer_scope)
     if reason:
         return InsertReport(there, skipped=(_skipped(producer, reason),))
-    chosen = [op for op in readers if is_in_scope(op.name, consumer_scope)]
+    chosen = [op for op in readers if names.is_in_scope(op.name, consumer_scope)]
     skipped = tuple(
         _skipped(op, f"reads '{producer.name}' from outside the scope {consumer_scope}")
         for op in readers
-        if not is_in_scope(op.name, consumer_scope)
+        if not names.is_in_scope(op.name, consumer_scope)
     )
     if not chosen:
         return InsertReport(None, skipped=skipped)
-    with undone_on_error(graph):
-        group.name = unused_name(graph, f"{scope_finalize(context or '')}{name}")
+    with inserting.undone_on_error(graph):
+        group.name = names.unused_name(
+            graph, f"{names.scope_finalize(context or '')}{name}"
+        )
         point = Point(
             producer.outputs[0], group.name, group, _edges(producer.outputs[0], chosen)
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
-        made = insert(graph, [group], mode, ranges)
-    counter = state_of(graph).step_counter
+        made = inserting.insert(graph, [group], mode, ranges)
+    counter = state.state_of(graph).step_counter
     return InsertReport(
         made[point.tensor],
         group.name,
@@ -215,7 +211,7 @@ def _range(
 
 def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str:
     """Return why nothing is inserted behind an op; "" if something is."""
-    if not is_in_scope(producer.name, scope):
+    if not names.is_in_scope(producer.name, scope):
         return f"is outside the scope '{scope}'"
     if producer.type in FAKE_QUANT:
         return "quantizes itself"

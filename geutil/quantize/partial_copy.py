@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.creation import graph_def_of, import_ops, neutral
-from geutil.graph.functions import (
-    bindings,
-    build_function,
-    call_function,
-    make_capture_placeholder,
-    new_function_graph,
-)
-from geutil.graph.gradient_functions import ATTRIBUTE
-from geutil.graph.order import topological_sort
+from geutil.graph import creation, functions, gradient_functions, order
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.provenance import LED_IN
 
@@ -55,7 +46,7 @@ class PartialCopy:
         self._given = dict(inputs)
         self._replace = replace
         self._amend = amend
-        self.graph = new_function_graph("copy")
+        self.graph = functions.new_function_graph("copy")
         self.inputs: dict[str, Tensor] = {}
         self.externals: list[Any] = []
 
@@ -72,13 +63,13 @@ class PartialCopy:
         }
         needed = set(_walk([t.op for t in tensors], stand_ins))
         mapped.update(self._captured(needed))
-        ops = [op for op in topological_sort(needed) if op.name not in mapped]
-        graph_def = graph_def_of(self._source, ops)
+        ops = [op for op in order.topological_sort(needed) if op.name not in mapped]
+        graph_def = creation.graph_def_of(self._source, ops)
         graph_def.library.CopyFrom(self._source.as_graph_def().library)
         for node, op in zip(graph_def.node, ops, strict=True):
             node.attr.pop("_class", None)
             # Nobody differentiates a copy, and a function of Python cannot be saved.
-            node.attr.pop(ATTRIBUTE, None)
+            node.attr.pop(gradient_functions.ATTRIBUTE, None)
             if op in stand_ins:
                 _stand_in(node, op, stand_ins[op])
             elif self._amend is not None:
@@ -86,7 +77,7 @@ class PartialCopy:
         _rename(graph_def, [op.name for op in ops])
         read = {name.partition(":")[0] for n in graph_def.node for name in n.input}
         given = {f"{name}:0": t for name, t in mapped.items() if name in read}
-        made = import_ops(self.graph, graph_def, given)
+        made = creation.import_ops(self.graph, graph_def, given)
         # Names may have changed, where a placeholder took one.
         copies = dict(zip(ops, made, strict=True))
         return [
@@ -106,10 +97,10 @@ class PartialCopy:
 
     def _captured(self, needed: set[Operation]) -> dict[str, Tensor]:
         captured = {}
-        for external, inside in bindings(self._source):
+        for external, inside in functions.bindings(self._source):
             if inside.op in needed:
                 self.externals.append(external)
-                captured[inside.op.name] = make_capture_placeholder(
+                captured[inside.op.name] = functions.make_capture_placeholder(
                     self.graph, inside.op.name, inside.dtype, inside.shape, external
                 )
         return captured
@@ -137,9 +128,11 @@ def values_of(
 
     copy = PartialCopy(tensors[0].graph, {}, outside)
     copies = copy.of(tensors)
-    with neutral(copy.graph):
+    with creation.neutral(copy.graph):
         results = {str(index): tf.identity(t) for index, t in enumerate(copies)}
-    found = call_function(build_function(copy.graph, {}, results, [], []), {})
+    found = functions.call_function(
+        functions.build_function(copy.graph, {}, results, [], []), {}
+    )
     return [np.asarray(found[name].numpy()) for name in results]
 
 

@@ -11,24 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.edits import results_of
-from geutil.graph.state import state_of
+from geutil.graph import edits, state
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
-from geutil.quantize.inserting import (
-    Mode,
-    checked_delay,
-    insert,
-    refuse_training_ops,
-    undone_on_error,
-)
-from geutil.quantize.lowering import (
-    lower_divisions,
-    lower_layer_norms,
-    lower_negations,
-    lower_one_hots,
-    lower_prelus,
-    lower_squares,
-)
+from geutil.quantize import inserting, lowering
+from geutil.quantize.inserting import Mode
 from geutil.quantize.planning.choices import Choices, Override
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import Plan, plan_quantization
@@ -144,7 +130,9 @@ result 8 bits (conv/act_quant)
         dict(overrides or {}),
         frozenset(activations),
     )
-    mode = Mode(is_training, checked_delay(quant_delay, is_training, step), step)
+    mode = Mode(
+        is_training, inserting.checked_delay(quant_delay, is_training, step), step
+    )
     reports = []
     places = _places(graph_or_model)
     plans = [_planned(graph, results, choices, mode) for _, graph, results in places]
@@ -160,7 +148,7 @@ result 8 bits (conv/act_quant)
     known = dict(variables or {})
     with ExitStack() as stack:
         for _, graph, _ in places:
-            stack.enter_context(undone_on_error(graph))
+            stack.enter_context(inserting.undone_on_error(graph))
         for (name, graph, _), plan in zip(places, plans, strict=True):
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
@@ -169,9 +157,9 @@ result 8 bits (conv/act_quant)
                 again = replace(choices, stands_for=stands_for)
                 plan = plan_quantization(graph, results[name], again)
             ranges = RangeVariables(graph, known, vars_collection)
-            made = insert(graph, plan.groups, mode, ranges)
+            made = inserting.insert(graph, plan.groups, mode, ranges)
             known.update(ranges.by_name)
-            counter = state_of(graph).step_counter
+            counter = state.state_of(graph).step_counter
             steps = None if counter is None else counter.variable
             report = _report(plan, name, choices, made, ranges.by_name, steps)
             reports.append(replace(report, rewritten=rewritten))
@@ -186,14 +174,14 @@ def _lowered(
     Returns:
         What was done, in words; and by new ops those that they stand in for.
     """
-    lines = list(lower_prelus(graph, plan.prelus))
+    lines = list(lowering.lower_prelus(graph, plan.prelus))
     stands_for: dict[Operation, Operation] = {}
     for more, results in (
-        lower_negations(graph, plan.negations),
-        lower_layer_norms(graph, plan.layer_norms),
-        lower_one_hots(graph, plan.one_hots),
-        lower_divisions(graph, plan.roots),
-        lower_squares(graph, plan.squares),
+        lowering.lower_negations(graph, plan.negations),
+        lowering.lower_layer_norms(graph, plan.layer_norms),
+        lowering.lower_one_hots(graph, plan.one_hots),
+        lowering.lower_divisions(graph, plan.roots),
+        lowering.lower_squares(graph, plan.squares),
     ):
         lines += more
         stands_for |= results
@@ -203,7 +191,7 @@ def _lowered(
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return the graphs of a model by signature, with their results."""
     if is_graph(graph_or_model):
-        return [("", graph_or_model, results_of(graph_or_model))]
+        return [("", graph_or_model, edits.results_of(graph_or_model))]
     others = getattr(graph_or_model, "signatures", None)
     own = getattr(graph_or_model, "signature", None)
     if not isinstance(others, Mapping) or not isinstance(own, str):
@@ -220,7 +208,7 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
 
 def _planned(graph: Graph, results: list[Tensor], choices: Choices, mode: Mode) -> Plan:
     if mode.is_training or not results:
-        refuse_training_ops(graph)
+        inserting.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 

@@ -9,27 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.creation import neutral
-from geutil.graph.functions import bindings, build_function, call_function
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-    type_name,
-)
+from geutil.graph import creation, functions, types
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize import reestimated_norms
 from geutil.quantize.calibration.calibrating import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
 from geutil.quantize.partial_copy import PartialCopy
 from geutil.quantize.planning.network import Network
-from geutil.quantize.reestimated_norms import (
-    Missed,
-    Norm,
-    Reestimated,
-    ReestimateReport,
-    find_norms,
-)
 from geutil.select.walks import get_backward_walk_ops
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +50,9 @@ class Moments:
 
 
 @tf.autograph.experimental.do_not_convert
-def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
+def reestimate_batch_norm(
+    model: Any, dataset: Any
+) -> reestimated_norms.ReestimateReport:
     """Set the moving statistics of batch norms to those of data.
 
     Training for quantization, or a change of the weights, leaves moving averages
@@ -111,20 +99,20 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         (array([2., 5.], dtype=float32), array([1., 0.], dtype=float32))
     """
     graph = getattr(model, "graph", None)
-    if not hasattr(model, "inputs") or graph is None or not is_func_graph(graph):
+    if not hasattr(model, "inputs") or graph is None or not types.is_func_graph(graph):
         raise ArgumentTypeError(
             "batch norms are re-estimated in a geutil.model.Model, not in a "
-            f"{type_name(model)}; open it with geutil.model.open"
+            f"{types.type_name(model)}; open it with geutil.model.open"
         )
     network = Network(graph, model.outputs.values())
     handles = MutableIdentityMap(
-        (inside, outside) for outside, inside in bindings(graph)
+        (inside, outside) for outside, inside in functions.bindings(graph)
     )
-    found = find_norms(network, handles)
-    norms = [norm for norm in found if isinstance(norm, Norm)]
+    found = reestimated_norms.find_norms(network, handles)
+    norms = [norm for norm in found if isinstance(norm, reestimated_norms.Norm)]
     samples = list(batches(dataset, model.inputs))
     before = [(h, _read(h)) for norm in norms for h in (norm.mean, norm.variance)]
-    entries: dict[Norm, Reestimated] = {}
+    entries: dict[reestimated_norms.Norm, reestimated_norms.Reestimated] = {}
     try:
         for level in _levels(norms):
             entries.update(_set(graph, model.inputs, level, samples))
@@ -132,19 +120,23 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         for handle, value in before:
             _assign(handle, value)
         raise
-    missed = tuple(norm for norm in found if isinstance(norm, Missed))
-    return ReestimateReport(tuple(entries[n] for n in norms), missed, len(samples))
+    missed = tuple(norm for norm in found if isinstance(norm, reestimated_norms.Missed))
+    return reestimated_norms.ReestimateReport(
+        tuple(entries[n] for n in norms), missed, len(samples)
+    )
 
 
-def _levels(norms: Sequence[Norm]) -> list[list[Norm]]:
+def _levels(
+    norms: Sequence[reestimated_norms.Norm],
+) -> list[list[reestimated_norms.Norm]]:
     """Return the norms in groups, each depending on those before it only."""
     owner = {mark: norm for norm in norms for mark in norm.marks}
-    before: dict[Norm, list[Norm]] = {}
+    before: dict[reestimated_norms.Norm, list[reestimated_norms.Norm]] = {}
     for norm in norms:
         behind: list[Operation] = get_backward_walk_ops([norm.source])
         before[norm] = [owner[op] for op in behind if op in owner]
     order = sorted(norms, key=lambda norm: len({id(n) for n in before[norm]}))
-    depth: dict[Norm, int] = {}
+    depth: dict[reestimated_norms.Norm, int] = {}
     for norm in order:
         others = [other for other in before[norm] if other is not norm]
         depth[norm] = max((depth.get(other, 0) + 1 for other in others), default=0)
@@ -155,15 +147,15 @@ def _levels(norms: Sequence[Norm]) -> list[list[Norm]]:
 def _set(
     graph: Graph,
     inputs: Mapping[str, Tensor],
-    norms: Sequence[Norm],
+    norms: Sequence[reestimated_norms.Norm],
     samples: Sequence[Sample],
-) -> dict[Norm, Reestimated]:
+) -> dict[reestimated_norms.Norm, reestimated_norms.Reestimated]:
     """Set the statistics of norms that do not depend on each other."""
     copy = PartialCopy(graph, inputs, frozen(range_values(graph)))
     wanted = [t for n in norms for t in (n.source, n.scale) if t is not None]
     copies = iter(copy.of(wanted))
     results: dict[str, Tensor] = {}
-    with neutral(copy.graph):
+    with creation.neutral(copy.graph):
         for index, norm in enumerate(norms):
             values = tf.cast(next(copies), tf.float64)
             rank = values.shape.rank
@@ -173,11 +165,13 @@ def _set(
             results[f"{index}/count"] = tf.size(values) / tf.size(mean)
             if norm.scale is not None:
                 results[f"{index}/scale"] = tf.identity(next(copies))
-    function = build_function(copy.graph, copy.inputs, results, [], [])
+    function = functions.build_function(copy.graph, copy.inputs, results, [], [])
     moments = [Moments() for _ in norms]
     seen: dict[str, Any] = {}
     for sample in samples:
-        seen = {n: t.numpy() for n, t in call_function(function, sample).items()}
+        seen = {
+            n: t.numpy() for n, t in functions.call_function(function, sample).items()
+        }
         for index, entry in enumerate(moments):
             found = (seen[f"{index}/{name}"] for name in ("count", "mean", "variance"))
             entry.add(*found)
@@ -195,7 +189,9 @@ def _set(
     }
 
 
-def _assigned(norm: Norm, moments: Moments, scale: Array | None) -> Reestimated:
+def _assigned(
+    norm: reestimated_norms.Norm, moments: Moments, scale: Array | None
+) -> reestimated_norms.Reestimated:
     mean, variance, kept = moments.mean, moments.variance, 0
     if scale is not None:
         factors = np.broadcast_to(scale.astype(np.float64).reshape(-1), mean.shape)
@@ -207,7 +203,9 @@ def _assigned(norm: Norm, moments: Moments, scale: Array | None) -> Reestimated:
         kept = int((~used).sum())
     for handle, value in ((norm.mean, mean), (norm.variance, variance)):
         _assign(handle, value.reshape(_read(handle).shape))
-    return Reestimated(norm.name, mean, variance, scale is not None, kept)
+    return reestimated_norms.Reestimated(
+        norm.name, mean, variance, scale is not None, kept
+    )
 
 
 def _read(handle: Any) -> Array:

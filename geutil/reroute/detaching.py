@@ -16,9 +16,8 @@ from geutil.reroute.tensors import (
     redirection,
 )
 from geutil.reroute.views import readers_within, replace_inputs
+from geutil.select import conversions, queries
 from geutil.select.boundary import ControlOutputs, check_cios
-from geutil.select.conversions import check_graphs
-from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
 
 
@@ -46,7 +45,7 @@ def detach_control_inputs(sgv: Any) -> None:
         >>> y.op.control_inputs
         []
     """
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     plan = Plan(view.graph)
     _plan_control_inputs(plan, view)
     plan.apply()
@@ -82,7 +81,7 @@ def detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None:
             "control_outputs must be a geutil.ControlOutputs, got "
             f"{type_name(control_outputs)}; pass geutil.ControlOutputs(graph)"
         )
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     plan = Plan(view.graph)
     _plan_control_outputs(plan, view, control_outputs)
     plan.apply()
@@ -118,7 +117,7 @@ def detach_inputs(
         >>> y.op.inputs[0].name
         'geph__x_0:0'
     """
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     plan = Plan(view.graph)
     planned = _plan_detached_inputs(plan, view)
     if control_inputs:
@@ -161,7 +160,7 @@ def detach_outputs(
         'geph__x_0:0'
     """
     _, control_outputs = check_cios(False, control_outputs)
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     plan = Plan(view.graph)
     detached, planned = _plan_detached_outputs(plan, view)
     if control_outputs is not None:
@@ -207,7 +206,7 @@ def detach(
     control_inputs, control_outputs = check_cios(
         control_inputs, control_outputs, control_ios
     )
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     plan = Plan(view.graph)
     planned_inputs = _plan_detached_inputs(plan, view)
     _, planned_outputs = _plan_detached_outputs(plan, view)
@@ -251,8 +250,8 @@ def connect(
         >>> z.op.inputs[0].name
         'x:0'
     """
-    view0, view1 = make_view(sgv0), make_view(sgv1)
-    check_graphs(view0, view1)
+    view0, view1 = queries.make_view(sgv0), queries.make_view(sgv1)
+    conversions.check_graphs(view0, view1)
     outputs = list(view0.outputs)
     step = redirection(view1.inputs, outputs, readers_within(view1))
     plan = Plan(view0.graph or view1.graph)
@@ -290,7 +289,7 @@ def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
         >>> z.op.inputs[0].name, y.op.inputs[0].name
         ('x:0', 'geph__x_0:0')
     """
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     others = may_modify(cannot_modify=view.ops)
     plan = Plan(view.graph)
     plan.redirect(redirection(view.outputs, list(view.inputs), others))

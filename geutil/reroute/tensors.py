@@ -6,13 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from geutil.errors import RerouteError
-from geutil.graph.adjacency import (
-    consumers,
-    control_inputs,
-    input_indices,
-    takes_reference,
-)
-from geutil.graph.creation import make_placeholder_from_tensor, neutral
+from geutil.graph import adjacency, creation
+from geutil.graph.adjacency import control_inputs
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, check_edits
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
 from geutil.select.conversions import get_unique_graph, make_list_of_op, make_list_of_t
@@ -39,7 +34,7 @@ class PlannedPlaceholder:
 
     def make(self) -> None:
         """Make the placeholder in the default graph."""
-        self._tensor = make_placeholder_from_tensor(self.like)
+        self._tensor = creation.make_placeholder_from_tensor(self.like)
 
 
 Source: TypeAlias = Tensor | PlannedPlaceholder
@@ -69,7 +64,7 @@ class Plan:
         """
         edges = [
             (op, index)
-            for op in consumers(tensor)
+            for op in adjacency.consumers(tensor)
             for index, t in enumerate(op.inputs)
             if t is tensor and (op, index) not in self._inputs
         ]
@@ -134,7 +129,7 @@ class Plan:
         """
         if placeholders:
             check_edits(self._graph, self._input_edits(), self._control_edits())
-            with neutral(self._graph):
+            with creation.neutral(self._graph):
                 for placeholder in placeholders:
                     placeholder.make()
         apply_edits(self._graph, self._input_edits(), self._control_edits())
@@ -312,9 +307,9 @@ def check_compatible(
 def _check_no_reference_needed(
     new: Tensor, old: Tensor, may_modify: OpPredicate
 ) -> None:
-    for op in filter(may_modify, consumers(old)):
-        for index in input_indices(op, old):
-            if takes_reference(op, index):
+    for op in filter(may_modify, adjacency.consumers(old)):
+        for index in adjacency.input_indices(op, old):
+            if adjacency.takes_reference(op, index):
                 raise RerouteError(
                     f"{_describe(new)} cannot stand in for {_describe(old)}: "
                     f"'{op.name}' assigns to it, and only a reference can be assigned "

@@ -9,8 +9,7 @@ from geutil.graph.edits import note_undo
 from geutil.graph.state import UndoStep
 from geutil.graph.types import Tensor, index_by_identity
 from geutil.reroute.tensors import OpPredicate, Plan, may_modify, redirection
-from geutil.select.conversions import check_graphs, get_consuming_ops
-from geutil.select.queries import make_view
+from geutil.select import conversions, queries
 from geutil.select.subgraph import SubGraphView
 
 Views = tuple[SubGraphView, SubGraphView]
@@ -146,8 +145,8 @@ _Step = Callable[[Plan, SubGraphView, SubGraphView, bool], None]
 
 
 def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
-    view0, view1 = make_view(sgv0), make_view(sgv1)
-    check_graphs(view0, view1)
+    view0, view1 = queries.make_view(sgv0), queries.make_view(sgv1)
+    conversions.check_graphs(view0, view1)
     plan = Plan(view0.graph or view1.graph)
     for step in steps:
         step(plan, view0, view1, both_ways)
@@ -184,7 +183,7 @@ def readers_within(view: SubGraphView) -> OpPredicate:
 
     Its own ops do, and whoever reads one of its passthrough tensors.
     """
-    return may_modify([*view.ops, *get_consuming_ops(view.passthroughs)])
+    return may_modify([*view.ops, *conversions.get_consuming_ops(view.passthroughs)])
 
 
 def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:

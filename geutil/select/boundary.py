@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.adjacency import consumers
+from geutil.graph import adjacency, types
 from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as _control_outputs
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    require_graph,
-    require_op,
-    type_name,
-    unique,
-)
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.conversions import make_list_of_op
 
 
@@ -43,7 +35,7 @@ class ControlOutputs:
     """
 
     def __init__(self, graph: Graph) -> None:
-        require_graph(graph)
+        types.require_graph(graph)
         self._graph = graph
 
     def update(self) -> ControlOutputs:
@@ -61,7 +53,7 @@ class ControlOutputs:
         Raises:
             ArgumentTypeError: `op` is no op.
         """
-        require_op(op)
+        types.require_op(op)
         return _control_outputs(op) if op.graph is self._graph else []
 
     @property
@@ -100,8 +92,8 @@ def check_cios(
     ):
         if value is not None and not isinstance(value, ControlOutputs):
             raise ArgumentTypeError(
-                f"{name} must be a geutil.ControlOutputs, got {type_name(value)}; "
-                "pass geutil.ControlOutputs(graph)"
+                f"{name} must be a geutil.ControlOutputs, "
+                f"got {types.type_name(value)}; pass geutil.ControlOutputs(graph)"
             )
     if control_ios is None:
         return control_inputs, control_outputs
@@ -150,7 +142,7 @@ def get_ops_ios(
         for t in op.inputs:
             found[t.op] = None
         for t in op.outputs:
-            found.update(dict.fromkeys(consumers(t)))
+            found.update(dict.fromkeys(adjacency.consumers(t)))
         if control_outputs is not None:
             found.update(dict.fromkeys(control_outputs.get(op)))
         if control_inputs:
@@ -196,7 +188,7 @@ def compute_boundary_ts(
     listed = list(dict.fromkeys(make_list_of_op(ops)))
     members = frozenset(listed)
     inputs, outputs = ends_of(listed)
-    inside = unique(t for op in listed for t in op.inputs if t.op in members)
+    inside = types.unique(t for op in listed for t in op.inputs if t.op in members)
     return inputs, outputs, inside
 
 
@@ -208,7 +200,7 @@ def inputs_of(ops: Any) -> list[Tensor]:
 
     Cost: linear in the ops and their inputs.
     """
-    return unique(t for op in make_list_of_op(ops) for t in op.inputs)
+    return types.unique(t for op in make_list_of_op(ops) for t in op.inputs)
 
 
 def outputs_of(ops: Any) -> list[Tensor]:
@@ -228,7 +220,7 @@ def ends_of(ops: list[Operation]) -> tuple[list[Tensor], list[Tensor]]:
     Cost: linear in the ops and their edges; in memory, one set of the ops.
     """
     members = frozenset(ops)
-    inputs = unique(t for op in ops for t in op.inputs if t.op not in members)
+    inputs = types.unique(t for op in ops for t in op.inputs if t.op not in members)
     outputs = []
     for op in ops:
         for t in op.outputs:

@@ -8,20 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.adjacency import consumers
-from geutil.graph.nested import is_leaf
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    eager_hint,
-    is_graph,
-    is_op,
-    is_tensor,
-    require_graph,
-    type_name,
-)
+from geutil.graph import adjacency, nested, types
+from geutil.graph.types import Element, Graph, Operation, Tensor
 
 
 class ListView(Sequence[Any]):
@@ -72,7 +60,7 @@ class ListView(Sequence[Any]):
 
 def as_list(obj: Any) -> list[Any]:
     """Return `obj` as a list: one op or tensor alone becomes a list of one."""
-    return [obj] if is_leaf(obj) else list(obj)
+    return [obj] if nested.is_leaf(obj) else list(obj)
 
 
 def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
@@ -123,7 +111,11 @@ def make_list_of_op(
         ['x']
     """
     return _make_list(
-        ops, is_op, is_tensor if ignore_ts else None, check_graph, allow_graph
+        ops,
+        types.is_op,
+        types.is_tensor if ignore_ts else None,
+        check_graph,
+        allow_graph,
     )
 
 
@@ -156,25 +148,34 @@ def make_list_of_t(
         [<tf.Tensor 'x:0' shape=() dtype=float32>]
     """
     return _make_list(
-        ts, is_tensor, is_op if ignore_ops else None, check_graph, allow_graph
+        ts,
+        types.is_tensor,
+        types.is_op if ignore_ops else None,
+        check_graph,
+        allow_graph,
     )
 
 
 def _make_list(
     elements: Any, wanted: Any, ignored: Any, check_graph: bool, allow_graph: bool
 ) -> list[Element]:
-    what = "tf.Operation" if wanted is is_op else "tf.Tensor"
-    if is_graph(elements):
+    what = "tf.Operation" if wanted is types.is_op else "tf.Tensor"
+    if types.is_graph(elements):
         if not allow_graph:
             raise ArgumentTypeError(
                 f"expected {what}s, got a tf.Graph; pass graph.get_operations()"
             )
-        return elements.get_operations() if wanted is is_op else get_tensors(elements)
+        return (
+            elements.get_operations()
+            if wanted is types.is_op
+            else get_tensors(elements)
+        )
     listed = as_list(elements)
     for element in listed:
         if not wanted(element) and not (ignored and ignored(element)):
             raise ArgumentTypeError(
-                f"expected a {what}, got {type_name(element)}{eager_hint(element)}"
+                f"expected a {what}, got {types.type_name(element)}"
+                f"{types.eager_hint(element)}"
             )
     if check_graph:
         get_unique_graph(listed)
@@ -197,7 +198,7 @@ def get_tensors(graph: Graph) -> list[Tensor]:
         >>> ge.get_tensors(graph)
         [<tf.Tensor 'x:0' shape=() dtype=float32>]
     """
-    require_graph(graph)
+    types.require_graph(graph)
     return [t for op in graph.get_operations() for t in op.outputs]
 
 
@@ -241,7 +242,7 @@ def get_consuming_ops(ts: Any) -> list[Operation]:
     """
     found: dict[Operation, None] = {}
     for t in make_list_of_t(ts, allow_graph=False):
-        found.update(dict.fromkeys(consumers(t)))
+        found.update(dict.fromkeys(adjacency.consumers(t)))
     return list(found)
 
 

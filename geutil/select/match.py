@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph.adjacency import consumers, control_inputs
-from geutil.graph.names import scope_basename
+from geutil.graph import adjacency, names
 from geutil.graph.types import Operation, is_op, require_op, type_name
 from geutil.select.filters import make_regex
 
@@ -83,7 +82,7 @@ class OpMatcher:
         return (
             all(passes(op) for passes in self.positive_filters)
             and _match_all([t.op for t in op.inputs], self.input_op_matches)
-            and _match_all(control_inputs(op), self.control_input_op_matches)
+            and _match_all(adjacency.control_inputs(op), self.control_input_op_matches)
             and self._match_outputs(op)
         )
 
@@ -129,7 +128,7 @@ class OpMatcher:
         if len(op.outputs) != len(self.output_op_matches):
             return False
         return all(
-            matchers is None or _match_all(consumers(t), matchers)
+            matchers is None or _match_all(adjacency.consumers(t), matchers)
             for t, matchers in zip(op.outputs, self.output_op_matches, strict=True)
         )
 
@@ -160,7 +159,7 @@ def _check_unset(matches: object, name: str) -> None:
 def _predicate(wanted: Any) -> OpPredicate:
     if isinstance(wanted, str):
         match = make_regex(wanted).fullmatch
-        return lambda op: match(op.name) or match(scope_basename(op.name))
+        return lambda op: match(op.name) or match(names.scope_basename(op.name))
     if isinstance(wanted, re.Pattern):
         return lambda op: wanted.search(op.name)
     if is_op(wanted):

@@ -10,28 +10,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.nested import flatten
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    is_graph,
-    is_op,
-    is_tensor,
-    require_graph,
-    type_name,
-    unique,
-)
-from geutil.select.boundary import ends_of
-from geutil.select.conversions import get_tensors, get_unique_graph
-from geutil.select.filters import (
-    can_be_regex,
-    filter_ops_from_regex,
-    filter_ts_from_regex,
-    get_name_scope_ops,
-    make_regex,
-)
+from geutil.graph import nested, types
+from geutil.graph.types import Element, Graph, Operation, Tensor
+from geutil.select import boundary, conversions, filters
 from geutil.select.subgraph import SubGraphView
 
 _OPS_TAG = "(?#ops)"
@@ -71,7 +52,13 @@ def select_ops(*args: Any, **kwargs: Any) -> list[Operation]:
     """
     options = _options(kwargs)
     return _select(
-        args, options, _OPS_TAG, _TS_TAG, is_op, is_tensor, filter_ops_from_regex
+        args,
+        options,
+        _OPS_TAG,
+        _TS_TAG,
+        types.is_op,
+        types.is_tensor,
+        filters.filter_ops_from_regex,
     )
 
 
@@ -106,7 +93,13 @@ def select_ts(*args: Any, **kwargs: Any) -> list[Tensor]:
     """
     options = _options(kwargs)
     return _select(
-        args, options, _TS_TAG, _OPS_TAG, is_tensor, is_op, filter_ts_from_regex
+        args,
+        options,
+        _TS_TAG,
+        _OPS_TAG,
+        types.is_tensor,
+        types.is_op,
+        filters.filter_ts_from_regex,
     )
 
 
@@ -154,7 +147,7 @@ class _Options:
         restrict_ts_regex: bool = False,
     ) -> None:
         if graph is not None:
-            require_graph(graph)
+            types.require_graph(graph)
         self.graph = graph
         self.positive_filter = positive_filter
         self.restricted = {_OPS_TAG: restrict_ops_regex, _TS_TAG: restrict_ts_regex}
@@ -191,10 +184,10 @@ def _select(
 ) -> list[Element]:
     found: list[Element] = []
     first: list[Element] = []
-    leaves = flatten(args)
+    leaves = nested.flatten(args)
     for leaf in leaves:
-        if can_be_regex(leaf):
-            regex = make_regex(leaf)
+        if filters.can_be_regex(leaf):
+            regex = filters.make_regex(leaf)
             if options.graph is None:
                 raise SelectionError(
                     f"pass graph= to look up the regex '{regex.pattern}'"
@@ -205,8 +198,12 @@ def _select(
             ):
                 continue
             selected = find(options.graph, regex)
-        elif is_graph(leaf):
-            selected = leaf.get_operations() if wanted is is_op else get_tensors(leaf)
+        elif types.is_graph(leaf):
+            selected = (
+                leaf.get_operations()
+                if wanted is types.is_op
+                else conversions.get_tensors(leaf)
+            )
         elif wanted(leaf):
             selected = [leaf]
         elif ignored(leaf):
@@ -214,15 +211,15 @@ def _select(
         else:
             raise ArgumentTypeError(
                 "expected a regex, a tf.Operation, a tf.Tensor or a list of these, got "
-                f"{type_name(leaf)}"
+                f"{types.type_name(leaf)}"
             )
         found += selected
         first += selected[:1]
     # Whatever one leaf selects is of one graph.
-    get_unique_graph(first)
+    conversions.get_unique_graph(first)
     if options.positive_filter is not None:
         found = [element for element in found if options.positive_filter(element)]
-    return unique(found) if len(leaves) > 1 else found
+    return types.unique(found) if len(leaves) > 1 else found
 
 
 def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
@@ -254,11 +251,13 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
     if len(args) == 1 and isinstance(args[0], SubGraphView):
         check_keywords(kwargs)
         return _check_graph(args[0], graph)
-    if len(args) == 1 and is_graph(args[0]):
+    if len(args) == 1 and types.is_graph(args[0]):
         # None of a whole graph's tensors goes past its ops.
         check_keywords(kwargs)
         ops = select_ops(*args, **kwargs)
-        view = SubGraphView.from_parts(args[0] if ops else None, ops, *ends_of(ops))
+        view = SubGraphView.from_parts(
+            args[0] if ops else None, ops, *boundary.ends_of(ops)
+        )
     else:
         view = SubGraphView(*select_ops_and_ts(*args, **kwargs))
     return _check_graph(view, graph)
@@ -284,13 +283,13 @@ def make_view_from_scope(scope: str, graph: Graph) -> SubGraphView:
         >>> ge.sgv_scope("foo", graph)
         <SubGraphView: 1 ops, 0 inputs, 1 outputs>
     """
-    require_graph(graph)
-    return SubGraphView(get_name_scope_ops(graph, scope))
+    types.require_graph(graph)
+    return SubGraphView(filters.get_name_scope_ops(graph, scope))
 
 
 def _check_graph(view: SubGraphView, graph: Graph | None) -> SubGraphView:
     if graph is not None:
-        require_graph(graph)
+        types.require_graph(graph)
         if view.graph is not None and view.graph is not graph:
             raise SelectionError(f"{view!r} belongs to another graph than graph=")
     return view

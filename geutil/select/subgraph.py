@@ -8,27 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph import types
 from geutil.graph.adjacency import consumers
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    index_by_identity,
-    is_tensor,
-    type_name,
-    unique,
-)
+from geutil.graph.types import Element, Graph, Operation, Tensor
 from geutil.notebook_display import Shown
-from geutil.select.boundary import ends_of
-from geutil.select.conversions import (
-    ListView,
-    get_unique_graph,
-    is_iterable,
-    make_list_of_op,
-    make_list_of_t,
-)
-from geutil.select.walks import get_walks_union_ops
+from geutil.select import boundary, conversions, walks
+from geutil.select.conversions import ListView
 
 
 class SubGraphView(Shown):
@@ -73,19 +58,19 @@ class SubGraphView(Shown):
     _lookups: dict[str, tuple[list[Any], dict[int, int]]]
 
     def __init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None:
-        ops = list(dict.fromkeys(make_list_of_op(inside_ops)))
-        passthroughs = make_list_of_t(passthrough_ts)
-        self._graph = get_unique_graph((*ops[:1], *passthroughs))
+        ops = list(dict.fromkeys(conversions.make_list_of_op(inside_ops)))
+        passthroughs = conversions.make_list_of_t(passthrough_ts)
+        self._graph = conversions.get_unique_graph((*ops[:1], *passthroughs))
         self._ops = ops
         self._lookups = {}
         if passthroughs:
             members = frozenset(ops)
-            passthroughs = unique(
+            passthroughs = types.unique(
                 t
                 for t in passthroughs
                 if t.op not in members and members.isdisjoint(t.consumers())
             )
-        inputs, outputs = ends_of(ops)
+        inputs, outputs = boundary.ends_of(ops)
         self._passthrough_ts = passthroughs
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
@@ -151,7 +136,7 @@ class SubGraphView(Shown):
 
     def consumers(self) -> list[Operation]:
         """Return the ops that read an output, each once, output by output."""
-        return unique(op for t in self._output_ts for op in consumers(t))
+        return types.unique(op for t in self._output_ts for op in consumers(t))
 
     # -- look-ups --------------------------------------------------------------------
 
@@ -206,7 +191,10 @@ class SubGraphView(Shown):
         elements = getattr(self, attribute)
         known = self._lookups.get(attribute)
         if known is None or known[0] is not elements:
-            known = self._lookups[attribute] = (elements, index_by_identity(elements))
+            known = self._lookups[attribute] = (
+                elements,
+                types.index_by_identity(elements),
+            )
         return known[1]
 
     # -- views made from this one ----------------------------------------------------
@@ -282,13 +270,13 @@ class SubGraphView(Shown):
 
     def _place(self, attribute: str, chosen: Any, what: str) -> int:
         """Return the index of what a caller chose by its index or as a tensor."""
-        if is_tensor(chosen):
+        if types.is_tensor(chosen):
             return self._position(attribute, chosen, what)
         try:
             place = as_index(chosen)
         except TypeError:
             raise ArgumentTypeError(
-                f"expected an index or a tensor, got {type_name(chosen)}"
+                f"expected an index or a tensor, got {types.type_name(chosen)}"
             ) from None
         count = len(getattr(self, attribute))
         if not 0 <= place < count:
@@ -307,7 +295,7 @@ class SubGraphView(Shown):
             remove_output_map: whether the outputs are set back.
         """
         result = self.copy()
-        inputs, outputs = ends_of(self._ops)
+        inputs, outputs = boundary.ends_of(self._ops)
         if remove_input_map:
             result._input_ts = inputs + self._passthrough_ts
         if remove_output_map:
@@ -317,14 +305,14 @@ class SubGraphView(Shown):
     def remap_outputs_make_unique(self) -> SubGraphView:
         """Return a view whose outputs are there once each."""
         result = self.copy()
-        result._output_ts = unique(self._output_ts)
+        result._output_ts = types.unique(self._output_ts)
         return result
 
     def remap_outputs_to_consumers(self) -> SubGraphView:
         """Return a view whose outputs are there once for each input that reads them."""
         result = self.copy()
         result._output_ts = [
-            t for t in unique(self._output_ts) for _ in range(len(t.consumers()))
+            t for t in types.unique(self._output_ts) for _ in range(len(t.consumers()))
         ]
         return result
 
@@ -336,7 +324,7 @@ class SubGraphView(Shown):
         """
         result = self.copy()
         used = set(
-            get_walks_union_ops(
+            walks.get_walks_union_ops(
                 self.connected_inputs,
                 self.connected_outputs,
                 within_ops=self._ops,
@@ -349,7 +337,9 @@ class SubGraphView(Shown):
     def _assign_from(self, other: SubGraphView) -> None:
         """Make this view equal to `other`."""
         if not isinstance(other, SubGraphView):
-            raise ArgumentTypeError(f"expected a SubGraphView, got {type_name(other)}")
+            raise ArgumentTypeError(
+                f"expected a SubGraphView, got {types.type_name(other)}"
+            )
         self._graph = other._graph
         self._ops = list(other._ops)
         self._passthrough_ts = list(other._passthrough_ts)
@@ -401,8 +391,8 @@ class SubGraphView(Shown):
 
 def _listed(chosen: Any) -> list[Any]:
     # To iterate over a tensor would make ops.
-    if not is_iterable(chosen):
+    if not conversions.is_iterable(chosen):
         raise ArgumentTypeError(
-            f"expected a list of indices or tensors, got {type_name(chosen)}"
+            f"expected a list of indices or tensors, got {types.type_name(chosen)}"
         )
     return list(chosen)

@@ -9,14 +9,8 @@ from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as control_outputs_of
 from geutil.graph.adjacency import creation_index
 from geutil.graph.types import Operation, is_graph, is_tensor
+from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs, check_cios
-from geutil.select.conversions import (
-    as_list,
-    get_consuming_ops,
-    get_generating_ops,
-    make_list_of_op,
-    make_list_of_t,
-)
 
 OpPredicate = Callable[[Operation], Any]
 
@@ -62,7 +56,7 @@ def get_forward_walk_ops(
         ['z']
     """
     _, control_outputs = check_cios(False, control_outputs)
-    may_visit, seeds = _start(seed_ops, within_ops, get_consuming_ops)
+    may_visit, seeds = _start(seed_ops, within_ops, conversions.get_consuming_ops)
     stops = _ids(stop_at_ts)
 
     seen = set(seeds)
@@ -127,7 +121,7 @@ def get_backward_walk_ops(
         >>> [op.name for op in ge.get_backward_walk_ops(z, stop_at_ts=[x])]
         ['z', 'y']
     """
-    may_visit, seeds = _start(seed_ops, within_ops, get_generating_ops)
+    may_visit, seeds = _start(seed_ops, within_ops, conversions.get_generating_ops)
     stops = _ids(stop_at_ts)
 
     seen = set(seeds)
@@ -282,17 +276,17 @@ def _start(
     may_visit = (
         None
         if within_ops is None
-        else set(make_list_of_op(within_ops, allow_graph=False))
+        else set(conversions.make_list_of_op(within_ops, allow_graph=False))
     )
-    listed = seeds if is_graph(seeds) else as_list(seeds)
+    listed = seeds if is_graph(seeds) else conversions.as_list(seeds)
     if not is_graph(listed) and listed and is_tensor(listed[0]):
         ops = ops_of_tensors(listed)
     else:
-        ops = make_list_of_op(listed, allow_graph=False)
+        ops = conversions.make_list_of_op(listed, allow_graph=False)
     return may_visit, [
         op for op in dict.fromkeys(ops) if may_visit is None or op in may_visit
     ]
 
 
 def _ids(tensors: Any) -> frozenset[int]:
-    return frozenset(id(t) for t in make_list_of_t(tensors))
+    return frozenset(id(t) for t in conversions.make_list_of_t(tensors))

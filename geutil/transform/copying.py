@@ -7,25 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph.adjacency import graph_order
-from geutil.graph.nested import flatten, map_leaves
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    Operation,
-    Tensor,
-    dereference,
-    require_graph,
-    require_tensor,
-    type_name,
-)
-from geutil.graph.v1_control_flow import step_states, whole_loops
+from geutil.graph import adjacency, nested, types, v1_control_flow
+from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.select import conversions, queries, walks
 from geutil.select.boundary import ControlOutputs
-from geutil.select.conversions import get_unique_graph
-from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import Transformer, copy_replacing
 
@@ -181,18 +167,20 @@ def graph_replace(
         >>> ge.graph_replace({"out": y}, {x.ref(): z})
         {'out': <tf.Tensor 'y_1:0' shape=() dtype=float32>}
     """
-    targets = flatten(target_ts)
+    targets = nested.flatten(target_ts)
     for t in targets:
-        require_tensor(t)
+        types.require_tensor(t)
     replacements = _replacements(replacement_ts)
     replaced = list(replacements)
-    graph = get_unique_graph([*targets, *replaced])
+    graph = conversions.get_unique_graph([*targets, *replaced])
     if graph is None:
         raise TransformError("no targets were given; pass the tensors to recompute")
     if dst_graph is None:
         dst_graph = graph
-    require_graph(dst_graph)
-    behind = get_backward_walk_ops(targets, stop_at_ts=replaced, control_inputs=True)
+    types.require_graph(dst_graph)
+    behind = walks.get_backward_walk_ops(
+        targets, stop_at_ts=replaced, control_inputs=True
+    )
     dependent = _dependent(graph, replaced, behind)
     if not dependent:
         raise TransformError(
@@ -200,9 +188,9 @@ def graph_replace(
             f"{[t.name for t in replaced]}; check the direction, or swap the arguments"
         )
     needed = [op for op in behind if op in dependent or dst_graph is not graph]
-    needed += graph_order(dependent.difference(behind))
+    needed += adjacency.graph_order(dependent.difference(behind))
     _, info = copy_replacing(
-        make_view(whole_loops(graph, needed)),
+        queries.make_view(v1_control_flow.whole_loops(graph, needed)),
         replacements,
         dst_graph,
         dst_scope,
@@ -216,7 +204,7 @@ def graph_replace(
             return replaced_by
         return info.transformed(t, lambda original: original)
 
-    return map_leaves(target_ts, result)
+    return nested.map_leaves(target_ts, result)
 
 
 def _dependent(
@@ -234,25 +222,30 @@ def _dependent(
     controls = ControlOutputs(graph)
     needed = frozenset(behind)
     found = needed.intersection(
-        get_forward_walk_ops(replaced, control_outputs=controls)
+        walks.get_forward_walk_ops(replaced, control_outputs=controls)
     )
     while True:
-        states = frozenset(step_states(whole_loops(graph, found))) - found
+        states = (
+            frozenset(
+                v1_control_flow.step_states(v1_control_flow.whole_loops(graph, found))
+            )
+            - found
+        )
         if not states:
             return found
-        ahead = get_forward_walk_ops(states, control_outputs=controls)
+        ahead = walks.get_forward_walk_ops(states, control_outputs=controls)
         found |= states | needed.intersection(ahead)
 
 
 def _view_and_destination(
     sgv: Any, dst_graph: Graph | None
 ) -> tuple[SubGraphView, Graph]:
-    view = make_view(sgv)
+    view = queries.make_view(sgv)
     if dst_graph is None:
         dst_graph = view.graph
         if dst_graph is None:
             raise TransformError("the view is empty; select ops to copy")
-    require_graph(dst_graph)
+    types.require_graph(dst_graph)
     return view, dst_graph
 
 
@@ -263,10 +256,10 @@ def _replacements(given: Replacements) -> IdentityMap[Tensor]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ArgumentTypeError(
                 "expected a mapping from tensor to tensor, or pairs of tensors, got "
-                f"{type_name(pair)}"
+                f"{types.type_name(pair)}"
             )
-        key = dereference(pair[0])
-        require_tensor(key)
-        require_tensor(pair[1])
+        key = types.dereference(pair[0])
+        types.require_tensor(key)
+        types.require_tensor(pair[1])
         checked.append((key, pair[1]))
     return IdentityMap(checked)

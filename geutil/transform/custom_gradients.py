@@ -17,26 +17,13 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import gradient_functions
-from geutil.graph.creation import capture
-from geutil.graph.names import scope_finalize
+from geutil.graph import creation, gradient_functions, names, types
 from geutil.graph.state import state_of
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_tensor,
-    unique,
-)
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformState
 
 
-def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
+def copied_gradient(info: TransformState, op: types.Operation, gradient: str) -> str:
     """Register the gradient for a copy of `op` and return its name.
 
     Args:
@@ -51,10 +38,10 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
 
 
 def carried_gradient(
-    op: Operation,
+    op: types.Operation,
     gradient: str,
-    graph_: Graph,
-    copies: IdentityMap[Tensor],
+    graph_: types.Graph,
+    copies: types.IdentityMap[types.Tensor],
     copy_replacing: Copier,
 ) -> str:
     """Register a gradient for an op that stands in `graph_` for `op`; return its name.
@@ -71,7 +58,9 @@ def carried_gradient(
 
     # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
     @tf.autograph.experimental.do_not_convert
-    def gradient_of_copy(op_: Operation | None, *grads_: Tensor | None) -> list[Any]:
+    def gradient_of_copy(
+        op_: types.Operation | None, *grads_: types.Tensor | None
+    ) -> list[Any]:
         # TensorFlow passes no op when it traces the gradient for a SavedModel.
         copy_graph = target() if op_ is None else op_.graph
         copies = _copies_for(name, copy_graph, op)
@@ -79,10 +68,10 @@ def carried_gradient(
         traced = _traced(op, gradient, grads_)
         body, results = traced.body, traced.results
 
-        def copy_of(outside: Any) -> Tensor:
+        def copy_of(outside: Any) -> types.Tensor:
             return _copy_of(outside, copies, source, copy_graph, current, op)
 
-        inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        inputs: types.MutableIdentityMap[types.Tensor] = types.MutableIdentityMap()
         for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
             if stand_in is not None:
                 inputs[stand_in] = grad
@@ -91,7 +80,7 @@ def carried_gradient(
         carried = _carry_over(body, inputs, current, copy_replacing)
 
         def final(leaf: Any) -> Any:
-            if not is_tensor(leaf):
+            if not types.is_tensor(leaf):
                 return leaf
             return carried[leaf] if leaf.graph is body else copy_of(leaf)
 
@@ -108,7 +97,7 @@ def carried_gradient(
     return name
 
 
-def read_by_gradient(op: Operation) -> list[Tensor]:
+def read_by_gradient(op: types.Operation) -> list[types.Tensor]:
     """Return the tensors of its graph that the gradient of an op reads.
 
     None if the gradient is no closure: then it reads what the op reads and makes. None,
@@ -125,21 +114,21 @@ def read_by_gradient(op: Operation) -> list[Tensor]:
         gradient = rewired.gradient
     if gradient not in state.gradient_reads:
         state.gradient_reads[gradient] = _read_by_closure(op, gradient)
-    reads: list[Tensor] = state.gradient_reads[gradient]
+    reads: list[types.Tensor] = state.gradient_reads[gradient]
     if rewired is None:
         return reads
     now = [(t, rewired.stand_ins().get(t, t)) for t in reads]
     return [t if t_ is None else t_ for t, t_ in now]
 
 
-def _read_by_closure(op: Operation, gradient: str) -> list[Tensor]:
+def _read_by_closure(op: types.Operation, gradient: str) -> list[types.Tensor]:
     try:
         traced = _traced(op, gradient, op.outputs)
     except Exception:  # It is anybody's code.
         return []
     leaves = tf.nest.flatten(traced.results, expand_composites=True)
     met = (*(outside for outside, _ in traced.read), *leaves)
-    return unique(t for t in met if is_tensor(t) and t.graph is op.graph)
+    return types.unique(t for t in met if types.is_tensor(t) and t.graph is op.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,27 +142,31 @@ class _Traced:
         read: (outside tensor, placeholder inside) for each that the gradient reads.
     """
 
-    body: Graph
-    stand_ins: Sequence[Tensor | None]
+    body: types.Graph
+    stand_ins: Sequence[types.Tensor | None]
     results: list[Any]
-    read: Sequence[tuple[Any, Tensor]]
+    read: Sequence[tuple[Any, types.Tensor]]
 
 
-def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Traced:
+def _traced(
+    op: types.Operation, gradient: str, grads: Iterable[types.Tensor | None]
+) -> _Traced:
     body = gradient_functions.new_body("copied_gradient")
     with body.as_default():
         stand_ins = [None if g is None else _stand_in(g) for g in grads]
         results = gradient_functions.lookup(gradient)(op, *stand_ins)
     results = list(results) if isinstance(results, list | tuple) else [results]
-    read = IdentitySet(t for o in body.get_operations() for t in o.inputs)
+    read = types.IdentitySet(t for o in body.get_operations() for t in o.inputs)
     for leaf in tf.nest.flatten(results, expand_composites=True):
         read.add(leaf)
     captures = gradient_functions.captures_of(body)
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
 
 
-def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:
-    copies: IdentityMap[Tensor] | None = None
+def _copies_for(
+    name: str, graph_: types.Graph | None, op: types.Operation
+) -> types.IdentityMap[types.Tensor]:
+    copies: types.IdentityMap[types.Tensor] | None = None
     if graph_ is not None:
         copies = state_of(graph_).gradient_copies.get(name)
     if copies is None:
@@ -184,20 +177,20 @@ def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[T
     return copies
 
 
-def _stand_in(grad: Tensor) -> Tensor:
+def _stand_in(grad: types.Tensor) -> types.Tensor:
     return tf.compat.v1.placeholder(grad.dtype, grad.shape)
 
 
 def _copy_of(
     outside: Any,
-    copies: IdentityMap[Tensor],
-    source: Graph,
-    copy_graph: Graph,
-    current: Graph,
-    op: Operation,
-) -> Tensor:
+    copies: types.IdentityMap[types.Tensor],
+    source: types.Graph,
+    copy_graph: types.Graph,
+    current: types.Graph,
+    op: types.Operation,
+) -> types.Tensor:
     """Return the tensor that stands in `current` for one that the closure reads."""
-    if not is_tensor(outside):
+    if not types.is_tensor(outside):
         with current.as_default():
             return tf.convert_to_tensor(outside)
     copy = copies.get(outside)
@@ -208,23 +201,23 @@ def _copy_of(
                 "copied with it; copy the ops that make it too"
             )
         copy = outside
-    if copy.graph is not current and is_func_graph(current):
-        return capture(current, copy)
+    if copy.graph is not current and types.is_func_graph(current):
+        return creation.capture(current, copy)
     return copy
 
 
 def _carry_over(
-    body: Graph,
-    inputs: IdentityMap[Tensor],
-    graph_: Graph,
+    body: types.Graph,
+    inputs: types.IdentityMap[types.Tensor],
+    graph_: types.Graph,
     copy_replacing: Copier,
-) -> IdentityMap[Tensor]:
+) -> types.IdentityMap[types.Tensor]:
     """Copy the ops of `body` into `graph_` and return the copies of its tensors."""
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
-    carried = MutableIdentityMap(inputs.items())
+    carried = types.MutableIdentityMap(inputs.items())
     if ops:
-        scope = scope_finalize(graph_.get_name_scope())
+        scope = names.scope_finalize(graph_.get_name_scope())
         _, info = copy_replacing(
             make_view(ops), inputs, graph_, scope, "", reuse_dst_scope=True
         )

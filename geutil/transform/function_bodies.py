@@ -12,26 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.creation import (
-    add_control_edges,
-    copy_handle_data,
-    import_ops,
-    neutral,
-)
-from geutil.graph.edits import note_undo
+from geutil.graph import creation, edits, function_defs, functions, run_hooks
 from geutil.graph.flat_body import Body, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
-from geutil.graph.function_defs import (
-    callees_first,
-    define,
-    definition_in,
-    functions_behind,
-    make_argument,
-    register,
-    unused_name,
-)
-from geutil.graph.functions import add_functions, new_function_graph, publish_functions
-from geutil.graph.run_hooks import check_editable
+from geutil.graph.function_defs import define
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
 from geutil.select.walks import get_backward_walk_ops
 
@@ -53,9 +37,9 @@ def make_arguments(
     for arg in body.args:
         shapes = arg.attributes.get("_output_shapes")
         known = shapes.list.shape[0] if shapes and shapes.list.shape else None
-        made[arg.name] = make_argument(graph, arg, tf.TensorShape(known))
+        made[arg.name] = function_defs.make_argument(graph, arg, tf.TensorShape(known))
         if arg.name in passed and not arg.handle_data:
-            copy_handle_data(passed[arg.name], made[arg.name])
+            creation.copy_handle_data(passed[arg.name], made[arg.name])
     return made
 
 
@@ -91,7 +75,7 @@ def import_nodes(
         read.update(n for n in inputs if n in arguments)
     release(graph_def)
     fed = {f"{name}:0": t for name, t in arguments.items() if name in read}
-    import_ops(graph, graph_def, fed)
+    creation.import_ops(graph, graph_def, fed)
 
     def tensor(where: str) -> Tensor:
         if where in arguments:
@@ -250,16 +234,16 @@ class OpenedFunctions:
         changed = set(edited)
         if not changed:
             return
-        check_editable(self._graph, [c.op for c in callers_in(self._graph)])
+        run_hooks.check_editable(self._graph, [c.op for c in callers_in(self._graph)])
         names: dict[str, str] = {}
         written: dict[str, tuple[OpenedFunction, Any]] = {}
         for function in self._callees_first():
             called = _called_others(function.graph, names, written)
             if function not in changed and not called:
                 continue
-            definition = function.define(unused_name(function.name))
+            definition = function.define(function_defs.unused_name(function.name))
             new = definition.signature.name
-            register(definition)
+            function_defs.register(definition)
             names[function.name] = new
             written[new] = (function, definition)
         _called_others(self._graph, names, written)
@@ -268,7 +252,10 @@ class OpenedFunctions:
         def called(name: str) -> list[str]:
             return [callee.name for callee in self._called_by(self._by_name[name])]
 
-        return [self._by_name[name] for name in callees_first(self._by_name, called)]
+        return [
+            self._by_name[name]
+            for name in function_defs.callees_first(self._by_name, called)
+        ]
 
     def _called_by(self, function: OpenedFunction) -> list[OpenedFunction]:
         names = dict.fromkeys(n for c in callers_in(function.graph) for n in c.names)
@@ -289,26 +276,26 @@ def _called_others(
         found = True
         for name in new:
             function, definition = written[name]
-            behind = functions_behind(function.graph, definition)
-            add_functions(graph, [*behind, definition])
+            behind = function_defs.functions_behind(function.graph, definition)
+            functions.add_functions(graph, [*behind, definition])
             if is_func_graph(graph):
                 # What is traced finds the functions it calls outside its graph.
                 listed = [d.signature.name for d in (*behind, definition)]
-                publish_functions(graph, listed)
-        note_undo(graph, recalling(caller))
+                functions.publish_functions(graph, listed)
+        edits.note_undo(graph, recalling(caller))
         call_others(caller, names)
     return found
 
 
 def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
     """Open a function that an op of a graph calls."""
-    definition = definition_in(host, name)
-    behind = functions_behind(host, definition)
+    definition = function_defs.definition_in(host, name)
+    behind = function_defs.functions_behind(host, definition)
     try:
         library = {d.signature.name: d for d in (definition, *behind)}
         flat = flat_body(definition, library)
-        graph = new_function_graph(name)
-        add_functions(graph, behind)
+        graph = functions.new_function_graph(name)
+        functions.add_functions(graph, behind)
         passed = caller.op.inputs[caller.first_argument :]
         names = (arg.name for arg in flat.args)
         inputs = make_arguments(graph, flat, dict(zip(names, passed, strict=False)))
@@ -316,13 +303,13 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
     except (ValueError, TypeError, tf.errors.OpError) as error:
         return Unopened(name, caller.op, (definition, *behind), str(error))
     awaited = side_effects(graph, flat)
-    with neutral(graph):
+    with creation.neutral(graph):
         sinks = {
             r.name: tf.identity(tensor(r.tensor), name=f"result_{r.name}").op
             for r in flat.results
         }
         effects = tf.no_op("side_effects")
-    add_control_edges(effects, awaited)
+    creation.add_control_edges(effects, awaited)
     return OpenedFunction(name, graph, definition, inputs, sinks, effects)
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geutil.graph import colocation, gradient_functions
-from geutil.graph.call_graph import rename_functions
-from geutil.graph.creation import make_op, make_placeholder_from_tensor, neutral
-from geutil.graph.names import absolute_unique_name
+from geutil.graph import call_graph, colocation, creation, gradient_functions, names
 from geutil.graph.types import Element, Operation, Tensor
 from geutil.transform.custom_gradients import copied_gradient
 from geutil.transform.state import TransformState
@@ -39,7 +36,7 @@ def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
             copied = copied_gradient(info, op, gradient)
             attributes[gradient_functions.ATTRIBUTE].s = copied.encode()
     if info.function_names:
-        rename_functions(node_def, info.function_names)
+        call_graph.rename_functions(node_def, info.function_names)
 
 
 def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:
@@ -64,8 +61,8 @@ def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tenso
         >>> transformer(y.op, graph, "c")[0].inputs[0].name
         'c/geph__x_0:0'
     """
-    with neutral(info.graph_):
-        return make_placeholder_from_tensor(t, scope=info.scope_)
+    with creation.neutral(info.graph_):
+        return creation.make_placeholder_from_tensor(t, scope=info.scope_)
 
 
 def keep_t_if_possible_handler(info: TransformState, t: Tensor) -> Tensor:
@@ -197,14 +194,14 @@ def copy_op_handler(
         >>> view.ops[0].device
         '/device:GPU:0'
     """
-    name = absolute_unique_name(info.graph_, info.new_name(op.name))
+    name = names.absolute_unique_name(info.graph_, info.new_name(op.name))
     node_def = op.node_def
     adapt_node(info, op, node_def)
     node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
         info.altered_ops.append(op)
-    op_ = make_op(info.graph_, node_def, new_inputs)
+    op_ = creation.make_op(info.graph_, node_def, new_inputs)
     if copy_shape:
         copy_shapes(op, op_)
     info.copied[op] = op_

@@ -12,33 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph import v1_control_flow
-from geutil.graph.adjacency import control_flow_context, control_inputs
-from geutil.graph.colocation import rename_entries, set_class_entries
-from geutil.graph.creation import (
-    BULK_LIMIT,
-    add_control_edges,
-    graph_def_of,
-    import_ops,
-    make_placeholder_from_tensor,
-    neutral,
-    new_graph,
-    python_gradient,
-    set_device,
-    set_new_input,
-    set_python_gradient,
-)
+from geutil.graph import adjacency, colocation, creation, order, shapes, v1_control_flow
+from geutil.graph.creation import BULK_LIMIT
 from geutil.graph.names import absolute_unique_name, absolute_unique_names
-from geutil.graph.order import topological_sort
-from geutil.graph.shapes import refine_shapes, same_static_shape
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.v1_control_flow import (
     output_while_context,
     reading_while_context,
     where,
 )
-from geutil.select.conversions import get_consuming_ops
-from geutil.select.walks import get_forward_walk_ops
+from geutil.select import conversions, walks
 from geutil.transform.handlers import adapt_node
 from geutil.transform.state import TransformState
 
@@ -49,13 +32,13 @@ def finish_copies(info: TransformState) -> None:
     """Give the ops copied as they are what an import loses. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
     pairs = info.copied.items()
-    refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
+    shapes.refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
     for op, op_ in info.copied.items():
-        original_op, gradient_function = python_gradient(op)
+        original_op, gradient_function = creation.python_gradient(op)
         if original_op is not None:
             original_op = info.transform_original_op_handler(info, original_op)
         if original_op is not None or gradient_function is not None:
-            set_python_gradient(op_, original_op, gradient_function)
+            creation.set_python_gradient(op_, original_op, gradient_function)
     _set_colocation(info)
 
 
@@ -68,11 +51,11 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     """
     pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
     pairs += info.replacements.items()
-    changed = [t for t, t_ in pairs if not same_static_shape(t, t_)]
+    changed = [t for t, t_ in pairs if not shapes.same_static_shape(t, t_)]
     if not changed and not info.altered_ops:
         return set()
-    ops = [*info.altered_ops, *get_consuming_ops(changed)]
-    return set(get_forward_walk_ops(ops, within_ops=info.sgv.ops))
+    ops = [*info.altered_ops, *conversions.get_consuming_ops(changed)]
+    return set(walks.get_forward_walk_ops(ops, within_ops=info.sgv.ops))
 
 
 def _set_colocation(info: TransformState) -> None:
@@ -84,9 +67,9 @@ def _set_colocation(info: TransformState) -> None:
         return by_name.get(name, name if info.same_graph else None)
 
     for op, entries in info.colocated.items():
-        renamed = rename_entries(entries, rename)
+        renamed = colocation.rename_entries(entries, rename)
         if renamed:
-            set_class_entries(info.copied[op], renamed)
+            colocation.set_class_entries(info.copied[op], renamed)
 
 
 def connect_control_inputs(
@@ -102,9 +85,9 @@ def connect_control_inputs(
     """
     for op in ops:
         op_ = info.transformed_ops[op]
-        controls_ = [handler(info, control) for control in control_inputs(op)]
+        controls_ = [handler(info, control) for control in adjacency.control_inputs(op)]
         known = {op_, None, *op_.control_inputs}
-        add_control_edges(op_, [c for c in controls_ if c not in known])
+        creation.add_control_edges(op_, [c for c in controls_ if c not in known])
 
 
 def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]:
@@ -137,7 +120,7 @@ def check_replacements(
     copied = {id(m.context) for m in whole if v1_control_flow.is_loop(m.context)}
     for t, t_ in info.replacements.items():
         lives = output_while_context(t_.op)
-        for op in get_consuming_ops([t]):
+        for op in conversions.get_consuming_ops([t]):
             reads = reading_while_context(op)
             if op not in info.ops or (reads is lives and id(reads) not in copied):
                 continue
@@ -203,7 +186,7 @@ def copy_contexts(
             _renaming(info, members),
         )
     for op, op_ in info.copied.items():
-        context = control_flow_context(op)
+        context = adjacency.control_flow_context(op)
         uncopied = context if info.same_graph else None
         v1_control_flow.set_context(op_, copies.get(id(context), uncopied))
 
@@ -253,8 +236,8 @@ def copy_ops_in_bulk(
 
     Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
-    ops = topological_sort(info.sgv.ops)
-    graph_def = graph_def_of(info.graph, ops)
+    ops = order.topological_sort(info.sgv.ops)
+    graph_def = creation.graph_def_of(info.graph, ops)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
     # The importer itself puts a scope before every name. But where a name is taken, it
@@ -283,7 +266,7 @@ def copy_ops_in_bulk(
     for op_, node_def in zip(ops_, graph_def.node, strict=True):
         if node_def.device:
             # The importer writes a device in its own spelling.
-            set_device(op_, node_def.device)
+            creation.set_device(op_, node_def.device)
     info.copied.update(zip(ops, ops_, strict=True))
     info.transformed_ops.update(info.copied)
     info.transformed_ts.update(
@@ -298,7 +281,7 @@ def _import(
     graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor], scope: str = ""
 ) -> list[Operation]:
     try:
-        return import_ops(graph, graph_def, input_map, scope)
+        return creation.import_ops(graph, graph_def, input_map, scope)
     except Exception as error:
         raise TransformError(f"TensorFlow refuses the copy: {error}") from error
 
@@ -306,7 +289,7 @@ def _import(
 def _may_be_refused(info: TransformState) -> bool:
     """Tell whether a shape may be refused when placeholders have been made already."""
     return not info.same_graph and any(
-        not same_static_shape(t, t_) for t, t_ in info.replacements.items()
+        not shapes.same_static_shape(t, t_) for t, t_ in info.replacements.items()
     )
 
 
@@ -317,10 +300,12 @@ def _rehearse(
     rehearsal = type(graph_def)()
     rehearsal.CopyFrom(graph_def)
     rehearsal.library.CopyFrom(info.graph_.as_graph_def().library)
-    graph = new_graph()
-    with neutral(graph):
+    graph = creation.new_graph()
+    with creation.neutral(graph):
         input_map = {
-            name: make_placeholder_from_tensor(info.replacements.get(t, t), scope="")
+            name: creation.make_placeholder_from_tensor(
+                info.replacements.get(t, t), scope=""
+            )
             for name, t in outside.items()
         }
     _import(graph, rehearsal, input_map)
@@ -373,7 +358,7 @@ class _Inputs:
                 node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
         if len(node_def.input) > len(tensors):
             del node_def.input[len(tensors) :]
-            controls = control_inputs(op)
+            controls = adjacency.control_inputs(op)
             kept = [c for c in controls if c in self._members and keep_control_inputs]
             node_def.input.extend(f"^{self.name(control)}" for control in kept)
             if len(kept) < len(controls):
@@ -403,7 +388,7 @@ def transform_ops_one_by_one(
 
     Cost: linear in the ops, about 300 us an op.
     """
-    for op in topological_sort(info.sgv.ops):
+    for op in order.topological_sort(info.sgv.ops):
         inputs = _inputs(info, op, transform_outside)
         op_, outputs_ = op_handler(info, op, inputs)
         if op_ is op:
@@ -419,7 +404,7 @@ def transform_ops_one_by_one(
             if t_.op is not info.copied.get(op):
                 info.handled_ts.append(t)
     for op, index, t in info.cyclic_ts:
-        set_new_input(info.transformed_ops[op], index, info.transformed_ts[t])
+        creation.set_new_input(info.transformed_ops[op], index, info.transformed_ts[t])
 
 
 def _inputs(
@@ -439,7 +424,7 @@ def _inputs(
                 t_ = (
                     inputs[0]
                     if inputs
-                    else make_placeholder_from_tensor(t, info.scope_)
+                    else creation.make_placeholder_from_tensor(t, info.scope_)
                 )
         inputs.append(t_)
     return inputs

@@ -8,26 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph.creation import import_ops, new_graph_def
-from geutil.graph.functions import calls_of, library_for_copies, publish_functions
-from geutil.graph.graph_collections import (
-    collections_of_elements,
-    known_collection_names,
-)
-from geutil.graph.nested import map_leaves
-from geutil.graph.types import (
-    Element,
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_op,
-    is_tensor,
-    type_name,
-)
+from geutil.graph import creation, functions, graph_collections, nested, types
 from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
 
@@ -69,37 +50,39 @@ class TransformState:
     def __init__(
         self,
         sgv: SubGraphView,
-        dst_graph: Graph,
+        dst_graph: types.Graph,
         dst_scope: str,
         src_scope: str,
         copy_replacing: Copier,
     ) -> None:
         self.sgv = sgv
-        self.sgv_inputs_set = IdentitySet(sgv.inputs)
+        self.sgv_inputs_set = types.IdentitySet(sgv.inputs)
         self.ops = frozenset(sgv.ops)
-        self.graph: Graph = sgv.graph
+        self.graph: types.Graph = sgv.graph
         self.scope = src_scope
         self.graph_ = dst_graph
         self.scope_ = dst_scope
         self.copy_replacing = copy_replacing
         self.reuses_scope = bool(dst_scope)
-        self.transformed_ops: dict[Operation, Operation] = {}
-        self.transformed_ts: MutableIdentityMap[Tensor] = MutableIdentityMap()
+        self.transformed_ops: dict[types.Operation, types.Operation] = {}
+        self.transformed_ts: types.MutableIdentityMap[types.Tensor] = (
+            types.MutableIdentityMap()
+        )
         self.control_outputs = ControlOutputs(self.graph)
-        self.collections = collections_of_elements(self.graph)
-        self.copied: dict[Operation, Operation] = {}
-        self.loose_controls: list[Operation] = []
-        self.altered_ops: list[Operation] = []
-        self.handled_ts: list[Tensor] = []
-        self.outside_ts: list[Tensor] = []
-        self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
+        self.collections = graph_collections.collections_of_elements(self.graph)
+        self.copied: dict[types.Operation, types.Operation] = {}
+        self.loose_controls: list[types.Operation] = []
+        self.altered_ops: list[types.Operation] = []
+        self.handled_ts: list[types.Tensor] = []
+        self.outside_ts: list[types.Tensor] = []
+        self.cyclic_ts: list[tuple[types.Operation, int, types.Tensor]] = []
         self.has_contexts = False
         self.context_names: dict[str, str] = {}
         self.function_names: dict[str, str] = {}
-        self.colocated: dict[Operation, list[bytes]] = {}
-        self.replacements: IdentityMap[Tensor] = IdentityMap()
+        self.colocated: dict[types.Operation, list[bytes]] = {}
+        self.replacements: types.IdentityMap[types.Tensor] = types.IdentityMap()
         self.transform_original_op_handler: Any = None
-        self._known_collections = known_collection_names()
+        self._known_collections = graph_collections.known_collection_names()
 
     @property
     def same_graph(self) -> bool:
@@ -119,7 +102,7 @@ class TransformState:
             )
         return self.scope_ + name[len(self.scope) :]
 
-    def collection_names(self, element: Element) -> list[str]:
+    def collection_names(self, element: types.Element) -> list[str]:
         """Return the collections that the copy of `element` belongs to.
 
         Names that TensorFlow gives a meaning stay; others move to the new scope.
@@ -169,14 +152,14 @@ class TransformerInfo:
         self._ts = info.transformed_ts
 
     @property
-    def _transformed_ops(self) -> Mapping[Operation, Operation]:
+    def _transformed_ops(self) -> Mapping[types.Operation, types.Operation]:
         """The ops; read by clients of the old graph editor."""
         return MappingProxyType(self._ops)
 
     @property
-    def _transformed_ts(self) -> IdentityMap[Tensor]:
+    def _transformed_ts(self) -> types.IdentityMap[types.Tensor]:
         """The tensors; read by clients of the old graph editor."""
-        return IdentityMap(self._ts.items())
+        return types.IdentityMap(self._ts.items())
 
     def transformed(
         self, original: Any, missing_fn: MissingFunction | None = None
@@ -219,37 +202,41 @@ class TransformerInfo:
     @staticmethod
     def _map(
         tree: Any,
-        ops: Mapping[Operation, Operation],
-        tensors: IdentityMap[Tensor],
-        names: Mapping[str, Element],
+        ops: Mapping[types.Operation, types.Operation],
+        tensors: types.IdentityMap[types.Tensor],
+        names: Mapping[str, types.Element],
         missing_fn: MissingFunction | None,
     ) -> Any:
         def look_up(element: Any) -> Any:
-            if is_op(element):
+            if types.is_op(element):
                 found = ops.get(element)
-            elif is_tensor(element):
+            elif types.is_tensor(element):
                 found = tensors.get(element)
             elif isinstance(element, str):
                 found = names.get(element)
             else:
                 raise ArgumentTypeError(
                     "expected a tf.Operation, a tf.Tensor or a name, got "
-                    f"{type_name(element)}; of a variable, pass the tensor or op"
+                    f"{types.type_name(element)}; of a variable, pass the tensor or op"
                 )
             return missing_fn(element) if found is None and missing_fn else found
 
-        return map_leaves(tree, look_up)
+        return nested.map_leaves(tree, look_up)
 
     @cached_property
-    def _names(self) -> dict[str, Element]:
+    def _names(self) -> dict[str, types.Element]:
         return {e.name: e_ for e, e_ in (*self._ops.items(), *self._ts.items())}
 
     @cached_property
     def _inverse(
         self,
-    ) -> tuple[dict[Operation, Operation], IdentityMap[Tensor], dict[str, Element]]:
+    ) -> tuple[
+        dict[types.Operation, types.Operation],
+        types.IdentityMap[types.Tensor],
+        dict[str, types.Element],
+    ]:
         ops = {op_: op for op, op_ in self._ops.items()}
-        tensors = IdentityMap((t_, t) for t, t_ in self._ts.items())
+        tensors = types.IdentityMap((t_, t) for t, t_ in self._ts.items())
         names = {e_.name: e for e_, e in (*ops.items(), *tensors.items())}
         return ops, tensors, names
 
@@ -274,14 +261,18 @@ def carry_functions(info: TransformState) -> None:
     Loops and conditionals get bodies of their own, so that original and copy can both
     be differentiated. Linear in the ops.
     """
-    called, renamed = calls_of(info.sgv.ops)
+    called, renamed = functions.calls_of(info.sgv.ops)
     if info.same_graph:
         called = renamed
-    library, info.function_names = library_for_copies(info.graph, called, renamed)
+    library, info.function_names = functions.library_for_copies(
+        info.graph, called, renamed
+    )
     if library.function:
-        graph_def = new_graph_def(info.graph)
+        graph_def = creation.new_graph_def(info.graph)
         graph_def.library.CopyFrom(library)
-        import_ops(info.graph_, graph_def, {})
-        if is_func_graph(info.graph_):
+        creation.import_ops(info.graph_, graph_def, {})
+        if types.is_func_graph(info.graph_):
             # What is traced finds the functions it calls outside its graph.
-            publish_functions(info.graph_, [f.signature.name for f in library.function])
+            functions.publish_functions(
+                info.graph_, [f.signature.name for f in library.function]
+            )

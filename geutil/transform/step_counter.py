@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph.creation import neutral
-from geutil.graph.resource_variables import variable_outside
+from geutil.graph import creation, resource_variables
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, type_name
 
@@ -27,7 +26,7 @@ class StepCounter:
 
     def __init__(self, graph: Graph, variable: Any) -> None:
         self.variable = variable
-        with neutral(graph), tf.name_scope(f"{STEP_NAME}_count"):
+        with creation.neutral(graph), tf.name_scope(f"{STEP_NAME}_count"):
             before = variable.read_value()
             # The order is stated, since a v1 graph has none of its own.
             with tf.control_dependencies([before]):
@@ -72,7 +71,9 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
     state = state_of(graph)
     if state.step_counter is None:
         if variable is None:
-            variable = variable_outside(graph, np.int64(0), STEP_NAME)
+            variable = resource_variables.variable_outside(
+                graph, np.int64(0), STEP_NAME
+            )
         state.step_counter = StepCounter(graph, variable)
     counter: StepCounter = state.step_counter
     if variable is not None and counter.variable is not variable:

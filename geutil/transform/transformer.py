@@ -6,19 +6,8 @@ import functools
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
-from geutil.graph.creation import capture
-from geutil.graph.graph_collections import carry_variables
-from geutil.graph.names import absolute_unique_name, scope_finalize
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    Tensor,
-    is_func_graph,
-    is_tensor,
-    require_graph,
-    type_name,
-    unique,
-)
+from geutil.graph import creation, graph_collections, names, types
+from geutil.graph.types import Graph, IdentityMap, Tensor
 from geutil.graph.v1_control_flow import ContextMembers
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
@@ -113,7 +102,7 @@ class Transformer:
         `tf.import_graph_def` of the same nodes.
         """
         view = make_view(sgv)
-        require_graph(dst_graph)
+        types.require_graph(dst_graph)
         if dst_graph.finalized:
             raise FinalizedGraphError("dst_graph is finalized; pass another graph")
         if view.graph is None:
@@ -121,15 +110,15 @@ class Transformer:
         info = TransformState(
             view,
             dst_graph,
-            scope_finalize(dst_scope),
-            scope_finalize(src_scope),
+            names.scope_finalize(dst_scope),
+            names.scope_finalize(src_scope),
             copy_replacing,
         )
         info.transform_original_op_handler = self.transform_original_op_handler
         whole_contexts = self._check(info)
         if info.scope_ and not reuse_dst_scope:
-            scope_ = absolute_unique_name(dst_graph, info.scope_[:-1])
-            info.scope_ = scope_finalize(scope_)
+            scope_ = names.absolute_unique_name(dst_graph, info.scope_[:-1])
+            info.scope_ = names.scope_finalize(scope_)
             info.reuses_scope = False
         op_copying.name_contexts(info, whole_contexts)
         carry_functions(info)
@@ -200,7 +189,7 @@ class Transformer:
         assign = self.assign_collections_handler
         if assign is handlers.assign_renamed_collections_handler:
             if not info.same_graph:
-                carry_variables(
+                graph_collections.carry_variables(
                     info.graph, info.graph_, info.copied_name, info.collection_name
                 )
             if not info.collections:
@@ -244,9 +233,9 @@ def copy_replacing(
 
 def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
     """Refuse a stand-in that cannot be read where `t` was."""
-    if not is_tensor(t_):
+    if not types.is_tensor(t_):
         raise TransformError(
-            f"{type_name(t_)} cannot stand in for '{t.name}'; pass a tf.Tensor"
+            f"{types.type_name(t_)} cannot stand in for '{t.name}'; pass a tf.Tensor"
         )
     if t_.dtype.base_dtype != t.dtype.base_dtype:
         raise TransformError(
@@ -255,8 +244,8 @@ def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
         )
     if t_.graph is info.graph_:
         return t_
-    if is_func_graph(info.graph_):
-        return capture(info.graph_, t_)
+    if types.is_func_graph(info.graph_):
+        return creation.capture(info.graph_, t_)
     raise TransformError(
         f"'{t_.name}' cannot stand in for '{t.name}': it is in another graph than the "
         "copy; make it in dst_graph"
@@ -271,6 +260,8 @@ def _transformed_view(info: TransformState) -> SubGraphView:
     return SubGraphView.from_parts(
         info.graph_,
         ops=[info.transformed_ops[op] for op in info.sgv.ops],
-        inputs=unique(t_ for t_ in inputs if t_ is not None and t_.op not in made),
+        inputs=types.unique(
+            t_ for t_ in inputs if t_ is not None and t_.op not in made
+        ),
         outputs=[t_ for t_ in outputs if t_ is not None and t_.op in made],
     )

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.model.program import (
+from geutil.model.programs import (
     Program,
     cycle_of,
     forget_shapes_behind,

@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from geutil.cli.files import (
-    CommandError,
-    check_page,
-    check_source,
-    check_target,
-    named,
-    read_model,
-    write_model,
-    write_page,
-)
+from geutil.cli import files
+from geutil.cli.files import CommandError
 from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
 from geutil.cli.output import show, show_written, working
 
@@ -46,11 +38,11 @@ def cut(
     """Cut a part out of a model, between some tensors."""
     if not inputs and not outputs:
         raise CommandError("say where to cut: pass --input or --to")
-    starts, ends = named(inputs), named(outputs)
-    check_source(path)
-    check_target(output, form, force)
-    model = read_model(path, signature).cut(starts, ends)
-    write_model(model, output, form, force)
+    starts, ends = files.named(inputs), files.named(outputs)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    model = files.read_model(path, signature).cut(starts, ends)
+    files.write_model(model, output, form, force)
     show_written(model, output, as_json=as_json)
 
 
@@ -81,12 +73,12 @@ def splice(
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
     replaced, fed = _pairs(replace), _pairs(feed)
-    check_source(path)
-    check_source(other)
-    check_target(output, form, force)
-    model = read_model(path, signature)
-    spliced = model.splice(read_model(other), replaced, fed)
-    write_model(spliced, output, form, force)
+    files.check_source(path)
+    files.check_source(other)
+    files.check_target(output, form, force)
+    model = files.read_model(path, signature)
+    spliced = model.splice(files.read_model(other), replaced, fed)
+    files.write_model(spliced, output, form, force)
     show_written(spliced, output, as_json=as_json)
 
 
@@ -114,11 +106,11 @@ def rename(
     taken, given = _pairs(inputs) or None, _pairs(outputs) or None
     if not (taken or given or to_signature):
         raise CommandError("say what to rename: --input, --result or --to-signature")
-    check_source(path)
-    check_target(output, form, force)
-    model = read_model(path, signature)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    model = files.read_model(path, signature)
     renamed = model.rename(taken, given, to_signature)
-    write_model(renamed, output, form, force)
+    files.write_model(renamed, output, form, force)
     show_written(renamed, output, as_json=as_json)
 
 
@@ -139,12 +131,12 @@ def batch_size(
     """Change the batch size of a model, and prove the result by running it."""
     if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
-    check_source(path)
-    check_target(output, form, force)
-    model = read_model(path, signature)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    model = files.read_model(path, signature)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
-    write_model(changed, output, form, force)
+    files.write_model(changed, output, form, force)
     show_written(changed, output, as_json=as_json)
 
 
@@ -161,12 +153,12 @@ def strip(
     as_json: Json = False,
 ) -> None:
     """Take out of a model what serves training alone."""
-    check_source(path)
-    check_target(output, form, force)
-    model = read_model(path, signature)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    model = files.read_model(path, signature)
     with working("stripping"):
         stripped = model.strip_training(keep=keep or ())
-    write_model(stripped, output, form, force)
+    files.write_model(stripped, output, form, force)
     show(stripped.strip_report, as_json=as_json)
 
 
@@ -186,20 +178,22 @@ def fold(
     as_json: Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
-    check_source(path)
-    check_target(output, form, force)
-    check_page(html, force)
-    model = read_model(path, signature)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    files.check_page(html, force)
+    model = files.read_model(path, signature)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
     with working("folding"):
         folds = fold_batch_norms(model, scope=scope, strict=strict)
-    write_model(model, output, form, force)
+    files.write_model(model, output, form, force)
     if html is not None:
-        before = read_model(path, signature)
+        before = files.read_model(path, signature)
         title = f"{path.absolute().name}, batch norms folded"
-        write_page(html, lambda: report.diff(before, model, title=title, report=folds))
+        files.write_page(
+            html, lambda: report.diff(before, model, title=title, report=folds)
+        )
     show(folds, as_json=as_json)
 
 

@@ -10,14 +10,8 @@ from typing import Annotated
 
 import typer
 
-from geutil.cli.files import (
-    Batches,
-    check_page,
-    check_source,
-    read_model,
-    start_tensorflow,
-    write_page,
-)
+from geutil.cli import files
+from geutil.cli.files import Batches
 from geutil.cli.options import BatchSize, Force, Html, Json, Signature, Source
 from geutil.cli.output import counted, plain, show, show_rows, working
 
@@ -38,11 +32,11 @@ def view(
 ) -> None:
     """Draw a model as a page to look into: one file that needs no network."""
     page = Path(f"{path.absolute().stem}.html") if output is None else output
-    check_page(page, force)
-    model = read_model(path, signature)
+    files.check_page(page, force)
+    model = files.read_model(path, signature)
     from geutil import report
 
-    write_page(page, lambda: report.view(model, title=path.absolute().name))
+    files.write_page(page, lambda: report.view(model, title=path.absolute().name))
 
 
 Other = Annotated[Path, typer.Argument(help="The other model.", show_default=False)]
@@ -57,16 +51,16 @@ def diff(
     as_json: Json = False,
 ) -> int:
     """Show which ops two models have and have not in common; exit with 1 if any."""
-    check_source(other)
-    check_page(html, force)
-    ours = read_model(path, signature)
-    theirs = read_model(other, signature)
+    files.check_source(other)
+    files.check_page(html, force)
+    ours = files.read_model(path, signature)
+    theirs = files.read_model(other, signature)
     from geutil import report
 
     found = report.difference(ours, theirs)
     if html is not None:
         labels = (path.name, other.name)
-        write_page(html, lambda: report.diff(ours, theirs, labels=labels))
+        files.write_page(html, lambda: report.diff(ours, theirs, labels=labels))
     show(found, as_json=as_json)
     return 0 if found.is_empty else 1
 
@@ -88,10 +82,10 @@ def check(
     as_json: Json = False,
 ) -> int:
     """Run two models on the same inputs; exit with 1 if what they give differs."""
-    check_source(other)
+    files.check_source(other)
     batches = None if data is None else Batches(data, batch)
-    ours = read_model(path, signature)
-    theirs = read_model(other, signature)
+    ours = files.read_model(path, signature)
+    theirs = files.read_model(other, signature)
     if batches is None:
         with working("running both"):
             found = ours.compare(theirs, None, samples, rtol, atol)
@@ -110,8 +104,8 @@ _SHOWN = 12
 
 def inspect(path: Source, as_json: Json = False) -> None:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size."""
-    check_source(path)
-    start_tensorflow()
+    files.check_source(path)
+    files.start_tensorflow()
     import geutil.model
 
     with working(f"reading {path.name}"):
@@ -119,7 +113,7 @@ def inspect(path: Source, as_json: Json = False) -> None:
     if not as_json:
         print(found)
     try:
-        names = [op.name for op in read_model(path).graph.get_operations()]
+        names = [op.name for op in files.read_model(path).graph.get_operations()]
         scopes, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
         scopes, unknown = None, str(error)
@@ -168,13 +162,13 @@ def ops(
     as_json: Json = False,
 ) -> None:
     """List the ops of a model, one a line: name, type, shapes of the results."""
-    check_source(path)
-    start_tensorflow()
+    files.check_source(path)
+    files.start_tensorflow()
     from geutil.graph.names import is_in_scope
     from geutil.select import make_regex
 
     pattern: re.Pattern[str] | None = None if regex is None else make_regex(regex)
-    model = read_model(path, signature)
+    model = files.read_model(path, signature)
     found = [
         op
         for op in model.graph.get_operations()

@@ -7,40 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from geutil.cli.files import (
-    Batches,
-    CommandError,
-    check_page,
-    check_source,
-    check_target,
-    format_of,
-    held_back,
-    read_model,
-    write_bytes,
-    write_model,
-    write_page,
-)
-from geutil.cli.options import (
-    As,
-    BatchSize,
-    Data,
-    Force,
-    Format,
-    Html,
-    Json,
-    Method,
-    Signature,
-    Source,
-    Target,
-)
+from geutil.cli import files, options
+from geutil.cli.files import Batches, CommandError
 from geutil.cli.output import counted, plain, show, working
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 
 
 def quantize(
-    path: Source,
-    output: Target,
+    path: options.Source,
+    output: options.Target,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -48,8 +24,8 @@ def quantize(
             show_default=False,
         ),
     ] = None,
-    method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    batch: BatchSize = 32,
+    method: Annotated[options.Method, typer.Option(help="How.")] = options.Method.best,
+    batch: options.BatchSize = 32,
     weight_bits: Bits = 8,
     activation_bits: Bits = 8,
     scope: Annotated[
@@ -65,25 +41,25 @@ def quantize(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if an op stays float that need not.")
     ] = False,
-    html: Html = None,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    html: options.Html = None,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Insert FakeQuant ops, calibrate them, and write a model or an int8 .tflite file.
 
     Batch norms are folded first.
     """
-    check_source(path)
-    check_target(output, form, force)
-    check_page(html, force)
+    files.check_source(path)
+    files.check_target(output, form, force)
+    files.check_page(html, force)
     batches = None if data is None else Batches(data, batch)
-    if format_of(output, form) is Format.tflite and batches is None:
+    if files.format_of(output, form) is options.Format.tflite and batches is None:
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
-    model = read_model(path, signature)
+    model = files.read_model(path, signature)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import quantize as insert
@@ -106,9 +82,9 @@ def quantize(
         reports["calibrated"] = _calibrated(model, batches, method)
     _write(model, output, form, force)
     if html is not None:
-        before = read_model(path, signature)
+        before = files.read_model(path, signature)
         title = f"{path.absolute().name}, quantized"
-        write_page(
+        files.write_page(
             html, lambda: report.diff(before, model, title=title, report=inserted)
         )
     if as_json:
@@ -121,40 +97,40 @@ def quantize(
 
 
 def calibrate(
-    path: Source,
-    data: Data,
-    output: Target,
-    method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    batch: BatchSize = 32,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    path: options.Source,
+    data: options.Data,
+    output: options.Target,
+    method: Annotated[options.Method, typer.Option(help="How.")] = options.Method.best,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
-    check_source(path)
-    check_target(output, form, force)
+    files.check_source(path)
+    files.check_target(output, form, force)
     batches = Batches(data, batch)
-    model = read_model(path, signature)
+    model = files.read_model(path, signature)
     report = _calibrated(model, batches, method)
     _write(model, output, form, force)
     show(report, as_json=as_json)
 
 
-def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
+def _calibrated(model: Any, batches: Batches, method: options.Method) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
     given = counted(batches, "calibrating", len(batches))
     return set_ranges(model, given, method.value, progress=False)
 
 
-def _write(model: Any, output: Path, form: Format | None, force: bool) -> None:
+def _write(model: Any, output: Path, form: options.Format | None, force: bool) -> None:
     """Write a model, or its int8 file."""
-    if format_of(output, form) is not Format.tflite:
-        write_model(model, output, form, force)
+    if files.format_of(output, form) is not options.Format.tflite:
+        files.write_model(model, output, form, force)
         return
     from geutil.quantize import to_int8
 
-    with working("converting"), held_back():
+    with working("converting"), files.held_back():
         blob = to_int8(model)
-    write_bytes(blob, output)
+    files.write_bytes(blob, output)

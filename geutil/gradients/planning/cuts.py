@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from geutil.gradients import edges, tensor_sizes
 from geutil.gradients.costs import multiply_adds
-from geutil.gradients.edges import backward_edges
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
 from geutil.gradients.step import Step
-from geutil.gradients.tensor_sizes import tensor_bytes, tensor_elements
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.cpu_kernels import aliases
@@ -95,17 +94,17 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
     last = {id(t): i for i, op in enumerate(ops) for t in op.inputs}
     buffers = []
     groups = _sharing(ops, place, always)
-    matters = _MATTERS * sum(tensor_bytes(group[0]) for group in groups)
+    matters = _MATTERS * sum(tensor_sizes.tensor_bytes(group[0]) for group in groups)
     for group in groups:
         made = [place[t.op] for t in group]
         ends = [last.get(id(t), place[t.op]) for t in group]
         turns = [reads[id(t)] for t in group if id(t) in reads]
         far = max(ends) - min(made) > _FAR * len(ops)
-        least = 0 if far and tensor_bytes(group[0]) < matters else smallest
+        least = 0 if far and tensor_sizes.tensor_bytes(group[0]) < matters else smallest
         buffers.append(
             Buffer(
                 tensors=list(zip(group, made, ends, strict=True)),
-                bytes=tensor_bytes(group[0]),
+                bytes=tensor_sizes.tensor_bytes(group[0]),
                 price=max(_price(t, least) for t in group),
                 made=min(made),
                 last=max(ends),
@@ -123,7 +122,7 @@ def _ordered(
 
     One without inputs (zeros, say) goes where the other inputs of its reader are.
     """
-    place = backward_edges(step).forward
+    place = edges.backward_edges(step).forward
     near = _places_of_others(step, place, read)
     key: dict[Operation, int] = {}
     for op in ops:
@@ -183,11 +182,11 @@ def _is_passed_over(tensor: Tensor) -> bool:
 
 
 def _price(tensor: Tensor, smallest: int) -> int:
-    if tensor_elements(tensor) < smallest or _is_passed_over(tensor):
+    if tensor_sizes.tensor_elements(tensor) < smallest or _is_passed_over(tensor):
         return NEVER
-    size = tensor_bytes(tensor)
+    size = tensor_sizes.tensor_bytes(tensor)
     if tensor.op.type == "Cast":
-        return max(size, tensor_bytes(tensor.op.inputs[0])) + 1
+        return max(size, tensor_sizes.tensor_bytes(tensor.op.inputs[0])) + 1
     return size
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from geutil.gradients.costs import multiply_adds
+from geutil.gradients import costs, tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Segment, plan_recomputation
 from geutil.gradients.step import Step
-from geutil.gradients.tensor_sizes import tensor_bytes
 from geutil.graph.types import Operation, Tensor
 
 
@@ -70,11 +69,11 @@ class Trials:
     def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
         peak = self.program.peak(segments)
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
-        return Trial(kept, peak, cost, sum(map(tensor_bytes, kept)))
+        return Trial(kept, peak, cost, sum(map(tensor_sizes.tensor_bytes, kept)))
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:
-            self._costs[op] = multiply_adds(op)
+            self._costs[op] = costs.multiply_adds(op)
         return self._costs[op]
 
     def _is_always_kept(self, tensor: Tensor) -> bool:

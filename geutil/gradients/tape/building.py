@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
+from geutil.gradients.tape import spaces
 from geutil.gradients.tape.engine import (
     MIN_AGGREGATE_BYTES,
     MIN_AGGREGATE_COUNT,
@@ -20,15 +21,8 @@ from geutil.gradients.tape.engine import (
     require_sum,
 )
 from geutil.gradients.tape.entries import Tape
-from geutil.gradients.tape.spaces import (
-    Captured,
-    aggregate,
-    num_elements,
-    tensor_id,
-    tensorflow_vspace,
-)
-from geutil.graph.creation import add_control_edges, make_stand_in, neutral
-from geutil.graph.tf_gradients import default_gradients
+from geutil.gradients.tape.spaces import Captured
+from geutil.graph import creation, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor
 
 _MOST_AT_ONCE = 9
@@ -86,7 +80,7 @@ def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
     """
     parts = list(tensors)
     graph = parts[0].graph
-    with neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
+    with creation.neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
         for first, second in additions(len(tensors)):
             ahead = parts[first]
             barrier = tf.raw_ops.PlaceholderWithDefault(
@@ -108,10 +102,10 @@ def adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
     """
 
     def add(gradients: Sequence[Any]) -> Any:
-        held = sum(num_elements(g) * g.dtype.size for g in gradients)
+        held = sum(spaces.num_elements(g) * g.dtype.size for g in gradients)
         dense = all(isinstance(g, tf.Tensor) for g in gradients)
         if held <= size or len(gradients) < 3 or not dense:
-            return aggregate(gradients)
+            return spaces.aggregate(gradients)
         return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
 
     return add
@@ -148,11 +142,11 @@ class Order:
         if self.last is not None:
             for gradient in gradients:
                 if gradient is not None:
-                    self._waited[tensor_id(gradient)] = self.count
+                    self._waited[spaces.tensor_id(gradient)] = self.count
 
     def _has_waited(self, gradients: Sequence[Any]) -> bool:
         return any(
-            self._waited.get(tensor_id(g), 0) == self.count
+            self._waited.get(spaces.tensor_id(g), 0) == self.count
             for g in gradients
             if g is not None
         )
@@ -160,8 +154,8 @@ class Order:
     def _late(self, gradient: Tensor) -> Tensor:
         if self.last is None or gradient.dtype == tf.variant:
             return gradient
-        late = make_stand_in(gradient, SCOPE, "late")
-        add_control_edges(late.op, [self.last])
+        late = creation.make_stand_in(gradient, SCOPE, "late")
+        creation.add_control_edges(late.op, [self.last])
         return late
 
 
@@ -258,16 +252,16 @@ def tape_gradients(
     order = Order()
     tape = Tape.from_graph(ys, known, lambda function: Waiting(function, order))
     stops = _siblings(captured.source(x) for x in _listed(options, "stop_gradients"))
-    stopped = frozenset(map(tensor_id, stops))
+    stopped = frozenset(map(spaces.tensor_id, stops))
     # One that others are made of is passed on the way.
-    passed = {tensor_id(t) for t in known if t in tape} - stopped
-    ends = [*stops, *(t for t in known if tensor_id(t) not in passed)]
+    passed = {spaces.tensor_id(t) for t in known if t in tape} - stopped
+    ends = [*stops, *(t for t in known if spaces.tensor_id(t) not in passed)]
     size = engine.min_aggregate_bytes
-    space = tensorflow_vspace()._replace(aggregate_fn=adding_in_pairs(size))
+    space = spaces.tensorflow_vspace()._replace(aggregate_fn=adding_in_pairs(size))
     pending = Pending(space, engine.min_aggregate_count, size, order.summed)
     run = Run(space, tape, ends, pending, passed)
     with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
-        run.go_back(ys, default_gradients(ys, grad_ys))
+        run.go_back(ys, tf_gradients.default_gradients(ys, grad_ys))
         gradients = [None if t is None else run.gradient(t) for t in sources]
         return _connected(gradients, xs, options)
 

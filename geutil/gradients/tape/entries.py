@@ -9,14 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import TapeError
 from geutil.gradients.tape.spaces import Captured, number_of, tensor_id
-from geutil.graph.gradient_functions import (
-    default_gradient_kind,
-    gradient_function,
-    has_gradient,
-    is_symbolic_call,
-)
-from geutil.graph.op_types import LOOPS
-from geutil.graph.tf_gradients import in_version_1_control_flow
+from geutil.graph import gradient_functions, op_types, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
 Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
@@ -46,13 +39,15 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
         inputs = [captured.beyond(t) for t in op.inputs]
         if reached.isdisjoint(_ids(inputs)):
             continue
-        if in_version_1_control_flow(op):
+        if tf_gradients.in_version_1_control_flow(op):
             raise TapeError(
                 f"'{op.name}' ({op.type}) is in a loop or conditional of version 1, "
                 "whose gradient a tape cannot hold; use tf.gradients, or control flow "
                 "v2 (tf.compat.v1.enable_control_flow_v2)"
             )
-        reached.update(_ids(t for t in op.outputs if has_gradient(t)))
+        reached.update(
+            _ids(t for t in op.outputs if gradient_functions.has_gradient(t))
+        )
         yield _fields(op, inputs, ys[0].graph)
 
 
@@ -78,12 +73,14 @@ def _behind(ends: Iterable[Any], captured: Captured) -> list[Operation]:
 
 def _fields(op: Operation, inputs: Sequence[Any], graph: Graph) -> Fields:
     outputs = list(op.outputs)
-    symbolic = is_symbolic_call(op)
+    symbolic = gradient_functions.is_symbolic_call(op)
     return (
         op.type,
         tuple(_ids(outputs)),
         tuple(
-            _kind(t) if symbolic or default_gradient_kind(t) is not None else None
+            _kind(t)
+            if symbolic or gradient_functions.default_gradient_kind(t) is not None
+            else None
             for t in outputs
         ),
         tuple(_ids(inputs)),
@@ -96,7 +93,10 @@ def _kind(tensor: Tensor) -> tuple[Any, Any]:
 
     A tensor stands for its shape if that is not known.
     """
-    shape, dtype = default_gradient_kind(tensor) or (tensor.shape, tensor.dtype)
+    shape, dtype = gradient_functions.default_gradient_kind(tensor) or (
+        tensor.shape,
+        tensor.dtype,
+    )
     known = shape.is_fully_defined() and dtype != tf.variant
     return (shape if known else tensor), dtype
 
@@ -131,13 +131,13 @@ class OpGradient:
         ):
             found = function(op, *gradients)
         listed = list(found) if isinstance(found, list | tuple) else [found]
-        listed = listed[: self._inputs] if op.type in LOOPS else listed
+        listed = listed[: self._inputs] if op.type in op_types.LOOPS else listed
         self._tell_shapes(listed)
         return listed
 
     def _function(self) -> Callable[..., Any] | None:
         try:
-            return gradient_function(self._op)
+            return gradient_functions.gradient_function(self._op)
         except LookupError as error:
             raise TapeError(
                 f"TensorFlow has no gradient for '{self.op_name}' ({self._op.type}); "

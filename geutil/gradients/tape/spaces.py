@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.functions import bindings
-from geutil.graph.tf_gradients import variable_handle
+from geutil.graph import functions, tf_gradients
 from geutil.graph.types import Graph, is_func_graph
 
 
@@ -75,12 +74,12 @@ class Captured:
         That is the handle of a variable, or the reference to one without a handle.
         """
         if isinstance(x, tf.Variable):
-            x = variable_handle(x)
+            x = tf_gradients.variable_handle(x)
         return self.beyond(x) if isinstance(x, tf.Tensor) else None
 
     def _of(self, graph: Graph) -> dict[int, Any]:
         if graph not in self._outside:
-            pairs = bindings(graph) if is_func_graph(graph) else []
+            pairs = functions.bindings(graph) if is_func_graph(graph) else []
             self._outside[graph] = {id(inside): outside for outside, inside in pairs}
         return self._outside[graph]
 

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.creation import capture
-from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.graph.functions import build_function, call_function, new_function_graph
+from geutil.graph import creation, fetched_subgraph, functions
 from geutil.memory.measuring.job import (
     CallJob,
     Environment,
@@ -90,7 +88,7 @@ class FunctionStep:
         self._feeds = {f"feed_{i}": value for i, value in enumerate(constants)}
 
         def call(**arguments: Any) -> Any:
-            return call_function(function, arguments)
+            return functions.call_function(function, arguments)
 
         self._call = call
         if options.jit_compile:
@@ -179,7 +177,7 @@ def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
             node.op = "Placeholder"
             node.ClearField("attr")
             node.attr["dtype"].type = tf.resource.as_datatype_enum
-    graph = new_function_graph("step")
+    graph = functions.new_function_graph("step")
     with graph.as_default():
         inputs = {
             f"feed_{i}": tf.compat.v1.placeholder(value.dtype, value.shape)
@@ -187,7 +185,7 @@ def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
         }
         replaced = dict(zip(job.feeds, inputs.values(), strict=True))
         for op, variable in by_op.items():
-            replaced[f"{op}:0"] = capture(graph, variable.handle)
+            replaced[f"{op}:0"] = creation.capture(graph, variable.handle)
         elements = tf.graph_util.import_graph_def(
             graph_def, replaced, return_elements=list(job.fetches), name=""
         )
@@ -195,7 +193,9 @@ def _function(job: GraphJob, variables: dict[str, Any]) -> Any:
         f"fetch_{i}": e for i, e in enumerate(elements) if isinstance(e, tf.Tensor)
     }
     effects = [e for e in elements if isinstance(e, tf.Operation)]
-    return build_function(graph, inputs, outputs, effects, list(variables.values()))
+    return functions.build_function(
+        graph, inputs, outputs, effects, list(variables.values())
+    )
 
 
 _STATUS = Path("/proc/self/status")
@@ -272,7 +272,7 @@ def run(job: Job, options: Options) -> Measurement:
         environment=Environment(
             tf.__version__,
             device,
-            uses_onednn(),
+            fetched_subgraph.uses_onednn(),
             options.grappler,
             options.jit_compile,
             options.inter_op_threads,

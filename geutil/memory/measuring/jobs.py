@@ -12,19 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MeasurementError
-from geutil.graph.call_graph import names_of_functions
-from geutil.graph.fetched_subgraph import bound_arguments, is_compiled, value_behind
+from geutil.graph import call_graph, fetched_subgraph, op_types, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
-from geutil.graph.op_types import PYTHON_CALLS, VARIABLES
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_graph,
-    is_op,
-    is_tensor,
-    type_name,
-)
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.measuring.job import CallJob, GraphJob, Job, VariableSpec
 from geutil.select.walks import get_backward_walk_ops
 
@@ -49,7 +39,7 @@ def variables_of(
             what a variable starts with.
     """
     objects = _objects(graph)
-    nodes = [node for node in graph_def.node if node.op in VARIABLES]
+    nodes = [node for node in graph_def.node if node.op in op_types.VARIABLES]
     others = sorted(set(handles) - {node.name for node in nodes})
     if others:
         raise MeasurementError(
@@ -62,7 +52,7 @@ def variables_of(
     for node in nodes:
         value = initial = None
         if node.name in handles:
-            value = value_behind(handles[node.name])
+            value = fetched_subgraph.value_behind(handles[node.name])
         elif node.name in objects and session is not None:
             value = session.run(objects[node.name])
         elif node.name in objects:
@@ -163,7 +153,7 @@ def graph_job(
 
 
 def _ops_of(fetches: Iterable[Any]) -> list[Operation]:
-    return [fetch if is_op(fetch) else fetch.op for fetch in fetches]
+    return [fetch if types.is_op(fetch) else fetch.op for fetch in fetches]
 
 
 def _array(name: str, external: Any) -> Any:
@@ -219,7 +209,7 @@ def _called(nodes: Iterable[Any], functions: dict[str, Any]) -> dict[str, None]:
     waiting = [nodes]
     while waiting:
         for node in waiting.pop():
-            for name in names_of_functions(node):
+            for name in call_graph.names_of_functions(node):
                 if name in functions and name not in found:
                     found[name] = None
                     waiting.append(functions[name].node_def)
@@ -245,7 +235,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 def _check_python(graph_def: Any) -> None:
     for node in _all_nodes(graph_def):
-        if node.op in PYTHON_CALLS:
+        if node.op in op_types.PYTHON_CALLS:
             raise MeasurementError(
                 f"'{node.name}' ({node.op}) calls Python of this process; measure a "
                 "callable of an importable module that builds and runs the graph"
@@ -292,14 +282,16 @@ def job_of(
     if session is not None:
         raise ArgumentTypeError("session goes with (graph, fetches, feeds)")
     if isinstance(what, tf.types.experimental.ConcreteFunction):
-        compiled = jit_compile or is_compiled(what)
+        compiled = jit_compile or fetched_subgraph.is_compiled(what)
         return _job_of_function(what, args, kwargs, None), compiled
     if isinstance(what, tf.types.experimental.PolymorphicFunction):
         traced = what.get_concrete_function(*args, **kwargs)
-        compiled = jit_compile or is_compiled(traced)
+        compiled = jit_compile or fetched_subgraph.is_compiled(traced)
         return _job_of_function(traced, args, kwargs, what), compiled
     if not callable(what):
-        raise ArgumentTypeError(f"cannot measure a {type_name(what)}; pass {_ACCEPTED}")
+        raise ArgumentTypeError(
+            f"cannot measure a {types.type_name(what)}; pass {_ACCEPTED}"
+        )
     if jit_compile:
         raise ArgumentTypeError(
             "jit_compile goes with a graph or a tf.function; decorate what the "
@@ -309,8 +301,8 @@ def job_of(
 
 
 def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job:
-    if len(what) != 3 or not is_graph(what[0]):
-        kinds = ", ".join(type_name(part) for part in what)
+    if len(what) != 3 or not types.is_graph(what[0]):
+        kinds = ", ".join(types.type_name(part) for part in what)
         raise ArgumentTypeError(
             f"expected (graph, fetches, feeds), got a tuple of ({kinds})"
         )
@@ -330,7 +322,7 @@ def _job_of_function(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> Job:
     try:
-        bound = bound_arguments(function, args, kwargs, traced_from)
+        bound = fetched_subgraph.bound_arguments(function, args, kwargs, traced_from)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"args and kwargs do not fit the function: {error}"
@@ -350,7 +342,7 @@ def _fetched(graph: Graph, fetches: Any) -> list[Any]:
 def _feed(graph: Graph, tensor: Any, value: Any) -> tuple[Tensor, Any]:
     """Return a feed as a tensor of the graph and an array that fits it."""
     tensor = _in_graph(graph, tensor)
-    if not is_tensor(tensor):
+    if not types.is_tensor(tensor):
         raise ArgumentTypeError(
             f"'{tensor.name}' is an op; feed a tensor, for example '{tensor.name}:0'"
         )
@@ -372,10 +364,11 @@ def _in_graph(graph: Graph, element: Any) -> Any:
             raise ArgumentTypeError(
                 f"'{element}' is no op or tensor of the graph: {error}"
             ) from error
-    if not (is_op(element) or is_tensor(element)):
+    if not (types.is_op(element) or types.is_tensor(element)):
         hint = "; leave out unconnected gradients" if element is None else ""
         raise ArgumentTypeError(
-            f"expected an op or tensor of the graph, got {type_name(element)}{hint}"
+            "expected an op or tensor of the graph, "
+            f"got {types.type_name(element)}{hint}"
         )
     if element.graph is not graph:
         raise ArgumentTypeError(f"'{element.name}' belongs to another graph")
@@ -423,7 +416,7 @@ def _pickled(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 def _not_importable(function: Any, reason: str) -> MeasurementError:
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__qualname__", type_name(function))
+    name = getattr(function, "__qualname__", types.type_name(function))
     return MeasurementError(
         f"a fresh process cannot import '{name}': {reason}; put it at the top level of "
         "a module, decorate it with tf.function, or pass (graph, fetches, feeds)"

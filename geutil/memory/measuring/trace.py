@@ -20,9 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.memory.cpu_kernels import passes_on, updates_variable
+from geutil.memory import cpu_kernels, program
 from geutil.memory.measuring.job import TRACE
-from geutil.memory.program import phases_of
 from geutil.memory.timeline import LiveTensor, Moment, Timeline
 
 
@@ -56,7 +55,9 @@ class Updates:
         seen: set[str] = set()
         for node in nodes:
             assigns = node.op == "AssignVariableOp"
-            if node.name not in started or not (assigns or updates_variable(node.op)):
+            if node.name not in started or not (
+                assigns or cpu_kernels.updates_variable(node.op)
+            ):
                 continue
             free = ended[node.name]
             for read in reads.get(_maker(node.input[0]), ()):
@@ -134,7 +135,7 @@ def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[st
         found = list(after.get(read, ()))
         # The list grows while it is gone through.
         for node in found:
-            if passes_on(node.op):
+            if cpu_kernels.passes_on(node.op):
                 found += after.get(node.name, ())
         readers[read] = [node.name for node in found]
     return readers
@@ -238,7 +239,7 @@ def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:
     for place, name in enumerate(names):
         steps.append((name, [ran[i] for i in inputs.get(name, ()) if i in ran]))
         ran[name] = place
-    return phases_of(steps)
+    return program.phases_of(steps)
 
 
 def _constant_bytes(node: Any) -> int:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
-from geutil.model.program import canonical, node_of
+from geutil.model.programs import canonical, node_of
 
 
 @dataclass(frozen=True)

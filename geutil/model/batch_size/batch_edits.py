@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.model.batch_size.batch_axes import Source
-from geutil.model.program import fresh_name
+from geutil.model.programs import fresh_name
 
 
 @dataclass(frozen=True)

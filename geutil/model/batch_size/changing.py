@@ -12,31 +12,18 @@ import tensorflow as tf
 from geutil.errors import ModelError, TransformError
 from geutil.graph.op_types import ENTERS, SWITCHES
 from geutil.graph.types import Tensor
+from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
-from geutil.model.batch_size.batch_edits import (
-    BiasToAdd,
-    Broadcast,
-    CallAnew,
-    Edit,
-    Plan,
-    SetAttribute,
-    SetConstant,
-    SetDims,
-    SetElements,
-    Writer,
-)
-from geutil.model.batch_size.function_walk import through_calls
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
-from geutil.model.batch_size.verification import prove
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
-from geutil.model.program import Program, node_of, nodes_by_name
+from geutil.model.programs import Program, node_of, nodes_by_name
 
 _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
 
 
-def fixed_graph_def(graph_def: Any, plan: Plan, new: int | None) -> Any:
+def fixed_graph_def(graph_def: Any, plan: batch_edits.Plan, new: int | None) -> Any:
     """Return a copy of a graph with the changes of a plan.
 
     What is recorded of the shapes of growing nodes is dropped. Functions that change
@@ -47,7 +34,7 @@ def fixed_graph_def(graph_def: Any, plan: Plan, new: int | None) -> Any:
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
-    writer = Writer(result.node, function=False, new=new)
+    writer = batch_edits.Writer(result.node, function=False, new=new)
     waiting = _apply(plan, result.node, writer)
     while waiting:
         edit, node = waiting.pop()
@@ -60,22 +47,24 @@ def fixed_graph_def(graph_def: Any, plan: Plan, new: int | None) -> Any:
 
 
 def _apply_to_function(
-    function: Any, plan: Plan, new: int | None
-) -> list[tuple[CallAnew, Any]]:
+    function: Any, plan: batch_edits.Plan, new: int | None
+) -> list[tuple[batch_edits.CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
-    writer = Writer(function.node_def, function=True, new=new, taken=args)
+    writer = batch_edits.Writer(function.node_def, function=True, new=new, taken=args)
     for attributes in function.arg_attr.values():
         attributes.attr.pop("_output_shapes", None)
     function.attr.pop("_input_shapes", None)
     for edit in plan.edits:
-        if isinstance(edit, Broadcast) and edit.node is None:
+        if isinstance(edit, batch_edits.Broadcast) and edit.node is None:
             result = function.signature.output_arg[edit.index].name
             source = function.ret[result]
             function.ret[result] = _broadcast(writer, edit, result, source, ())
     return _apply(plan, function.node_def, writer)
 
 
-def _apply(plan: Plan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]:
+def _apply(
+    plan: batch_edits.Plan, nodes: Any, writer: batch_edits.Writer
+) -> list[tuple[batch_edits.CallAnew, Any]]:
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
     framed = any(node.op in _FRAMES for node in nodes)
@@ -86,7 +75,7 @@ def _apply(plan: Plan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]
         if edit.node is None:
             continue
         node = by_name[edit.node]
-        if isinstance(edit, CallAnew):
+        if isinstance(edit, batch_edits.CallAnew):
             calls.append((edit, node))
         else:
             _change(edit, node, by_name, writer, framed)
@@ -94,23 +83,27 @@ def _apply(plan: Plan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]
 
 
 def _change(
-    edit: Edit, node: Any, by_name: dict[str, Any], writer: Writer, framed: bool
+    edit: batch_edits.Edit,
+    node: Any,
+    by_name: dict[str, Any],
+    writer: batch_edits.Writer,
+    framed: bool,
 ) -> None:
     name = f"{node.name}/batch_size"
-    if isinstance(edit, SetAttribute):
+    if isinstance(edit, batch_edits.SetAttribute):
         node.attr[edit.name].CopyFrom(edit.value)
-    elif isinstance(edit, BiasToAdd):
+    elif isinstance(edit, batch_edits.BiasToAdd):
         # As an Identity of the sum it keeps the names of the node and of its output.
         dtype = node.attr["T"].type
         total = writer.add(name, node.input[0], edit.bias, dtype)
         node.op = "Identity"
         node.attr.pop("data_format", None)
         node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
-    elif isinstance(edit, SetConstant):
+    elif isinstance(edit, batch_edits.SetConstant):
         after = _controls(by_name.get(node_of(node.input[edit.index])))
         dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum
         node.input[edit.index] = writer.constant(name, edit.value, dtype, after)
-    elif isinstance(edit, SetElements):
+    elif isinstance(edit, batch_edits.SetElements):
         pack = by_name[node_of(edit.pack)]
         parts = list(pack.input)
         dtype = pack.attr["T"].type
@@ -118,12 +111,12 @@ def _change(
             after = _controls(by_name.get(node_of(parts[index])))
             parts[index] = writer.constant(f"{name}/dim_{index}", value, dtype, after)
         node.input[edit.index] = writer.pack(name, parts, dtype)
-    elif isinstance(edit, SetDims):
+    elif isinstance(edit, batch_edits.SetDims):
         after = [f"^{node_of(edit.source.tensor)}"] if framed else []
         node.input[edit.index] = writer.dims(
             name, edit.dims, edit.source, edit.dtype, after
         )
-    elif isinstance(edit, Broadcast):
+    elif isinstance(edit, batch_edits.Broadcast):
         source = node.input[edit.index]
         after = [f"^{node_of(source)}"] if framed else []
         node.input[edit.index] = _broadcast(writer, edit, name, source, after)
@@ -135,7 +128,11 @@ def _controls(node: Any) -> list[str]:
 
 
 def _broadcast(
-    writer: Writer, edit: Broadcast, name: str, tensor: str, after: Iterable[str]
+    writer: batch_edits.Writer,
+    edit: batch_edits.Broadcast,
+    name: str,
+    tensor: str,
+    after: Iterable[str],
 ) -> str:
     after = list(after)
     if edit.rows != 1:
@@ -146,7 +143,7 @@ def _broadcast(
     return writer.broadcast(name, tensor, shape, edit.dtype)
 
 
-def _call(node: Any, edit: CallAnew, function: str) -> None:
+def _call(node: Any, edit: batch_edits.CallAnew, function: str) -> None:
     if edit.attribute is None:
         node.op = function
         return
@@ -180,13 +177,13 @@ def set_batch_size(
             _logger.debug("batch size %s of %r: %s", size, model, edit)
         program.graph_def = fixed_graph_def(program.graph_def, done.plan, size)
     else:
-        growing = Plan(growing={n.name for n in program.graph_def.node})
+        growing = batch_edits.Plan(growing={n.name for n in program.graph_def.node})
         program.graph_def = fixed_graph_def(program.graph_def, growing, size)
     _set_placeholders(program, batched, size)
     # The graph on trial is one by itself: a refusal leaves no trace.
     changed = _derived(model, program, size)
     if verify:
-        prove(model, changed, list(batched), old, size, samples)
+        verification.prove(model, changed, list(batched), old, size, samples)
     return changed
 
 
@@ -253,7 +250,9 @@ def _walked(
         return walk_loops(
             scope,
             probing,
-            lambda starts: walk(scope, feeds, probing, through_calls, starts=starts),
+            lambda starts: walk(
+                scope, feeds, probing, function_walk.through_calls, starts=starts
+            ),
         )
     except (*REFUSALS, TransformError) as error:
         raise ModelError(
@@ -261,7 +260,7 @@ def _walked(
         ) from error
 
 
-def _refuse(model: EditableModel, plan: Plan, size: int | None) -> None:
+def _refuse(model: EditableModel, plan: batch_edits.Plan, size: int | None) -> None:
     problems = plan.all_problems()
     if problems:
         listed = "\n  ".join(str(p) for p in problems)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph.call_graph import functions_of_attributes
-from geutil.graph.op_types import CALLS, LOOPS
+from geutil.graph import call_graph, op_types
 from geutil.graph.types import Tensor
 from geutil.model.batch_size.batch_axes import Shape, scope_of_function, shape_of
 from geutil.model.batch_size.batch_edits import CallAnew, Problem
@@ -235,17 +234,17 @@ def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
     op = site.node.op
     if op in site.probing.library:
         return _plain(site, Callee(None, 0, op), active)
-    if op in CALLS:
+    if op in op_types.CALLS:
         return _plain(site, _callees(site, "f")[0], active)
     if op in _BRANCHES:
         callees = [c for name in _BRANCHES[op] for c in _callees(site, name)]
         return _conditional(site, callees, active)
-    if op in LOOPS:
+    if op in op_types.LOOPS:
         return _loop(site, active)
     if any(site.probing.grows(t) for t in site.operands):
         inner = [
             n
-            for n in functions_of_attributes(site.node.attr)
+            for n in call_graph.functions_of_attributes(site.node.attr)
             if n in site.probing.library
         ]
         if inner:

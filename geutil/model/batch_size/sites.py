@@ -12,25 +12,8 @@ import tensorflow as tf
 
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import (
-    Entry,
-    Shape,
-    Sizes,
-    Source,
-    constant_value,
-    shape_of,
-)
-from geutil.model.batch_size.batch_edits import (
-    Broadcast,
-    Dims,
-    Edit,
-    Grown,
-    Plan,
-    Problem,
-    SetAttribute,
-    SetConstant,
-    SetDims,
-)
+from geutil.model.batch_size import batch_axes, batch_edits
+from geutil.model.batch_size.batch_axes import Entry, Shape, Sizes, Source
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
@@ -113,13 +96,13 @@ class Probing:
         """Return the axis of the batch, None if there is none."""
         if not self.grows(tensor):
             return None
-        return self.sizes.axis(shape_of(tensor))
+        return self.sizes.axis(batch_axes.shape_of(tensor))
 
     def value(self, tensor: Tensor) -> np.ndarray[Any, Any] | None:
         """Return the value of a tensor that constants alone make, if it is known."""
         node = self._large.get(tensor.name)
         if node is not None:
-            value: np.ndarray[Any, Any] = constant_value(node)
+            value: np.ndarray[Any, Any] = batch_axes.constant_value(node)
             return value
         return tf.get_static_value(tensor)
 
@@ -146,7 +129,9 @@ class Probing:
         # nothing is known.
         with self._graph.as_default():
             anything = tf.compat.v1.placeholder(tf.int32)
-            shape = shape_of(tf.raw_ops.Reshape(tensor=anything, shape=tensor))
+            shape = batch_axes.shape_of(
+                tf.raw_ops.Reshape(tensor=anything, shape=tensor)
+            )
         packed = tf.get_static_value(tensor, partial=True)
         if shape is None or packed is None:
             return None if shape is None else list(shape)
@@ -156,14 +141,14 @@ class Probing:
     def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether it is certain that all slices along an axis are equal."""
         while True:
-            dims = shape_of(tensor)
+            dims = batch_axes.shape_of(tensor)
             if dims is None or dims[axis] == 1:
                 return dims is not None
             value = self.value(tensor)
             if value is not None:
                 return bool(np.all(value == np.take(value, [0], axis)))
             if tensor.op.type in _EQUAL_ROWS:
-                inner = shape_of(tensor.op.inputs[0])
+                inner = batch_axes.shape_of(tensor.op.inputs[0])
                 at = axis - len(dims) + len(inner or ())
                 return inner is not None and (at < 0 or inner[at] == 1)
             if tensor.op.type not in _COPIES:
@@ -208,7 +193,7 @@ class Site:
         entry: Entry,
         operands: list[Tensor],
         probing: Probing,
-        plan: Plan,
+        plan: batch_edits.Plan,
         fallback: Source | None,
         producers: Sequence[Entry | None] = (),
         readers: Sequence[tuple[str, int]] = (),
@@ -232,7 +217,9 @@ class Site:
     def attempt(self) -> Site:
         """Return the site as it is, with changes of its own that can be given up."""
         entry = Entry(self.node, (), self.written)
-        made = Site(entry, list(self.operands), self.probing, Plan(), self.fallback)
+        made = Site(
+            entry, list(self.operands), self.probing, batch_edits.Plan(), self.fallback
+        )
         made.producers, made.readers = self.producers, self.readers
         made.replaced = self.replaced
         return made
@@ -251,7 +238,7 @@ class Site:
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand."""
-        return shape_of(self.operands[index])
+        return batch_axes.shape_of(self.operands[index])
 
     def axis(self, index: int) -> int | None:
         """Return the axis of the batch of an operand."""
@@ -266,24 +253,26 @@ class Site:
                 return source_at(self.probing, self.operands[i], self.written[i], axis)
         return self.fallback
 
-    def edit(self, edit: Edit) -> None:
+    def edit(self, edit: batch_edits.Edit) -> None:
         """Plan a change."""
         self.plan.edits.append(edit)
 
     def problem(self, reason: str, remedy: str) -> None:
         """Note what cannot be mended."""
         self.plan.problems.append(
-            Problem(self.node.name, self.node.op, reason, remedy, self._constants())
+            batch_edits.Problem(
+                self.node.name, self.node.op, reason, remedy, self._constants()
+            )
         )
 
     def set_constant(self, index: int, value: Sequence[int], probed: Any) -> None:
         """Give the op a constant of its own; `probed` is its value with the probe."""
         dtype = self.operands[index].dtype
         array = np.array(value, dtype.as_numpy_dtype)
-        self.edit(SetConstant(self.node.name, index, array))
+        self.edit(batch_edits.SetConstant(self.node.name, index, array))
         self.operands[index] = self.probing.constant(probed, dtype)
 
-    def set_dims(self, index: int, dims: Dims, data: int) -> None:
+    def set_dims(self, index: int, dims: batch_edits.Dims, data: int) -> None:
         """Give the op a vector of dimensions, of which some grow with the batch."""
         source = self.source(data)
         if source is None:
@@ -291,24 +280,26 @@ class Site:
             return
         dtype = self.operands[index].dtype
         enum = dtype.as_datatype_enum
-        self.edit(SetDims(self.node.name, index, dims, source, enum))
+        self.edit(batch_edits.SetDims(self.node.name, index, dims, source, enum))
         self.operands[index] = self.probing.constant(self.probed(dims), dtype)
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Give an attribute a new value."""
-        self.edit(SetAttribute(self.node.name, name, value))
+        self.edit(batch_edits.SetAttribute(self.node.name, name, value))
         self.node.attr[name].CopyFrom(value)
 
-    def probed(self, dims: Dims) -> list[int]:
+    def probed(self, dims: batch_edits.Dims) -> list[int]:
         """Return dimensions with the size that stands for the batch."""
         return [
-            d.factor * self.sizes.probe if isinstance(d, Grown) else d for d in dims
+            d.factor * self.sizes.probe if isinstance(d, batch_edits.Grown) else d
+            for d in dims
         ]
 
-    def symbolic(self, shape: Sequence[int]) -> Dims:
+    def symbolic(self, shape: Sequence[int]) -> batch_edits.Dims:
         """Return a shape of the probing graph with the batch as such."""
         return tuple(
-            Grown(self.sizes.factor(d)) if self.sizes.factor(d) else d for d in shape
+            batch_edits.Grown(self.sizes.factor(d)) if self.sizes.factor(d) else d
+            for d in shape
         )
 
     def broadcast(self, index: int, axis: int, factor: int) -> bool:
@@ -345,7 +336,7 @@ NO_SOURCE = (
 
 def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> Source:
     """Return a tensor as what tells the size of the batch."""
-    factor = probing.sizes.factor((shape_of(tensor) or ())[axis])
+    factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
     return Source(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
@@ -357,7 +348,7 @@ def broadcast_for_batch(
     factor: int,
     *,
     result: bool = False,
-) -> tuple[Broadcast, Tensor] | None:
+) -> tuple[batch_edits.Broadcast, Tensor] | None:
     """Return the change that repeats a tensor for the batch, and what results.
 
     Args:
@@ -368,7 +359,7 @@ def broadcast_for_batch(
         factor: how many times the batch it is to be long.
         result: whether it is a result of a function.
     """
-    shape = shape_of(tensor)
+    shape = batch_axes.shape_of(tensor)
     if shape is None or None in shape:
         site.problem(
             f"input {index} would have to be repeated for each row, and its shape "
@@ -388,8 +379,12 @@ def broadcast_for_batch(
         site.problem(*NO_SOURCE)
         return None
     known = [d for d in shape if d is not None]
-    dims: Dims = (*known[:axis], Grown(factor), *known[axis + 1 :])
-    edit = Broadcast(
+    dims: batch_edits.Dims = (
+        *known[:axis],
+        batch_edits.Grown(factor),
+        *known[axis + 1 :],
+    )
+    edit = batch_edits.Broadcast(
         None if result else site.node.name,
         index,
         axis,

@@ -11,16 +11,8 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph.types import Operation, Tensor
-from geutil.model.batch_size.row_equivalence import (
-    Kind,
-    Verdict,
-    distance,
-    judge,
-    noise,
-    same_bits,
-    tolerance,
-    windows,
-)
+from geutil.model.batch_size import row_equivalence
+from geutil.model.batch_size.row_equivalence import Kind, Verdict
 from geutil.model.core import EditableModel, M
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.select.walks import get_forward_walk_ops
@@ -78,15 +70,20 @@ class Trial:
         """
         inputs = self._inputs(size)
         before, after = self._old(inputs), self._new(inputs, size)
-        wrong = [n for n in before if not same_bits(before[n], after[n])]
+        wrong = [
+            n for n in before if not row_equivalence.same_bits(before[n], after[n])
+        ]
         if not wrong:
             return []
         self._refuse_random(inputs, before)
-        rounding = noise(self._old, inputs, before, np.random.default_rng(1))
+        rounding = row_equivalence.noise(
+            self._old, inputs, before, np.random.default_rng(1)
+        )
         return [
             n
             for n in wrong
-            if not distance(before[n], after[n]) <= tolerance([before[n]], rounding[n])
+            if not row_equivalence.distance(before[n], after[n])
+            <= row_equivalence.tolerance([before[n]], rounding[n])
         ]
 
     def rows(self, size: int, old: int) -> dict[str, Verdict]:
@@ -97,17 +94,19 @@ class Trial:
         """
         inputs = self._inputs(size)
         after = self._new(inputs, size)
-        rows = windows(size, old)
+        rows = row_equivalence.windows(size, old)
         before = [self._old(self._taken(inputs, window)) for window in rows]
         self._refuse_random(self._taken(inputs, rows[0]), before[0])
-        rounding = noise(
+        rounding = row_equivalence.noise(
             lambda arrays: self._old(self._taken(arrays, rows[0])),
             inputs,
             before[0],
             np.random.default_rng(1),
         )
         return {
-            name: judge([b[name] for b in before], after[name], rows, size, measured)
+            name: row_equivalence.judge(
+                [b[name] for b in before], after[name], rows, size, measured
+            )
             for name, measured in rounding.items()
         }
 
@@ -159,7 +158,9 @@ class Trial:
 
     def _refuse_random(self, inputs: Arrays, before: Arrays) -> None:
         again = self._old(inputs)
-        if not all(same_bits(before[name], again[name]) for name in before):
+        if not all(
+            row_equivalence.same_bits(before[name], again[name]) for name in before
+        ):
             raise ModelError(
                 f"{self.model!r} computes something else each time it runs, so that "
                 f"nothing can be proved; {SKIP}"

@@ -15,7 +15,7 @@ from geutil.model.batch_size.batch_axes import Entry, Scope, Source, shape_of
 from geutil.model.batch_size.batch_edits import Plan
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
-from geutil.model.program import node_of
+from geutil.model.programs import node_of
 
 
 @dataclass

@@ -12,41 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.protos import (
-    FunctionDef,
-    GraphDef,
-    MetaGraphDef,
-    SavedModel,
-    SavedObjectGraph,
-)
-from geutil.model.files.inspection import (
-    KERAS_SUFFIXES,
-    FunctionInfo,
-    Inspection,
-    SignatureInfo,
-    TensorInfo,
-    VariableInfo,
-    inspect_keras,
-)
-from geutil.model.files.loading import entries, has_checkpoint, variables_prefix
-from geutil.model.files.reading import (
-    PathLike,
-    check_binary,
-    read_graph_def,
-    read_saved_model,
-    saved_model_file,
-    select_meta_graph,
-)
-from geutil.model.files.wire import (
-    GRAPH_DEF,
-    SAVED_MODEL,
-    Buffer,
-    Span,
-    elements,
-    mapped,
-    message,
-    spans,
-)
+from geutil.graph import protos
+from geutil.model.files import inspection, loading, reading, wire
+from geutil.model.files.reading import PathLike
+from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
 _NODE, _LIBRARY = 1, 2
 _GRAPH = 2
@@ -57,7 +26,9 @@ _INTERNAL = "__saved_model_"
 """Begins the names of signatures that TensorFlow keeps for its loader."""
 
 
-def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
+def inspect(
+    path: PathLike, *, tags: Iterable[str] | None = None
+) -> inspection.Inspection:
     """Tell what a model is: signatures, ops, functions, variables, sizes.
 
     Only its files are looked at. No graph is built, no object is made, nothing is
@@ -87,35 +58,37 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         raise ModelError(f"'{source}' does not exist")
     if source.is_dir():
         return _inspect_directory(source, tags)
-    if source.suffix in KERAS_SUFFIXES:
-        return inspect_keras(source)
+    if source.suffix in inspection.KERAS_SUFFIXES:
+        return inspection.inspect_keras(source)
     return _inspect_file(source)
 
 
-def _inspect_file(file: Path) -> Inspection:
-    found = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
+def _inspect_file(file: Path) -> inspection.Inspection:
+    found = inspection.Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
     if file.suffix in (".pbtxt", ".txt"):
-        data = read_graph_def(file).SerializeToString()
+        data = reading.read_graph_def(file).SerializeToString()
         return _with_graph(found, data, (0, len(data)))
-    with mapped(file) as buffer:
-        check_binary(buffer, file, GRAPH_DEF)
+    with wire.mapped(file) as buffer:
+        reading.check_binary(buffer, file, GRAPH_DEF)
         return _told(file, _with_graph, found, buffer, (0, len(buffer)))
 
 
-def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
-    file = saved_model_file(folder)
-    prefix = variables_prefix(folder)
-    found = Inspection(
+def _inspect_directory(
+    folder: Path, tags: Iterable[str] | None
+) -> inspection.Inspection:
+    file = reading.saved_model_file(folder)
+    prefix = loading.variables_prefix(folder)
+    found = inspection.Inspection(
         SAVED_MODEL,
         folder,
         bytes_total=_bytes(folder.rglob("*")),
         bytes_variables=_bytes(prefix.parent.glob("*")),
     )
     if file.suffix == ".pbtxt":
-        data = read_saved_model(folder).SerializeToString()
+        data = reading.read_saved_model(folder).SerializeToString()
         return _told(file, _with_saved_model, found, data, tags)
-    with mapped(file) as buffer:
-        check_binary(buffer, file, SAVED_MODEL)
+    with wire.mapped(file) as buffer:
+        reading.check_binary(buffer, file, SAVED_MODEL)
         return _told(file, _with_saved_model, found, buffer, tags)
 
 
@@ -128,15 +101,15 @@ def _told(file: Path, function: Any, *arguments: Any) -> Any:
 
 
 def _with_saved_model(
-    found: Inspection, buffer: Buffer, tags: Iterable[str] | None
-) -> Inspection:
-    places = spans(buffer, (0, len(buffer)), _META_GRAPHS)
+    found: inspection.Inspection, buffer: Buffer, tags: Iterable[str] | None
+) -> inspection.Inspection:
+    places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
     # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
-    slim = SavedModel()
+    slim = protos.SavedModel()
     for place in places:
-        meta_graph = message(buffer, place, MetaGraphDef, 1, 3, 4, 5, 6)
+        meta_graph = wire.message(buffer, place, protos.MetaGraphDef, 1, 3, 4, 5, 6)
         slim.meta_graphs.append(meta_graph)
-    chosen = select_meta_graph(slim, tags)
+    chosen = reading.select_meta_graph(slim, tags)
     place = next(
         place
         for place, meta_graph in zip(places, slim.meta_graphs, strict=True)
@@ -154,23 +127,27 @@ def _with_saved_model(
         assets=tuple(asset.filename for asset in chosen.asset_file_def),
         variables=_variables(found.path, buffer, place),
     )
-    for graph in spans(buffer, place, _GRAPH):
+    for graph in wire.spans(buffer, place, _GRAPH):
         found = _with_graph(found, buffer, graph)
     return found
 
 
-def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
-    ops, constants = _count(elements(buffer, graph, GraphDef, "node"))
+def _with_graph(
+    found: inspection.Inspection, buffer: Buffer, graph: Span
+) -> inspection.Inspection:
+    ops, constants = _count(wire.elements(buffer, graph, protos.GraphDef, "node"))
     function_ops: Counter[str] = Counter()
     functions = []
-    for library in spans(buffer, graph, _LIBRARY):
-        for place in spans(buffer, library, _NODE):
-            signature = message(buffer, place, FunctionDef, 1).signature
-            counts, more = _count(elements(buffer, place, FunctionDef, "node_def"))
+    for library in wire.spans(buffer, graph, _LIBRARY):
+        for place in wire.spans(buffer, library, _NODE):
+            signature = wire.message(buffer, place, protos.FunctionDef, 1).signature
+            counts, more = _count(
+                wire.elements(buffer, place, protos.FunctionDef, "node_def")
+            )
             function_ops.update(counts)
             constants += more
             functions.append(
-                FunctionInfo(
+                inspection.FunctionInfo(
                     signature.name,
                     counts.total(),
                     len(signature.input_arg),
@@ -202,45 +179,53 @@ def _ordered(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _signature(signature: Any) -> SignatureInfo:
-    def tensors(infos: Any) -> dict[str, TensorInfo]:
+def _signature(signature: Any) -> inspection.SignatureInfo:
+    def tensors(infos: Any) -> dict[str, inspection.TensorInfo]:
         return {
             name: tensor_info(infos[name].dtype, infos[name].tensor_shape)
             for name in sorted(infos)
         }
 
-    return SignatureInfo(tensors(signature.inputs), tensors(signature.outputs))
+    return inspection.SignatureInfo(
+        tensors(signature.inputs), tensors(signature.outputs)
+    )
 
 
-def tensor_info(dtype: int, shape: Any) -> TensorInfo:
+def tensor_info(dtype: int, shape: Any) -> inspection.TensorInfo:
     """Return the type and shape that protos tell."""
     known = None
     with suppress(TypeError):
         known = tf.dtypes.as_dtype(dtype)
     if shape.unknown_rank:
-        return TensorInfo(known, None)
-    return TensorInfo(known, tuple(d.size if d.size >= 0 else None for d in shape.dim))
+        return inspection.TensorInfo(known, None)
+    return inspection.TensorInfo(
+        known, tuple(d.size if d.size >= 0 else None for d in shape.dim)
+    )
 
 
-def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo, ...]:
+def _variables(
+    folder: Path, buffer: Buffer, place: Span
+) -> tuple[inspection.VariableInfo, ...]:
     """Return the variables of the object graph, or else those of the checkpoint."""
     found = [
-        VariableInfo(
+        inspection.VariableInfo(
             variable.name,
             tensor_info(variable.dtype, variable.shape),
             variable.trainable,
         )
-        for objects in spans(buffer, place, _OBJECTS)
-        for node, _ in elements(buffer, objects, SavedObjectGraph, "nodes")
+        for objects in wire.spans(buffer, place, _OBJECTS)
+        for node, _ in wire.elements(buffer, objects, protos.SavedObjectGraph, "nodes")
         if node.WhichOneof("kind") == "variable"
         for variable in (node.variable,)
     ]
-    prefix = variables_prefix(folder)
-    if found or not has_checkpoint(prefix):
+    prefix = loading.variables_prefix(folder)
+    if found or not loading.has_checkpoint(prefix):
         return tuple(found)
     return tuple(
-        VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
-        for entry in entries(prefix)
+        inspection.VariableInfo(
+            entry.name, inspection.TensorInfo(entry.dtype, entry.shape), None
+        )
+        for entry in loading.entries(prefix)
     )
 
 

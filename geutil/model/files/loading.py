@@ -18,14 +18,8 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.protos import GraphDef, SavedModel
 from geutil.graph.types import Graph
-from geutil.model.files.reading import (
-    PathLike,
-    read_graph_def,
-    read_saved_model,
-    select_meta_graph,
-)
-from geutil.model.files.validation import check_graph_def
-from geutil.model.files.wire import varint
+from geutil.model.files import reading, validation, wire
+from geutil.model.files.reading import PathLike
 
 _FOOTER = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
@@ -114,8 +108,8 @@ def _check_footer(index: Path) -> None:
         raise ModelError(f"'{index}' is no index of a checkpoint, or is truncated")
     at = 0
     for _ in ("blocks' metadata", "blocks"):
-        start, at = varint(footer, at, _FOOTER)
-        length, at = varint(footer, at, _FOOTER)
+        start, at = wire.varint(footer, at, _FOOTER)
+        length, at = wire.varint(footer, at, _FOOTER)
         if start + length + _TRAILER > size:
             raise ModelError(
                 f"'{index}' is damaged: it points to {length} bytes at {start}, but "
@@ -162,8 +156,8 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
         ['decode', 'encode']
     """
     folder = Path(path)
-    saved_model = read_saved_model(folder)
-    chosen = list(select_meta_graph(saved_model, tags).meta_info_def.tags)
+    saved_model = reading.read_saved_model(folder)
+    chosen = list(reading.select_meta_graph(saved_model, tags).meta_info_def.tags)
     check_saved_model(saved_model, folder)
     del saved_model
     try:
@@ -192,8 +186,8 @@ def load_graph_def(path: PathLike) -> Graph:
         >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
         'x'
     """
-    graph_def = read_graph_def(path)
-    check_graph_def(graph_def, f"'{path}'")
+    graph_def = reading.read_graph_def(path)
+    validation.check_graph_def(graph_def, f"'{path}'")
     return import_graph_def(graph_def, f"'{path}'")
 
 
@@ -233,7 +227,9 @@ def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
     """
     for meta_graph in saved_model.meta_graphs:
         tags = ", ".join(meta_graph.meta_info_def.tags)
-        check_graph_def(meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'")
+        validation.check_graph_def(
+            meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'"
+        )
     prefix = variables_prefix(folder)
     if has_checkpoint(prefix) or any(map(_has_variables, saved_model.meta_graphs)):
         open_checkpoint(prefix)

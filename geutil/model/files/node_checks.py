@@ -17,16 +17,8 @@ from typing import Any, TypeAlias
 
 from geutil.errors import ModelError
 from geutil.graph.protos import PARSE_ERRORS, TensorProto
-from geutil.model.files.tensor_checks import (
-    MOST_DIMENSIONS,
-    Signature,
-    Signatures,
-    Types,
-    check_shape,
-    check_tensor,
-    check_type,
-    type_name,
-)
+from geutil.model.files import tensor_checks
+from geutil.model.files.tensor_checks import Signature, Signatures, Types
 
 Rule: TypeAlias = Callable[[Any, Sequence[Any]], None]
 """Takes a `NodeDef` and those of its producers, None for unknown ones; raises
@@ -104,8 +96,8 @@ def _constant(node: Any, producers: Sequence[Any]) -> None:
         return
     if value.tensor.dtype != declared.type:
         raise ModelError(
-            f"its value is {type_name(value.tensor.dtype)}, but its type is "
-            f"{type_name(declared.type)}"
+            f"its value is {tensor_checks.type_name(value.tensor.dtype)}, but its type "
+            f"is {tensor_checks.type_name(declared.type)}"
         )
 
 
@@ -114,7 +106,9 @@ def _gather(node: Any, producers: Sequence[Any]) -> None:
     if "batch_dims" not in attributes:
         return
     shapes = [known_shape(p) for p in producers[:2]]
-    most = min([len(s) for s in shapes if s is not None], default=MOST_DIMENSIONS)
+    most = min(
+        [len(s) for s in shapes if s is not None], default=tensor_checks.MOST_DIMENSIONS
+    )
     batch = attributes["batch_dims"].i
     if not -most <= batch <= most:
         raise ModelError(f"'batch_dims' is {batch}, of at most {most} dimensions")
@@ -151,10 +145,14 @@ def _rank_giver(node: Any, producers: Sequence[Any]) -> None:
     place = _RANK_GIVERS[node.op]
     shape = known_shape(producers[place]) if place < len(producers) else None
     # Paddings are two numbers for each dimension.
-    if shape and math.prod(size for size in shape if size > 0) > 2 * MOST_DIMENSIONS:
+    if (
+        shape
+        and math.prod(size for size in shape if size > 0)
+        > 2 * tensor_checks.MOST_DIMENSIONS
+    ):
         raise ModelError(
             f"its input number {place} is of shape {shape}, for more than "
-            f"{MOST_DIMENSIONS} dimensions"
+            f"{tensor_checks.MOST_DIMENSIONS} dimensions"
         )
 
 
@@ -315,7 +313,7 @@ def _check_allowed(elements: Iterable[Any], allowed: Any) -> None:
 
 def _named(value: Any) -> str:
     return (
-        type_name(value)
+        tensor_checks.type_name(value)
         if isinstance(value, int)
         else repr(value.decode(errors="replace"))
     )
@@ -331,17 +329,17 @@ def _check_function(name: str, signatures: Signatures) -> None:
 
 def _check_list(value: Any) -> None:
     for number in value.list.type:
-        check_type(number)
+        tensor_checks.check_type(number)
     for shape in value.list.shape:
-        check_shape(shape)
+        tensor_checks.check_shape(shape)
     for tensor in value.list.tensor:
-        check_tensor(tensor)
+        tensor_checks.check_tensor(tensor)
 
 
 _CHECKS: dict[str | None, Callable[[Any], Any]] = {
-    "type": lambda value: check_type(value.type),
-    "shape": lambda value: check_shape(value.shape),
-    "tensor": lambda value: check_tensor(value.tensor),
+    "type": lambda value: tensor_checks.check_type(value.type),
+    "shape": lambda value: tensor_checks.check_shape(value.shape),
+    "tensor": lambda value: tensor_checks.check_tensor(value.tensor),
     "list": _check_list,
 }
 

@@ -8,22 +8,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geutil.errors import ModelError
-from geutil.graph.protos import (
-    PARSE_ERRORS,
-    GraphDef,
-    MetaGraphDef,
-    SavedModel,
-    parse_text,
-)
-from geutil.model.files.wire import (
-    GRAPH_DEF,
-    META_GRAPH,
-    SAVED_MODEL,
-    Buffer,
-    binary_kind,
-    foreign_kind,
-    text_kind,
-)
+from geutil.graph import protos
+from geutil.graph.protos import PARSE_ERRORS, GraphDef, MetaGraphDef, SavedModel
+from geutil.model.files import wire
+from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -184,7 +172,7 @@ def read_bytes(file: Path) -> bytes:
 def what_is(file: Path) -> str:
     """Return what a file is, if it can be told: for messages."""
     with file.open("rb") as opened:
-        kind = foreign_kind(opened.read(16))
+        kind = wire.foreign_kind(opened.read(16))
     return kind or f"a file, and its suffix '{file.suffix}' says no format"
 
 
@@ -199,13 +187,13 @@ def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
     Raises:
         ModelError: it is of another kind, truncated, or no proto.
     """
-    foreign = foreign_kind(buffer[:16])
+    foreign = wire.foreign_kind(buffer[:16])
     if foreign:
         raise ModelError(f"'{file}' is {foreign}, no {wanted}")
     try:
-        found = binary_kind(buffer)
+        found = wire.binary_kind(buffer)
     except ModelError as error:
-        hint = text_kind(buffer[:4096].decode(errors="replace"))
+        hint = wire.text_kind(buffer[:4096].decode(errors="replace"))
         if hint:
             raise ModelError(
                 f"'{file}' is a {hint} in text form: name it .pbtxt"
@@ -237,11 +225,11 @@ def _from_text(data: bytes, file: Path, wanted: str) -> Any:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"'{file}' is no text: {error}") from error
-    kind = text_kind(text)
+    kind = wire.text_kind(text)
     if kind is not None:
         _check_kind(kind, wanted, file)
     try:
-        return parse_text(text, _PROTOS[wanted]())
+        return protos.parse_text(text, _PROTOS[wanted]())
     except PARSE_ERRORS as error:
         raise ModelError(f"'{file}' holds no {wanted} in text form: {error}") from error
 

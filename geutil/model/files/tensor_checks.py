@@ -12,13 +12,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.protos import (
-    DATA_TYPES,
-    OpDef,
-    TensorProto,
-    TensorShapeProto,
-    op_def_of,
-)
+from geutil.graph import protos
+from geutil.graph.protos import DATA_TYPES, OpDef, TensorProto, TensorShapeProto
 
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""
@@ -160,7 +155,7 @@ class Signatures:
         except KeyError:
             pass
         function = self.functions.get(op_type)
-        op_def = op_def_of(op_type) if function is None else function.signature
+        op_def = protos.op_def_of(op_type) if function is None else function.signature
         signature = None if op_def is None else Signature(op_def)
         self._known[op_type] = signature
         return signature

@@ -15,15 +15,9 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.graph.protos import FunctionDef, GraphDef
+from geutil.model.files import tensor_checks
 from geutil.model.files.node_checks import Node, check_hazards, check_nodes, label
-from geutil.model.files.tensor_checks import (
-    UNKNOWN,
-    Signatures,
-    Types,
-    base_type,
-    check_type,
-    type_name,
-)
+from geutil.model.files.tensor_checks import UNKNOWN, Signatures, Types
 
 _SHOWN = 8
 
@@ -268,8 +262,8 @@ def check_types(
     for name, have, want in zip(names, found, wanted, strict=False):
         if have != want and have != UNKNOWN and want != UNKNOWN:
             raise ModelError(
-                f"its input '{name}' is of type {type_name(have)}; taken is "
-                f"{type_name(want)}"
+                f"its input '{name}' is of type {tensor_checks.type_name(have)}; taken "
+                f"is {tensor_checks.type_name(want)}"
             )
 
 
@@ -277,7 +271,9 @@ def argument_types(args: Sequence[Any]) -> dict[str, Types | None]:
     """Return the types of a function's arguments by name."""
     return {
         arg.name: (
-            None if arg.number_attr or arg.type_list_attr else (base_type(arg.type),)
+            None
+            if arg.number_attr or arg.type_list_attr
+            else (tensor_checks.base_type(arg.type),)
         )
         for arg in args
     }
@@ -366,7 +362,7 @@ def _check_graph(graph_def: GraphDef, signatures: Signatures) -> None:
 
 def _check_body(function: FunctionDef, signatures: Signatures) -> None:
     for arg in (*function.signature.input_arg, *function.signature.output_arg):
-        check_type(arg.type)
+        tensor_checks.check_type(arg.type)
     arguments = argument_types(function.signature.input_arg)
     if len(arguments) < len(function.signature.input_arg):
         raise ModelError("two of its arguments have the same name")

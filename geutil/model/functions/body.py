@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError
-from geutil.graph.creation import add_control_edges, copy_handle_data, neutral
+from geutil.graph import creation, function_defs, functions
 from geutil.graph.flat_body import flat_body
-from geutil.graph.function_defs import define
-from geutil.graph.functions import add_functions, bindings, new_function_graph, unbind
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
+from geutil.model import programs, to_function, to_graph
 from geutil.model.core import EditableModel
-from geutil.model.program import fresh_name, legal_name
-from geutil.model.to_function import captures_of, ops_to_run
-from geutil.model.to_graph import (
-    SIDE_EFFECTS,
-    Inputs,
-    Outputs,
-    Parts,
-    make_sink,
-    release_colocation,
-)
+from geutil.model.to_graph import SIDE_EFFECTS, Inputs, Outputs, Parts
 from geutil.transform.function_bodies import import_nodes, make_arguments, side_effects
 
 if TYPE_CHECKING:
@@ -50,10 +40,10 @@ def materialize_body(
     name = definition.signature.name
     try:
         flat = flat_body(definition, library)
-        graph = new_function_graph(name)
-        add_functions(graph, library.values())
+        graph = functions.new_function_graph(name)
+        functions.add_functions(graph, library.values())
         arguments = make_arguments(graph, flat, handles)
-        tensor = import_nodes(graph, flat, arguments, release_colocation)
+        tensor = import_nodes(graph, flat, arguments, to_graph.release_colocation)
     except TransformError as error:
         raise ModelError(f"function '{name}' cannot be opened: {error}") from error
     except Exception as error:
@@ -62,10 +52,12 @@ def materialize_body(
 
     results = {r.name: _behind_copies(tensor(r.tensor)) for r in flat.results}
     effects = side_effects(graph, flat)
-    with neutral(graph):
+    with creation.neutral(graph):
         waiting = tf.no_op(SIDE_EFFECTS)
-    add_control_edges(waiting, effects)
-    sinks = {result: make_sink(graph, result, t) for result, t in results.items()}
+    creation.add_control_edges(waiting, effects)
+    sinks = {
+        result: to_graph.make_sink(graph, result, t) for result, t in results.items()
+    }
     return Parts(graph, arguments, sinks, waiting, [])
 
 
@@ -96,11 +88,11 @@ def definition_of(
             refuses the function.
     """
     sinks = outputs.sinks
-    ops = ops_to_run(graph, inputs, sinks, effects)
+    ops = to_function.ops_to_run(graph, inputs, sinks, effects)
     own = {id(op) for op in (*sinks.values(), effects)}
     own |= {id(t.op) for t in inputs.values()}
     try:
-        return define(
+        return function_defs.define(
             graph,
             name,
             [op for op in ops if id(op) not in own],
@@ -171,7 +163,7 @@ class BodyOutputs(Outputs):
 
     def with_added(self, inputs: Inputs, name: str, tensor: Tensor) -> BodyOutputs:
         """Return the outputs with one more, at the end."""
-        sink = make_sink(self._graph, name, tensor)
+        sink = to_graph.make_sink(self._graph, name, tensor)
         return self.changed(inputs, {**self.sinks, name: sink})
 
 
@@ -220,21 +212,21 @@ class EditableBody(EditableModel):
     def needed_ops(self) -> list[Operation]:
         """Return the ops that a call runs."""
         sinks = self.outputs.sinks
-        return ops_to_run(self.live, self.inputs, sinks, self._side_effects)
+        return to_function.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
 
     def captured(self) -> dict[str, Tensor]:
         """Return the stand-ins for what the body reads from outside, by new names."""
         names: dict[str, Tensor] = {}
-        if bindings(self.live):
-            for _, inside in captures_of(self.live, self.needed_ops()):
+        if functions.bindings(self.live):
+            for _, inside in to_function.captures_of(self.live, self.needed_ops()):
                 name = inside.op.name.replace("/", "_").lower()
-                names[fresh_name({*self.inputs, *names}, name)] = inside
+                names[programs.fresh_name({*self.inputs, *names}, name)] = inside
         return names
 
     def forget_capture(self, inside: Tensor) -> Any:
         """Unbind the stand-in for something outside, and return what it stood for."""
-        outside = next(o for o, i in bindings(self.live) if i is inside)
-        unbind(self.live, outside)
+        outside = next(o for o, i in functions.bindings(self.live) if i is inside)
+        functions.unbind(self.live, outside)
         return outside
 
     def require_own(self, tensor: Tensor) -> None:
@@ -248,11 +240,11 @@ class EditableBody(EditableModel):
 
     def new_input(self, name: str, spec: Any, like: Tensor) -> Tensor:
         """Add an argument; a resource is one like another tensor."""
-        with neutral(self.live):
+        with creation.neutral(self.live):
             placeholder = tf.compat.v1.placeholder(
-                spec.dtype, spec.shape, legal_name(name)
+                spec.dtype, spec.shape, programs.legal_name(name)
             )
-        copy_handle_data(like, placeholder)
+        creation.copy_handle_data(like, placeholder)
         self.take_input(name, placeholder)
         return placeholder
 

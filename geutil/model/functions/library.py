@@ -9,17 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph import function_defs
 from geutil.graph.function_calls import Caller, callers_in
-from geutil.graph.function_defs import (
-    called_names,
-    callees_first,
-    definition_in,
-    readable_name,
-)
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
-from geutil.model.program import fresh_name
+from geutil.model.programs import fresh_name
 from geutil.model.shared_state import Holdings
 from geutil.model.to_graph import Parts
 
@@ -116,7 +111,9 @@ class Library:
         """Return the functions that can be reached, callers before their callees."""
         state = self._state()
         if self._seen is None or self._seen[0] != state:
-            order = callees_first(self.called_in(None)[::-1], self._callees)
+            order = function_defs.callees_first(
+                self.called_in(None)[::-1], self._callees
+            )
             self._seen = (state, [self._by_name[name] for name in reversed(order)])
         return list(self._seen[1])
 
@@ -130,7 +127,7 @@ class Library:
     def called_in(self, entry: Entry | None) -> list[str]:
         """Return the functions that an entry, or the model's graph, calls itself."""
         if entry is not None and entry.graph is None:
-            names = dict.fromkeys(called_names(entry.definition.node_def))
+            names = dict.fromkeys(function_defs.called_names(entry.definition.node_def))
         else:
             callers = self.callers_in(self.root if entry is None else entry.graph)
             names = dict.fromkeys(n for caller in callers for n in caller.names)
@@ -161,11 +158,11 @@ class Library:
     def _known(self, name: str) -> bool:
         if name in self._by_name:
             return True
-        held = (definition_in(graph, name) for graph in self.graphs())
+        held = (function_defs.definition_in(graph, name) for graph in self.graphs())
         definition = next((d for d in held if d is not None), None)
         if definition is None:
             return False
-        key = fresh_name(self._entries, readable_name(name))
+        key = fresh_name(self._entries, function_defs.readable_name(name))
         self._entries[key] = self._by_name[name] = Entry(key, definition)
         return True
 
@@ -178,7 +175,7 @@ class Library:
         """Return what an entry, or the model, calls however indirectly."""
         if start is None:
             return self.entries()
-        called = set(callees_first(self.called_in(start), self._callees))
+        called = set(function_defs.callees_first(self.called_in(start), self._callees))
         return [entry for entry in self.entries() if entry.name in called]
 
     def entry(self, name: str) -> Entry:

@@ -15,26 +15,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.adjacency import consumers
-from geutil.graph.creation import neutral
+from geutil.graph import adjacency, creation, functions
 from geutil.graph.function_calls import Caller
-from geutil.graph.functions import stand_in_for
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
+from geutil.model.functions import write_back
 from geutil.model.functions.body import EditableBody
 from geutil.model.functions.library import Entry, Library
-from geutil.model.functions.write_back import (
-    Family,
-    NewOutput,
-    Rebuild,
-    add_argument,
-    check_loops,
-    family,
-    same_ends,
-    take_all_captures,
-    with_argument,
-    write,
-)
-from geutil.model.program import fresh_name, legal_name
+from geutil.model.functions.write_back import Family, NewOutput, Rebuild
+from geutil.model.programs import fresh_name, legal_name
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -51,7 +39,7 @@ def readers_of(body: EditableBody, index: int, in_loop: bool) -> list[str]:
     needed = frozenset(body.needed_ops())
     sinks = {sink: f"output '{n}'" for n, sink in body.outputs.sinks.items()}
     read = [argument, *(t for op in passing for t in op.outputs)]
-    found = [op for t in read for op in consumers(t)]
+    found = [op for t in read for op in adjacency.consumers(t)]
     return [
         sinks.get(op, op.name)
         for op in dict.fromkeys(found)
@@ -86,10 +74,10 @@ def add_output(
             target.take_output(fresh_name(set(target.outputs), name), given[member.key])
         rebuilds = {}
         for caller in found.callers:
-            same = same_ends(caller)
+            same = write_back.same_ends(caller)
             like = NewOutput(given[_keys(found, caller)[0]])
             rebuilds[caller.op] = Rebuild(same.inputs, [*same.outputs, like])
-        replaced = write(library, found.entries, rebuilds)
+        replaced = write_back.write(library, found.entries, rebuilds)
     return tuple(replaced[caller.op].outputs[-1] for caller in found.callers)
 
 
@@ -106,7 +94,7 @@ def remove_output(library: Library, entry: Entry, name: str) -> None:
     index = list(body.outputs).index(name)
     found = _family_of_results(library, entry, "remove_input")
     for caller in found.callers:
-        readers = consumers(caller.op.outputs[index])
+        readers = adjacency.consumers(caller.op.outputs[index])
         reading = [op.name for op in readers if op not in library.retired]
         if reading:
             raise ModelError(
@@ -115,18 +103,18 @@ def remove_output(library: Library, entry: Entry, name: str) -> None:
             )
     rebuilds = {}
     for caller in found.callers:
-        same = same_ends(caller)
+        same = write_back.same_ends(caller)
         kept = [o for o in same.outputs if o.old != index]
         rebuilds[caller.op] = Rebuild(same.inputs, kept)
     with library.writing():
         for member in found.entries:
             member.opened().drop_output(index)
-        write(library, found.entries, rebuilds)
+        write_back.write(library, found.entries, rebuilds)
 
 
 def _family_of_results(library: Library, entry: Entry, instead: str) -> Family:
     """Return the functions whose results change together, all of them open."""
-    found = family(library, entry)
+    found = write_back.family(library, entry)
     for caller in found.callers:
         if caller.is_loop:
             raise ModelError(
@@ -234,11 +222,11 @@ def in_graph(graph: Graph, value: Any, name: str) -> Tensor:
     if is_tensor(value):
         return value
     if isinstance(value, tf.Variable):
-        with neutral(graph):
+        with creation.neutral(graph):
             return tf.identity(value, name=legal_name(name))
     if value.dtype in (tf.resource, tf.variant):
-        return stand_in_for(graph, value, legal_name(name))
-    with neutral(graph):
+        return functions.stand_in_for(graph, value, legal_name(name))
+    with creation.neutral(graph):
         return tf.constant(value.numpy(), value.dtype, name=legal_name(name))
 
 
@@ -249,8 +237,8 @@ def add_input(
     body = library.open(entry)
     if spec.name in body.inputs:
         raise ModelError(f"function '{entry.key}' has an input '{spec.name}' already")
-    found = family(library, entry)
-    check_loops(found)
+    found = write_back.family(library, entry)
+    write_back.check_loops(found)
     with library.writing():
         for member in found.entries:
             library.open(member)
@@ -260,9 +248,13 @@ def add_input(
             for caller, v in zip(found.callers, values, strict=True)
         }
         for member in found.entries:
-            add_argument(found, member, spec.name, spec, next(iter(passed.values())))
-        write(library, found.entries, with_argument(found, passed))
-        take_all_captures(library)
+            write_back.add_argument(
+                found, member, spec.name, spec, next(iter(passed.values()))
+            )
+        write_back.write(
+            library, found.entries, write_back.with_argument(found, passed)
+        )
+        write_back.take_all_captures(library)
     return body.inputs[spec.name]
 
 
@@ -274,8 +266,8 @@ def remove_input(library: Library, entry: Entry, name: str) -> None:
             f"function '{entry.key}' has no input '{name}'; it has {list(body.inputs)}"
         )
     index = list(body.inputs).index(name)
-    found = family(library, entry)
-    check_loops(found)
+    found = write_back.family(library, entry)
+    write_back.check_loops(found)
     for member in found.entries:
         target = library.open(member)
         readers = readers_of(target, index, bool(found.loops_around(member)))
@@ -287,7 +279,7 @@ def remove_input(library: Library, entry: Entry, name: str) -> None:
     rebuilds = {}
     for caller in found.callers:
         place = index + caller.first_argument
-        same = same_ends(caller)
+        same = write_back.same_ends(caller)
         inputs = [t for i, t in enumerate(same.inputs) if i != place]
         if found.returns_argument(caller):
             # The variable never changes: what comes out is what goes in.
@@ -300,4 +292,4 @@ def remove_input(library: Library, entry: Entry, name: str) -> None:
             member.opened().drop_input(index)
             if found.loops_around(member):
                 member.opened().drop_output(index)
-        write(library, found.entries, rebuilds)
+        write_back.write(library, found.entries, rebuilds)

@@ -17,24 +17,14 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.adjacency import (
-    consumers,
-    control_flow_context,
-    control_inputs,
-    control_outputs,
-    input_indices,
-)
-from geutil.graph.creation import add_control_edges, copy_handle_data, make_op
+from geutil.graph import adjacency, creation, function_defs, functions, v1_control_flow
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import Caller, call_others, renamed_node
-from geutil.graph.function_defs import functions_behind, register, unused_name
-from geutil.graph.functions import add_functions, seen_variables, stand_in_for
 from geutil.graph.names import absolute_unique_name
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.graph.v1_control_flow import set_context
 from geutil.model.functions.body import definition_of, materialize_body, result_shapes
 from geutil.model.functions.library import Entry, Library
-from geutil.model.program import fresh_name
+from geutil.model.programs import fresh_name
 
 
 @dataclass(frozen=True)
@@ -155,12 +145,12 @@ def replace_caller(
     node = renamed_node(caller, names)
     _set_types(node, caller, rebuild)
     node.name = absolute_unique_name(graph, old.name)
-    new = make_op(graph, node, rebuild.inputs)
-    set_context(new, control_flow_context(old))
-    add_control_edges(new, control_inputs(old))
+    new = creation.make_op(graph, node, rebuild.inputs)
+    v1_control_flow.set_context(new, adjacency.control_flow_context(old))
+    creation.add_control_edges(new, adjacency.control_inputs(old))
     stand_ins = dict(rebuild.stand_ins)
     for output, t in zip(rebuild.outputs, new.outputs, strict=True):
-        copy_handle_data(output.like, t)
+        creation.copy_handle_data(output.like, t)
         t.set_shape(output.like.shape)
         if output.old is not None:
             stand_ins[output.old] = t
@@ -168,12 +158,14 @@ def replace_caller(
         InputEdit(reader, place, stand_ins[index])
         for index, t in enumerate(old.outputs)
         if index in stand_ins
-        for reader in consumers(t)
-        for place in input_indices(reader, t)
+        for reader in adjacency.consumers(t)
+        for place in adjacency.input_indices(reader, t)
     ]
     waiting = [
-        ControlEdit(op, tuple(new if c is old else c for c in control_inputs(op)))
-        for op in control_outputs(old)
+        ControlEdit(
+            op, tuple(new if c is old else c for c in adjacency.control_inputs(op))
+        )
+        for op in adjacency.control_outputs(old)
     ]
     apply_edits(graph, inputs, waiting)
     return new
@@ -243,7 +235,7 @@ def sync_below(library: Library, start: Entry) -> None:
 
 def _check(library: Library, entry: Entry) -> None:
     """Raise unless the body is a function that its callers can call as before."""
-    draft = draft_of(entry, unused_name(entry.name))
+    draft = draft_of(entry, function_defs.unused_name(entry.name))
     parts = materialize_body(
         draft, library.definitions_for(entry), library.handles(entry)
     )
@@ -296,10 +288,10 @@ def write(
         graph = entry.opened().live
         replaced |= _update(library, graph, names, sources, rebuilds)
         old = entry.name
-        definition = draft_of(entry, unused_name(old))
+        definition = draft_of(entry, function_defs.unused_name(old))
         names[old] = definition.signature.name
         sources[definition.signature.name] = graph
-        register(definition)
+        function_defs.register(definition)
         library.redefine(entry, definition)
         entry.written = entry.opened().state()
         entry.shapes = [t.shape for t in entry.opened().outputs.values()]
@@ -320,13 +312,15 @@ def _take_captures(library: Library, entry: Entry) -> None:
     body = entry.opened()
     captured = body.captured()
     if captured:
-        library.holdings.add_variables(seen_variables(body.live))
+        library.holdings.add_variables(functions.seen_variables(body.live))
     for name, inside in captured.items():
         found = family(library, entry)
         check_loops(found)
         outside = body.forget_capture(inside)
         graphs = {caller.op: caller.op.graph for caller in found.callers}
-        passed = {op: stand_in_for(g, outside, name) for op, g in graphs.items()}
+        passed = {
+            op: functions.stand_in_for(g, outside, name) for op, g in graphs.items()
+        }
         for member in found.entries:
             if member is not entry:
                 library.open(member)
@@ -389,8 +383,8 @@ def _update(
             continue
         for name in called:
             definition = library.entry(name).definition
-            behind = functions_behind(sources[name], definition)
-            add_functions(graph, [*behind, definition])
+            behind = function_defs.functions_behind(sources[name], definition)
+            functions.add_functions(graph, [*behind, definition])
         if caller.op not in rebuilds and caller.callees[0].attribute:
             call_others(caller, names)
             continue

@@ -16,25 +16,11 @@ from geutil.errors import ModelError
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
-from geutil.model.program import (
-    Program,
-    canonical,
-    fresh_name,
-    legal_name,
-    node_of,
-    nodes_ahead,
-    nodes_behind,
-    nodes_by_name,
-    redirect,
-)
+from geutil.model import programs
+from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings
-from geutil.model.sources.v1_variables import (
-    GraphResource,
-    files_of_tables,
-    initializer_of,
-    is_table,
-    with_resource_variables,
-)
+from geutil.model.sources import v1_variables
+from geutil.model.sources.v1_variables import GraphResource
 
 
 def with_placeholders(program: Program, what: str) -> Program:
@@ -50,11 +36,11 @@ def with_placeholders(program: Program, what: str) -> Program:
     Cost: linear in nodes and edges; an import of the graph, where a tensor in its
     middle is an input.
     """
-    nodes = nodes_by_name(program.graph_def)
+    nodes = programs.nodes_by_name(program.graph_def)
     fed = {
-        name: canonical(t)
+        name: programs.canonical(t)
         for name, t in program.inputs.items()
-        if nodes[node_of(t)].op != "Placeholder"
+        if nodes[programs.node_of(t)].op != "Placeholder"
     }
     if not fed:
         return program
@@ -65,14 +51,15 @@ def with_placeholders(program: Program, what: str) -> Program:
     stand_ins = {}
     for name, spec in _specs(graph_def, fed, what).items():
         node = graph_def.node.add(op="Placeholder")
-        node.name = fresh_name(taken, legal_name(name))
+        node.name = programs.fresh_name(taken, programs.legal_name(name))
         node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
         taken.add(node.name)
         stand_ins[fed[name]] = f"{node.name}:0"
-    redirect(program, stand_ins)
+    programs.redirect(program, stand_ins)
     program.inputs = {
-        name: stand_ins.get(canonical(t), t) for name, t in program.inputs.items()
+        name: stand_ins.get(programs.canonical(t), t)
+        for name, t in program.inputs.items()
     }
     return program
 
@@ -114,18 +101,18 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
         if isinstance(ends, Mapping)
         else [(_public(name), name) for name in map(_name, ends)]
     )
-    nodes = nodes_by_name(graph_def)
+    nodes = programs.nodes_by_name(graph_def)
     named: dict[str, str] = {}
     for public, name in pairs:
-        if node_of(name) not in nodes or name.startswith("^"):
+        if programs.node_of(name) not in nodes or name.startswith("^"):
             known = _placeholders(graph_def) if kind == "input" else _results(graph_def)
             raise ModelError(
                 f"{what} has no {kind} '{name}': there is no op of that name; its "
                 f"{'placeholders' if kind == 'input' else 'ends'} are {known[:20]}"
             )
-        if kind == "input" and canonical(name) in named.values():
+        if kind == "input" and programs.canonical(name) in named.values():
             raise ModelError(f"two inputs of {what} are '{name}'; name it once")
-        named[public] = canonical(name)
+        named[public] = programs.canonical(name)
     if kind == "output" and not named:
         raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
     return named
@@ -157,13 +144,13 @@ def _results(graph_def: Any) -> list[str]:
 
     If some of them depend on a placeholder, only those: the others initialize or save.
     """
-    read = {node_of(text) for node in graph_def.node for text in node.input}
+    read = {programs.node_of(text) for node in graph_def.node for text in node.input}
     ends = [
         node.name
         for node in graph_def.node
         if node.name not in read and node.op not in _NO_RESULT and _has_outputs(node.op)
     ]
-    fed = nodes_ahead(graph_def, _placeholders(graph_def), data_only=True)
+    fed = programs.nodes_ahead(graph_def, _placeholders(graph_def), data_only=True)
     return [name for name in ends if name in fed] or ends
 
 
@@ -201,8 +188,8 @@ def programs_of_graph_def(
     Raises:
         ModelError: a table that a signature reads cannot be made or filled.
     """
-    with_resource_variables(graph_def)
-    assets = {**files_of_tables(graph_def), **(assets or {})}
+    v1_variables.with_resource_variables(graph_def)
+    assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
     needed = _needed(graph_def, signatures.values())
     holdings = Holdings()
     captures: dict[str, Any] = {}
@@ -213,19 +200,19 @@ def programs_of_graph_def(
             if key not in shared:
                 shared[key] = _variable(node, facts or {}, value_of)
             captures[f"{node.name}:0"] = shared[key].handle
-        elif is_table(node) and node.name in needed:
+        elif v1_variables.is_table(node) and node.name in needed:
             resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)
             holdings.assets += resource.assets
             captures[f"{node.name}:0"] = resource.resource_handle
     holdings.add_variables(shared.values())
-    programs = {
+    of_signatures = {
         name: with_placeholders(
             Program(graph_def, dict(inputs), dict(outputs), captures), what
         )
         for name, (inputs, outputs) in signatures.items()
     }
-    return programs, holdings
+    return of_signatures, holdings
 
 
 def _needed(
@@ -233,17 +220,19 @@ def _needed(
 ) -> set[str]:
     """Return the names of the nodes behind the outputs of some signatures."""
     tensors = [t for _, outputs in ends for t in outputs.values()]
-    nodes = nodes_by_name(graph_def)
+    nodes = programs.nodes_by_name(graph_def)
     # An output that is not there is told of later.
-    known = [name for name in map(node_of, tensors) if name in nodes]
-    return {node.name for node in nodes_behind(graph_def, known)}
+    known = [name for name in map(programs.node_of, tensors) if name in nodes]
+    return {node.name for node in programs.nodes_behind(graph_def, known)}
 
 
 def _table(
     graph_def: Any, node: Any, assets: Mapping[str, str], what: str
 ) -> GraphResource:
     try:
-        return GraphResource(graph_def, node, initializer_of(graph_def, node), assets)
+        return GraphResource(
+            graph_def, node, v1_variables.initializer_of(graph_def, node), assets
+        )
     except tf.errors.OpError as error:
         # Before it come Python's lines that made the node; behind it, its name.
         reason = " ".join(map(str.strip, str(error.message).strip().splitlines()[-2:]))

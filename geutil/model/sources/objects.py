@@ -14,7 +14,7 @@ from geutil.errors import ModelError
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.types import Graph, Tensor
 from geutil.model.files.inspection import refuse_code
-from geutil.model.program import Ancestor, Program, nodes_by_name
+from geutil.model.programs import Ancestor, Program, nodes_by_name
 from geutil.model.shared_state import Holdings
 
 CONSTANT_LIMIT = 64 * 2**20

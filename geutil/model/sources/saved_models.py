@@ -12,13 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph import protos, types
 from geutil.graph.graph_collections import VariableFacts, variable_facts
-from geutil.graph.protos import asset_files
-from geutil.graph.types import type_name
-from geutil.model.files.loading import load_saved_model
-from geutil.model.files.reading import read_saved_model, select_meta_graph
-from geutil.model.files.validation import check_graph_def
-from geutil.model.program import Program
+from geutil.model.files import loading, reading, validation
+from geutil.model.programs import Program
 from geutil.model.shared_state import holdings_of
 from geutil.model.sources.graph_defs import programs_of_graph_def
 from geutil.model.sources.objects import Source, program_of_function
@@ -32,7 +29,7 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
     Raises:
         ModelError: it cannot be read, or holds what TensorFlow refuses.
     """
-    meta_graph = select_meta_graph(read_saved_model(path), tags)
+    meta_graph = reading.select_meta_graph(reading.read_saved_model(path), tags)
     what = f"SavedModel '{path}'"
     if meta_graph.object_graph_def.nodes:
         return _of_objects(path, meta_graph, what)
@@ -40,7 +37,7 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
 
 
 def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
-    loaded = load_saved_model(path, list(meta_graph.meta_info_def.tags))
+    loaded = loading.load_saved_model(path, list(meta_graph.meta_info_def.tags))
     signatures = getattr(loaded, "signatures", {})
     if not isinstance(signatures, Mapping):
         raise ModelError(f"{what} has no list of signatures: the file is damaged")
@@ -49,7 +46,7 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
         if not isinstance(function, tf.types.experimental.ConcreteFunction):
             raise ModelError(
                 f"signature '{name}' of {what} is no function but a "
-                f"{type_name(function)}: the file is damaged"
+                f"{types.type_name(function)}: the file is damaged"
             )
         functions[name] = function
     source = Source(what, {}, holdings_of(loaded), functions)
@@ -87,7 +84,7 @@ def _by_name(output: tuple[str, str]) -> list[Any]:
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     graph_def = meta_graph.graph_def
-    check_graph_def(graph_def, what)
+    validation.check_graph_def(graph_def, what)
     signatures = {}
     for name, definition in sorted(meta_graph.signature_def.items()):
         if name not in _INIT_SIGNATURES:
@@ -96,7 +93,7 @@ def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     facts = variable_facts(meta_graph.collection_def)
     assets = {
         name: str(path / "assets" / file)
-        for name, file in asset_files(meta_graph).items()
+        for name, file in protos.asset_files(meta_graph).items()
     }
     programs, holdings = programs_of_graph_def(
         graph_def,

@@ -14,16 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.function_defs import with_unique_functions
-from geutil.graph.op_types import REF_VARIABLES
-from geutil.model.program import (
-    canonical,
-    fresh_name,
-    node_of,
-    nodes_behind,
-    nodes_by_name,
-    subgraph,
-)
+from geutil.graph import function_defs, op_types
+from geutil.model import programs
 
 _numbers = itertools.count()
 _TABLES = frozenset(
@@ -47,18 +39,18 @@ def is_table(node: Any) -> bool:
 def initializer_of(graph_def: Any, table: Any) -> str | None:
     """Return the name of the node that fills a table, None where there is none."""
     for node in graph_def.node:
-        if node.op in _INITIALIZERS and node_of(node.input[0]) == table.name:
+        if node.op in _INITIALIZERS and programs.node_of(node.input[0]) == table.name:
             return str(node.name)
     return None
 
 
 def files_of_tables(graph_def: Any) -> dict[str, str]:
     """Return the file that each constant names which a table is filled from."""
-    nodes = nodes_by_name(graph_def)
+    nodes = programs.nodes_by_name(graph_def)
     files = {}
     for node in graph_def.node:
         if node.op == "InitializeTableFromTextFileV2":
-            name = nodes[node_of(node.input[1])]
+            name = nodes[programs.node_of(node.input[1])]
             if name.op == "Const":
                 value = tf.make_ndarray(name.attr["value"].tensor).item()
                 files[str(name.name)] = value.decode()
@@ -91,7 +83,9 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
         self._initializer = initializer
         self._asset_of: dict[str, tf.saved_model.Asset] = {}
         if initializer is not None:
-            nodes = nodes_behind(graph_def, [initializer], [self._name, *assets])
+            nodes = programs.nodes_behind(
+                graph_def, [initializer], [self._name, *assets]
+            )
             needed = {node.name for node in nodes}
             self._asset_of = {
                 name: tf.saved_model.Asset(path)
@@ -99,11 +93,11 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
                 if name in needed
             }
             left_out = {self._name, *self._asset_of}
-            self._graph_def = subgraph(
+            self._graph_def = programs.subgraph(
                 graph_def, [node for node in nodes if node.name not in left_out]
             )
             # The functions of the rest of the graph have no place in it.
-            with_unique_functions(self._graph_def)
+            function_defs.with_unique_functions(self._graph_def)
             # Asked for first inside the trace, it would belong to the trace.
             _ = self.resource_handle
             # Called by a concrete function, TensorFlow does not count traces and warn.
@@ -122,16 +116,16 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
     def _initialize(self) -> None:
         if self._initializer is None:
             return
-        input_map = {canonical(self._name): _inside(self.resource_handle)}
+        input_map = {programs.canonical(self._name): _inside(self.resource_handle)}
         for name, asset in self._asset_of.items():
-            input_map[canonical(name)] = _inside(asset.asset_path)
+            input_map[programs.canonical(name)] = _inside(asset.asset_path)
         tf.import_graph_def(self._graph_def, input_map=input_map, name="")
 
 
 def _made_by(table: Any) -> Any:
     graph_def = tf.compat.v1.GraphDef(node=[table])
     (handle,) = tf.import_graph_def(
-        graph_def, return_elements=[canonical(table.name)], name=""
+        graph_def, return_elements=[programs.canonical(table.name)], name=""
     )
     return handle
 
@@ -169,7 +163,7 @@ def with_resource_variables(graph_def: Any) -> None:
 
     Cost: linear in nodes and edges.
     """
-    variables = {n.name: n for n in graph_def.node if n.op in REF_VARIABLES}
+    variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
         return
     through = _variable_behind(graph_def, variables)
@@ -181,23 +175,27 @@ def with_resource_variables(graph_def: Any) -> None:
             continue
         kind = node.op
         for index, text in enumerate(node.input):
-            variable = through.get(node_of(text))
+            variable = through.get(programs.node_of(text))
             if variable is None or text.startswith("^"):
                 continue
             if kind in _ASSIGNMENTS and index == 0:
                 _as_assignment(node, variable, variables[variable])
             elif kind in ("Identity", "RefIdentity"):
-                _as_read(node, variable, variables[variable], node_of(text))
+                _as_read(node, variable, variables[variable], programs.node_of(text))
             elif kind == "IsVariableInitialized":
                 node.op = "VarIsInitializedOp"
                 node.attr.pop("dtype", None)
                 node.input[index] = variable
             else:
                 if text not in reads:
-                    reads[text] = fresh_name(taken, f"{node_of(text)}/geutil_read")
+                    reads[text] = programs.fresh_name(
+                        taken, f"{programs.node_of(text)}/geutil_read"
+                    )
                     taken.add(reads[text])
                     read = _new_read(reads[text], variables[variable])
-                    _as_read(read, variable, variables[variable], node_of(text))
+                    _as_read(
+                        read, variable, variables[variable], programs.node_of(text)
+                    )
                     added.append(read)
                 node.input[index] = reads[text]
     for node in variables.values():
@@ -234,7 +232,7 @@ def _variable_behind(graph_def: Any, variables: Iterable[str]) -> dict[str, str]
 
 def _as_assignment(node: Any, variable: str, definition: Any) -> None:
     dtype = definition.attr["dtype"].type
-    before = node_of(node.input[0])
+    before = programs.node_of(node.input[0])
     node.op = _ASSIGNMENTS[node.op]
     node.ClearField("attr")
     node.attr["dtype"].type = dtype

@@ -13,18 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph.adjacency import consumers
-from geutil.graph.creation import neutral
+from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.model.program import short
-from geutil.model.strip.batch_norms import (
-    SHAPING,
-    BatchNorm,
-    MovingAverage,
-    batch_norms,
-    moving_averages,
-    unknown_averages,
-)
+from geutil.model.programs import short
+from geutil.model.strip import norms_in_training
+from geutil.model.strip.norms_in_training import SHAPING, BatchNorm, MovingAverage
 from geutil.model.strip.options import Options, live_ops
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import Parts
@@ -83,7 +76,7 @@ def turn_batch_norms(
     Cost: linear in ops and edges.
     """
     live, norms = _norms(parts)
-    averages = _by_statistic(moving_averages(parts.graph))
+    averages = _by_statistic(norms_in_training.moving_averages(parts.graph))
     turned = Turned()
     chosen: list[tuple[BatchNorm, _Source, _Source]] = []
     faults: list[str] = []
@@ -134,7 +127,9 @@ def _left(
     faults += [
         f"'{update.name}' moves a variable towards '{tensor.name}', which outputs are "
         "computed from and which is no statistic of a batch norm that geutil knows"
-        for update, tensor in unknown_averages(parts.graph, live, known)
+        for update, tensor in norms_in_training.unknown_averages(
+            parts.graph, live, known
+        )
         if not options.keeps(update.name)
     ]
     return faults
@@ -144,7 +139,7 @@ def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchNorm]]:
     live = live_ops(parts)
     fed = frozenset(get_forward_walk_ops(list(parts.inputs.values())))
     ordered = [op for op in parts.graph.get_operations() if op in live]
-    return live, list(batch_norms(ordered, fed))
+    return live, list(norms_in_training.batch_norms(ordered, fed))
 
 
 def _by_statistic(
@@ -187,7 +182,7 @@ def _sources(
     """Return where mean and variance come from at inference, or why it is unknown."""
     given = options.statistics.get(norm.name)
     if given is not None:
-        with neutral(parts.graph):
+        with creation.neutral(parts.graph):
             mean, variance = (
                 _Source(
                     variable_names[id(v.handle)],
@@ -216,7 +211,7 @@ def _read(average: MovingAverage) -> Tensor:
     if average.read is not None and not average.read.op.control_inputs:
         return average.read
     dtype = average.update.get_attr("dtype")
-    with neutral(average.update.graph):
+    with creation.neutral(average.update.graph):
         value: Tensor = tf.raw_ops.ReadVariableOp(resource=average.handle, dtype=dtype)
     return value
 
@@ -234,7 +229,7 @@ def _apply(
     for norm, mean, variance in chosen:
         _redirect(norm, norm.mean, mean.value, live)
         if norm.fused is not None:
-            with neutral(parts.graph):
+            with creation.neutral(parts.graph):
                 turned.fused[norm.name] = (
                     _fitted(mean.value, norm.mean).name,
                     _fitted(variance.value, norm.variance).name,
@@ -256,7 +251,7 @@ def _redirect(
     """Let whoever reads a statistic, in whatever shape, read a variable's value."""
     shapes = [statistic]
     for tensor in shapes:
-        readers = [op for op in consumers(tensor) if op in live]
+        readers = [op for op in adjacency.consumers(tensor) if op in live]
         if tensor.dtype != value.dtype or not _same_shape(tensor, value):
             passing = [op for op in readers if op.type in SHAPING]
             shapes += [op.outputs[0] for op in passing if op.inputs[0] is tensor]
@@ -269,7 +264,7 @@ def _redirect(
                 f"'{statistic.name}' has shape {value.shape}, and '{tensor.name}' "
                 f"{tensor.shape}; pass keep=['{norm.name}'] to leave it as it is"
             )
-        with neutral(tensor.graph):
+        with creation.neutral(tensor.graph):
             reroute_ts(_fitted(value, tensor), tensor, can_modify=readers)
 
 

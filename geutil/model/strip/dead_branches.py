@@ -16,7 +16,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
-from geutil.model.program import Program, canonical, node_of, nodes_by_name
+from geutil.model.programs import Program, canonical, node_of, nodes_by_name
 from geutil.model.strip.options import Options, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize

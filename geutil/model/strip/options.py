@@ -12,7 +12,7 @@ from geutil.errors import ModelError
 from geutil.graph.functions import bindings
 from geutil.graph.types import Operation
 from geutil.model.core import EditableModel
-from geutil.model.program import Program
+from geutil.model.programs import Program
 from geutil.model.sources.objects import program_of_graph
 from geutil.model.to_graph import Parts
 from geutil.select.walks import get_backward_walk_ops

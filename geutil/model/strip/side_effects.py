@@ -14,14 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES
-from geutil.model.program import (
-    Program,
-    node_of,
-    nodes_ahead,
-    nodes_behind,
-    nodes_by_name,
-    subgraph,
-)
+from geutil.model import programs
+from geutil.model.programs import Program
 from geutil.model.strip.options import Options
 from geutil.model.strip.report import Stripped
 
@@ -42,37 +36,41 @@ def prune(program: Program, dropped: Iterable[str], kept: Iterable[str]) -> None
 
     Cost: linear in nodes and edges.
     """
-    graph_def = subgraph(program.graph_def, program.graph_def.node)
-    nodes = nodes_by_name(graph_def)
+    graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
+    nodes = programs.nodes_by_name(graph_def)
     effects = list(kept)
-    stops = [node_of(t) for t in program.captures]
-    roots = [*map(node_of, program.outputs.values()), *effects]
+    stops = [programs.node_of(t) for t in program.captures]
+    roots = [*map(programs.node_of, program.outputs.values()), *effects]
     needed = _behind(nodes, roots)
     # Nobody needs what is computed from a dropped node; it can only be waited for.
-    emptied = nodes_ahead(graph_def, dropped, data_only=True)
+    emptied = programs.nodes_ahead(graph_def, dropped, data_only=True)
     for name in emptied:
         _as_no_op(nodes[name])
-    effective = nodes_ahead(graph_def, effects)
-    awaited = effective | nodes_ahead(graph_def, _of_types(graph_def, ENTERS))
+    effective = programs.nodes_ahead(graph_def, effects)
+    awaited = effective | programs.nodes_ahead(graph_def, _of_types(graph_def, ENTERS))
     # A conditional ends at its Merge, whose output is there whichever branch ran.
-    awaited |= nodes_ahead(graph_def, _of_types(graph_def, _SWITCHES), until=MERGES)
+    awaited |= programs.nodes_ahead(
+        graph_def, _of_types(graph_def, _SWITCHES), until=MERGES
+    )
     awaited_or_needed = awaited | needed
     for node in graph_def.node:
         # What an emptied node read, it need not wait for.
         before = awaited if node.name in emptied else awaited_or_needed
-        inputs = [t for t in node.input if t[0] != "^" or node_of(t) in before]
+        inputs = [t for t in node.input if t[0] != "^" or programs.node_of(t) in before]
         if len(inputs) < len(node.input):
             del node.input[:]
             node.input.extend(inputs)
     program.side_effects = [n for n in program.side_effects if n in effective]
-    unread = map(node_of, program.inputs.values())
+    unread = map(programs.node_of, program.inputs.values())
     ends = [*roots, *program.side_effects, *unread]
-    program.graph_def = subgraph(graph_def, nodes_behind(graph_def, ends, stops))
+    program.graph_def = programs.subgraph(
+        graph_def, programs.nodes_behind(graph_def, ends, stops)
+    )
 
 
 def _as_no_op(node: Any) -> None:
     """Make a node one that only waits, for all that it waited for or read."""
-    before = list(dict.fromkeys(node_of(text) for text in node.input))
+    before = list(dict.fromkeys(programs.node_of(text) for text in node.input))
     node.CopyFrom(type(node)(name=node.name, op="NoOp", device=node.device))
     node.input.extend(f"^{name}" for name in before)
 
@@ -83,7 +81,7 @@ def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
     found = set(waiting)
     while waiting:
         for text in nodes[waiting.pop()].input:
-            before = node_of(text)
+            before = programs.node_of(text)
             if text[0] != "^" and before not in found:
                 found.add(before)
                 waiting.append(before)
@@ -270,11 +268,11 @@ class _Decider:
     def __init__(self, program: Program, options: Options, known: Known) -> None:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}
-        self._nodes = nodes_by_name(graph_def)
-        self._outputs = [node_of(t) for t in program.outputs.values()]
-        self._handles = frozenset(node_of(t) for t in program.captures)
+        self._nodes = programs.nodes_by_name(graph_def)
+        self._outputs = [programs.node_of(t) for t in program.outputs.values()]
+        self._handles = frozenset(programs.node_of(t) for t in program.captures)
         ends = [*self._outputs, *program.side_effects]
-        self._running = nodes_behind(graph_def, ends, self._handles)
+        self._running = programs.nodes_behind(graph_def, ends, self._handles)
         self._options = options
         self._known = known
         self._kinds = EffectKinds(functions)
@@ -352,7 +350,7 @@ class _Decider:
                 dropped = self._dropped.pop(name)
                 self._keep(name, dropped.kind, "what stays reads what it gives")
             node = self._nodes[name]
-            before = [node_of(text) for text in node.input if text[0] != "^"]
+            before = [programs.node_of(text) for text in node.input if text[0] != "^"]
             if name in self._handles:
                 continue
             waiting.extend(before)
@@ -378,9 +376,9 @@ class _Decider:
 
     def _variable(self, node: Any) -> str:
         """Return the node of the handle that a node writes to."""
-        before = self._nodes[node_of(node.input[0])]
+        before = self._nodes[programs.node_of(node.input[0])]
         while before.op in _HANDING_ON and before.name not in self._handles:
-            before = self._nodes[node_of(before.input[0])]
+            before = self._nodes[programs.node_of(before.input[0])]
         return str(before.name)
 
     def _shown(self, variable: str) -> str:

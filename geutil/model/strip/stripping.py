@@ -8,24 +8,12 @@ from typing import Any
 
 from geutil.graph.functions import bindings
 from geutil.model.core import EditableModel, M
-from geutil.model.program import Program, node_of, nodes_behind
-from geutil.model.strip.batch_norm_inference import (
-    Turned,
-    turn_batch_norms,
-    write_fused,
-)
-from geutil.model.strip.dead_branches import folded, set_switches
+from geutil.model.programs import Program, node_of, nodes_behind
+from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
+from geutil.model.strip.batch_norm_inference import Turned
 from geutil.model.strip.options import Options, checked_options, program_of_parts
 from geutil.model.strip.report import Stripped, StripReport
-from geutil.model.strip.side_effects import (
-    DIAGNOSTICS,
-    EffectKinds,
-    Known,
-    decide_effects,
-    is_random,
-    is_write,
-    prune,
-)
+from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
 from geutil.model.to_graph import Parts, materialize
 from geutil.select.networks.provenance import FUSED
@@ -69,7 +57,11 @@ def _found(node: Any, functions: dict[str, Any], kinds: EffectKinds) -> Iterator
 def _serves_training(node: Any) -> bool:
     if node.op in FUSED:
         return bool(node.attr["is_training"].b)
-    return node.op in DIAGNOSTICS or is_write(node) or is_random(node)
+    return (
+        node.op in DIAGNOSTICS
+        or side_effects.is_write(node)
+        or side_effects.is_random(node)
+    )
 
 
 def random_ops(graph_def: Any) -> list[Stripped]:
@@ -78,7 +70,7 @@ def random_ops(graph_def: Any) -> list[Stripped]:
     return [
         Stripped("kept", "random", node.name, f"{reason} ({node.op})")
         for node in graph_def.node
-        if is_random(node)
+        if side_effects.is_random(node)
     ]
 
 
@@ -95,17 +87,17 @@ def strip_training(
     program, entries = _without_switches(original, options, repr(model))
     parts = materialize(program, inline=False, what=repr(model))
     names |= {id(i): names[id(o)] for o, i in bindings(parts.graph) if id(o) in names}
-    turned = turn_batch_norms(parts, options, names)
+    turned = batch_norm_inference.turn_batch_norms(parts, options, names)
     bypassed = bypass_layers(parts, options)
     entries += [*turned.entries, *bypassed.entries]
     program = program_of_parts(parts)
-    write_fused(program.graph_def, turned.fused)
+    batch_norm_inference.write_fused(program.graph_def, turned.fused)
     known = _known(model, parts, names, turned, bypassed)
-    decision = decide_effects(program, options, known)
+    decision = side_effects.decide_effects(program, options, known)
     named = {entry.name for entry in entries}
     entries += [entry for entry in decision.entries if entry.name not in named]
     if any(entry.action != "kept" for entry in entries):
-        prune(program, decision.dropped, decision.kept)
+        side_effects.prune(program, decision.dropped, decision.kept)
         entries += _drop_inputs(original, program)
     else:
         program = original
@@ -126,10 +118,10 @@ def _without_switches(
     program = replace(original, inputs=dict(original.inputs))
     program.graph_def = type(original.graph_def)()
     program.graph_def.CopyFrom(original.graph_def)
-    found = set_switches(program, options)
+    found = dead_branches.set_switches(program, options)
     if not found.nodes:
         return program, found.entries
-    return folded(program, found.nodes, what), found.entries
+    return dead_branches.folded(program, found.nodes, what), found.entries
 
 
 def _known(

@@ -13,11 +13,10 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
 from geutil.graph.types import Tensor, is_func_graph, type_name
 from geutil.notebook_display import Shown
+from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.ranges import Site, find_sites, unquantized
-from geutil.quantize.partial_copy import values_of
-from geutil.quantize.range_variables import range_of
 from geutil.quantize.spec import Range
 
 Sample = dict[str, Any]
@@ -278,10 +277,15 @@ def _sites(model: Any) -> list[Site]:
 
 def _ranges_of_weights(sites: Sequence[Site], reach: float) -> dict[str, Range]:
     """Return the ranges of weights; infinities in them lie so far away."""
-    found = iter(values_of([t for site in sites for t in site.tensors], unquantized))
+    found = iter(
+        partial_copy.values_of([t for site in sites for t in site.tensors], unquantized)
+    )
     ranges = {}
     for site in sites:
-        parts = [range_of(_within(next(found), reach), site.form) for _ in site.tensors]
+        parts = [
+            range_variables.range_of(_within(next(found), reach), site.form)
+            for _ in site.tensors
+        ]
         ranges[site.name] = Range(
             np.minimum.reduce([part.low for part in parts]),
             np.maximum.reduce([part.high for part in parts]),

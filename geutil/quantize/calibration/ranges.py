@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.creation import neutral
-from geutil.graph.functions import bindings, build_function, call_function
+from geutil.graph import creation, functions
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import PartialCopy, Replace
-from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import delayed_input
+from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range
 from geutil.select.networks.provenance import Origins
@@ -52,14 +50,14 @@ class Probe:
         wanted = [*results, *(t for group in groups.values() for t in group)]
         given = iter(copy.of(wanted))
         made: dict[str, Tensor] = {}
-        with neutral(copy.graph):
+        with creation.neutral(copy.graph):
             for index in range(len(results)):
                 made[f"\n{index}"] = tf.identity(next(given))
             for name, group in groups.items():
                 measured = measure(name, [next(given) for _ in group])
                 for key, tensor in measured.items():
                     made[f"{name}\n{key}"] = tf.identity(tensor)
-        self._function = build_function(copy.graph, copy.inputs, made, [], [])
+        self._function = functions.build_function(copy.graph, copy.inputs, made, [], [])
 
     def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
         """Return for each group what was measured on a sample.
@@ -67,7 +65,7 @@ class Probe:
         Groups that lie in a branch of version 1 which is not taken are left out.
         """
         found: dict[str, dict[str, Array]] = {}
-        for name, value in call_function(self._function, sample).items():
+        for name, value in functions.call_function(self._function, sample).items():
             group, _, key = name.partition("\n")
             found.setdefault(group, {})[key] = value.numpy()
         # TensorFlow returns nothing at all for what did not run.
@@ -80,9 +78,9 @@ class Probe:
 
 def unquantized(op: Operation) -> Tensor | None:
     """Return what is quantized, for an op that simulates that."""
-    if op.type in FAKE_QUANT:
+    if op.type in int8_kernels.FAKE_QUANT:
         return op.inputs[0]
-    return delayed_input(op)
+    return network.delayed_input(op)
 
 
 _ENDS = "/min"
@@ -144,7 +142,9 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
 
     Cost: linear in ops and edges.
     """
-    outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
+    outside = MutableIdentityMap(
+        (inside, ext) for ext, inside in functions.bindings(graph)
+    )
     names = {id(v.handle): name for name, v in variables.items()}
     origins = Origins(graph)
     found: dict[int, Site] = {}
@@ -169,7 +169,11 @@ def live_simulations(graph: Graph) -> list[Operation]:
     """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
     live = Liveness(graph)
     ops = graph.get_operations()
-    return [op for op in ops if op.type in FAKE_QUANT and not live.is_retired(op)]
+    return [
+        op
+        for op in ops
+        if op.type in int8_kernels.FAKE_QUANT and not live.is_retired(op)
+    ]
 
 
 def _format(op: Operation) -> Format:
@@ -196,7 +200,7 @@ def range_values(graph: Graph) -> dict[Operation, Array]:
     ends = [
         end
         for op in graph.get_operations()
-        if op.type in FAKE_QUANT
+        if op.type in int8_kernels.FAKE_QUANT
         for end in list(op.inputs)[1:]
     ]
     return _values(graph, ends)
@@ -215,13 +219,15 @@ def frozen(values: Mapping[Operation, Array]) -> Replace:
         found = values.get(op)
         if found is not None:
             return found
-        return None if delayed_input(op) is None else op.inputs[1]
+        return None if network.delayed_input(op) is None else op.inputs[1]
 
     return replace
 
 
 def _values(graph: Graph, reads: list[Tensor]) -> dict[Operation, Array]:
-    outside = MutableIdentityMap((inside, ext) for ext, inside in bindings(graph))
+    outside = MutableIdentityMap(
+        (inside, ext) for ext, inside in functions.bindings(graph)
+    )
     found: dict[Operation, Array] = {}
     for read in reads:
         inside = variable_behind(read)

@@ -41,17 +41,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.creation import set_new_input
-from geutil.graph.op_types import BIAS_ADDITIONS, SCALINGS, SHIFTS
+from geutil.graph import creation, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning.int8_kernels import (
-    DIVISIONS,
-    FAKE_QUANT,
-    PASSING,
-    Moved,
-    find_moved,
-)
+from geutil.quantize.planning import int8_kernels
+from geutil.quantize.planning.int8_kernels import DIVISIONS, FAKE_QUANT, PASSING, Moved
 from geutil.quantize.spec import Range, nudged, step
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origins
@@ -104,7 +98,7 @@ def find_dilated(graph: Graph) -> list[Dilated]:
     Cost: linear in ops and edges; a few runs of what computes paddings, where sizes of
     images are not known.
     """
-    found_moved = find_moved(graph.get_operations(), Liveness(graph))
+    found_moved = int8_kernels.find_moved(graph.get_operations(), Liveness(graph))
     moved = [each for each in found_moved if _is_computed_from_shapes(each)]
     tried = [_moves(moved, size) for size in _TRIED_SIZES]
     found = (_dilated(each, moves) for each, *moves in zip(moved, *tried, strict=True))
@@ -184,7 +178,7 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
         for reader in readers:
             for index, t in enumerate(reader.inputs):
                 if t is op.outputs[0]:
-                    set_new_input(reader, index, quotient)
+                    creation.set_new_input(reader, index, quotient)
     return [found.get(t, t) for t in results]
 
 
@@ -262,7 +256,7 @@ def _nudged(op: Operation, low: Any, high: Any) -> Range:
 def _biases(graph: Graph) -> Iterator[_Bias]:
     origins = Origins(graph)
     for op in graph.get_operations():
-        if op.type not in BIAS_ADDITIONS or len(op.inputs) != 2:
+        if op.type not in op_types.BIAS_ADDITIONS or len(op.inputs) != 2:
             continue
         first, second = op.inputs
         for bias, data in ((second, first), (first, second)):
@@ -348,7 +342,7 @@ def _simulated_operands(
     origins = Origins(graph)
     seen: set[Operation] = set()
     for op in graph.get_operations():
-        if op.type not in SHIFTS | SCALINGS:
+        if op.type not in op_types.SHIFTS | op_types.SCALINGS:
             continue
         for t in op.inputs:
             simulation = _source(t).op
@@ -358,7 +352,7 @@ def _simulated_operands(
             known = all(end in constants for end in ends)
             if known and origins.is_parameter(simulation.inputs[0]):
                 seen.add(simulation)
-                yield simulation, int(op.type in SCALINGS)
+                yield simulation, int(op.type in op_types.SCALINGS)
 
 
 def _source(tensor: Tensor) -> Tensor:

@@ -15,18 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.creation import neutral, set_new_input
-from geutil.graph.functions import build_function
-from geutil.graph.protos import new_trackable
+from geutil.graph import creation, functions, protos, types
 from geutil.graph.tflite_files import FileOp, ops_of
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_graph,
-    type_name,
-)
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import (
     Site,
@@ -36,15 +27,8 @@ from geutil.quantize.calibration.ranges import (
     range_values,
     variable_values,
 )
-from geutil.quantize.int8.converter_workarounds import (
-    Dilated,
-    find_dilated,
-    left_out,
-    mended,
-    nudge,
-    without_divisions,
-)
-from geutil.quantize.int8.running import file_names, interpreter_of
+from geutil.quantize.int8 import converter_workarounds, running
+from geutil.quantize.int8.converter_workarounds import Dilated
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.choices import Choices
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
@@ -75,10 +59,10 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     """
     graph = model.graph
     values = range_values(graph) | variable_values(graph)
-    dilated = find_dilated(graph) if mend else []
+    dilated = converter_workarounds.find_dilated(graph) if mend else []
     if mend:
-        values |= mended(graph, values)
-    known, moves = frozen(values), left_out(dilated)
+        values |= converter_workarounds.mended(graph, values)
+    known, moves = frozen(values), converter_workarounds.left_out(dilated)
 
     def replace(op: Operation) -> Tensor | Array | None:
         # The converter has no word for it.
@@ -89,18 +73,21 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     amend = _amendments(graph, dilated) if mend else None
     copy = PartialCopy(graph, model.inputs, replace, amend)
     made = copy.of(list(model.outputs.values()))
-    inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
+    inputs, outputs = (
+        running.file_names(list(model.inputs)),
+        running.file_names(list(model.outputs)),
+    )
     by_handle = {id(v.handle): v for v in model.variables.values()}
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
-    with neutral(copy.graph):
+    with creation.neutral(copy.graph):
         if mend:
-            made = _parted(without_divisions(copy.graph, made))
+            made = _parted(converter_workarounds.without_divisions(copy.graph, made))
         results = {
             name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
         }
     given = {inputs[name]: t for name, t in copy.inputs.items()}
-    return build_function(copy.graph, given, results, [], variables)
+    return functions.build_function(copy.graph, given, results, [], variables)
 
 
 def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -131,7 +118,7 @@ def _read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> No
     for op in ops:
         for index, t in enumerate(op.inputs):
             if t is tensor:
-                set_new_input(op, index, other)
+                creation.set_new_input(op, index, other)
 
 
 def _twin(simulated: Tensor, wider: float) -> Tensor:
@@ -151,7 +138,7 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     taken = {op.name for op in graph.get_operations()}
 
     def amend(node: Any, op: Operation) -> None:
-        nudge(node, op)
+        converter_workarounds.nudge(node, op)
         # The file has its name, and holds it for each tensor.
         scope, _, own = op.name.rpartition("/")
         if own == op.type and op.type in FAKE_QUANT and scope not in taken:
@@ -277,10 +264,10 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         'int8'
     """
     graph: Any = getattr(model, "graph", None)
-    if not hasattr(model, "concrete_function") or not is_graph(graph):
+    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
         raise ArgumentTypeError(
-            f"a geutil.model.Model is converted, not a {type_name(model)}; open it "
-            "with geutil.model.open"
+            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
+            "it with geutil.model.open"
         )
     if not live_simulations(graph):
         raise QuantizeError(
@@ -293,7 +280,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     _check_bits(graph)
     blob = _converted(deployed(model, mend=True))
     # Some files are made, and cannot be run.
-    interpreter_of(blob)
+    running.interpreter_of(blob)
     in_float = float_ops(blob)
     not_kept = missed(model, in_float)
     for op in in_float:
@@ -333,7 +320,7 @@ def _check_bits(graph: Graph) -> None:
 def _converted(function: Any) -> bytes:
     # The converter wants to know an owner of variables; without one the file has no
     # names.
-    owner = new_trackable()
+    owner = protos.new_trackable()
     owner.variables = list(function.variables)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], owner)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]

@@ -10,20 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph.function_calls import called_function, reason_to_stay
-from geutil.graph.op_types import CALLS, CONVOLUTIONS_2D, PLACEHOLDERS, SELECTS
-from geutil.graph.order import topological_sort
-from geutil.graph.tf_gradients import in_version_1_control_flow, is_stateful
+from geutil.graph import function_calls, op_types, order, tf_gradients
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
-from geutil.quantize.planning.int8_kernels import (
-    FAKE_QUANT,
-    FLOAT_LAYERS,
-    KERNELS,
-    PASSING,
-    SHAPES,
-    Treatment,
-    find_moved,
-)
+from geutil.quantize.planning import int8_kernels
+from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import DATA_SLOTS, Origin, Origins
@@ -41,7 +31,7 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
     for reader in _readers(tensor, live):
         # Channels of several axes are brought together, and taken apart again.
         found = _behind(reader, live) if reader.type == "Reshape" else reader
-        if found is not None and found.type in FAKE_QUANT:
+        if found is not None and found.type in int8_kernels.FAKE_QUANT:
             result = _reshaped_back(found, tensor, reader, live)
             return _chosen(result, tensor, live)
     return None
@@ -72,7 +62,11 @@ def _reshaped_back(
 
 def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
     for op in result.consumers():
-        if op.type in SELECTS and op.inputs[1] is result and op.inputs[2] is tensor:
+        if (
+            op.type in op_types.SELECTS
+            and op.inputs[1] is result
+            and op.inputs[2] is tensor
+        ):
             return op.outputs[0]
     return result
 
@@ -82,12 +76,12 @@ def delayed_input(op: Operation) -> Tensor | None:
 
     None if it is another op: one that chooses between two tensors of the network, say.
     """
-    if op.type not in SELECTS:
+    if op.type not in op_types.SELECTS:
         return None
     quantized = op.inputs[1]
     while quantized.op.type == "Reshape":
         quantized = quantized.op.inputs[0]
-    if quantized.op.type not in FAKE_QUANT:
+    if quantized.op.type not in int8_kernels.FAKE_QUANT:
         return None
     source, exact = quantized.op.inputs[0], op.inputs[2]
     while source is not exact and source.op.type == "Reshape":
@@ -131,7 +125,7 @@ def _has_its_own_value(op: Operation) -> bool:
     """Tell whether an op of the same kind and inputs may yield something else."""
     if op.type == "ReadVariableOp":
         return False
-    return is_stateful(op) or (not op.inputs and op.type != "Const")
+    return tf_gradients.is_stateful(op) or (not op.inputs and op.type != "Const")
 
 
 def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
@@ -144,10 +138,10 @@ def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
 
 _READS = frozenset(("Identity", "ReadVariableOp"))
 # What hands values on, and what chooses while quantization is delayed.
-_AROUND = PASSING | SELECTS
+_AROUND = int8_kernels.PASSING | op_types.SELECTS
 # With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
 # "'tfl.transpose' op has mismatched quantized axes").
-_BY_CHANNEL = CONVOLUTIONS_2D
+_BY_CHANNEL = op_types.CONVOLUTIONS_2D
 
 
 def source_of(weights: Tensor) -> Tensor:
@@ -165,7 +159,7 @@ def is_quantized(weights: Tensor) -> bool:
     """Tell whether weights come from a FakeQuant op."""
     waiting = [weights.op]
     for op in waiting:
-        if op.type in FAKE_QUANT:
+        if op.type in int8_kernels.FAKE_QUANT:
             return True
         if op.type in _AROUND:
             waiting += [t.op for t in op.inputs]
@@ -198,7 +192,7 @@ def by_channel(op: Operation) -> bool:
 _FLOW = frozenset(
     ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 )
-BODIES = CALLS | _FLOW
+BODIES = op_types.CALLS | _FLOW
 """Types of ops that compute in the body of a function."""
 
 
@@ -233,16 +227,20 @@ class Network:
         self.origins = Origins(graph)
         self.live = Liveness(graph)
         self.results: IdentitySet = IdentitySet(results)
-        everything = topological_sort(graph.get_operations())
+        everything = order.topological_sort(graph.get_operations())
         needed = self._needed(everything)
         self.ops = [op for op in everything if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}
         found = ((op, layer_of(op, self.origins)) for op in self.ops)
         layers = {op: layer for op, layer in found if layer is not None}
         self.layers: dict[Operation, Layer] = {
-            op: layer for op, layer in layers.items() if op.type not in FLOAT_LAYERS
+            op: layer
+            for op, layer in layers.items()
+            if op.type not in int8_kernels.FLOAT_LAYERS
         }
-        self.gathered = frozenset(m.gathered for m in find_moved(self.ops, self.live))
+        self.gathered = frozenset(
+            m.gathered for m in int8_kernels.find_moved(self.ops, self.live)
+        )
         self.unfed = [
             op
             for op in everything
@@ -253,7 +251,7 @@ class Network:
 
     def is_input(self, op: Operation) -> bool:
         """Tell whether an op is an input, or a constant that stands in for one."""
-        return op.type in PLACEHOLDERS or op in self.origins.inputs
+        return op.type in op_types.PLACEHOLDERS or op in self.origins.inputs
 
     def is_data(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is data, no parameter and no statistic."""
@@ -274,15 +272,15 @@ class Network:
             Edge(op, index)
             for op in sorted(readers, key=self.place.__getitem__)
             for index, t in enumerate(op.inputs)
-            if t is tensor and op.type not in SHAPES
+            if t is tensor and op.type not in int8_kernels.SHAPES
         ]
 
     def quantized(self, tensor: Tensor) -> Tensor | None:
         """Return the result of a FakeQuant op that reads a tensor, or is the tensor."""
-        if tensor.op.type in FAKE_QUANT:
+        if tensor.op.type in int8_kernels.FAKE_QUANT:
             return tensor
         for op in tensor.consumers():
-            if op.type in FAKE_QUANT and not self.live.is_retired(op):
+            if op.type in int8_kernels.FAKE_QUANT and not self.live.is_retired(op):
                 return op.outputs[0]
         return None
 
@@ -299,7 +297,7 @@ class Network:
             if passed in self.results or not edges:
                 return False
             for op, index in edges:
-                kernel = KERNELS.get(op.type)
+                kernel = int8_kernels.KERNELS.get(op.type)
                 if kernel is None or kernel.treatment is not Treatment.PASSES:
                     return False
                 if index not in kernel.data_inputs(op):
@@ -327,10 +325,10 @@ class Network:
 
     def obstacle(self, op: Operation) -> str:
         """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
-        if in_version_1_control_flow(op):
+        if tf_gradients.in_version_1_control_flow(op):
             return "is in a loop or conditional of version 1, where ranges are not kept"
-        if called_function(op):
-            reason = reason_to_stay(op)
+        if function_calls.called_function(op):
+            reason = function_calls.reason_to_stay(op)
             if reason:
                 return (
                     "calls a function, whose body is not looked into, and which "
@@ -379,7 +377,9 @@ class Network:
         if is_reference(tensor) or self.origins.of(tensor) is not None:
             return False
         chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs
-        return tensor.dtype.is_floating or (bool(chosen) and op.type not in SHAPES)
+        return tensor.dtype.is_floating or (
+            bool(chosen) and op.type not in int8_kernels.SHAPES
+        )
 
     def _before(self, layers: Mapping[Operation, Layer]) -> set[Operation]:
         region: set[Operation] = set()
@@ -402,7 +402,9 @@ class Network:
             if not known.issuperset(data) or any(t.shape.rank == 0 for t in numbers):
                 found.add(op)
         for op in reversed(behind):
-            readers = (r for r in self.live.readers(op) if r.type not in SHAPES)
+            readers = (
+                r for r in self.live.readers(op) if r.type not in int8_kernels.SHAPES
+            )
             if not found.isdisjoint(readers):
                 found.add(op)
         return found
@@ -410,4 +412,4 @@ class Network:
 
 def _reads_values(reader: Operation, op: Operation) -> bool:
     """Tell whether an op reads another's values, and not just the range of them."""
-    return reader.type not in FAKE_QUANT or reader.inputs[0].op is op
+    return reader.type not in int8_kernels.FAKE_QUANT or reader.inputs[0].op is op

@@ -10,31 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from geutil.graph.function_calls import called_function
-from geutil.graph.op_types import LOOKUPS, SUMS
+from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize.planning import fused_ops, int8_kernels
 from geutil.quantize.planning.choices import Choices
 from geutil.quantize.planning.draft_points import Draft, Point, RangeGroup, Skip, named
-from geutil.quantize.planning.fused_ops import (
-    Chain,
-    Composite,
-    Prelu,
-    chain_from,
-    find_composites,
-    find_prelus,
-)
-from geutil.quantize.planning.int8_kernels import (
-    DECISIONS,
-    DIVISIONS,
-    FAKE_QUANT,
-    FUSED_ACTIVATIONS,
-    KERNELS,
-    SHAPES,
-    Kernel,
-    Treatment,
-    kernel_of,
-    without_kernel,
-)
+from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
+from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
     BODIES,
     Edge,
@@ -128,7 +110,7 @@ class _Planner(Refusals):
         self.skips: dict[Operation, Skip] = {}
         # Ops that hand on what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
-        for composite in find_composites(
+        for composite in fused_ops.find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
             if all(self.refusal(op) == "" for op in composite.ops):
@@ -199,13 +181,19 @@ class _Planner(Refusals):
         ]
 
     def _by_roots(self) -> list[Operation]:
-        kinds = [op for kind in DIVISIONS for op in self._left_in_float(kind)]
-        return [op for op in kinds if op.inputs[DIVISIONS[op.type]].op.type == "Sqrt"]
+        kinds = [
+            op for kind in int8_kernels.DIVISIONS for op in self._left_in_float(kind)
+        ]
+        return [
+            op
+            for op in kinds
+            if op.inputs[int8_kernels.DIVISIONS[op.type]].op.type == "Sqrt"
+        ]
 
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
             return []
-        found = find_prelus(self.network)
+        found = fused_ops.find_prelus(self.network)
         return [p for p in found if not any(map(self.refusal, p.ops))]
 
     def _finish(self) -> None:
@@ -232,10 +220,10 @@ class _Planner(Refusals):
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
-        if op.type in DECISIONS and not self.refusal(op):
+        if op.type in int8_kernels.DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
-        if not floats or op.type in SHAPES or self.network.is_input(op):
+        if not floats or op.type in int8_kernels.SHAPES or self.network.is_input(op):
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])
@@ -246,17 +234,17 @@ class _Planner(Refusals):
             return
         composite = self.composites.get(op)
         layer = self.network.layers.get(op)
-        kernel = kernel_of(op)
+        kernel = int8_kernels.kernel_of(op)
         if composite is not None:
             self._composite(composite)
         elif layer is not None:
             self._layer(layer)
-        elif op.type in LOOKUPS and not self.network.is_data(op.inputs[0]):
+        elif op.type in op_types.LOOKUPS and not self.network.is_data(op.inputs[0]):
             # The converter stores the table in the range of what is looked up.
             spec = self.overrides.spec([op])
             self._end(Chain((op,), op.outputs[0], ""), "lookup_quant", spec)
         elif kernel is None:
-            self._skip(op, without_kernel(op.type))
+            self._skip(op, int8_kernels.without_kernel(op.type))
         elif kernel.treatment is Treatment.PASSES:
             self._pass(op, kernel)
         elif kernel.treatment is Treatment.KEEPS:
@@ -268,19 +256,19 @@ class _Planner(Refusals):
 
     def _is_simulation(self, op: Operation) -> bool:
         """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
-        return op.type in FAKE_QUANT or delayed_input(op) is not None
+        return op.type in int8_kernels.FAKE_QUANT or delayed_input(op) is not None
 
     def _skip(self, op: Operation, reason: str) -> None:
         # What is in a body may well have kernels.
-        known = op.type in (*KERNELS, *BODIES) or op in self.network.layers
-        known = known or called_function(op) != ""
+        known = op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
+        known = known or function_calls.called_function(op) != ""
         in_loss = reason == BEHIND and self.network.leads_to_loss(op)
         has_kernel = known and not in_loss and reason != _DIVIDES
         self.skips[op] = Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
-        chain = chain_from(op, self.network, self.may_take)
+        chain = fused_ops.chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         if not is_quantized(layer.kernel):
             form = format_of(layer, spec)
@@ -301,7 +289,9 @@ class _Planner(Refusals):
         return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
 
     def _feeds_sum(self, tensor: Tensor) -> bool:
-        return any(edge.op.type in SUMS for edge in self.network.readers(tensor))
+        return any(
+            edge.op.type in op_types.SUMS for edge in self.network.readers(tensor)
+        )
 
     def _make(self, op: Operation, kernel: Kernel) -> None:
         network = self.network
@@ -316,7 +306,7 @@ class _Planner(Refusals):
                 self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
-            chain = chain_from(op, network, self.may_take)
+            chain = fused_ops.chain_from(op, network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         learnt = chain.activation and not kernel.range
         slot = "act_quant" if learnt else kernel.slot
@@ -397,7 +387,7 @@ class _Planner(Refusals):
             slot,
             spec,
             fixed=range_,
-            positive=chain.activation in FUSED_ACTIVATIONS.values(),
+            positive=chain.activation in int8_kernels.FUSED_ACTIVATIONS.values(),
         )
         if draft is None:
             return

@@ -8,15 +8,11 @@ from typing import Any, Protocol
 from geutil.errors import QuantizeError
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
+from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.choices import Choices, Overrides, chosen
 from geutil.quantize.planning.draft_points import Drafts, Point, RangeGroup, Skip
 from geutil.quantize.planning.fused_ops import Composite, Prelu
-from geutil.quantize.planning.int8_kernels import (
-    FUSED_ACTIVATIONS,
-    KERNELS,
-    Kernel,
-    Treatment,
-)
+from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import Network, is_quantized
 from geutil.select.networks.provenance import FUSED, is_layer_norm
 
@@ -164,7 +160,7 @@ class Refusals(Drafts):
             return f"is a batch norm; {_FOLD}"
         if any(self.network.is_statistic(t) for t in op.inputs):
             return f"belongs to a batch norm in training; {_FOLD}"
-        kernel = KERNELS.get(op.type)
+        kernel = int8_kernels.KERNELS.get(op.type)
         if kernel and kernel.activation not in ("", *self.choices.activations):
             return f"is no activation that is asked for ({kernel.activation})"
         behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
@@ -174,7 +170,10 @@ class Refusals(Drafts):
         """Tell whether an op behind the last layer is still part of the network."""
         if kernel is None or kernel.treatment in _MORE_AT_THE_END:
             return kernel is not None and self._reads_network(op)
-        return op.type in (*SUMS, *FUSED_ACTIVATIONS) and self._reads_network(op)
+        return op.type in (
+            *SUMS,
+            *int8_kernels.FUSED_ACTIVATIONS,
+        ) and self._reads_network(op)
 
     def _reads_network(self, op: Operation) -> bool:
         data = [t for t in op.inputs if self.network.is_data(t)]
@@ -194,9 +193,9 @@ class Refusals(Drafts):
             return False
         if statistic:
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        kernel = KERNELS.get(op.type)
+        kernel = int8_kernels.KERNELS.get(op.type)
         passes = kernel is not None and kernel.treatment is Treatment.PASSES
-        fuses = passes or op.type in (*FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
+        fuses = passes or op.type in (*int8_kernels.FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
         if fuses and self.network.is_behind_layers(op):
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
         return self.refusal(op) == ""

@@ -17,9 +17,7 @@ from enum import IntEnum
 
 import tensorflow as tf
 
-from geutil.graph.op_types import ADDITIONS, ENTERS, LOOKUPS, SWITCHES
-from geutil.graph.order import topological_sort
-from geutil.graph.tf_gradients import is_stateful
+from geutil.graph import op_types, order, tf_gradients
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
 from geutil.select.walks import get_backward_walk_ops
 
@@ -183,7 +181,7 @@ def _data_of(op: Operation, behind: set[Operation]) -> Operation | None:
         return None
     if op.type in DATA_SLOTS:
         return op.inputs[DATA_SLOTS[op.type]].op
-    if op.type in LOOKUPS:
+    if op.type in op_types.LOOKUPS:
         return op.inputs[1].op
     given = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
     if not given:
@@ -214,7 +212,7 @@ _NEVER = frozenset(
     )
 )
 # How a branch or a loop of version 1 gets what does not change inside.
-LED_IN = ENTERS | SWITCHES
+LED_IN = op_types.ENTERS | op_types.SWITCHES
 _ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
 
@@ -241,7 +239,7 @@ class Origins:
 
     def __init__(self, graph: Graph) -> None:
         self.inputs: frozenset[Operation] = frozenset()
-        ops = topological_sort(graph.get_operations())
+        ops = order.topological_sort(graph.get_operations())
         self._trace(ops)
         found = constant_inputs(ops, self.is_parameter)
         if found:
@@ -296,7 +294,7 @@ class Origins:
                 measures = kind == "Mean" and is_statistic(op)
                 return Origin.BATCH if measures else None
             found = max(found, origin)
-        return None if is_stateful(op) else found
+        return None if tf_gradients.is_stateful(op) else found
 
     def _behind(self, op: Operation) -> frozenset[Operation]:
         behind = frozenset(
@@ -306,7 +304,7 @@ class Origins:
 
 
 def _is_spread(op: Operation) -> bool:
-    if op.type not in _ROOTS or op.inputs[0].op.type not in ADDITIONS:
+    if op.type not in _ROOTS or op.inputs[0].op.type not in op_types.ADDITIONS:
         return False
     # A scalar is the scale of an attention, say.
     if op.outputs[0].shape.rank == 0:

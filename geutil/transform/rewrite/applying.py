@@ -9,10 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, TransformError
-from geutil.graph.adjacency import control_inputs, graph_order
-from geutil.graph.creation import count_ops, ops_since, surroundings_of
-from geutil.graph.names import scope_basename
-from geutil.graph.run_hooks import check_editable
+from geutil.graph import adjacency, creation, names, run_hooks
 from geutil.graph.types import Operation, Tensor, is_op, is_tensor, type_name
 from geutil.reroute.tensors import Plan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
@@ -54,16 +51,18 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
     """
     root, liveness = match.root, territory.liveness
     graph = root.graph
-    check_editable(graph, [*match.ops, *liveness.readers(root)])
-    count = count_ops(graph)
+    run_hooks.check_editable(graph, [*match.ops, *liveness.readers(root)])
+    count = creation.count_ops(graph)
     awaited = _awaited(match)
-    with surroundings_of(root, awaited):
+    with creation.surroundings_of(root, awaited):
         result = rule.replacement(match)
         if not isinstance(result, str):
             stand_in = [result] if not root.outputs and is_op(result) else []
             pairs = _pairs(rule, root, None if stand_in else result)
-            pairs = _ordered(pairs, frozenset(ops_since(graph, count)), awaited)
-    new_ops = ops_since(graph, count)
+            pairs = _ordered(
+                pairs, frozenset(creation.ops_since(graph, count)), awaited
+            )
+    new_ops = creation.ops_since(graph, count)
     if isinstance(result, str):
         liveness.abandon(new_ops)
         return result
@@ -83,7 +82,7 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
 def _awaited(match: Match) -> list[Operation]:
     """Return what the matched ops wait for, each once."""
     members = frozenset(match.ops)
-    found = dict.fromkeys(c for op in match.ops for c in control_inputs(op))
+    found = dict.fromkeys(c for op in match.ops for c in adjacency.control_inputs(op))
     return [op for op in found if op not in members]
 
 
@@ -123,7 +122,7 @@ def _ordered(
     return [
         (old, new)
         if new.op in new_ops
-        else (old, tf.identity(new, name=scope_basename(old.op.name)))
+        else (old, tf.identity(new, name=names.scope_basename(old.op.name)))
         for old, new in pairs
     ]
 
@@ -170,7 +169,7 @@ def _move(
     return Applied(
         tuple(pairs),
         tuple(new_ops),
-        tuple(graph_order(dict.fromkeys([*moving, *waiting]))),
+        tuple(adjacency.graph_order(dict.fromkeys([*moving, *waiting]))),
         tuple(retired),
         tuple(revived),
     )
@@ -261,7 +260,11 @@ class Worklist:
         """
         changed = [*applied.new_ops, *applied.rewired, *applied.revived]
         changed += self._freed(applied.retired)
-        self.fill(graph_order(self._downstream(dict.fromkeys([*changed, match.root]))))
+        self.fill(
+            adjacency.graph_order(
+                self._downstream(dict.fromkeys([*changed, match.root]))
+            )
+        )
 
     def _freed(self, retired: Iterable[Operation]) -> list[Operation]:
         """Return ops that lost a reader, where `only_consumer` may hold now."""

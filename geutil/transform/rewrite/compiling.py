@@ -14,15 +14,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.types import Operation, Tensor, type_name
-from geutil.transform.rewrite.patterns import (
-    Any,
-    Op,
-    Or,
-    Output,
-    Pattern,
-    TensorTest,
-    check_name,
-)
+from geutil.transform.rewrite import patterns
+from geutil.transform.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
 
 MAX_IDENTITIES = 8
 """How many Identity ops in a row a leaf looks through. A frozen graph has one."""
@@ -50,7 +43,7 @@ class Leaf(Pattern):
         where: TensorTest | None = None,
         through_identity: bool = True,
     ) -> None:
-        check_name(name)
+        patterns.check_name(name)
         self.name = name
         self.where = where
         self.through_identity = through_identity

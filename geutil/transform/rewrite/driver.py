@@ -13,30 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph.creation import count_ops, neutral, ops_since
-from geutil.graph.edits import transaction
-from geutil.graph.nested import flatten
+from geutil.graph import creation, edits, nested, types
 from geutil.graph.order import topological_sort
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_op,
-    is_tensor,
-    require_graph,
-    type_name,
-)
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.verify import verify
 from geutil.select.conversions import as_list
+from geutil.transform.rewrite import matching
 from geutil.transform.rewrite.applying import Applied, Worklist, apply_rule
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import (
-    Finder,
-    Match,
-    producer_types,
-    require_one_graph,
-)
+from geutil.transform.rewrite.matching import Finder, Match
 from geutil.transform.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 from geutil.transform.rewrite.search import Territory
 
@@ -234,24 +219,24 @@ def rewrite(
         >>> y.op.inputs[0].name
         'Relu:0'
     """
-    require_graph(graph)
+    types.require_graph(graph)
     listed = _rules(rules)
-    within = None if ops is None else require_one_graph(ops, graph)
+    within = None if ops is None else matching.require_one_graph(ops, graph)
     kept = _kept(keep, graph)
     roots = graph.get_operations() if within is None else within
     if limit is None:
         limit = 100 + 2 * len(roots)
     liveness = Liveness(graph)
     territory = Territory(graph, liveness, within, kept)
-    count = count_ops(graph)
+    count = creation.count_ops(graph)
     driver = _Driver(graph, listed, territory, limit, debug)
     try:
         # Neutral from here on, so that each replacement has little to set aside.
-        with transaction(graph), neutral(graph):
+        with edits.transaction(graph), creation.neutral(graph):
             driver.run(topological_sort(roots))
     except BaseException:
         # The edges are back; what was built for them leads nowhere.
-        liveness.abandon(ops_since(graph, count))
+        liveness.abandon(creation.ops_since(graph, count))
         raise
     return driver.report()
 
@@ -302,7 +287,7 @@ class _Driver:
 
     def _visit(self, op: Operation, rules: list[tuple[int, Rule, Finder]]) -> None:
         """Apply the first rule that applies to `op`; note why others do not."""
-        producers = producer_types(op)
+        producers = matching.producer_types(op)
         for index, rule, finder in rules:
             found = finder.find(op, producers)
             if found is None:
@@ -391,19 +376,19 @@ class _Driver:
 
 
 def _rules(rules: Any) -> list[Rule]:
-    listed = flatten(rules)
+    listed = nested.flatten(rules)
     for rule in listed:
         if not isinstance(rule, Rule):
-            raise ArgumentTypeError(f"expected a Rule, got {type_name(rule)}")
+            raise ArgumentTypeError(f"expected a Rule, got {types.type_name(rule)}")
     return listed
 
 
 def _kept(keep: Any, graph: Graph) -> list[Any]:
     kept = as_list(keep)
     for element in kept:
-        if not is_op(element) and not is_tensor(element):
+        if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
-                f"keep holds ops and tensors of a graph, not {type_name(element)}"
+                f"keep holds ops and tensors of a graph, not {types.type_name(element)}"
             )
         if element.graph is not graph:
             raise SelectionError(

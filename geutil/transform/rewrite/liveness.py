@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from geutil.graph.adjacency import control_outputs, graph_order
-from geutil.graph.colocation import drop_missing_colocation
-from geutil.graph.edits import note_undo
+from geutil.graph import adjacency, colocation, edits
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation
 
@@ -52,7 +50,7 @@ class Liveness:
 
     def waiting(self, op: Operation) -> list[Operation]:
         """Return the ops that have `op` as a control input, in graph order."""
-        return [c for c in control_outputs(op) if c not in self._retired]
+        return [c for c in adjacency.control_outputs(op) if c not in self._retired]
 
     def take_in(self, ops: Iterable[Operation]) -> None:
         """Learn what new or rewired ops read now."""
@@ -80,7 +78,7 @@ class Liveness:
             The retired ops. Stateful ops above `ops` are never among them.
         """
         retired: list[Operation] = []
-        first = graph_order(dict.fromkeys(ops))
+        first = adjacency.graph_order(dict.fromkeys(ops))
         given = frozenset(first)
         queue = first
         while queue:
@@ -102,11 +100,11 @@ class Liveness:
         They may be colocated with an op that was to be made and was not.
         """
         for op in ops:
-            drop_missing_colocation(op)
+            colocation.drop_missing_colocation(op)
             self._retired.setdefault(op)
 
     def _mark(self, op: Operation) -> None:
-        note_undo(self._graph, UndoStep(lambda: self._unmark(op)))
+        edits.note_undo(self._graph, UndoStep(lambda: self._unmark(op)))
         self._retired[op] = None
 
     def _unmark(self, op: Operation) -> None:
@@ -124,7 +122,9 @@ class Liveness:
                 continue
             self.forget([op])
             if self.readers(op) or self.waiting(op):
-                note_undo(self._graph, UndoStep(partial(self._retired.setdefault, op)))
+                edits.note_undo(
+                    self._graph, UndoStep(partial(self._retired.setdefault, op))
+                )
                 self._unmark(op)
                 revived.append(op)
                 producers = [t.op for t in op.inputs]

@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph.order import topological_sort
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_op,
-    require_graph,
-    require_op,
-)
+from geutil.graph import order, types
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.conversions import get_unique_graph, make_list_of_op
 from geutil.transform.rewrite.compiling import Compiled, compile_pattern
 from geutil.transform.rewrite.liveness import Liveness
@@ -66,7 +59,7 @@ class Match:
         return {
             name: element
             for name, element in self.captures.items()
-            if not is_op(element)
+            if not types.is_op(element)
         }
 
     def __repr__(self) -> str:
@@ -167,7 +160,7 @@ def match(
     finder = Finder(compiled, territory)
     found: list[Match] = []
     taken: set[Operation] = set()
-    for op in reversed(topological_sort(listed)):
+    for op in reversed(order.topological_sort(listed)):
         if not is_anchor(compiled, op) or liveness.is_retired(op):
             continue
         result = finder.find(op, producer_types(op))
@@ -283,8 +276,8 @@ def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
           Any() is 'x:0'
           Const('b') is not 'n:0': it comes from Neg, not a constant
     """
-    require_graph(graph)
-    require_op(op)
+    types.require_graph(graph)
+    types.require_op(op)
     require_one_graph([op], graph)
     compiled = compile_pattern(pattern)
     liveness = Liveness(graph)

@@ -17,16 +17,8 @@ from enum import Enum, auto
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph.adjacency import control_flow_context, creation_index
-from geutil.graph.creation import context_name
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_op,
-)
+from geutil.graph import adjacency, creation, types
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.transform.rewrite.compiling import Compiled, Leaf
 from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.patterns import Any as AnyPattern
@@ -56,9 +48,9 @@ class Territory:
         listed = list(keep)
         self.liveness = liveness
         self.within = None if within is None else set(within)
-        self._kept_ops = frozenset(e for e in listed if is_op(e))
-        self._kept = IdentitySet(e for e in listed if not is_op(e))
-        self._results = IdentitySet(graph.outputs if is_func_graph(graph) else ())
+        self._kept_ops = frozenset(e for e in listed if types.is_op(e))
+        self._kept = IdentitySet(e for e in listed if not types.is_op(e))
+        self._results = IdentitySet(graph.outputs if types.is_func_graph(graph) else ())
 
     def protection(self, op: Operation) -> str | None:
         """Return why the outputs of `op` must survive, or None."""
@@ -85,13 +77,15 @@ class Territory:
         if not others:
             return None
         # A set has no order of its own; the oldest reader is the one to name.
-        return f"'{min(others, key=creation_index).name}' reads '{op.name}' too"
+        return (
+            f"'{min(others, key=adjacency.creation_index).name}' reads '{op.name}' too"
+        )
 
     def objection(self, root: Operation, ops: Iterable[Operation]) -> str | None:
         """Return why `ops` cannot be a match with this root, or None."""
-        context = control_flow_context(root)
+        context = adjacency.control_flow_context(root)
         for op in ops:
-            if control_flow_context(op) is not context:
+            if adjacency.control_flow_context(op) is not context:
                 return (
                     f"'{op.name}' runs {_where(op)} but '{root.name}' {_where(root)}; "
                     "one match runs in one context"
@@ -104,7 +98,7 @@ class Territory:
 
 
 def _where(op: Operation) -> str:
-    name = context_name(op)
+    name = creation.context_name(op)
     return "outside every v1 context" if name is None else f"in '{name}'"
 
 
@@ -403,7 +397,7 @@ class Search:
         """Note a failure; the words are put together only if somebody listens."""
         self.constrained = self.constrained or constraint
         if self._record is not None:
-            op = element if is_op(element) else element.op
+            op = element if types.is_op(element) else element.op
             text = words.format(*parts, kind=op.type) if parts else words
             self._record(len(self._trail), node, element, text)
         return None

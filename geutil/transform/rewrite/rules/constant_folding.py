@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.adjacency import control_flow_context, control_inputs
-from geutil.graph.call_graph import functions_of_attributes
-from geutil.graph.creation import graph_def_of, new_graph
+from geutil.graph import adjacency, call_graph, creation
 from geutil.graph.names import scope_basename
 from geutil.graph.types import Operation, is_reference
 from geutil.transform.rewrite.matching import Match
@@ -143,12 +141,14 @@ def _is_foldable(op: Operation) -> bool:
     tensors = (*op.inputs, *op.outputs)
     if any(is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors):
         return False
-    return not any(functions_of_attributes(op.node_def.attr))
+    return not any(call_graph.functions_of_attributes(op.node_def.attr))
 
 
 def _objection(found: _Subgraph, root: Operation, max_bytes: int) -> str | None:
     for op in (*found.ops, *found.constants):
-        if control_flow_context(op) is not control_flow_context(root):
+        if adjacency.control_flow_context(op) is not adjacency.control_flow_context(
+            root
+        ):
             return f"'{op.name}' runs in another control-flow context"
     for op in found.ops:
         for tensor in op.outputs:
@@ -166,7 +166,7 @@ def _fold(found: _Subgraph, root: Operation) -> Replaced:
     except (tf.errors.OpError, ValueError) as error:
         return f"TensorFlow cannot compute it: {str(error).splitlines()[0]}"
     awaited = dict.fromkeys(
-        c for op in (*found.ops, *found.constants) for c in control_inputs(op)
+        c for op in (*found.ops, *found.constants) for c in adjacency.control_inputs(op)
     )
     members = {*found.ops, *found.constants}
     with root.graph.control_dependencies([c for c in awaited if c not in members]):
@@ -177,13 +177,13 @@ def _fold(found: _Subgraph, root: Operation) -> Replaced:
 
 
 def _evaluate(found: _Subgraph, root: Operation) -> list[np.ndarray]:
-    graph_def = graph_def_of(root.graph, [*found.constants, *found.ops])
+    graph_def = creation.graph_def_of(root.graph, [*found.constants, *found.ops])
     for node in graph_def.node:
         node.device = "/CPU:0"
         node.attr.pop("_class", None)
         # Control inputs come last; the part is computed without what it waits for.
         node.input[:] = [name for name in node.input if not name.startswith("^")]
-    with tf.device(None), new_graph().as_default() as graph:
+    with tf.device(None), creation.new_graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
         names: list[str] = [tensor.name for tensor in root.outputs]
         with tf.compat.v1.Session(graph=graph) as session:

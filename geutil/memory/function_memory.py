@@ -14,13 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.function_calls import (
-    Caller,
-    body_for_call,
-    callers_in,
-    parallel_iterations,
-)
-from geutil.graph.op_types import ADDITIONS
+from geutil.graph import function_calls, op_types
+from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
 from geutil.memory.program import Program
@@ -237,7 +232,7 @@ class _Body:
     def step(self, place: int) -> Any:
         """Return what is added to a value each time, None if that is not known."""
         op = self.results[place].op
-        if op.type not in ADDITIONS:
+        if op.type not in op_types.ADDITIONS:
             return None
         first, second = (_source(t) for t in op.inputs)
         if second is self._arguments[place]:
@@ -368,7 +363,7 @@ class _Functions:
         """Return what the functions hold that a graph's ops run."""
         found: dict[Operation, Called] = {}
         loops: dict[Operation, tuple[Graph, Graph]] = {}
-        for caller in callers_in(graph):
+        for caller in function_calls.callers_in(graph):
             if among is not None and caller.op not in among:
                 continue
             bodies = self._bodies(graph, caller)
@@ -391,7 +386,7 @@ class _Functions:
         if key not in self._known and self._depth < _DEEPEST:
             # Nothing, for a function that calls itself.
             self._known[key] = None
-            body = body_for_call(graph, name, arguments)
+            body = function_calls.body_for_call(graph, name, arguments)
             self._depth += 1
             if body is not None:
                 self._known[key] = body, self._of_body(body)
@@ -413,7 +408,7 @@ class _Functions:
 
 def _of_loop(op: Operation, loops: Loops, once: int) -> Called:
     """Return what a loop holds of which one iteration holds so much."""
-    most = parallel_iterations(op)
+    most = function_calls.parallel_iterations(op)
     times = loops.times(op)
     if times is not None:
         most = min(most, times)
