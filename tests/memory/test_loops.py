@@ -179,7 +179,7 @@ def test_functions_are_read_once_however_often_they_are_called(monkeypatch):
         read.append(name)
         return body_for_call(graph, name, arguments)
 
-    monkeypatch.setattr("geutil.memory.function_memory.body_for_call", counted)
+    monkeypatch.setattr("geutil.graph.function_calls.body_for_call", counted)
     # Four to the power of four calls in all.
     (called,) = calls_in(graph, bytes_of).values()
     assert len(read) == len(set(read)) == 5

@@ -317,7 +317,7 @@ def test_ops_that_tensorflow_lite_lacks(tmp_path):
 
 
 def test_more_bytes_than_a_protobuf_holds_are_refused(tmp_path, format, monkeypatch):
-    monkeypatch.setattr("geutil.model.freezing.BULK_LIMIT", 1000)
+    monkeypatch.setattr("geutil.graph.creation.BULK_LIMIT", 1000)
     v = variable(100, 3)
     opened = opened_function(lambda x: {"y": tf.matmul(x, v, transpose_b=True)})
     refused(opened, tmp_path, format, "SavedModel")

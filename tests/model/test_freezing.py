@@ -10,6 +10,7 @@ from tensorflow.python.framework.convert_to_constants import (
 )
 
 from geutil import model
+from geutil.graph import creation
 from geutil.model import freezing
 from geutil.model.freezing import replace_handles
 from geutil.model.handle_values import Value
@@ -364,7 +365,7 @@ def test_a_variable_without_a_value_is_refused():
 
 
 def test_too_many_bytes_are_refused_before_a_variable_is_read(monkeypatch):
-    monkeypatch.setattr(freezing, "BULK_LIMIT", 100_000)
+    monkeypatch.setattr(creation, "BULK_LIMIT", 100_000)
     big = tf.Variable(tf.zeros([250, 100]))
     opened = model.open(
         tf.function(lambda x: {"y": x @ big[:3]}, input_signature=[FLOATS])

@@ -306,7 +306,7 @@ def test_signatures_that_are_none_are_refused(tmp_path, monkeypatch, signatures)
     loaded = tf.Module()
     loaded.signatures = signatures
     monkeypatch.setattr(
-        "geutil.model.sources.saved_models.load_saved_model", lambda *_: loaded
+        "geutil.model.files.loading.load_saved_model", lambda *_: loaded
     )
     with pytest.raises(model.ModelError, match="the file is damaged"):
         model.open(tmp_path / "m", signature="encode")

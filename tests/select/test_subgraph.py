@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.select import subgraph
+from geutil.graph import types
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import names
 
@@ -368,13 +368,13 @@ def test_find_op_by_name(setting):
 
 def test_look_ups_scan_each_list_once(setting, monkeypatch):
     indexed = []
-    original = subgraph.index_by_identity
+    original = types.index_by_identity
 
     def counted(elements):
         indexed.append(len(elements))
         return original(elements)
 
-    monkeypatch.setattr(subgraph, "index_by_identity", counted)
+    monkeypatch.setattr(types, "index_by_identity", counted)
 
     def body():
         indexed.clear()

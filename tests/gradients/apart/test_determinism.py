@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.networks import NETWORKS
-from geutil.gradients import gradients, last_report, recomputing
+from geutil.gradients import bitwise_determinism, gradients, last_report
 from tests.gradients.apart import is_child
 from tests.gradients.networks import SMALL
 
@@ -128,7 +128,7 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
         )
 
     np.testing.assert_array_equal(recomputed(), expected)
-    monkeypatch.setattr(recomputing, "keep_apart", lambda *args: None)
+    monkeypatch.setattr(bitwise_determinism, "keep_apart", lambda *args: None)
     assert np.any(np.not_equal(recomputed(), expected))
 
 
