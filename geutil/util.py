@@ -7,7 +7,7 @@ from geutil.graph.creation import (
     make_placeholder_from_tensor,
     placeholder_name,
 )
-from geutil.graph.names import scope_basename, scope_dirname, scope_finalize
+from geutil.graph.types import scope_basename, scope_dirname, scope_finalize
 from geutil.select.boundary import ControlOutputs
 from geutil.select.conversions import (
     ListView,

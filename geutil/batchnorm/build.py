@@ -17,7 +17,7 @@ from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norm_finding import Moving, Norm
-from geutil.graph import adjacency, creation, names, op_types, run_hooks
+from geutil.graph import adjacency, creation, op_types, run_hooks, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
@@ -192,9 +192,9 @@ def copy_op(op: Operation, inputs: Mapping[int, Tensor]) -> Operation:
 
 def folded_name(op: Operation) -> str:
     """Return a free name for what stands in for an op."""
-    base = names.scope_basename(op.name)
+    base = types.scope_basename(op.name)
     name = base if base.endswith(SUFFIX) else f"{base}{SUFFIX}"
-    return names.absolute_unique_name(op.graph, f"{names.scope_dirname(op.name)}{name}")
+    return types.absolute_unique_name(op.graph, f"{types.scope_dirname(op.name)}{name}")
 
 
 def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:

@@ -14,7 +14,7 @@ from geutil.batchnorm.norm_path import Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place, inlined, is_convolution_call
 from geutil.batchnorm.training_fold import Training, fold_in_training
-from geutil.graph import creation, edits, names, run_hooks, state
+from geutil.graph import creation, edits, run_hooks, state, types
 from geutil.graph.types import IdentitySet, Operation
 from geutil.transform.rewrite.driver import rewrite
 from geutil.transform.rewrite.liveness import Liveness
@@ -267,6 +267,6 @@ def _choices_in(place: Place, choices: Choices) -> tuple[Choices, str]:
     if scope is None or scope.startswith(prefix):
         scope = scope and scope.removeprefix(prefix)
         return replace(choices, scope=scope), place.fixed
-    if names.is_in_scope(prefix, scope):
+    if types.is_in_scope(prefix, scope):
         return replace(choices, scope=None), place.fixed
     return replace(choices, scope=None), f"is outside of scope '{scope}'"

@@ -15,7 +15,7 @@ from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
 from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm, find_norms
 from geutil.batchnorm.norm_path import Obstacle, Path
-from geutil.graph import names, tf_gradients
+from geutil.graph import runtime, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origin, Origins
@@ -132,7 +132,7 @@ class WaysOn:
         sizes = layer.sizes(layer.inputs)
         if sizes is None or layer.sizes(layer.outputs) is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if tf_gradients.in_version_1_control_flow(layer.op):
+        if runtime.in_version_1_control_flow(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         count = int(np.prod(sizes))
         data = layer.op.inputs[layer.data].shape
@@ -312,9 +312,9 @@ class Planner:
         """Return why a norm may not be folded, wherever it is."""
         op = norm.steps[-1].op
         scope = self._choices.scope
-        if not names.is_in_scope(norm.name, scope):
+        if not types.is_in_scope(norm.name, scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
-        if tf_gradients.in_version_1_control_flow(op):
+        if runtime.in_version_1_control_flow(op):
             return Obstacle(
                 "is in a loop or conditional of version 1, whose parts cannot be "
                 "replaced one by one; make the graph with control flow v2",
@@ -361,7 +361,7 @@ class Planner:
         sizes = layer.sizes(layer.outputs)
         if sizes is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if tf_gradients.in_version_1_control_flow(layer.op):
+        if runtime.in_version_1_control_flow(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         objection = norm_path.misfit(path.links, int(np.prod(sizes)))
         if objection is not None:

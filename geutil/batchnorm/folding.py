@@ -14,7 +14,7 @@ from geutil.batchnorm.fold_plan import Choices
 from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.targets import Places
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
-from geutil.graph import creation, edits, names, types
+from geutil.graph import creation, edits, types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.select.conversions import as_list
 from geutil.transform.rewrite.liveness import Liveness
@@ -156,7 +156,7 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
 
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
-    refused = [r for r in report.refused if names.is_in_scope(r.norm, scope)]
+    refused = [r for r in report.refused if types.is_in_scope(r.norm, scope)]
     if refused:
         raise FoldError(
             f"{len(refused)} batch norm(s) cannot be folded; nothing was "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from geutil.batchnorm.channel_affine import Kind, Step, link_of, step_of
-from geutil.graph import creation, names, order
+from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.reroute.control_edges import add_control_inputs
 from geutil.select.networks.layers import layer_of
@@ -67,7 +67,7 @@ class _Finder:
         self._origins = origins
         self._liveness = liveness
         self._steps: dict[Operation, Step] = {}
-        for op in order.topological_sort(graph.get_operations()):
+        for op in adjacency.topological_sort(graph.get_operations()):
             step = None if liveness.is_retired(op) else step_of(op, origins)
             if step is not None and not _measures_only(op, liveness):
                 self._steps[op] = step
@@ -212,7 +212,7 @@ def _measures_only(op: Operation, liveness: Liveness) -> bool:
 
 def _scope(steps: list[Step]) -> str:
     last = steps[-1].op.name
-    return last if len(steps) == 1 else names.scope_dirname(last).rstrip("/") or last
+    return last if len(steps) == 1 else types.scope_dirname(last).rstrip("/") or last
 
 
 _UPDATES = frozenset(
@@ -385,12 +385,12 @@ def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tenso
         if id(t) not in new and t.op not in ops:
             ops[t.op] = None
             waiting.extend(t.op.inputs)
-    for op in order.topological_sort(ops):
+    for op in adjacency.topological_sort(ops):
         inputs = [new.get(id(t), t) for t in op.inputs]
         if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):
             continue
         node_def = op.node_def
-        node_def.name = names.absolute_unique_name(op.graph, f"{op.name}_moving_fold")
+        node_def.name = types.absolute_unique_name(op.graph, f"{op.name}_moving_fold")
         made = creation.make_op(op.graph, node_def, inputs)
         new.update((id(a), b) for a, b in zip(op.outputs, made.outputs, strict=True))
     return new.get(id(tensor), tensor)

@@ -18,7 +18,7 @@ from typing import Any
 
 from geutil.batchnorm.report import Refused
 from geutil.errors import ArgumentTypeError, GeutilError
-from geutil.graph import creation, function_defs, names, op_types, types
+from geutil.graph import creation, function_defs, op_types, types
 from geutil.graph.flat_body import Body, flat_body
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
@@ -46,7 +46,7 @@ def inlined(op: Operation) -> Tensor:
     body = _body_of(op)
     if body is None:
         return op.outputs[0]
-    scope = names.scope_dirname(op.name)
+    scope = types.scope_dirname(op.name)
     made: dict[str, Any] = {
         arg.name: t for arg, t in zip(body.args, op.inputs, strict=True)
     }
@@ -55,7 +55,7 @@ def inlined(op: Operation) -> Tensor:
             continue
         inputs = [made[name] for name in node_def.input if name[0] != "^"]
         inside = node_def.name
-        node_def.name = names.absolute_unique_name(op.graph, f"{scope}{inside}")
+        node_def.name = types.absolute_unique_name(op.graph, f"{scope}{inside}")
         node_def.device = node_def.device or op.device
         new = creation.make_op(op.graph, node_def, inputs)
         creation.add_control_edges(new, op.control_inputs)
@@ -319,7 +319,7 @@ def _source(tensor: Tensor) -> Tensor:
 
 def _copied(place: Place, argument: Tensor, constant: Operation) -> Tensor:
     node = constant.node_def
-    node.name = names.absolute_unique_name(place.graph, argument.op.name)
+    node.name = types.absolute_unique_name(place.graph, argument.op.name)
     node.attr.pop("_class", None)
     del node.input[:]
     with creation.neutral(place.graph):

@@ -41,7 +41,7 @@ from geutil.batchnorm.batch_statistics import Statistics, averaging_factor
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.channel_affine import Kind, Link, Step, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.graph import creation, order
+from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import data_format
@@ -274,7 +274,7 @@ def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operat
             continue
         found[op] = None
         queue += [t.op for t in op.inputs if id(t) not in stops]
-    return order.topological_sort(found)
+    return adjacency.topological_sort(found)
 
 
 def _is_inverse(root: Operation) -> bool:

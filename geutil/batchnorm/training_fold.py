@@ -20,7 +20,7 @@ from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph import creation, names, op_types, state
+from geutil.graph import creation, op_types, state, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.driver import rewrite
@@ -76,7 +76,7 @@ class _Planner:
         self._freezes = freezes
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
-        if not names.is_in_scope(norm.name, self._scope):
+        if not types.is_in_scope(norm.name, self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
         # The old layer stays, for its statistics: others may go on reading it.
         path = path_to(norm, self.origins, self.liveness, (), {})

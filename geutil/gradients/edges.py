@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.gradients.step import Step
 from geutil.gradients.tape.building import add_in_pairs
-from geutil.graph import adjacency, creation, order, v1_control_flow
+from geutil.graph import adjacency, creation, v1_control_flow
 from geutil.graph.types import Operation, Tensor, unique
 from geutil.select.walks import get_backward_walk_ops
 
@@ -100,7 +100,7 @@ def _forward_places(step: Step, read: Iterable[Tensor]) -> dict[Operation, int]:
     ops = get_backward_walk_ops(
         unique(t.op for t in read), within_ops_fn=step.covers, control_inputs=True
     )
-    return {op: place for place, op in enumerate(order.topological_sort(ops))}
+    return {op: place for place, op in enumerate(adjacency.topological_sort(ops))}
 
 
 def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:

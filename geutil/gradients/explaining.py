@@ -12,7 +12,7 @@ from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.tape.building import TapeEngine
-from geutil.graph import creation, tf_gradients
+from geutil.graph import creation, runtime
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.memory.sizes import GivenShapes
 from geutil.select import queries, walks
@@ -135,7 +135,7 @@ class _Scratch:
         tensors = []
         for x in map(step.source_of, step.as_list(xs)):
             is_variable = isinstance(x, tf.Variable)
-            t = tf_gradients.variable_tensor(self._source, x) if is_variable else x
+            t = runtime.variable_tensor(self._source, x) if is_variable else x
             if t in self._copy:
                 tensors.append(self._copy[t])
         return tensors

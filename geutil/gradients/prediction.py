@@ -10,7 +10,7 @@ from geutil.gradients.segments import Segment
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
-from geutil.graph.order import topological_sort
+from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, unique
 from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
 from geutil.memory.function_memory import NOTHING, ListSizes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import Step
-from geutil.graph import adjacency, order, runtime, tf_gradients
+from geutil.graph import adjacency, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference
 from geutil.memory.cpu_kernels import HELD, passes_on
 
@@ -40,12 +40,12 @@ def why_kept(op: Operation) -> str | None:
     """
     if op.type in _GIVEN or not op.inputs:
         return "it is given"
-    if tf_gradients.is_stateful(op):
+    if runtime.is_stateful(op):
         return f"a {op.type} must run only once"
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
         return "it reads or changes a variable of version 1"
-    if op.type in _PRIMITIVE_FLOW or tf_gradients.in_version_1_control_flow(op):
+    if op.type in _PRIMITIVE_FLOW or runtime.in_version_1_control_flow(op):
         return "it belongs to a loop or conditional of version 1"
     if source_of(op).type in HELD:
         return "it is given"
@@ -293,7 +293,7 @@ def ops_behind(roots: Iterable[Operation], keeps: Keeps) -> list[Operation]:
             if t.op not in met and not keeps(t):
                 met[t.op] = None
                 waiting.append(t.op)
-    return order.topological_sort(met)
+    return adjacency.topological_sort(met)
 
 
 def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:

@@ -16,7 +16,7 @@ from geutil.gradients import costs, segments, tensor_sizes
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.step import Step
-from geutil.graph import tf_gradients, types
+from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
 
 MODES = ("collection", "memory", "speed")
@@ -64,7 +64,7 @@ def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...]
 
 def collected(graph: Graph) -> tuple[Tensor, ...]:
     """Return the collection, without what only graphs around this one can have."""
-    members = list(tf_gradients.collection(graph, COLLECTION))
+    members = list(runtime.collection(graph, COLLECTION))
     if not members:
         raise SelectionError(
             f"the collection '{COLLECTION}' of this graph is empty; add tensors by "
@@ -72,7 +72,7 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
             "checkpoints='memory' to have them chosen"
         )
     # A graph inherits the collections of the one that it is traced in.
-    around = tf_gradients.enclosing_graphs(graph)
+    around = runtime.enclosing_graphs(graph)
     return _tensors(
         graph, (t for t in members if getattr(t, "graph", None) not in around)
     )

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
-from geutil.graph import adjacency, creation, order, tf_gradients
+from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.select.walks import get_backward_walk_ops
 
@@ -114,7 +114,7 @@ def build_step(
     before = creation.count_ops(graph)
     arguments = (graph, targets, sources, seeds, options or {})
     if engine is None:
-        gradients = tf_gradients.plain_gradients(*arguments)
+        gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
     made = creation.ops_since(graph, before)
@@ -225,7 +225,7 @@ def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operatio
         (t.op for t in tensors_of(gradients)),
         lambda op: (p for p in _producers(op) if p in members),
     )
-    return order.topological_sort(op for op in ops if op in needed)
+    return adjacency.topological_sort(op for op in ops if op in needed)
 
 
 def _producers(op: Operation) -> Iterator[Operation]:

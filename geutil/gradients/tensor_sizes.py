@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import creation, fetched_subgraph, op_types, order, types
+from geutil.graph import adjacency, creation, fetched_subgraph, op_types, types
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.memory.sizes import GivenShapes, dims_of, pairs_of, tensor_name
@@ -146,7 +146,7 @@ class OpenShapes:
                 if t.op not in met and not self._is_given(t):
                     met[t.op] = None
                     waiting.append(t.op)
-        return order.topological_sort(met)
+        return adjacency.topological_sort(met)
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Tell whether nothing behind a tensor is of use."""
@@ -274,7 +274,7 @@ def settle_shapes(
 
 def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
     """Return what to tell of sizes that are guesses, or None if there are none."""
-    listed = order.topological_sort(ops)
+    listed = adjacency.topological_sort(ops)
     if not listed:
         return None
     shapes = open_shapes_of(listed[0].graph)

@@ -19,11 +19,10 @@ from geutil.gradients.report import Report, holding_gradients, last_report, repl
 from geutil.gradients.step import Step, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
+    adjacency,
     call_graph,
     creation,
     fetched_subgraph,
-    nested,
-    order,
     runtime,
     types,
 )
@@ -136,7 +135,7 @@ def order_updates(*fetches: Any) -> Report | None:
     default = tf.compat.v1.get_default_graph()
     if types.is_func_graph(default):
         return last_report(default)
-    found = [_op_or_tensor(f) for f in nested.flatten(list(fetches))]
+    found = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
     graph = get_unique_graph(found)
     orders: _Orders | None = state_of(graph).step_order
     if orders is None:
@@ -185,7 +184,7 @@ class _Orders:
         """Order the forward and backward pass of a step."""
         wanted = [*step.ys, *tensors_of(step.gradients)]
         held = wanted if step.holds_gradients else step.ys
-        ops = order.topological_sort(
+        ops = adjacency.topological_sort(
             fetched_subgraph.step_ops([t.op for t in wanted], IdentitySet())
         )
         forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
@@ -218,15 +217,17 @@ class _Orders:
             self._check(targets, use)
 
     def _order(self, targets: Sequence[Operation], use: Use) -> None:
-        ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
+        ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         if self._backward.keys().isdisjoint(ops):
             return
         if _pass_by_joints(ops, self._backward):
-            ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
+            ops = adjacency.topological_sort(
+                fetched_subgraph.step_ops(targets, use.feeds)
+            )
         self._tell(order_step(ops, use.tensors, phases=self._phases), whole=True)
 
     def _order_for_session(self, targets: Sequence[Operation], use: Use) -> None:
-        ops = order.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
+        ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         after = _after(ops, self._backward)
         if not any(call_graph.changes_state(op) for op in after):
             return
@@ -236,9 +237,11 @@ class _Orders:
             return
         # What is fed counts as a part of the step, as it is.
         targets = [*targets, *(t.op for t in use.feeds)]
-        ops = order.topological_sort(fetched_subgraph.step_ops(targets, IdentitySet()))
+        ops = adjacency.topological_sort(
+            fetched_subgraph.step_ops(targets, IdentitySet())
+        )
         if _pass_by_joints(ops, self._backward):
-            ops = order.topological_sort(
+            ops = adjacency.topological_sort(
                 fetched_subgraph.step_ops(targets, IdentitySet())
             )
         changing = _with_readers(

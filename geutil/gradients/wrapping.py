@@ -15,7 +15,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, Call, CallGradients, calls_in
-from geutil.graph import adjacency, creation, gradient_functions, tf_gradients, types
+from geutil.graph import adjacency, creation, gradient_functions, runtime, types
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 
@@ -88,7 +88,7 @@ def _is_output(leaf: Any, graph: types.Graph) -> bool:
         types.is_tensor(leaf)
         and leaf.graph is graph
         and leaf.dtype != tf.resource
-        and tf_gradients.is_differentiable(leaf)
+        and runtime.is_differentiable(leaf)
     )
 
 
@@ -102,7 +102,7 @@ def _read_from_outside(
     while waiting:
         t = waiting.pop()
         if t.op not in made or _is_given(t):
-            if tf_gradients.is_differentiable(t):
+            if runtime.is_differentiable(t):
                 found.add(t)
         elif t.op not in met:
             met.add(t.op)
@@ -115,7 +115,7 @@ def _is_given(t: types.Tensor) -> bool:
 
     A small eager tensor becomes a constant, and a tape may watch where it comes from.
     """
-    return t.op.type in _GIVEN or (t.op.type == "Const" and tf_gradients.is_watched(t))
+    return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
 
 
 def _tell(call: Call, options: Options) -> Sequence[types.Tensor]:
@@ -127,24 +127,24 @@ def _tell(call: Call, options: Options) -> Sequence[types.Tensor]:
     gradients = CallGradients(call, options)
     count = len(call.ys)
     with tf.device(call.ys[0].device):
-        made = tf_gradients.without_recording(
+        made = runtime.without_recording(
             lambda: tf.raw_ops.IdentityN(
                 input=[*call.ys, *call.inputs], name="checkpointed"
             )
         )
     stand_ins = made[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
-        tf_gradients.carry_marks(t, t_)
+        runtime.carry_marks(t, t_)
 
     def of_op(op: types.Operation, *grads: Any) -> list[Any]:
         del op
         return [*[None] * count, *gradients.build(call.inputs, grads[:count])]
 
-    tf_gradients.set_gradient(stand_ins[0].op, of_op)
+    runtime.set_gradient(stand_ins[0].op, of_op)
     watched = _watched(call)
     if watched:
         xs = list(watched)
-        tf_gradients.record_on_tapes(
+        runtime.record_on_tapes(
             "checkpointed",
             stand_ins,
             list(watched.values()),
@@ -160,7 +160,7 @@ def _watched(call: Call) -> types.IdentityMap[Any]:
     that stands for something outside, they may know only that.
     """
     watched = types.MutableIdentityMap(
-        (t, t) for t in call.inputs if tf_gradients.is_watched(t)
+        (t, t) for t in call.inputs if runtime.is_watched(t)
     )
     if len(watched) < len(call.inputs) and types.is_func_graph(call.graph):
         inputs = types.IdentitySet(call.inputs)
@@ -168,7 +168,7 @@ def _watched(call: Call) -> types.IdentityMap[Any]:
             if (
                 inside in inputs
                 and inside not in watched
-                and tf_gradients.is_watched(outside)
+                and runtime.is_watched(outside)
             ):
                 watched[inside] = outside
     return watched
@@ -180,7 +180,7 @@ _MODES = ("collection", INPUTS, "memory", "speed")
 _KERAS = ("keras", "tf_keras")
 
 
-@tf_gradients.not_converted
+@runtime.not_converted
 def checkpointed(
     fn: F,
     checkpoints: str | Policy = "memory",
@@ -296,22 +296,22 @@ def _is_layer(fn: Any) -> bool:
 def _wrapped(fn: F, options: Options) -> F:
     """Return a function that does what `fn` does."""
 
-    @tf_gradients.not_converted
+    @runtime.not_converted
     def run(args: Any, kwargs: Any, alone: bool) -> Any:
-        function = tf_gradients.converted_as_here(fn)
+        function = runtime.converted_as_here(fn)
         return call_in_graph(lambda: function(*args, **kwargs), options, alone=alone)
 
     @tf.function
     def traced(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs, True)
 
-    @tf_gradients.not_converted
+    @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
         if inside_call():
-            return tf_gradients.converted_as_here(fn)(*args, **kwargs)
+            return runtime.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():
             return run(args, kwargs, False)
-        return (traced if tf_gradients.a_tape_is_open() else fn)(*args, **kwargs)
+        return (traced if runtime.a_tape_is_open() else fn)(*args, **kwargs)
 
     # Autograph may convert this one, and so knows that what it calls is in its reach.
     @functools.wraps(fn)

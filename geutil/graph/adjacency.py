@@ -1,18 +1,34 @@
-"""Who reads what: the edges around an op.
+"""The edges around an op, and a topological order of all ops that follows edits.
 
 TensorFlow keeps the consumers of a tensor in a hash set of pointers once there are
 more than eight, so their order changes from process to process. The functions here
 return them in graph order (the order in which the ops were made).
+
+The order of creation is topological until somebody rewires the graph. From then on the
+order is mended at each new edge in the way of Pearce and Kelly, "A dynamic topological
+sort algorithm for directed acyclic graphs" (ACM JEA 11, 2006): only the ops between the
+two ends of the edge in the present order are searched, so an edit whose neighbourhood
+is local costs what the neighbourhood costs, whatever the size of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from geutil.errors import SelectionError
 from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
@@ -104,3 +120,289 @@ def takes_reference(op: Operation, index: int) -> bool:
 def control_flow_context(op: Operation) -> Any:
     """Return the version 1 control-flow context of `op`, or None."""
     return op._get_control_flow_context()
+
+
+@dataclass(frozen=True)
+class Rewiring:
+    """What some ops will read and wait for once an edit is applied.
+
+    Attributes:
+        inputs: the producer of each (op, index) that changes; None for one that needs
+            nothing.
+        controls: what each op whose control inputs change will wait for.
+    """
+
+    inputs: Mapping[tuple[Operation, int], Operation | None]
+    controls: Mapping[Operation, Sequence[Operation]]
+
+    def edges(self) -> Iterator[tuple[Operation, Operation]]:
+        """Yield (producer, consumer) for each edge that may be new."""
+        for (op, _), producer in self.inputs.items():
+            if producer is not None and not is_back_edge(producer, op):
+                yield producer, op
+        for op, producers in self.controls.items():
+            yield from ((producer, op) for producer in producers)
+
+    @cached_property
+    def ops(self) -> frozenset[Operation]:
+        """The ops whose edges change."""
+        return frozenset((*(op for op, _ in self.inputs), *self.controls))
+
+    def producers(self, op: Operation) -> dict[Operation, None]:
+        """Return what one of these ops will depend on."""
+        read = (self.inputs.get((op, i), t.op) for i, t in enumerate(op.inputs))
+        awaited = self.controls.get(op, op.control_inputs)
+        found = (p for p in (*read, *awaited) if p is not None)
+        return {p: None for p in found if not is_back_edge(p, op)}
+
+
+def topological_sort(ops: Iterable[Operation]) -> list[Operation]:
+    """Return `ops` so that each comes after its predecessors among them.
+
+    Loop back edges do not count. The order of creation is kept, except that an op made
+    after one that needs it comes just ahead of that one.
+
+    Raises:
+        SelectionError: `ops` hold a cycle.
+
+    Cost: linear in the ops and their inputs, and one sort.
+    """
+    listed = graph_order(dict.fromkeys(ops))
+    members = frozenset(listed)
+    placed: dict[Operation, None] = {}
+    for op in listed:
+        if op in placed:
+            continue
+        for t in op.inputs:
+            producer = t.op
+            if producer not in placed and producer in members:
+                break
+        else:
+            if not op.control_inputs:
+                placed[op] = None
+                continue
+        _place(op, members, placed)
+    return list(placed)
+
+
+def _place(
+    op: Operation, members: frozenset[Operation], placed: dict[Operation, None]
+) -> None:
+    """Add `op` to `placed`, after what it needs."""
+    opened: set[Operation] = set()
+    stack = [op]
+    while stack:
+        top = stack[-1]
+        missing = [p for p in predecessors(top) if p in members and p not in placed]
+        if not missing:
+            placed[top] = None
+            stack.pop()
+            continue
+        opened.add(top)
+        if not opened.isdisjoint(missing):
+            raise SelectionError(
+                f"the ops hold a cycle, and '{top.name}' is on it; geutil.verify names "
+                "the cycle"
+            )
+        stack.extend(reversed(missing))
+
+
+class TopologicalOrder:
+    """Positions of the ops of one graph such that every edge goes upwards.
+
+    Back edges of version 1 while loops do not count. Edges that somebody adds through
+    TensorFlow's private API after the order was built are seen when the ops around
+    them are new; otherwise call `rebuild`.
+    """
+
+    def __init__(self) -> None:
+        self._position: dict[int, int] = {}
+        self._version = -1
+        self._cyclic = False
+
+    def refresh(self, graph: Graph) -> None:
+        """Take in the ops made since the last call: linear in those."""
+        if self._cyclic:
+            # Somebody made a cycle past geutil; it may be gone by now.
+            self.rebuild(graph)
+        if graph.version == self._version:
+            return
+        position = self._position
+        valid = True
+        for op in graph.get_operations()[len(position) :]:
+            place = position[op._id] = len(position)
+            if valid:
+                valid = all(
+                    position.get(p._id, place) < place for p in predecessors(op)
+                )
+        self._version = graph.version
+        if not valid:
+            self.rebuild(graph)
+
+    def rebuild(self, graph: Graph) -> None:
+        """Compute the order anew: linear in ops and edges.
+
+        Ops on a cycle, and those behind it, come last in order of creation.
+        """
+        ops = graph.get_operations()
+        waiting = {op._id: sum(1 for _ in predecessors(op)) for op in ops}
+        ready = [op for op in ops if not waiting[op._id]]
+        for op in ready:
+            for successor in successors(op):
+                waiting[successor._id] -= 1
+                if not waiting[successor._id]:
+                    ready.append(successor)
+        self._cyclic = len(ready) < len(ops)
+        placed = {op._id for op in ready}
+        ready.extend(op for op in ops if op._id not in placed)
+        self._position = {op._id: place for place, op in enumerate(ready)}
+        self._version = graph.version
+
+    def rewire(
+        self, rewiring: Rewiring, *, keep: bool = True
+    ) -> list[Operation] | None:
+        """Mend the order for the edges that a rewiring brings.
+
+        Args:
+            rewiring: what the ops will depend on.
+            keep: whether they are about to be made; otherwise the order stays.
+
+        Returns:
+            None, or the ops of a cycle that the rewiring would close, in the
+            direction of the edges. In that case the order is as it was.
+
+        Cost: linear in the new edges, and, for those that lead down in the present
+        order, in the ops between their ends and the edges of these.
+        """
+        place = self._position
+        falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]
+        if self._cyclic:
+            falling = [(p, c) for p, c in falling if p not in set(predecessors(c))]
+        if not falling:
+            return None
+        search = _Search(place, rewiring, falling)
+        for producer, consumer in falling:
+            cycle = search.insert(producer, consumer)
+            if cycle is not None:
+                search.undo()
+                return cycle
+        if not keep:
+            search.undo()
+        return None
+
+
+class _Search:
+    """The edges of the graph with a set of rewirings laid over them."""
+
+    def __init__(
+        self,
+        position: dict[int, int],
+        rewiring: Rewiring,
+        falling: Iterable[tuple[Operation, Operation]],
+    ) -> None:
+        self._position = position
+        self._rewiring = rewiring
+        self._undo: list[tuple[int, int]] = []
+        self._producers: dict[int, dict[Operation, None]] = {}
+        self._gained: dict[int, list[Operation]] = {}
+        for producer, consumer in rewiring.edges():
+            if position[producer._id] < position[consumer._id]:
+                self._gained.setdefault(producer._id, []).append(consumer)
+        self._missing: dict[int, set[Operation]] = {}
+        """The producers of each op whose edges were not inserted so far."""
+        for producer, consumer in falling:
+            self._missing.setdefault(consumer._id, set()).add(producer)
+
+    def undo(self) -> None:
+        """Put the positions back."""
+        for key, place in reversed(self._undo):
+            self._position[key] = place
+
+    def insert(
+        self, producer: Operation, consumer: Operation
+    ) -> list[Operation] | None:
+        """Add one edge, or return the cycle that it would close."""
+        if producer is consumer:
+            return [producer]
+        low, high = self._position[consumer._id], self._position[producer._id]
+        if low < high:
+            above, path = self._reach(
+                consumer, self._successors, lambda place: place <= high, producer
+            )
+            if path:
+                return path
+            below, _ = self._reach(
+                producer, self._predecessors, lambda place: place > low
+            )
+            self._reorder(below, above)
+        self._missing[consumer._id].discard(producer)
+        self._gained.setdefault(producer._id, []).append(consumer)
+        return None
+
+    def _successors(self, op: Operation) -> Iterator[Operation]:
+        for successor in successors(op):
+            if successor not in self._rewiring.ops or self._depends(successor, op):
+                yield successor
+        yield from self._gained.get(op._id, ())
+
+    def _depends(self, op: Operation, producer: Operation) -> bool:
+        """Tell whether a rewired op depends on another, as far as edges are there."""
+        return producer in self._after(op) and producer not in self._absent(op)
+
+    def _predecessors(self, op: Operation) -> Iterable[Operation]:
+        if op not in self._rewiring.ops:
+            return predecessors(op)
+        absent = self._absent(op)
+        return (p for p in self._after(op) if p not in absent)
+
+    def _after(self, op: Operation) -> dict[Operation, None]:
+        producers = self._producers.get(op._id)
+        if producers is None:
+            producers = self._producers[op._id] = self._rewiring.producers(op)
+        return producers
+
+    def _absent(self, op: Operation) -> Collection[Operation]:
+        return self._missing.get(op._id, ())
+
+    def _reach(
+        self,
+        start: Operation,
+        neighbours: Callable[[Operation], Iterable[Operation]],
+        within: Callable[[int], bool],
+        goal: Operation | None = None,
+    ) -> tuple[list[Operation], list[Operation]]:
+        """Return the ops reached from `start`, and the path to `goal` if it is met."""
+        parent: dict[Operation, Operation | None] = {start: None}
+        reached = [start]
+        for op in reached:
+            for neighbour in neighbours(op):
+                if neighbour in parent or not within(self._position[neighbour._id]):
+                    continue
+                parent[neighbour] = op
+                if neighbour is goal:
+                    return reached, _path(parent, goal)
+                reached.append(neighbour)
+        return reached, []
+
+    def _reorder(self, below: list[Operation], above: list[Operation]) -> None:
+        """Give `below` the lower of the positions that both sides hold together."""
+        position = self._position
+        ids = [
+            *sorted((op._id for op in below), key=position.__getitem__),
+            *sorted((op._id for op in above), key=position.__getitem__),
+        ]
+        places = sorted(position[key] for key in ids)
+        for key, place in zip(ids, places, strict=True):
+            self._undo.append((key, position[key]))
+            position[key] = place
+
+
+def _path(
+    parent: dict[Operation, Operation | None], goal: Operation
+) -> list[Operation]:
+    path = []
+    op: Operation | None = goal
+    while op is not None:
+        path.append(op)
+        op = parent[op]
+    return path[::-1]

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import _tf, adjacency, names
+from geutil.graph import _tf, adjacency, types
 from geutil.graph.protos import GraphDef, op_def_of
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
@@ -48,14 +48,14 @@ def placeholder_name(
         ('foo/geph__x_0', 'bar/geph__x_0')
     """
     if t is None:
-        return names.scope_finalize(scope or "") + prefix
+        return types.scope_finalize(scope or "") + prefix
     require_tensor(t)
     if scope is None:
-        scope = names.scope_dirname(t.op.name)
-    base = names.scope_basename(t.op.name)
+        scope = types.scope_dirname(t.op.name)
+    base = types.scope_basename(t.op.name)
     if not base.startswith(f"{prefix}__"):
         base = f"{prefix}__{base}_{t.value_index}"
-    return names.scope_finalize(scope) + base
+    return types.scope_finalize(scope) + base
 
 
 def make_placeholder_from_tensor(
@@ -297,7 +297,7 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
         if name not in known and not name.startswith("_"):
             del node_def.attr[name]
     node_def.op = op_type
-    node_def.name = names.absolute_unique_name(op.graph, op.name)
+    node_def.name = types.absolute_unique_name(op.graph, op.name)
     try:
         made = make_op(op.graph, node_def, list(op.inputs))
     # TensorFlow looks for missing inputs by index.
@@ -362,7 +362,7 @@ def surroundings_of(
         control_inputs: what each new op waits for, unless an input of it does.
     """
     graph = op.graph
-    scope = names.scope_dirname(op.name)
+    scope = types.scope_dirname(op.name)
     awaited = list(control_inputs)
     with ExitStack() as stack:
         stack.enter_context(neutral(graph))

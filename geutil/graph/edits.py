@@ -14,7 +14,7 @@ from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
 from geutil.graph import adjacency, gradient_functions, run_hooks, v1_control_flow
-from geutil.graph.order import Rewiring, TopologicalOrder
+from geutil.graph.adjacency import Rewiring, TopologicalOrder
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from geutil.graph._tf import ResourceVariable, UninitializedVariable, VariableDef
 from geutil.graph.creation import neutral
-from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, is_op, is_tensor
+from geutil.graph.types import Graph, MutableIdentityMap
 
 _FLAG = "_geutil_trainable"
 
@@ -166,29 +166,3 @@ def _carry(
         if definition.is_resource:
             return ResourceVariable.from_proto(definition)
         return tf.compat.v1.Variable.from_proto(definition)
-
-
-def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
-    """Return, for each op and tensor in a collection, the names of its collections.
-
-    Cost: linear in the collections.
-    """
-    found: MutableIdentityMap[list[str]] = MutableIdentityMap()
-    for name in graph.get_all_collection_keys():
-        for element in graph.get_collection_ref(name):
-            if is_op(element) or is_tensor(element):
-                if element not in found:
-                    found[element] = []
-                found[element].append(name)
-    return found
-
-
-def known_collection_names() -> frozenset[str]:
-    """Return the collection names that TensorFlow itself gives a meaning."""
-    # vars() and not getattr(): GraphKeys.VARIABLES logs a deprecation when it is read.
-    attributes = vars(tf.compat.v1.GraphKeys).items()
-    return frozenset(
-        value
-        for key, value in attributes
-        if not key.startswith("__") and isinstance(value, str)
-    )

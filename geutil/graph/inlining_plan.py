@@ -24,7 +24,7 @@ from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
 from geutil.graph.call_graph import Call, Effects, Instance, Library
 from geutil.graph.flat_body import Body, BodyNode, flat_body
-from geutil.graph.names import scope_basename, scope_dirname
+from geutil.graph.types import scope_basename, scope_dirname
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, names, op_types, state
+from geutil.graph import creation, op_types, state, types
 from geutil.graph._tf import ResourceVariable, get_resource_handle_data
 from geutil.graph.types import Graph, is_func_graph
 
@@ -93,7 +93,7 @@ class _Series:
             return variable
         definition, nodes = self._patterns[initial.shape]
         old = definition.variable_name.partition(":")[0]
-        new = names.absolute_unique_name(self._graph, name)
+        new = types.absolute_unique_name(self._graph, name)
         for node in nodes:
             self._add(node, old, new, initial)
         renamed = type(definition)()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from geutil.graph.order import TopologicalOrder
+from geutil.graph.adjacency import TopologicalOrder
 from geutil.graph.types import Graph, Operation
 
 _ATTRIBUTE = "_geutil_state"

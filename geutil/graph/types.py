@@ -1,15 +1,29 @@
-"""Ops, tensors and graphs: their types, and when two are the same.
+"""Ops, tensors and graphs.
+
+Their types, when two are the same, their names, shapes and nested structures.
 
 In a FuncGraph `hash(tensor)` raises and `t0 == t1` adds an Equal op to the graph, so
 tensors are told apart by `is` and `id` alone. A collection below holds its elements,
 which keeps their ids valid.
+
+Dicts, named tuples, lists and tuples nest; anything else is a leaf. Tensors and
+variables are leaves: iterating over one would add ops to its graph. So are arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+import copy
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    ValuesView,
+)
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
@@ -205,3 +219,176 @@ def require_tensor(tensor: object) -> None:
             f"expected a tf.Tensor of a graph, got {type_name(tensor)}"
             f"{eager_hint(tensor)}"
         )
+
+
+def same_static_shape(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors have equal static shapes, unknown parts included."""
+    return bool(a._shape == b._shape)
+
+
+def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
+    """Make the static shapes of copies as definite as those of their originals.
+
+    For copies whose inputs have the same static shapes as the originals': what the
+    original knows beyond shape inference (by `set_shape`) holds for the copy too.
+
+    Args:
+        ops: pairs (original, copy).
+    """
+    for op, op_ in ops:
+        for t, t_ in zip(op.outputs, op_.outputs, strict=True):
+            if t._shape != t_._shape:
+                # What set_shape does, without a TensorShape in between.
+                t_._shape_val = None
+                t_._set_shape(*t._shape)
+
+
+def is_leaf(obj: object) -> bool:
+    """Tell whether `obj` is no container."""
+    return (
+        is_op(obj)
+        or isinstance(obj, str | bytes | np.ndarray | tf.Tensor | tf.Variable)
+        or not isinstance(obj, Iterable)
+    )
+
+
+def flatten(tree: Any) -> list[Any]:
+    """Return the leaves of `tree`, depth first.
+
+    Example:
+        >>> from geutil.graph.types import flatten
+        >>> flatten({"a": 1, "b": [2, (3,)]})
+        [1, 2, 3]
+    """
+    leaves: list[Any] = []
+    stack: list[Iterator[Any]] = [iter([tree])]
+    while stack:
+        for node in stack[-1]:
+            if is_leaf(node):
+                leaves.append(node)
+                continue
+            children = node.values() if isinstance(node, Mapping) else node
+            stack.append(iter(children))
+            break
+        else:
+            stack.pop()
+    return leaves
+
+
+def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a structure like `tree` whose leaves are `function(leaf)`.
+
+    Dicts keep their class, order and keys; named tuples their class. Other iterables
+    (sets, generators, views) become tuples. The depth of the nesting is bounded by
+    Python's recursion limit: this nests over containers, never over a graph.
+
+    Example:
+        >>> from geutil.graph.types import map_leaves
+        >>> map_leaves({"a": 1, "b": [2, (3,)]}, lambda x: 10 * x)
+        {'a': 10, 'b': [20, (30,)]}
+    """
+    if is_leaf(tree):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        mapped = {key: map_leaves(child, function) for key, child in tree.items()}
+        if not isinstance(tree, MutableMapping):
+            return mapped
+        # A copy keeps what the class adds, such as a defaultdict's factory.
+        result = copy.copy(tree)
+        result.update(mapped)
+        return result
+    children = [map_leaves(child, function) for child in tree]
+    if isinstance(tree, tuple):
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return children if isinstance(tree, list) else tuple(children)
+
+
+def scope_finalize(scope: str) -> str:
+    """Return `scope` with a slash at its end; the empty scope stays empty."""
+    return f"{scope}/" if scope and not scope.endswith("/") else scope
+
+
+def is_in_scope(name: str, scope: str | None) -> bool:
+    """Tell whether `name` is that of a name scope, or of something in it.
+
+    Args:
+        name: the name of an op or of a scope.
+        scope: the scope, with or without a slash at its end; the empty one and None
+            hold everything.
+    """
+    return f"{name}/".startswith(scope_finalize(scope or ""))
+
+
+def scope_dirname(name: str) -> str:
+    """Return the scope part of `name`, slash included."""
+    return name[: name.rfind("/") + 1]
+
+
+def scope_basename(name: str) -> str:
+    """Return what follows the last slash of `name`."""
+    return name[name.rfind("/") + 1 :]
+
+
+def absolute_unique_names(graph: Graph, names: Iterable[str]) -> list[str]:
+    """Return each name as `absolute_unique_name` does, in one go."""
+    scope, graph._name_stack = graph._name_stack, ""
+    try:
+        return [graph.unique_name(name) for name in names]
+    finally:
+        graph._name_stack = scope
+
+
+def absolute_unique_name(graph: Graph, name: str) -> str:
+    """Return `name`, or `name_1` and so on where it is taken, and reserve it.
+
+    The current name scope is left out of account, unlike `tf.Graph.unique_name`.
+    """
+    return absolute_unique_names(graph, [name])[0]
+
+
+def scopes_in_use(graph: Graph) -> frozenset[str]:
+    """Return every name scope that an op is in, with a slash at its end.
+
+    Cost: linear in the ops.
+    """
+    scopes: set[str] = set()
+    for scope in {scope_dirname(op.name) for op in graph.get_operations()}:
+        while scope and scope not in scopes:
+            scopes.add(scope)
+            scope = scope_dirname(scope[:-1])
+    return frozenset(scopes)
+
+
+def unused_name(graph: Graph, name: str) -> str:
+    """Return `name`, or `name_1` and so on where it is taken, without reserving it."""
+    scope, graph._name_stack = graph._name_stack, ""
+    try:
+        return str(graph.unique_name(name, mark_as_used=False))
+    finally:
+        graph._name_stack = scope
+
+
+def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
+    """Return, for each op and tensor in a collection, the names of its collections.
+
+    Cost: linear in the collections.
+    """
+    found: MutableIdentityMap[list[str]] = MutableIdentityMap()
+    for name in graph.get_all_collection_keys():
+        for element in graph.get_collection_ref(name):
+            if is_op(element) or is_tensor(element):
+                if element not in found:
+                    found[element] = []
+                found[element].append(name)
+    return found
+
+
+def known_collection_names() -> frozenset[str]:
+    """Return the collection names that TensorFlow itself gives a meaning."""
+    # vars() and not getattr(): GraphKeys.VARIABLES logs a deprecation when it is read.
+    attributes = vars(tf.compat.v1.GraphKeys).items()
+    return frozenset(
+        value
+        for key, value in attributes
+        if not key.startswith("__") and isinstance(value, str)
+    )

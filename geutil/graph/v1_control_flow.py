@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import RerouteError
-from geutil.graph import _tf, adjacency, creation, op_types, tf_gradients
+from geutil.graph import _tf, adjacency, creation, op_types, runtime
 from geutil.graph.types import Graph, Operation, Tensor, is_op
 
 
@@ -118,7 +118,7 @@ def unconditional(ops: Iterable[Operation]) -> Iterator[Operation]:
     """
     depth: dict[Operation, int] = {}
     for op in ops:
-        outside = not tf_gradients.in_version_1_control_flow(op)
+        outside = not runtime.in_version_1_control_flow(op)
         behind = max(
             (depth[p] for p in adjacency.predecessors(op) if p in depth), default=0
         )

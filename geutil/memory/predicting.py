@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph import creation, fetched_subgraph, nested, runtime, types
+from geutil.graph import creation, fetched_subgraph, runtime, types
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.memory.cpu_kernels import with_column_buffers
 from geutil.memory.graph_to_program import Shapes, read_program
@@ -249,7 +249,7 @@ def _keep_loops(graph_def: Any) -> None:
 
 def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
     fetches: list[Any] = []
-    for leaf in nested.flatten(ys_or_fetches):
+    for leaf in types.flatten(ys_or_fetches):
         if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor):
             fetches += tf.nest.flatten(leaf, expand_composites=True)
         elif types.is_op(leaf) or types.is_tensor(leaf):

@@ -13,7 +13,7 @@ from geutil.errors import ModelError
 from geutil.model import core, programs
 from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings
-from geutil.select.filters import make_regex
+from geutil.select.conversions import make_regex
 
 _logger = logging.getLogger("geutil")
 _LISTED = 10

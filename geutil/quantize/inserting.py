@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, run_hooks, state
+from geutil.graph import creation, run_hooks, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -17,8 +17,7 @@ from geutil.graph.edits import (
     set_results,
     transaction,
 )
-from geutil.graph.names import absolute_unique_names, scopes_in_use
-from geutil.graph.types import Graph, MutableIdentityMap, Tensor, type_name
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor
 from geutil.quantize import range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import SHAPES
@@ -73,7 +72,7 @@ def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
         return 0
     if isinstance(delay, bool) or not isinstance(delay, int):
         raise ArgumentTypeError(
-            f"quant_delay is a number of steps or None, not {type_name(delay)}"
+            f"quant_delay is a number of steps or None, not {types.type_name(delay)}"
         )
     if delay < 0:
         raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
@@ -209,7 +208,7 @@ class _Builder:
         self._stencils = Stencils(graph)
         self._results: list[tuple[Point, Later]] = []
         # Ops of an imported graph leave their scopes free in TensorFlow's books.
-        self._scopes = scopes_in_use(graph)
+        self._scopes = types.scopes_in_use(graph)
         self._steps: Tensor | None = None
         if mode.is_training and mode.delay:
             self._steps = step_counter(graph, mode.step).value
@@ -246,9 +245,9 @@ class _Builder:
             self._quantize(point, name, late if point is last else early)
 
     def _unused(self, name: str) -> str:
-        (found,) = absolute_unique_names(self._graph, [name])
+        (found,) = types.absolute_unique_names(self._graph, [name])
         while f"{found}/" in self._scopes:
-            (found,) = absolute_unique_names(self._graph, [name])
+            (found,) = types.absolute_unique_names(self._graph, [name])
         return found
 
     def _initial(self, group: RangeGroup) -> Range:

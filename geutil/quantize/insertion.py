@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import names, state
+from geutil.graph import state, types
 from geutil.graph.types import Graph, Operation, Tensor, require_op
 from geutil.quantize import inserting
 from geutil.quantize.inserting import Mode
@@ -143,17 +143,17 @@ def insert_quant_op(
     reason = _reason(producer, there, producer_scope)
     if reason:
         return InsertReport(there, skipped=(_skipped(producer, reason),))
-    chosen = [op for op in readers if names.is_in_scope(op.name, consumer_scope)]
+    chosen = [op for op in readers if types.is_in_scope(op.name, consumer_scope)]
     skipped = tuple(
         _skipped(op, f"reads '{producer.name}' from outside the scope {consumer_scope}")
         for op in readers
-        if not names.is_in_scope(op.name, consumer_scope)
+        if not types.is_in_scope(op.name, consumer_scope)
     )
     if not chosen:
         return InsertReport(None, skipped=skipped)
     with inserting.undone_on_error(graph):
-        group.name = names.unused_name(
-            graph, f"{names.scope_finalize(context or '')}{name}"
+        group.name = types.unused_name(
+            graph, f"{types.scope_finalize(context or '')}{name}"
         )
         point = Point(
             producer.outputs[0], group.name, group, _edges(producer.outputs[0], chosen)
@@ -211,7 +211,7 @@ def _range(
 
 def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str:
     """Return why nothing is inserted behind an op; "" if something is."""
-    if not names.is_in_scope(producer.name, scope):
+    if not types.is_in_scope(producer.name, scope):
         return f"is outside the scope '{scope}'"
     if producer.type in FAKE_QUANT:
         return "quantizes itself"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from geutil.graph import types
 from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
-from geutil.graph.names import absolute_unique_names
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu
 from geutil.transform.op_templates import Function, Stencils
@@ -37,7 +37,7 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
         return ()
     stencils = Stencils(graph)
     wanted = [f"{prelu.product.name}/negative" for prelu in prelus]
-    names = absolute_unique_names(graph, wanted)
+    names = types.absolute_unique_names(graph, wanted)
     minima = [
         stencils.add("minimum", _minimum, name, [prelu.source], prelu.end.device)
         for prelu, name in zip(prelus, names, strict=True)
@@ -247,7 +247,7 @@ def _replace(
         return {}
     stencils = Stencils(graph)
     wanted = [f"{low.op.name}/{low.scope}" for low in lowerings]
-    names = absolute_unique_names(graph, wanted)
+    names = types.absolute_unique_names(graph, wanted)
     results = [
         stencils.add(low.key, low.function, name, list(low.inputs), low.op.device)
         for low, name in zip(lowerings, names, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, functions, gradient_functions, order
+from geutil.graph import adjacency, creation, functions, gradient_functions
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.provenance import LED_IN
 
@@ -63,7 +63,7 @@ class PartialCopy:
         }
         needed = set(_walk([t.op for t in tensors], stand_ins))
         mapped.update(self._captured(needed))
-        ops = [op for op in order.topological_sort(needed) if op.name not in mapped]
+        ops = [op for op in adjacency.topological_sort(needed) if op.name not in mapped]
         graph_def = creation.graph_def_of(self._source, ops)
         graph_def.library.CopyFrom(self._source.as_graph_def().library)
         for node, op in zip(graph_def.node, ops, strict=True):

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.names import absolute_unique_name, scope_finalize
-from geutil.graph.types import Graph, Tensor, require_tensor
+from geutil.graph import types
+from geutil.graph.types import Graph, Tensor
 from geutil.quantize import range_variables
 from geutil.quantize.range_variables import NewRange, RangeVariables
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
@@ -223,8 +223,8 @@ class _Range:
         averages: bool = False,
     ) -> None:
         graph: Graph = inputs.graph
-        scope = scope_finalize(graph.get_name_scope())
-        name = absolute_unique_name(graph, f"{scope}{prefix}")
+        scope = types.scope_finalize(graph.get_name_scope())
+        name = types.absolute_unique_name(graph, f"{scope}{prefix}")
         given = {} if variables is None else variables
         ranges = RangeVariables(graph, given, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
@@ -248,7 +248,7 @@ class _Range:
 def _format(
     inputs: Any, per_channel: bool, bits: int, symmetric: bool, narrow_range: bool
 ) -> Format:
-    require_tensor(inputs)
+    types.require_tensor(inputs)
     if inputs.dtype.base_dtype != tf.float32:
         raise ArgumentTypeError(
             f"FakeQuant ops take float32, and '{inputs.name}' is of type "

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.names import scope_dirname
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.types import IdentitySet, Operation, Tensor, scope_dirname
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, delayed_input
 from geutil.select.networks.layers import Layer, data_format

@@ -13,14 +13,13 @@ from geutil.select.boundary import (
     inputs_of,
     outputs_of,
 )
+from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.filters import (
-    can_be_regex,
     filter_ops,
     filter_ops_from_regex,
     filter_ts,
     filter_ts_from_regex,
     get_name_scope_ops,
-    make_regex,
 )
 from geutil.select.queries import select_ops, select_ops_and_ts, select_ts
 from geutil.select.walks import (

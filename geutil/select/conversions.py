@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import adjacency, nested, types
-from geutil.graph.types import Element, Graph, Operation, Tensor
+from geutil.graph import adjacency, types
+from geutil.graph.types import (
+    Element,
+    Graph,
+    Operation,
+    Tensor,
+    type_name,
+)
 
 
 class ListView(Sequence[Any]):
@@ -60,7 +67,7 @@ class ListView(Sequence[Any]):
 
 def as_list(obj: Any) -> list[Any]:
     """Return `obj` as a list: one op or tensor alone becomes a list of one."""
-    return [obj] if nested.is_leaf(obj) else list(obj)
+    return [obj] if types.is_leaf(obj) else list(obj)
 
 
 def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
@@ -292,3 +299,39 @@ def check_graphs(*views: Any) -> None:
                 f"argument {position} belongs to another graph than argument 0; copy "
                 "one over with geutil.copy(..., dst_graph=...) first"
             )
+
+
+def can_be_regex(obj: object) -> bool:
+    """Tell whether `obj` is a string or a compiled regular expression.
+
+    Example:
+        >>> import geutil as ge
+        >>> ge.can_be_regex("^foo/"), ge.can_be_regex(1)
+        (True, False)
+    """
+    return isinstance(obj, str | re.Pattern)
+
+
+def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return `obj` as a compiled regular expression.
+
+    Raises:
+        SelectionError: `obj` is neither a string nor a regular expression, or the
+            string is no valid one.
+
+    Example:
+        >>> import geutil as ge
+        >>> ge.make_regex("^foo/").pattern
+        '^foo/'
+    """
+    if isinstance(obj, re.Pattern):
+        return obj
+    if not isinstance(obj, str):
+        raise SelectionError(f"expected a string or a regex, got {type_name(obj)}")
+    try:
+        return re.compile(obj)
+    except re.error as error:
+        raise SelectionError(
+            f"'{obj}' is no regular expression ({error}); put a plain name "
+            "through re.escape"
+        ) from error

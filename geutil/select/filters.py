@@ -6,47 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from geutil.errors import SelectionError
-from geutil.graph.names import scope_finalize
-from geutil.graph.types import Operation, Tensor, is_graph, type_name, unique
-from geutil.select.conversions import get_tensors, make_list_of_op
-
-
-def can_be_regex(obj: object) -> bool:
-    """Tell whether `obj` is a string or a compiled regular expression.
-
-    Example:
-        >>> import geutil as ge
-        >>> ge.can_be_regex("^foo/"), ge.can_be_regex(1)
-        (True, False)
-    """
-    return isinstance(obj, str | re.Pattern)
-
-
-def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return `obj` as a compiled regular expression.
-
-    Raises:
-        SelectionError: `obj` is neither a string nor a regular expression, or the
-            string is no valid one.
-
-    Example:
-        >>> import geutil as ge
-        >>> ge.make_regex("^foo/").pattern
-        '^foo/'
-    """
-    if isinstance(obj, re.Pattern):
-        return obj
-    if not isinstance(obj, str):
-        raise SelectionError(f"expected a string or a regex, got {type_name(obj)}")
-    try:
-        return re.compile(obj)
-    except re.error as error:
-        raise SelectionError(
-            f"'{obj}' is no regular expression ({error}); put a plain name "
-            "through re.escape"
-        ) from error
-
+from geutil.graph import types
+from geutil.graph.types import Operation, Tensor
+from geutil.select.conversions import get_tensors, make_list_of_op, make_regex
 
 OpFilter = Callable[[Operation], Any]
 TensorFilter = Callable[[Tensor], Any]
@@ -76,11 +38,11 @@ def filter_ts(ops: Any, positive_filter: bool | TensorFilter) -> list[Tensor]:
         >>> [t.name for t in ge.filter_ts(y.op, True)]
         ['x:0', 'y:0']
     """
-    if is_graph(ops):
+    if types.is_graph(ops):
         tensors = get_tensors(ops)
     else:
         listed = make_list_of_op(ops)
-        tensors = unique(
+        tensors = types.unique(
             t for op in listed for ts in (op.inputs, op.outputs) for t in ts
         )
     if positive_filter is True:
@@ -187,7 +149,7 @@ def get_name_scope_ops(ops: Any, scope: str) -> list[Operation]:
         >>> [op.name for op in ge.get_name_scope_ops(graph, "foo/bar/")]
         ['foo/bar']
     """
-    inside = scope_finalize(scope)
+    inside = types.scope_finalize(scope)
     itself = inside[:-1]
     listed = make_list_of_op(ops)
     if not inside:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph import adjacency, names
+from geutil.graph import adjacency, types
 from geutil.graph.types import Operation, is_op, require_op, type_name
-from geutil.select.filters import make_regex
+from geutil.select.conversions import make_regex
 
 OpPredicate = Callable[[Operation], Any]
 
@@ -32,11 +32,11 @@ def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
         >>> ge.op_type("AddV2", x.op), ge.op_type("Add", x.op)
         (True, False)
     """
-    types = frozenset((op_types,) if isinstance(op_types, str) else op_types)
+    wanted = frozenset((op_types,) if isinstance(op_types, str) else op_types)
 
     def matches(candidate: Operation) -> bool:
         require_op(candidate)
-        return candidate.type in types
+        return candidate.type in wanted
 
     return matches if op is None else matches(op)
 
@@ -159,7 +159,7 @@ def _check_unset(matches: object, name: str) -> None:
 def _predicate(wanted: Any) -> OpPredicate:
     if isinstance(wanted, str):
         match = make_regex(wanted).fullmatch
-        return lambda op: match(op.name) or match(names.scope_basename(op.name))
+        return lambda op: match(op.name) or match(types.scope_basename(op.name))
     if isinstance(wanted, re.Pattern):
         return lambda op: wanted.search(op.name)
     if is_op(wanted):

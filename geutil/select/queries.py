@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import nested, types
+from geutil.graph import types
 from geutil.graph.types import Element, Graph, Operation, Tensor
 from geutil.select import boundary, conversions, filters
 from geutil.select.subgraph import SubGraphView
@@ -184,10 +184,10 @@ def _select(
 ) -> list[Element]:
     found: list[Element] = []
     first: list[Element] = []
-    leaves = nested.flatten(args)
+    leaves = types.flatten(args)
     for leaf in leaves:
-        if filters.can_be_regex(leaf):
-            regex = filters.make_regex(leaf)
+        if conversions.can_be_regex(leaf):
+            regex = conversions.make_regex(leaf)
             if options.graph is None:
                 raise SelectionError(
                     f"pass graph= to look up the regex '{regex.pattern}'"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import adjacency, nested, types, v1_control_flow
+from geutil.graph import adjacency, types, v1_control_flow
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select import conversions, queries, walks
 from geutil.select.boundary import ControlOutputs
@@ -167,7 +167,7 @@ def graph_replace(
         >>> ge.graph_replace({"out": y}, {x.ref(): z})
         {'out': <tf.Tensor 'y_1:0' shape=() dtype=float32>}
     """
-    targets = nested.flatten(target_ts)
+    targets = types.flatten(target_ts)
     for t in targets:
         types.require_tensor(t)
     replacements = _replacements(replacement_ts)
@@ -204,7 +204,7 @@ def graph_replace(
             return replaced_by
         return info.transformed(t, lambda original: original)
 
-    return nested.map_leaves(target_ts, result)
+    return types.map_leaves(target_ts, result)
 
 
 def _dependent(

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import creation, gradient_functions, names, types
+from geutil.graph import creation, gradient_functions, types
 from geutil.graph.state import state_of
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformState
@@ -217,7 +217,7 @@ def _carry_over(
     ops = [op for op in body.get_operations() if op not in stand_ins]
     carried = types.MutableIdentityMap(inputs.items())
     if ops:
-        scope = names.scope_finalize(graph_.get_name_scope())
+        scope = types.scope_finalize(graph_.get_name_scope())
         _, info = copy_replacing(
             make_view(ops), inputs, graph_, scope, "", reuse_dst_scope=True
         )

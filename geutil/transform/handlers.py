@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geutil.graph import call_graph, colocation, creation, gradient_functions, names
+from geutil.graph import call_graph, colocation, creation, gradient_functions, types
 from geutil.graph.types import Element, Operation, Tensor
 from geutil.transform.custom_gradients import copied_gradient
 from geutil.transform.state import TransformState
@@ -194,7 +194,7 @@ def copy_op_handler(
         >>> view.ops[0].device
         '/device:GPU:0'
     """
-    name = names.absolute_unique_name(info.graph_, info.new_name(op.name))
+    name = types.absolute_unique_name(info.graph_, info.new_name(op.name))
     node_def = op.node_def
     adapt_node(info, op, node_def)
     node_def.name = name

@@ -12,10 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph import adjacency, colocation, creation, order, shapes, v1_control_flow
+from geutil.graph import adjacency, colocation, creation, types, v1_control_flow
 from geutil.graph.creation import BULK_LIMIT
-from geutil.graph.names import absolute_unique_name, absolute_unique_names
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import (
+    Graph,
+    Operation,
+    Tensor,
+    absolute_unique_name,
+    absolute_unique_names,
+)
 from geutil.graph.v1_control_flow import (
     output_while_context,
     reading_while_context,
@@ -32,7 +37,7 @@ def finish_copies(info: TransformState) -> None:
     """Give the ops copied as they are what an import loses. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
     pairs = info.copied.items()
-    shapes.refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
+    types.refine_shapes([p for p in pairs if p[0] not in unlike] if unlike else pairs)
     for op, op_ in info.copied.items():
         original_op, gradient_function = creation.python_gradient(op)
         if original_op is not None:
@@ -51,7 +56,7 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     """
     pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
     pairs += info.replacements.items()
-    changed = [t for t, t_ in pairs if not shapes.same_static_shape(t, t_)]
+    changed = [t for t, t_ in pairs if not types.same_static_shape(t, t_)]
     if not changed and not info.altered_ops:
         return set()
     ops = [*info.altered_ops, *conversions.get_consuming_ops(changed)]
@@ -236,7 +241,7 @@ def copy_ops_in_bulk(
 
     Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
-    ops = order.topological_sort(info.sgv.ops)
+    ops = adjacency.topological_sort(info.sgv.ops)
     graph_def = creation.graph_def_of(info.graph, ops)
     if graph_def.ByteSize() > BULK_LIMIT:
         return False
@@ -289,7 +294,7 @@ def _import(
 def _may_be_refused(info: TransformState) -> bool:
     """Tell whether a shape may be refused when placeholders have been made already."""
     return not info.same_graph and any(
-        not shapes.same_static_shape(t, t_) for t, t_ in info.replacements.items()
+        not types.same_static_shape(t, t_) for t, t_ in info.replacements.items()
     )
 
 
@@ -388,7 +393,7 @@ def transform_ops_one_by_one(
 
     Cost: linear in the ops, about 300 us an op.
     """
-    for op in order.topological_sort(info.sgv.ops):
+    for op in adjacency.topological_sort(info.sgv.ops):
         inputs = _inputs(info, op, transform_outside)
         op_, outputs_ = op_handler(info, op, inputs)
         if op_ is op:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import creation, functions, graph_collections, nested, types
+from geutil.graph import creation, functions, types
 from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
 
@@ -69,7 +69,7 @@ class TransformState:
             types.MutableIdentityMap()
         )
         self.control_outputs = ControlOutputs(self.graph)
-        self.collections = graph_collections.collections_of_elements(self.graph)
+        self.collections = types.collections_of_elements(self.graph)
         self.copied: dict[types.Operation, types.Operation] = {}
         self.loose_controls: list[types.Operation] = []
         self.altered_ops: list[types.Operation] = []
@@ -82,7 +82,7 @@ class TransformState:
         self.colocated: dict[types.Operation, list[bytes]] = {}
         self.replacements: types.IdentityMap[types.Tensor] = types.IdentityMap()
         self.transform_original_op_handler: Any = None
-        self._known_collections = graph_collections.known_collection_names()
+        self._known_collections = types.known_collection_names()
 
     @property
     def same_graph(self) -> bool:
@@ -221,7 +221,7 @@ class TransformerInfo:
                 )
             return missing_fn(element) if found is None and missing_fn else found
 
-        return nested.map_leaves(tree, look_up)
+        return types.map_leaves(tree, look_up)
 
     @cached_property
     def _names(self) -> dict[str, types.Element]:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
-from geutil.graph import creation, graph_collections, names, types
+from geutil.graph import creation, graph_collections, types
 from geutil.graph.types import Graph, IdentityMap, Tensor
 from geutil.graph.v1_control_flow import ContextMembers
 from geutil.select.queries import make_view
@@ -110,15 +110,15 @@ class Transformer:
         info = TransformState(
             view,
             dst_graph,
-            names.scope_finalize(dst_scope),
-            names.scope_finalize(src_scope),
+            types.scope_finalize(dst_scope),
+            types.scope_finalize(src_scope),
             copy_replacing,
         )
         info.transform_original_op_handler = self.transform_original_op_handler
         whole_contexts = self._check(info)
         if info.scope_ and not reuse_dst_scope:
-            scope_ = names.absolute_unique_name(dst_graph, info.scope_[:-1])
-            info.scope_ = names.scope_finalize(scope_)
+            scope_ = types.absolute_unique_name(dst_graph, info.scope_[:-1])
+            info.scope_ = types.scope_finalize(scope_)
             info.reuses_scope = False
         op_copying.name_contexts(info, whole_contexts)
         carry_functions(info)

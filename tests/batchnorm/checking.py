@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph.order import topological_sort
+from geutil.graph.adjacency import topological_sort
 
 EPSILON = 1e-3
 PARAMETERS = ("constants", "resource variables", "ref variables", "partitioned")

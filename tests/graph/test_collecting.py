@@ -1,9 +1,6 @@
 import tensorflow as tf
 
-from geutil.graph.graph_collections import (
-    collections_of_elements,
-    known_collection_names,
-)
+from geutil.graph.types import collections_of_elements, known_collection_names
 
 
 def test_collections_of_ops_and_tensors():

@@ -328,7 +328,7 @@ def test_edges_that_lead_up_are_not_searched(line, monkeypatch):
     def search(*_):
         raise AssertionError("the order was searched")
 
-    monkeypatch.setattr("geutil.graph.order._Search.__init__", search)
+    monkeypatch.setattr("geutil.graph.adjacency._Search.__init__", search)
     assert ge.reroute_ts(line.x, line.a) == 1
     ge.add_control_inputs(line.d.op, line.a.op)
 

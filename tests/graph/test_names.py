@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.names import (
+from geutil.graph.types import (
     absolute_unique_name,
     absolute_unique_names,
     is_in_scope,

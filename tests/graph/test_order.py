@@ -15,8 +15,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import geutil as ge
+from geutil.graph.adjacency import Rewiring, TopologicalOrder, topological_sort
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
-from geutil.graph.order import Rewiring, TopologicalOrder, topological_sort
 from geutil.graph.state import state_of
 from tests import settings
 from tests.graph import building

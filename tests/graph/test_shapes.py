@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph.shapes import refine_shapes, same_static_shape
+from geutil.graph.types import refine_shapes, same_static_shape
 
 SHAPES = {
     "unknown": None,

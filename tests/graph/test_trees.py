@@ -4,7 +4,7 @@ from typing import NamedTuple
 import pytest
 import tensorflow as tf
 
-from geutil.graph.nested import flatten, is_leaf, map_leaves
+from geutil.graph.types import flatten, is_leaf, map_leaves
 from tests import settings
 
 

@@ -164,7 +164,7 @@ def ops(
     """List the ops of a model, one a line: name, type, shapes of the results."""
     files.check_source(path)
     files.start_tensorflow()
-    from geutil.graph.names import is_in_scope
+    from geutil.graph.types import is_in_scope
     from geutil.select import make_regex
 
     pattern: re.Pattern[str] | None = None if regex is None else make_regex(regex)

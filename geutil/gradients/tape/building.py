@@ -22,7 +22,7 @@ from geutil.gradients.tape.engine import (
 )
 from geutil.gradients.tape.entries import Tape
 from geutil.gradients.tape.spaces import Captured
-from geutil.graph import creation, tf_gradients
+from geutil.graph import creation, runtime
 from geutil.graph.types import Graph, Operation, Tensor
 
 _MOST_AT_ONCE = 9
@@ -261,7 +261,7 @@ def tape_gradients(
     pending = Pending(space, engine.min_aggregate_count, size, order.summed)
     run = Run(space, tape, ends, pending, passed)
     with graph.as_default(), tf.name_scope(options.get("name") or "gradients"):
-        run.go_back(ys, tf_gradients.default_gradients(ys, grad_ys))
+        run.go_back(ys, runtime.default_gradients(ys, grad_ys))
         gradients = [None if t is None else run.gradient(t) for t in sources]
         return _connected(gradients, xs, options)
 

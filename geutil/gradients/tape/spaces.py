@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import functions, tf_gradients
+from geutil.graph import functions, runtime
 from geutil.graph.types import Graph, is_func_graph
 
 
@@ -74,7 +74,7 @@ class Captured:
         That is the handle of a variable, or the reference to one without a handle.
         """
         if isinstance(x, tf.Variable):
-            x = tf_gradients.variable_handle(x)
+            x = runtime.variable_handle(x)
         return self.beyond(x) if isinstance(x, tf.Tensor) else None
 
     def _of(self, graph: Graph) -> dict[int, Any]:

@@ -20,8 +20,7 @@ from geutil.errors import ModelError
 from geutil.graph import adjacency, creation, function_defs, functions, v1_control_flow
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import Caller, call_others, renamed_node
-from geutil.graph.names import absolute_unique_name
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
 from geutil.model.functions.body import definition_of, materialize_body, result_shapes
 from geutil.model.functions.library import Entry, Library
 from geutil.model.programs import fresh_name

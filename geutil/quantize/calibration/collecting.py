@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.order import topological_sort
+from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
 from geutil.quantize.calibration.ranges import Probe, Site, frozen, unquantized

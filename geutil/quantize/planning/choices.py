@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.names import is_in_scope
-from geutil.graph.types import Operation, is_op, type_name
+from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.spec import Spec, check_bits, check_decay
-from geutil.select.filters import can_be_regex, make_regex
+from geutil.select.conversions import can_be_regex, make_regex
 
 SKIP = "skip"
 Override = Spec | str

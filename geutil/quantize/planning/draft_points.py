@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from geutil.graph.names import scope_basename, scope_dirname
+from geutil.graph import types
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.choices import Choices
 from geutil.quantize.planning.network import (
@@ -238,12 +238,12 @@ def _names(drafts: Sequence[Draft]) -> list[str]:
 
 
 def _scope(op: Operation) -> str:
-    return scope_dirname(op.name) or f"{_bare(op.name)}/"
+    return types.scope_dirname(op.name) or f"{_bare(op.name)}/"
 
 
 def _bare(name: str) -> str:
-    base = scope_basename(name)
-    return scope_dirname(name) + base.removesuffix(_FOLD)
+    base = types.scope_basename(name)
+    return types.scope_dirname(name) + base.removesuffix(_FOLD)
 
 
 class Drafts:

@@ -17,7 +17,7 @@ from enum import IntEnum
 
 import tensorflow as tf
 
-from geutil.graph import op_types, order, tf_gradients
+from geutil.graph import adjacency, op_types, runtime
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
 from geutil.select.walks import get_backward_walk_ops
 
@@ -239,7 +239,7 @@ class Origins:
 
     def __init__(self, graph: Graph) -> None:
         self.inputs: frozenset[Operation] = frozenset()
-        ops = order.topological_sort(graph.get_operations())
+        ops = adjacency.topological_sort(graph.get_operations())
         self._trace(ops)
         found = constant_inputs(ops, self.is_parameter)
         if found:
@@ -294,7 +294,7 @@ class Origins:
                 measures = kind == "Mean" and is_statistic(op)
                 return Origin.BATCH if measures else None
             found = max(found, origin)
-        return None if tf_gradients.is_stateful(op) else found
+        return None if runtime.is_stateful(op) else found
 
     def _behind(self, op: Operation) -> frozenset[Operation]:
         behind = frozenset(

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, TransformError
-from geutil.graph import adjacency, creation, names, run_hooks
+from geutil.graph import adjacency, creation, run_hooks, types
 from geutil.graph.types import Operation, Tensor, is_op, is_tensor, type_name
 from geutil.reroute.tensors import Plan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
@@ -122,7 +122,7 @@ def _ordered(
     return [
         (old, new)
         if new.op in new_ops
-        else (old, tf.identity(new, name=names.scope_basename(old.op.name)))
+        else (old, tf.identity(new, name=types.scope_basename(old.op.name)))
         for old, new in pairs
     ]
 
@@ -292,14 +292,14 @@ class Worklist:
         return [op for op in ops if not self._liveness.is_retired(op)]
 
 
-def _has(types: TypeSet, kind: str) -> bool:
-    return types is None or kind in types
+def _has(kinds: TypeSet, kind: str) -> bool:
+    return kinds is None or kind in kinds
 
 
 def _join(sets: Iterable[TypeSet]) -> TypeSet:
     joined: set[str] = set()
-    for types in sets:
-        if types is None:
+    for kinds in sets:
+        if kinds is None:
             return None
-        joined |= types
+        joined |= kinds
     return frozenset(joined)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import creation, edits, nested, types
-from geutil.graph.order import topological_sort
+from geutil.graph import creation, edits, types
+from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.verify import verify
 from geutil.select.conversions import as_list
@@ -376,7 +376,7 @@ class _Driver:
 
 
 def _rules(rules: Any) -> list[Rule]:
-    listed = nested.flatten(rules)
+    listed = types.flatten(rules)
     for rule in listed:
         if not isinstance(rule, Rule):
             raise ArgumentTypeError(f"expected a Rule, got {types.type_name(rule)}")

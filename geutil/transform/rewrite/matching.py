@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.errors import SelectionError
-from geutil.graph import order, types
+from geutil.graph import adjacency, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.conversions import get_unique_graph, make_list_of_op
 from geutil.transform.rewrite.compiling import Compiled, compile_pattern
@@ -160,7 +160,7 @@ def match(
     finder = Finder(compiled, territory)
     found: list[Match] = []
     taken: set[Operation] = set()
-    for op in reversed(order.topological_sort(listed)):
+    for op in reversed(adjacency.topological_sort(listed)):
         if not is_anchor(compiled, op) or liveness.is_retired(op):
             continue
         result = finder.find(op, producer_types(op))

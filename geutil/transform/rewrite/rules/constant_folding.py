@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import adjacency, call_graph, creation
-from geutil.graph.names import scope_basename
-from geutil.graph.types import Operation, is_reference
+from geutil.graph.types import Operation, is_reference, scope_basename
 from geutil.transform.rewrite.matching import Match
 from geutil.transform.rewrite.patterns import Op
 from geutil.transform.rewrite.rule import Replaced, Rule
