@@ -22,7 +22,7 @@ from benchmarks.schedules import requested
 from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
 from geutil.memory import predict, worst_case
 from geutil.memory.measuring.child import SessionStep, initial_values
-from geutil.memory.measuring.job import Options
+from geutil.memory.measuring.job import MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 from geutil.memory.measuring.trace import timeline_of
 
@@ -84,7 +84,7 @@ def _session_peaks(step: Traced, threads: int | None, count: int) -> list[int]:
     values = initial_values(job)
     found = []
     for _ in range(count):
-        options = Options(1, threads, None, True, None, False, None)
+        options = MeasureOptions(1, threads, None, True, None, False, None)
         run = SessionStep(job, options, values)
         run()
         timeline = timeline_of(run.trace(), job.op_types, "CPU:0", variable_bytes=0)

@@ -114,7 +114,7 @@ _UPDATES = _REPLACING | _CHANGING
 
 
 @dataclass(frozen=True, eq=False)
-class Moving:
+class MovingVariable:
     """A moving average.
 
     Attributes:
@@ -139,7 +139,7 @@ class Moving:
 
 def moving_average(
     statistic: Tensor, kind: str, stops: Collection[Operation], origins: Origins
-) -> Moving | Obstacle:
+) -> MovingVariable | Obstacle:
     """Return the moving average of a statistic of the batch, or why there is none.
 
     Its update reads the variable and the statistic, and nothing but arithmetic lies
@@ -172,7 +172,7 @@ def moving_average(
     variable, update = next(iter(found.items()))
     for tensor in behind(update.inputs[1]):
         if _reads(tensor, variable):
-            return Moving(tensor, update)
+            return MovingVariable(tensor, update)
     return Obstacle(
         f"({update.type}) keeps the {kind} of the last batch, and no moving average",
         update,
@@ -208,8 +208,8 @@ class Statistics:
     mean: Tensor
     variance: Tensor
     root: Operation
-    moving_variance: Moving
-    moving_mean: Moving | None
+    moving_variance: MovingVariable
+    moving_mean: MovingVariable | None
 
     @property
     def fused(self) -> bool:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from geutil.batchnorm.channel_affine import Link, Step, as_links, axis_after, link_of
 from geutil.batchnorm.norm_finding import Norm, measures_only
+from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import FUSED, Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
-
-SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 
 
 def hand_over_shapes(old: Tensor, new: Tensor) -> None:
@@ -26,7 +25,7 @@ def hand_over_shapes(old: Tensor, new: Tensor) -> None:
     edits = [
         InputEdit(reader, index, new)
         for reader in dict.fromkeys(old.consumers())
-        if reader.type in SHAPES
+        if reader.type in op_types.SHAPE_READERS
         for index, t in enumerate(reader.inputs)
         if t is old
     ]
@@ -133,7 +132,7 @@ def outside_readers(
         for t in tensors
         for reader in t.consumers()
         if reader not in members
-        and reader.type not in SHAPES
+        and reader.type not in op_types.SHAPE_READERS
         and not liveness.is_retired(reader)
     ]
 

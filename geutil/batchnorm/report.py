@@ -1,4 +1,4 @@
-"""What a fold did, and what it did not do and why."""
+"""The report of a fold: what it did, and what it did not do and why."""
 
 from __future__ import annotations
 

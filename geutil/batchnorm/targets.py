@@ -19,7 +19,7 @@ from typing import Any
 from geutil.batchnorm.report import Refused
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph import creation, function_defs, op_types, types
-from geutil.graph.flat_body import Body, flat_body
+from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
@@ -63,7 +63,7 @@ def inlined(op: Operation) -> Tensor:
     return made[body.results[0].tensor]
 
 
-def _body_of(op: Operation) -> Body | None:
+def _body_of(op: Operation) -> FlatBody | None:
     if op.type not in op_types.CALLS or len(op.outputs) != 1:
         return None
     definition = function_defs.definition_in(op.graph, op.get_attr("f").name)

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.cli.options import Format
+from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
 from geutil.errors import GeutilError
 from geutil.formats import format_by_name, refusal
@@ -82,7 +82,7 @@ def read_model(path: Path, signature: str | None = None) -> Model:
         return open(str(path), signature=signature)
 
 
-def check_target(path: Path, chosen: Format | None, force: bool) -> None:
+def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:
     """Refuse to write a model where it cannot be, before there is any work done."""
     reason = refusal(path, format_of(path, chosen).value)
     if reason is not None:
@@ -98,12 +98,14 @@ def check_place(path: Path, force: bool) -> None:
         raise CommandError(f"there is no directory '{path.parent}' to write to")
 
 
-def format_of(path: Path, chosen: Format | None) -> Format:
+def format_of(path: Path, chosen: ModelFormat | None) -> ModelFormat:
     """Return the format that is asked for, or that the name of the output says."""
-    return chosen or Format(format_by_name(path))
+    return chosen or ModelFormat(format_by_name(path))
 
 
-def write_model(model: Model, path: Path, chosen: Format | None, force: bool) -> None:
+def write_model(
+    model: Model, path: Path, chosen: ModelFormat | None, force: bool
+) -> None:
     """Write a model."""
     form = format_of(path, chosen)
     with working(f"writing {path.name}"):

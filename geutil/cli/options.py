@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 
-class Format(str, Enum):
+class ModelFormat(str, Enum):
     """What models are written as."""
 
     saved_model = "saved_model"
@@ -42,7 +42,7 @@ Target = Annotated[
     ),
 ]
 As = Annotated[
-    Format | None,
+    ModelFormat | None,
     typer.Option(
         "--format", help="What to write; by default what the name of the output says."
     ),

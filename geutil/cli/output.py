@@ -1,4 +1,4 @@
-"""What the command prints: text for people, JSON for scripts, progress on stderr."""
+"""The output of the command: text for people, JSON for scripts, progress on stderr."""
 
 from __future__ import annotations
 

@@ -31,20 +31,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 
 from geutil.gradients import barriers, segments
-from geutil.gradients.step import Step, tensors_of
+from geutil.gradients.step import PlainStep, tensors_of
+from geutil.graph import op_types
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
 JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
-_SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
-"""Types of ops that read a shape only: where it is known, Grappler makes constants of
-them, and who else reads the tensor is left alone with it."""
 
 Readers = IdentityMap[list[tuple[Operation, int]]]
 
 
-def readers_of(step: Step) -> Readers:
+def readers_of(step: PlainStep) -> Readers:
     """Return who reads the values of each tensor: ops that the step needs, by input.
 
     Cost: linear in the ops that the step needs, and their inputs.
@@ -52,7 +50,7 @@ def readers_of(step: Step) -> Readers:
     readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
     needed = get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)])
     for op in needed:
-        if op.type in _SHAPES:
+        if op.type in op_types.VALUE_BLIND:
             continue
         for index, t in enumerate(op.inputs):
             if t not in readers:
@@ -62,7 +60,7 @@ def readers_of(step: Step) -> Readers:
 
 
 def keep_apart(
-    step: Step,
+    step: PlainStep,
     before: Readers,
     copies: Iterable[tuple[Operation, Operation, Operation]],
 ) -> None:
@@ -94,7 +92,9 @@ def _hand_on(tensor: Tensor) -> Tensor:
     return make_stand_in(tensor, barriers.SCOPE, "apart")
 
 
-def without_joined(step: Step, awaited: Iterable[Operation]) -> tuple[Operation, ...]:
+def without_joined(
+    step: PlainStep, awaited: Iterable[Operation]
+) -> tuple[Operation, ...]:
     """Return what to wait for instead of backward ops that Grappler may join.
 
     That is what these read of the backward pass.
@@ -135,7 +135,7 @@ _SAME_BUFFER = frozenset(
 
 
 def hold_for_sums(
-    step: Step, before: Readers, copies: Iterable[tuple[Operation, Operation]]
+    step: PlainStep, before: Readers, copies: Iterable[tuple[Operation, Operation]]
 ) -> None:
     """Hold the inputs of sums as long as the backward pass held them.
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.gradients.tape.building import add_in_pairs
 from geutil.graph import adjacency, creation, v1_control_flow
 from geutil.graph.types import Operation, Tensor, unique
@@ -54,10 +54,10 @@ class BackwardEdges:
     forward: dict[Operation, int]
 
 
-_known: WeakKeyDictionary[Step, BackwardEdges] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PlainStep, BackwardEdges] = WeakKeyDictionary()
 
 
-def backward_edges(step: Step) -> BackwardEdges:
+def backward_edges(step: PlainStep) -> BackwardEdges:
     """Return the edges of the backward pass of a step.
 
     Cost: linear in the ops of the step and their inputs at the first call for a step,
@@ -69,7 +69,7 @@ def backward_edges(step: Step) -> BackwardEdges:
     return edges
 
 
-def _look_up(step: Step) -> BackwardEdges:
+def _look_up(step: PlainStep) -> BackwardEdges:
     members = frozenset(step.backward)
     inside = members.union(step.seeds)
     reads = []
@@ -96,21 +96,21 @@ def _look_up(step: Step) -> BackwardEdges:
     )
 
 
-def _forward_places(step: Step, read: Iterable[Tensor]) -> dict[Operation, int]:
+def _forward_places(step: PlainStep, read: Iterable[Tensor]) -> dict[Operation, int]:
     ops = get_backward_walk_ops(
         unique(t.op for t in read), within_ops_fn=step.covers, control_inputs=True
     )
     return {op: place for place, op in enumerate(adjacency.topological_sort(ops))}
 
 
-def with_gradients(step: Step, gradients: Iterable[Any]) -> Step:
+def with_gradients(step: PlainStep, gradients: Iterable[Any]) -> PlainStep:
     """Return the step with other gradients, and with the edges known of it so far."""
     changed = replace(step, gradients=tuple(gradients))
     _known[changed] = backward_edges(step)
     return changed
 
 
-def with_replaced(step: Step, replaced: Mapping[Operation, Tensor]) -> Step:
+def with_replaced(step: PlainStep, replaced: Mapping[Operation, Tensor]) -> PlainStep:
     """Return the step with the tensors that take the place of what ops yield."""
     return with_gradients(step, (_renewed(g, replaced) for g in step.gradients))
 
@@ -124,7 +124,7 @@ def _renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
     return gradient
 
 
-def _merged(step: Step) -> list[tuple[Operation, Operation]]:
+def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
     """Return the filter gradients that oneDNN merges with gradients of a bias.
 
     A segment that waits for the first of them and is read by the second would close a
@@ -143,7 +143,7 @@ def _merged(step: Step) -> list[tuple[Operation, Operation]]:
 SCOPE = "summed"
 
 
-def long_sums(step: Step) -> list[Operation]:
+def long_sums(step: PlainStep) -> list[Operation]:
     """Return the sums of more than two gradients that run once whenever the step does.
 
     Products that share a factor are left out: Grappler adds up the other factors.
@@ -176,7 +176,7 @@ def order_of_addition(op: Operation) -> list[int]:
     return sorted(range(len(names)), key=names.__getitem__)
 
 
-def add_in_turn(step: Step) -> Step:
+def add_in_turn(step: PlainStep) -> PlainStep:
     """Replace the sums of more than two gradients by sums of two.
 
     `AddN` holds all it adds up until the last has come; and see `add_in_pairs` for what

@@ -1,4 +1,4 @@
-"""Which tensors to keep, said by predicates that can be combined.
+"""Policies: which tensors to keep, said by predicates that can be combined.
 
 A policy is any function from a forward tensor to a truth value. "Every add under
 stereo and every Conv2D under motion, but nothing of a batch norm" is

@@ -1,4 +1,4 @@
-"""What a step would hold if it recomputed by some plan, without building it."""
+"""The memory of a step that recomputes by some plan, without building it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from geutil.gradients import edges, tensor_sizes
 from geutil.gradients.segments import Segment
-from geutil.gradients.step import Step, tensors_of
+from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, unique
 from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
 from geutil.memory.function_memory import NOTHING, ListSizes
-from geutil.memory.ordering import Plan, plan_order, with_controls
+from geutil.memory.ordering import OrderPlan, plan_order, with_controls
 from geutil.memory.program import Node, Program
 
 
@@ -27,7 +27,7 @@ class StepProgram:
     Cost: linear in the ops of the step and their edges; some 30 us for each op.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: PlainStep) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
@@ -77,7 +77,9 @@ class StepProgram:
         order = scheduling.frugal_order(with_controls(program, later.items()))
         return simulation.simulate(program, order).peak
 
-    def plan(self, segments: Iterable[Segment] = (), *, ordered: bool = True) -> Plan:
+    def plan(
+        self, segments: Iterable[Segment] = (), *, ordered: bool = True
+    ) -> OrderPlan:
         """Return the order in which a step runs, and what holds it to that.
 
         Args:
@@ -92,9 +94,9 @@ class StepProgram:
             nodes = [node.changed(surge=0) for node in program.nodes]
             program = replace(program, nodes=nodes)
             return plan_order(program, later=self.later(program))
-        return Plan(simulation.simulate(program))
+        return OrderPlan(simulation.simulate(program))
 
-    def plain(self, *, held: bool) -> Plan:
+    def plain(self, *, held: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor.
 
         Args:
@@ -104,7 +106,7 @@ class StepProgram:
         """
         program = self.program()
         fetched = self._wanted if held else self._held
-        return Plan(simulation.simulate(replace(program, fetched=fetched)))
+        return OrderPlan(simulation.simulate(replace(program, fetched=fetched)))
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""

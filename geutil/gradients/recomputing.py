@@ -8,7 +8,7 @@ from geutil.gradients import barriers, bitwise_determinism, edges
 from geutil.gradients.barriers import SCOPE, ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
 from geutil.gradients.segments import Recomputation
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
@@ -16,7 +16,9 @@ from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import copy_replacing
 
 
-def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> Step:
+def build_recomputation(
+    plan: Recomputation, offload: Offload | None = None
+) -> PlainStep:
     """Change a step with plain gradients into one that recomputes.
 
     Args:
@@ -56,7 +58,7 @@ def build_recomputation(plan: Recomputation, offload: Offload | None = None) -> 
     return edges.add_in_turn(plan.step)
 
 
-def _run_pools_in_time(step: Step) -> Step:
+def _run_pools_in_time(step: PlainStep) -> PlainStep:
     """Let XLA expand the gradients of pools no earlier than they are run."""
     replaced = {}
     for op in filter(barriers.is_expanded, step.backward):

@@ -20,12 +20,12 @@ from geutil.gradients.costs import multiply_adds
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.gradients.tensor_sizes import Dims, open_shapes_of, tensor_bytes
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
-from geutil.memory.ordering import Plan
+from geutil.memory.ordering import OrderPlan
 from geutil.notebook_display import Shown
 from geutil.select.walks import get_backward_walk_ops
 
@@ -109,9 +109,9 @@ class Report(Shown):
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
     assumed: tuple[tuple[str, Dims], ...] = ()
-    plan: Plan | None = field(default=None, repr=False, compare=False)
-    plain_plan: Plan | None = field(default=None, repr=False, compare=False)
-    plain_plan_held: Plan | None = field(default=None, repr=False, compare=False)
+    plan: OrderPlan | None = field(default=None, repr=False, compare=False)
+    plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
+    plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def worst(self) -> int | None:
@@ -233,7 +233,7 @@ def holding_gradients(report: Report) -> Report:
     return replace(report, plain_peak=plan.peak, plain_plan=plan)
 
 
-def _assumed(step: Step) -> tuple[tuple[str, Dims], ...]:
+def _assumed(step: PlainStep) -> tuple[tuple[str, Dims], ...]:
     assumed = open_shapes_of(step.graph).assumed
     return tuple((t.name, dims) for t, dims in assumed.items())
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, runtime
 from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference
 from geutil.memory.cpu_kernels import HELD, passes_on
@@ -89,7 +89,7 @@ _ANYWHERE = frozenset(("",))
 
 
 def awaited_by_stage(
-    step: Step,
+    step: PlainStep,
     stages: Sequence[Sequence[Operation]],
     reading: Set[Operation],
     newest: Mapping[Operation, int],
@@ -144,7 +144,7 @@ def _apart(first: frozenset[str], second: frozenset[str]) -> bool:
 
 
 def _sinks(
-    step: Step, newest: Mapping[Operation, int], joining: Set[Operation]
+    step: PlainStep, newest: Mapping[Operation, int], joining: Set[Operation]
 ) -> dict[int, list[Operation]]:
     """Return the backward ops that nothing of their own stage reads, by stage."""
     edges = backward_edges(step)
@@ -159,7 +159,7 @@ def _sinks(
 
 
 def _joining(
-    step: Step,
+    step: PlainStep,
     reading: Set[Operation],
     newest: Mapping[Operation, int],
     devices: Sequence[frozenset[str]],
@@ -220,13 +220,13 @@ class Recomputation:
         segments: in the order in which the backward pass needs them.
     """
 
-    step: Step
+    step: PlainStep
     kept: tuple[Tensor, ...]
     segments: tuple[Segment, ...]
 
 
 def plan_recomputation(
-    step: Step, keeps: Keeps, *, spare_last: bool = True
+    step: PlainStep, keeps: Keeps, *, spare_last: bool = True
 ) -> Recomputation:
     """Divide what must be recomputed into segments, when some tensors are kept.
 
@@ -252,7 +252,7 @@ def plan_recomputation(
     return _finish(step, keeps, groups)
 
 
-def _plan(step: Step, keeps: Keeps) -> Recomputation:
+def _plan(step: PlainStep, keeps: Keeps) -> Recomputation:
     return _finish(step, keeps, _groups(step, keeps))
 
 
@@ -264,7 +264,7 @@ class _Group:
     reads: list[Read]
 
 
-def _groups(step: Step, keeps: Keeps) -> list[_Group]:
+def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
     """Return the segments to be, in the order in which the backward pass needs them."""
     reads = [read for read in backward_edges(step).reads if not keeps(read.tensor)]
     leader = _connected(ops_behind((read.tensor.op for read in reads), keeps), keeps)
@@ -278,7 +278,7 @@ def _groups(step: Step, keeps: Keeps) -> list[_Group]:
     return list(groups.values())
 
 
-def forward_inputs(step: Step) -> Iterable[tuple[Operation, int, Tensor]]:
+def forward_inputs(step: PlainStep) -> Iterable[tuple[Operation, int, Tensor]]:
     """Yield the forward tensors that backward ops read: (op, index, tensor)."""
     for read in backward_edges(step).reads:
         yield read.op, read.index, read.tensor
@@ -313,7 +313,7 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
     return {op: find(op) for op in ops}
 
 
-def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
+def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
     """Tell whether the forward pass ends in the group that is needed first.
 
     Helpers of gradient functions count in the forward pass, but come after it.
@@ -326,7 +326,7 @@ def _ends_last(step: Step, groups: Sequence[_Group]) -> bool:
     return ends[0] == max(ends)
 
 
-def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
+def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
     newest = _newest_dependencies(step, groups)
     direct: dict[int, list[Read]] = {}
     held = IdentitySet()
@@ -354,7 +354,9 @@ def _finish(step: Step, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation
     return Recomputation(step, tuple(kept), tuple(segments))
 
 
-def _newest_dependencies(step: Step, groups: Sequence[_Group]) -> dict[Operation, int]:
+def _newest_dependencies(
+    step: PlainStep, groups: Sequence[_Group]
+) -> dict[Operation, int]:
     """Return the last segment that each backward op depends on; -1 for none.
 
     Cost: linear, and as much again for each level of nested loops of version 1, and

@@ -15,7 +15,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import costs, segments, tensor_sizes
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.policies import Policy, name_of_policy
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
 
@@ -97,7 +97,7 @@ def _tensors(graph: Graph, given: Iterable[Any]) -> tuple[Tensor, ...]:
 class AlwaysKept:
     """Tells which forward tensors are kept whatever the caller chose."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: PlainStep) -> None:
         self._step = step
         given = (*step.seeds, *(x.op for x in step.xs))
         self._given = frozenset(given)
@@ -158,7 +158,7 @@ class Keeping:
 
 
 def resolve(
-    step: Step,
+    step: PlainStep,
     checkpoints: Any,
     min_checkpoint_size: int,
     *,
@@ -197,7 +197,7 @@ def resolve(
 
 
 def _resolve_mode(
-    step: Step, mode: str, smallest: int, always: AlwaysKept, among_others: bool
+    step: PlainStep, mode: str, smallest: int, always: AlwaysKept, among_others: bool
 ) -> Keeping:
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
@@ -221,7 +221,7 @@ def _resolve_mode(
 
 
 def _resolve_list(
-    step: Step, listed: Sequence[Tensor], mode: str, always: AlwaysKept
+    step: PlainStep, listed: Sequence[Tensor], mode: str, always: AlwaysKept
 ) -> Keeping:
     between = frozenset(_recomputable(step, always))
     useful = IdentitySet(t for t in listed if t.op in between)
@@ -241,7 +241,7 @@ def _resolve_list(
 
 
 def _chosen_by(
-    step: Step,
+    step: PlainStep,
     policy: Callable[[Tensor], bool],
     smallest: int,
     always: AlwaysKept,
@@ -269,7 +269,7 @@ def uncast(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _recomputable(step: Step, always: AlwaysKept) -> list[Any]:
+def _recomputable(step: PlainStep, always: AlwaysKept) -> list[Any]:
     """Return the ops that would be run again if nothing were kept."""
     roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
     return segments.ops_behind(roots, always)

@@ -21,7 +21,7 @@ from geutil.select.walks import get_backward_walk_ops
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlainStep:
     """A training step with plain gradients.
 
     Attributes:
@@ -79,7 +79,7 @@ def build_step(
     *,
     holds_gradients: bool = False,
     engine: TapeEngine | None = None,
-) -> Step:
+) -> PlainStep:
     """Build plain gradients, and tell the new ops apart.
 
     Ops that TensorFlow's gradient functions make but that do not depend on the
@@ -121,7 +121,7 @@ def build_step(
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
-    return Step(
+    return PlainStep(
         graph,
         tuple(targets),
         tuple(tensors),

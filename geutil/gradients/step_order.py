@@ -18,7 +18,7 @@ from geutil.gradients import segments, tensor_sizes
 from geutil.graph import creation, function_calls, op_types, state, v1_control_flow
 from geutil.graph.types import Operation, Tensor, is_reference
 from geutil.memory import function_memory, graph_to_program, onednn
-from geutil.memory.ordering import Plan, plan_order
+from geutil.memory.ordering import OrderPlan, plan_order
 
 SCOPE = "ordered"
 
@@ -51,7 +51,7 @@ class OrderedStep:
         waits: the ops that were added so that others wait.
     """
 
-    plan: Plan
+    plan: OrderPlan
     waits: tuple[Operation, ...]
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import Step, tensors_of
+from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
     adjacency,
@@ -29,7 +29,7 @@ from geutil.graph import (
 from geutil.graph.run_hooks import Use, complete, has_been_run, on_completion
 from geutil.graph.state import fingerprint, state_of
 from geutil.graph.types import Graph, IdentitySet, Operation
-from geutil.memory.ordering import Plan
+from geutil.memory.ordering import OrderPlan
 from geutil.select.conversions import get_unique_graph
 
 _logger = logging.getLogger("geutil")
@@ -62,7 +62,7 @@ _FORCED = (
 )
 
 
-def order_when_complete(step: Step, report: Report | None = None) -> None:
+def order_when_complete(step: PlainStep, report: Report | None = None) -> None:
     """Have a step put in order once its graph is complete; a first part is done now.
 
     In a graph of version 1, forward and backward pass are ordered at once, since it may
@@ -167,7 +167,7 @@ class _Orders:
         self._waits: frozenset[Operation] | None = None
         self._allowed: set[Any] = set()
 
-    def add(self, step: Step, report: Report | None) -> None:
+    def add(self, step: PlainStep, report: Report | None) -> None:
         """Note a step."""
         self.add_backward(step.backward)
         self._report = report
@@ -180,7 +180,7 @@ class _Orders:
         self._backward.update(dict.fromkeys(ops))
         self._ordered = None
 
-    def order_gradients(self, step: Step) -> None:
+    def order_gradients(self, step: PlainStep) -> None:
         """Order the forward and backward pass of a step."""
         wanted = [*step.ys, *tensors_of(step.gradients)]
         held = wanted if step.holds_gradients else step.ys
@@ -323,7 +323,7 @@ class _Orders:
         replace_last(known, self._report, self._graph)
 
 
-def _held_gradients(plan: Plan, names: Collection[str]) -> int:
+def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
     """Return what a plan holds at its peak of gradients if most of them are there.
 
     Args:
@@ -337,7 +337,7 @@ def _held_gradients(plan: Plan, names: Collection[str]) -> int:
     return _held_at(plan, names, peak)
 
 
-def _are_held(plan: Plan, names: Collection[str]) -> bool:
+def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
     """Tell whether a plan holds most gradients until the last of them is there."""
     run = plan.simulation
     made = [run.program.nodes[i].name for i in run.order]
@@ -350,7 +350,7 @@ def _are_held(plan: Plan, names: Collection[str]) -> bool:
     return bool(_held_at(plan, others or names, step))
 
 
-def _held_at(plan: Plan, names: Collection[str], step: int) -> int:
+def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
     """Return what a plan holds of gradients at a step if most of them are there."""
     run = plan.simulation
     alive = frozenset(run.alive(step))

@@ -18,7 +18,7 @@ from geutil.gradients.preparing import Options, Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
-from geutil.gradients.step import Step, build_step, tensors_of
+from geutil.gradients.step import PlainStep, build_step, tensors_of
 from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.state import state_of
 from geutil.select.queries import make_view
@@ -26,7 +26,7 @@ from geutil.transform.transformer import copy_replacing
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class WrappedCall:
     """A call of a function in a graph.
 
     Attributes:
@@ -65,7 +65,7 @@ class GraphCalls:
     )
     first: int = 0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: PlainStep) -> None:
         """Note the backward pass of a call."""
         members = frozenset(step.backward)
         ends = tuple(
@@ -118,7 +118,7 @@ _NOTHING = (
 
 
 def plan_call(
-    call: Call,
+    call: WrappedCall,
     ys: Sequence[types.Tensor],
     xs: Sequence[types.Tensor],
     grad_ys: Sequence[types.Tensor],
@@ -176,7 +176,10 @@ def _after(plan: Recomputation, ends: Sequence[types.Operation]) -> Recomputatio
 
 
 def _choose(
-    call: Call, step: Step, options: Options, later: Iterable[types.Operation]
+    call: WrappedCall,
+    step: PlainStep,
+    options: Options,
+    later: Iterable[types.Operation],
 ) -> tuple[Keeping, Recomputation]:
     inputs = Keeping(INPUTS, types.IdentitySet(), AlwaysKept(step))
     whole = plan_recomputation(step, inputs, spare_last=False)
@@ -203,7 +206,7 @@ def _choose(
     return inputs, whole
 
 
-def _pays(call: Call, keeping: Keeping, plan: Recomputation, size: int) -> bool:
+def _pays(call: WrappedCall, keeping: Keeping, plan: Recomputation, size: int) -> bool:
     """Tell whether to keep more than the inputs of a call saves memory.
 
     What is chosen is held by each of the calls, and one works at a time.
@@ -234,7 +237,7 @@ def _bytes(ops: Iterable[types.Operation]) -> int:
 
 
 def move_gradients(
-    step: Step,
+    step: PlainStep,
     before: int,
     given: Iterable[tuple[types.Tensor, types.Tensor]],
     graph: types.Graph,
@@ -346,7 +349,7 @@ class CallGradients:
         options: how to choose and hold checkpoints.
     """
 
-    def __init__(self, call: Call, options: Options) -> None:
+    def __init__(self, call: WrappedCall, options: Options) -> None:
         self._call = call
         self._options = options
         self._offload = options.offloading()
@@ -376,7 +379,7 @@ class CallGradients:
         ys: Sequence[types.Tensor],
         xs: Sequence[types.Tensor],
         grad_ys: Sequence[types.Tensor],
-    ) -> Step:
+    ) -> PlainStep:
         """Build the gradients in the graph of the call."""
         prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
         report = prepared.report()

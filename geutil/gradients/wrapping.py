@@ -14,7 +14,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
-from geutil.gradients.wrapped_call import INPUTS, Call, CallGradients, calls_in
+from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, creation, gradient_functions, runtime, types
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
@@ -75,7 +75,9 @@ def call_in_graph(
     if not inputs:
         return result
     first = adjacency.creation_index(made[0]) if made else 0
-    call = Call(graph, tuple(ys), inputs, first, creation.count_ops(graph), alone)
+    call = WrappedCall(
+        graph, tuple(ys), inputs, first, creation.count_ops(graph), alone
+    )
     calls_in(graph).count += 1
     stand_ins = types.IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(
@@ -118,7 +120,7 @@ def _is_given(t: types.Tensor) -> bool:
     return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
 
 
-def _tell(call: Call, options: Options) -> Sequence[types.Tensor]:
+def _tell(call: WrappedCall, options: Options) -> Sequence[types.Tensor]:
     """Return stand-ins for the outputs of a call whose gradients save memory.
 
     Tapes that are open now are told directly. Gradients that are built from the graph
@@ -153,7 +155,7 @@ def _tell(call: Call, options: Options) -> Sequence[types.Tensor]:
     return stand_ins
 
 
-def _watched(call: Call) -> types.IdentityMap[Any]:
+def _watched(call: WrappedCall) -> types.IdentityMap[Any]:
     """Return the inputs that tapes watch, and what they know each by.
 
     A function that is called inside hides its captures from the tapes: of a placeholder

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.graph.inlining_plan import Plan, producer_of
+from geutil.graph.inlining_plan import CallerPlan, producer_of
 
 _MAX_SEPARATE = 1000
 """What is told apart, effects or arguments; where there is more, all wait for all."""
@@ -59,7 +59,7 @@ class Ties:
     early: frozenset[str]
 
 
-def find_ties(plan: Plan, around: Surroundings) -> Ties:
+def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
     """Return the ties of one body.
 
     Args:
@@ -91,7 +91,7 @@ def find_ties(plan: Plan, around: Surroundings) -> Ties:
     )
 
 
-def _behind(plan: Plan, starts: Iterable[str]) -> set[str]:
+def _behind(plan: CallerPlan, starts: Iterable[str]) -> set[str]:
     """Return `starts` and all that comes behind one of them."""
     found = set(starts)
     for name in plan.order if found else ():
@@ -100,7 +100,7 @@ def _behind(plan: Plan, starts: Iterable[str]) -> set[str]:
     return found
 
 
-def _early(plan: Plan, results: Iterable[str]) -> set[str]:
+def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
     """Return the nodes whose outputs reach an effect or one of `results`."""
     found = set(results)
     before = {*plan.effective, *found}
@@ -113,7 +113,7 @@ def _early(plan: Plan, results: Iterable[str]) -> set[str]:
 
 
 def _told(
-    plan: Plan, args: Sequence[str], members: Iterable[str], *, strict: bool
+    plan: CallerPlan, args: Sequence[str], members: Iterable[str], *, strict: bool
 ) -> list[str]:
     """Return the members that do not come behind all of `args` by themselves.
 

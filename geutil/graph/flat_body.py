@@ -175,7 +175,7 @@ class BodyNode:
 
 
 @dataclass(frozen=True)
-class Body:
+class FlatBody:
     """A function as plain nodes, for one choice of its attributes.
 
     Attributes:
@@ -208,7 +208,7 @@ def flat_body(
     function_def: Any,
     library: Mapping[str, Any],
     attributes: Mapping[str, Any] | None = None,
-) -> Body:
+) -> FlatBody:
     """Return the body of a function as plain nodes.
 
     Args:
@@ -218,7 +218,7 @@ def flat_body(
             polymorphic in; those left out have their defaults.
 
     Returns:
-        A `Body`. Its definitions are those of `function_def`, not copies, where no
+        A `FlatBody`. Its definitions are those of `function_def`, not copies, where no
         attribute had to be filled in.
 
     Raises:
@@ -255,7 +255,7 @@ def flat_body(
     # The signature knows their order; functions of older files leave it out.
     for name in dict.fromkeys((*signature.control_output, *sorted(control_ret))):
         controls.append((name, flat.of(f"^{control_ret.get(name, '')}", name)[1:]))
-    return Body(signature.name, args, nodes, tuple(results), tuple(controls))
+    return FlatBody(signature.name, args, nodes, tuple(results), tuple(controls))
 
 
 def _args(function_def: Any, bound: Mapping[str, Any]) -> Iterator[Arg]:

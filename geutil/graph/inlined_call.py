@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph.control_dependencies import Surroundings, Ties
 from geutil.graph.flat_body import BodyNode, is_index, tensor_name
-from geutil.graph.inlining_plan import Namespace, Plan, producer_of
+from geutil.graph.inlining_plan import CallerPlan, Namespace, producer_of
 from geutil.graph.protos import NodeDef
 
 
@@ -147,7 +147,7 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 
 @dataclass(eq=False)
-class Site:
+class BodySite:
     """A place where a body stands: that of a call, or the main graph itself.
 
     Attributes:
@@ -165,7 +165,7 @@ class Site:
         items: the new nodes, and the calls that are replaced in turn, in order.
     """
 
-    plan: Plan
+    plan: CallerPlan
     around: Surroundings
     ties: Ties
     name: str = ""
@@ -176,7 +176,7 @@ class Site:
     branched: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     frames: Mapping[str, str] = field(default_factory=dict)
-    items: list[NewNode | Site] = field(default_factory=list, repr=False)
+    items: list[NewNode | BodySite] = field(default_factory=list, repr=False)
 
     def reference(self, reference: str) -> str:
         """Return what a reference inside the body refers to in the result."""
@@ -208,7 +208,7 @@ class NewNode:
     name: str
     inputs: Sequence[str]
     device: str
-    site: Site
+    site: BodySite
     original: str = ""
 
 
@@ -221,7 +221,7 @@ class Expansion:
         wiring: learns what stands for the call.
     """
 
-    def __init__(self, site: Site, space: Namespace, wiring: Wiring) -> None:
+    def __init__(self, site: BodySite, space: Namespace, wiring: Wiring) -> None:
         self._site = site
         self._space = space
         self._wiring = wiring

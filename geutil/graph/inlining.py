@@ -19,10 +19,10 @@ from geutil.errors import TransformError
 from geutil.graph import inlining_plan
 from geutil.graph.call_graph import Library, dependency_order
 from geutil.graph.control_dependencies import Surroundings, Ties, find_ties
-from geutil.graph.flat_body import Body, BodyNode, tensor_name
+from geutil.graph.flat_body import BodyNode, FlatBody, tensor_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
-from geutil.graph.inlined_call import Expansion, NewNode, Site, Wiring
-from geutil.graph.inlining_plan import Claim, Namespace, Plan, Plans
+from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
+from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
 
 _COLOCATED = b"loc:@"
@@ -99,7 +99,7 @@ class Inliner:
         self._ties: dict[tuple[int, Surroundings], Ties] = {}
         self._devices: dict[tuple[str, str], str] = {}
         around = Surroundings()
-        self._main = Site(main, around, self._find_ties(main, around))
+        self._main = BodySite(main, around, self._find_ties(main, around))
         self._forced = _needed_by_name(main, protected)
         self.wiring = Wiring(self._space)
 
@@ -132,7 +132,7 @@ class Inliner:
                 result[f"{name}:{index}"] = tensor if ":" in tensor else f"{tensor}:0"
         return result
 
-    def _expand(self, site: Site) -> list[Site]:
+    def _expand(self, site: BodySite) -> list[BodySite]:
         """Make the nodes of a site; return the calls among them."""
         expansion = Expansion(site, self._space, self.wiring)
         told = expansion.told_to_wait()
@@ -154,8 +154,8 @@ class Inliner:
         return calls
 
     def _call(
-        self, site: Site, node: BodyNode, name: str, inputs: list[str], device: str
-    ) -> Site:
+        self, site: BodySite, node: BodyNode, name: str, inputs: list[str], device: str
+    ) -> BodySite:
         plan = self._plans.of(site.plan.calls[node.name])
         read = [
             inlining_plan.producer_of(r) for r in node.inputs if not r.startswith("^")
@@ -166,7 +166,7 @@ class Inliner:
             seen=tuple(arg for name, arg in args if name in site.ties.seen),
             early=node.name in site.ties.early,
         )
-        return Site(
+        return BodySite(
             plan,
             around,
             self._find_ties(plan, around),
@@ -178,13 +178,13 @@ class Inliner:
             site.branched or node.name in site.plan.branched,
         )
 
-    def _find_ties(self, plan: Plan, around: Surroundings) -> Ties:
+    def _find_ties(self, plan: CallerPlan, around: Surroundings) -> Ties:
         key = id(plan), around
         if key not in self._ties:
             self._ties[key] = find_ties(plan, around)
         return self._ties[key]
 
-    def _name(self, level: Sequence[Site]) -> None:
+    def _name(self, level: Sequence[BodySite]) -> None:
         """Choose the names of the nodes of bodies that are equally deep."""
         claims = [
             Claim(
@@ -210,7 +210,7 @@ class Inliner:
         return self._devices[key]
 
 
-def _needed_by_name(main: Plan, protected: Collection[str]) -> frozenset[str]:
+def _needed_by_name(main: CallerPlan, protected: Collection[str]) -> frozenset[str]:
     """Return the calls that will be run by name, as far as anybody can tell."""
     read = {name for needs in main.needs.values() for name in needs}
     read.update(inlining_plan.producer_of(name) for name in protected if ":" in name)
@@ -225,11 +225,11 @@ def _merged(outer: str, inner: str) -> str:
         return inner
 
 
-def _flattened(main: Site) -> Iterator[NewNode]:
+def _flattened(main: BodySite) -> Iterator[NewNode]:
     stack = [iter(main.items)]
     while stack:
         for item in stack[-1]:
-            if isinstance(item, Site):
+            if isinstance(item, BodySite):
                 stack.append(iter(item.items))
                 break
             yield item
@@ -273,7 +273,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Origin:
+class NodeOrigin:
     """Where a node of the result comes from.
 
     Attributes:
@@ -305,7 +305,7 @@ class Inlined:
     graph_def: Any = field(repr=False)
     kept: tuple[Kept, ...]
     tensors: Mapping[str, str]
-    origins: Mapping[str, Origin] = field(repr=False)
+    origins: Mapping[str, NodeOrigin] = field(repr=False)
 
 
 def inline_calls(
@@ -388,17 +388,17 @@ def inline_calls(
     return Inlined(result, tuple(kept), inliner.translated(), _origins(nodes, inliner))
 
 
-def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, Origin]:
+def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
     """Say where the nodes with a gradient of their own come from."""
 
-    def origin(node: NewNode) -> Origin:
+    def origin(node: NewNode) -> NodeOrigin:
         site = node.site
 
         def tensor(name: str) -> str:
             return _with_index(inliner.wiring.tensor(site.reference(canonical(name))))
 
         inputs = (_with_index(inliner.wiring.tensor(name)) for name in site.inputs)
-        return Origin(site.plan.body.name, node.original, tuple(inputs), tensor)
+        return NodeOrigin(site.plan.body.name, node.original, tuple(inputs), tensor)
 
     return {
         node.name: origin(node)
@@ -413,14 +413,14 @@ def _with_index(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _main_body(graph_def: Any) -> Body:
+def _main_body(graph_def: Any) -> FlatBody:
     nodes = tuple(
         BodyNode(node, tuple(map(canonical, node.input))) for node in graph_def.node
     )
     names = {node.name for node in nodes}
     if len(names) < len(nodes):
         raise TransformError("two nodes of the graph have the same name")
-    return Body("", (), nodes, (), ())
+    return FlatBody("", (), nodes, (), ())
 
 
 def _check_size(plans: Plans, limit: int) -> None:
@@ -436,7 +436,7 @@ def _check_size(plans: Plans, limit: int) -> None:
         )
 
 
-def _protected(main: Body, protected_names: Collection[str]) -> frozenset[str]:
+def _protected(main: FlatBody, protected_names: Collection[str]) -> frozenset[str]:
     known = {node.name for node in main.nodes}
     for name in protected_names:
         if inlining_plan.producer_of(name) not in known:

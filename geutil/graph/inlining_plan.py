@@ -23,7 +23,7 @@ from typing import Any
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
 from geutil.graph.call_graph import Call, Effects, Instance, Library
-from geutil.graph.flat_body import Body, BodyNode, flat_body
+from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
 from geutil.graph.types import scope_basename, scope_dirname
 
 _NUMBER = re.compile(r"_\d+$")
@@ -168,7 +168,7 @@ def producer_of(reference: str) -> str:
 
 
 @dataclass
-class Plan:
+class CallerPlan:
     """One graph that calls: the main one, or a function for a choice of attributes.
 
     Attributes:
@@ -182,7 +182,7 @@ class Plan:
         bytes: about the size of all that as a protobuf.
     """
 
-    body: Body
+    body: FlatBody
     effects: Effects = field(repr=False)
     state: Effects = field(repr=False)
     calls: dict[str, Call] = field(default_factory=dict)
@@ -322,20 +322,20 @@ class Plans:
     Cost: linear in the functions that are reached.
     """
 
-    def __init__(self, main: Body, library: Library, keep: frozenset[str]) -> None:
+    def __init__(self, main: FlatBody, library: Library, keep: frozenset[str]) -> None:
         self._library = library
         self._keep = keep
         self._effects = Effects(library.functions)
         self._state = Effects(library.functions, reads=True)
         self._versions: dict[str, int] = {}
-        self.main = Plan(main, self._effects, self._state)
-        self._plans: dict[Instance, Plan] = {}
+        self.main = CallerPlan(main, self._effects, self._state)
+        self._plans: dict[Instance, CallerPlan] = {}
         for call in self._read(self.main):
             self._add(call)
         self._keep_more()
         self._measure()
 
-    def of(self, call: Call) -> Plan:
+    def of(self, call: Call) -> CallerPlan:
         """Return the plan of the function that is called."""
         return self._plans[call.instance]
 
@@ -346,7 +346,7 @@ class Plans:
             if call.instance not in self._plans:
                 waiting.extend(self._read(self._new_plan(call)))
 
-    def _new_plan(self, call: Call) -> Plan:
+    def _new_plan(self, call: Call) -> CallerPlan:
         count = self._versions[call.function] = self._versions.get(call.function, 0) + 1
         if count > _MAX_VERSIONS:
             raise TransformError(
@@ -355,10 +355,10 @@ class Plans:
             )
         functions = self._library.functions
         body = flat_body(functions[call.function], functions, call.attributes)
-        plan = self._plans[call.instance] = Plan(body, self._effects, self._state)
+        plan = self._plans[call.instance] = CallerPlan(body, self._effects, self._state)
         return plan
 
-    def _read(self, plan: Plan) -> Iterator[Call]:
+    def _read(self, plan: CallerPlan) -> Iterator[Call]:
         """Find the calls of a plan; yield those that will be replaced."""
         for node in plan.body.nodes:
             call = self._library.call(node.definition)
@@ -416,7 +416,7 @@ class Plans:
             self._measure_one(self._plans[instance], definition.ByteSize())
         self._measure_one(self.main, 0)
 
-    def _measure_one(self, plan: Plan, own_bytes: int) -> None:
+    def _measure_one(self, plan: CallerPlan, own_bytes: int) -> None:
         callees = [self.of(call) for call in plan.calls.values()]
         plan.size = len(plan.body.nodes) + sum(p.size for p in callees)
         plan.automatic = len(plan.automatic_names) + sum(p.automatic for p in callees)

@@ -46,6 +46,15 @@ NEXT_ITERATIONS = frozenset(("NextIteration", "RefNextIteration"))
 SWITCHES = frozenset(("Switch", "RefSwitch"))
 """Where ways of version 1 part."""
 
+SHAPE_READERS = frozenset(("Rank", "Shape", "ShapeN", "Size"))
+"""Ops that read the shape of a tensor and tell it."""
+VALUE_BLIND = SHAPE_READERS | {"OnesLike", "ZerosLike"}
+"""Ops that read the shape of a tensor only, whatever they make of it.
+
+Where the shape is known, Grappler makes constants of them, and who else reads the
+tensor is left alone with it.
+"""
+
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2"))
 """Placeholders that have to be fed."""
 REF_VARIABLES = frozenset(("Variable", "VariableV2"))

@@ -1,4 +1,4 @@
-"""What a TFLite flatbuffer holds: its ops, and the types of what they read and make."""
+"""TFLite flatbuffers: their ops, and the types of what these read and make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step needs in memory: predicted from its graph, and measured."""
+"""The memory of a step: predicted from its graph, bounded, and measured."""
 
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare

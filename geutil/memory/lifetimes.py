@@ -1,4 +1,4 @@
-"""Which buffers a program has under any schedule, and what ends the life of each."""
+"""The buffers of a program under any schedule, and what ends the life of each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def buffers_of(program: Program) -> list[Buffer]:
 
 
 @dataclass
-class _Group:
+class _BufferGroup:
     """Tensors of one buffer, and who reads them so far.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Walk:
             for t in node.inputs:
                 readers[t].add(i)
         self._readers = [len(found) for found in readers]
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _BufferGroup] = {}
         # The bits of nodes that change variables, and of those that read these.
         self._behind: dict[int, int] = {}
         updates = [n.updates for n in program.nodes if n.updates]
@@ -103,7 +103,7 @@ class _Walk:
             group.left -= len(read_here)
             group.last = [j for j in group.last if not behind >> j & 1]
         shared = set()
-        taken: list[_Group] = []
+        taken: list[_BufferGroup] = []
         for out, place in node.aliases:
             self._join(node.outputs[out], self._group(node.inputs[place]))
             shared.add(node.outputs[out])
@@ -121,15 +121,15 @@ class _Walk:
         for group in read:
             group.last.append(i)
 
-    def _group(self, tensor: int) -> _Group:
+    def _group(self, tensor: int) -> _BufferGroup:
         group = self._groups.get(tensor)
         if group is None:
             fetched = tensor in self._fetched
-            group = _Group(tensor, self._readers[tensor], fetched)
+            group = _BufferGroup(tensor, self._readers[tensor], fetched)
             self._groups[tensor] = group
         return group
 
-    def _join(self, tensor: int, group: _Group) -> None:
+    def _join(self, tensor: int, group: _BufferGroup) -> None:
         """Let a new tensor share a buffer."""
         group.left += self._readers[tensor]
         group.fetched = group.fetched or tensor in self._fetched

@@ -120,7 +120,7 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
     Cost: linear in nodes and edges, for nodes of up to eight edges; a sort of oneDNN's
     nodes.
     """
-    graph = _Edges(program)
+    graph = _NodeEdges(program)
     rng = random.Random(seed)
     place = graph.places(rng)
     for i in sorted(range(len(place)), key=place.__getitem__):
@@ -134,7 +134,7 @@ def with_onednn(program: Program, seed: int = 0) -> Program:
     return graph.program(order + sorted(last, key=place.__getitem__))
 
 
-class _Edges:
+class _NodeEdges:
     """The nodes and edges of a program, in TensorFlow's order, while nodes are merged.
 
     Attributes:
@@ -236,7 +236,7 @@ def _remove(edges: list[int], node: int) -> None:
     edges.pop()
 
 
-def _merge_bias(graph: _Edges, i: int) -> None:
+def _merge_bias(graph: _NodeEdges, i: int) -> None:
     """Merge a node that adds or sums a bias into the convolution at its side."""
     bias = graph.nodes[i]
     if bias.type == "BiasAdd":
@@ -259,7 +259,7 @@ def _merge_bias(graph: _Edges, i: int) -> None:
                 return
 
 
-def _merge_padding(graph: _Edges, i: int) -> None:
+def _merge_padding(graph: _NodeEdges, i: int) -> None:
     """Merge the padding that only a convolution reads into it."""
     convolution = graph.nodes[i]
     if convolution.type not in ("Conv2D", "_FusedConv2D") or i in graph.into:

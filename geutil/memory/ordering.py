@@ -83,7 +83,7 @@ _NO_DEPENDENCIES = OrderDependencies((), ())
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class OrderPlan:
     """An order of a program, and what holds any schedule to it.
 
     Attributes:
@@ -110,7 +110,7 @@ def plan_order(
     can_wait: CanWait = lambda _: True,
     may_await: MayAwait = lambda *_: True,
     later: Mapping[int, Sequence[int]] = _NONE_LATER,
-) -> Plan:
+) -> OrderPlan:
     """Return an order of a program in which it holds little, and what holds it to that.
 
     Args:
@@ -133,7 +133,7 @@ def plan_order(
     begin = min((order.index(i) for i in later), default=0)
     limit = simulation.peak + simulation.peak // _ROOM
     found = order_dependencies(program, order, bound, can_wait, may_await, begin, limit)
-    return Plan(simulation, found)
+    return OrderPlan(simulation, found)
 
 
 def with_controls(

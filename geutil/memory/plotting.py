@@ -21,7 +21,7 @@ _POINTS = 4000
 """More ops than these are drawn in groups, by the most that a group held."""
 
 
-class Buffer(Protocol):
+class HeldBuffer(Protocol):
     """A buffer that is held at the peak, as `LiveTensor` is."""
 
     @property
@@ -53,7 +53,7 @@ class Profile(Protocol):
         """The ops in the order in which they run."""
 
     @property
-    def at_peak(self) -> Sequence[Buffer]:
+    def at_peak(self) -> Sequence[HeldBuffer]:
         """The buffers that are held at the peak, largest first."""
 
     @property

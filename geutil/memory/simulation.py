@@ -1,4 +1,4 @@
-"""What a program holds while it runs: which buffers live from when to when."""
+"""The buffers of a program while it runs: which live from when to when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step needs at each moment."""
+"""The memory of a step at each moment."""
 
 from __future__ import annotations
 

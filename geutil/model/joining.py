@@ -17,7 +17,7 @@ Links = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class JoinedTensor:
     """One tensor that is read instead of another one, in the other model."""
 
     old: Tensor
@@ -47,11 +47,11 @@ def splice(
     """
     _check_model(model, other)
     links = [
-        Link(cutting.tensor_of(model, mine), _end(other, "output", theirs))
+        JoinedTensor(cutting.tensor_of(model, mine), _end(other, "output", theirs))
         for mine, theirs in _pairs(replaced)
     ]
     feed_links = [
-        Link(_end(other, "input", theirs), cutting.tensor_of(model, mine))
+        JoinedTensor(_end(other, "input", theirs), cutting.tensor_of(model, mine))
         for theirs, mine in _pairs(feeds)
     ]
     if not links and not feed_links:
@@ -160,7 +160,7 @@ def _end(model: EditableModel, kind: str, item: Any) -> Tensor:
     raise ModelError(f"{model!r} has no {kind} '{name}'; it has {list(ends)}")
 
 
-def _check_fit(link: Link) -> None:
+def _check_fit(link: JoinedTensor) -> None:
     old, new = link.old, link.new
     if old.dtype.base_dtype != new.dtype.base_dtype:
         raise ModelError(

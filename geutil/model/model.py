@@ -26,7 +26,7 @@ from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.cutting import Selection
 from geutil.model.functions import signature as function_signature
 from geutil.model.functions.body import BodyOutputs, EditableBody
-from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.shared_state import Holdings, restore
@@ -56,11 +56,11 @@ class Model(EditableModel):
         signature: str,
         signatures: Signatures[Model],
         holdings: Holdings,
-        library: Library | None = None,
+        library: FunctionLibrary | None = None,
     ) -> None:
         super().__init__(parts, signature, signatures, holdings)
         if library is None:
-            library = Library(parts.graph, holdings, Body)
+            library = FunctionLibrary(parts.graph, holdings, Body)
         self._library = library
 
     @property
@@ -760,7 +760,7 @@ class Body(EditableBody, Model):
         live: the graph, while nothing is written back on access.
     """
 
-    def __init__(self, library: Library, entry: Entry, parts: Parts) -> None:
+    def __init__(self, library: FunctionLibrary, entry: Entry, parts: Parts) -> None:
         self._entry = entry
         self.live: Graph = parts.graph
         what = f"function '{entry.key}'"
@@ -922,7 +922,7 @@ class Functions(Mapping[str, Body]):
         start: the body whose functions are meant; None for the model itself.
     """
 
-    def __init__(self, library: Library, start: Entry | None = None) -> None:
+    def __init__(self, library: FunctionLibrary, start: Entry | None = None) -> None:
         self._library = library
         self._start = start
 

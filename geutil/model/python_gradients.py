@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from geutil.graph import functions, gradient_functions, state
-from geutil.graph.inlining import Origin
+from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.model.programs import Ancestor, Program, canonical, node_of, nodes_by_name
 from geutil.transform import custom_gradients, transformer
 
-_NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
+_NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def carry_closures(
     graph: Graph,
     nodes: Iterable[Any],
     ancestors: Iterable[Ancestor],
-    origins: Mapping[str, Origin],
+    origins: Mapping[str, NodeOrigin],
 ) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
@@ -75,7 +75,7 @@ def carry_closures(
         reads[carried] = list(copies.values())
 
 
-def prune(program: Program, origins: Mapping[str, Origin] = _NO_ORIGINS) -> None:
+def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> None:
     """Drop the nodes of a program that neither ends need nor gradients of those.
 
     Args:
@@ -100,7 +100,9 @@ def prune(program: Program, origins: Mapping[str, Origin] = _NO_ORIGINS) -> None
 
 
 def _closures(
-    nodes: Iterable[Any], ancestors: Iterable[Ancestor], origins: Mapping[str, Origin]
+    nodes: Iterable[Any],
+    ancestors: Iterable[Ancestor],
+    origins: Mapping[str, NodeOrigin],
 ) -> Iterator[_Closure]:
     ancestors = list(ancestors)
     for node in nodes:
@@ -118,7 +120,7 @@ def _closures(
 
 
 def _origin(
-    ancestor: Ancestor, name: str, origin: Origin | None
+    ancestor: Ancestor, name: str, origin: NodeOrigin | None
 ) -> tuple[Operation, Callable[[str], str]] | None:
     """Return the op that a node was made from, and what tensors near it are called."""
     if origin is not None:
@@ -133,7 +135,7 @@ def _origin(
     return None if op is None else (op, ancestor.tensor)
 
 
-def _renaming(body: Graph, origin: Origin) -> Callable[[str], str]:
+def _renaming(body: Graph, origin: NodeOrigin) -> Callable[[str], str]:
     """Return what finds the names that tensors of a function's FuncGraph have now."""
     # The FuncGraph calls its arguments otherwise than the function's definition does.
     names = (t.name for t in body.inputs)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from geutil.errors import ModelError, TransformError
 from geutil.graph import creation, function_defs, functions
 from geutil.graph.call_graph import Effects
-from geutil.graph.inlining import Kept, Origin, inline_calls
+from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, python_gradients
 from geutil.model.programs import Program
@@ -156,7 +156,7 @@ def materialize(
     outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
     kept: tuple[Kept, ...] = ()
-    origins: Mapping[str, Origin] = {}
+    origins: Mapping[str, NodeOrigin] = {}
     if inline:
         # A call leaves a node by its name if that is protected, to be waited for.
         protected = [*outputs.values(), *effects]

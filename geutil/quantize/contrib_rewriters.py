@@ -11,7 +11,7 @@ import tensorflow as tf
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import inserting, quantizing
-from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.report import QuantizeReport
 
 
@@ -97,7 +97,7 @@ def create_training_graph(
         >>> report.tensor(y).name, report.quantization.coverage
         ('dense/act_quant/SelectV2:0', 1.0)
     """
-    return _training_graph(input_graph, Choices(), quant_delay, None)
+    return _training_graph(input_graph, QuantizeChoices(), quant_delay, None)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -133,7 +133,7 @@ def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
         >>> list(report.variables)[:2]
         ['dense/weights_quant/min', 'dense/weights_quant/max']
     """
-    return _eval_graph(input_graph, Choices())
+    return _eval_graph(input_graph, QuantizeChoices())
 
 
 @tf.autograph.experimental.do_not_convert
@@ -188,7 +188,7 @@ def experimental_create_training_graph(
         >>> print(report.quantization.quantized[1].weights)
         4 bits, symmetric
     """
-    choices = Choices(weight_bits, activation_bits, symmetric, scope=scope)
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
     return _training_graph(input_graph, choices, quant_delay, freeze_bn_delay)
 
 
@@ -234,12 +234,12 @@ def experimental_create_eval_graph(
         16 bits
     """
     inserting.checked_delay(quant_delay, is_training=False)
-    choices = Choices(weight_bits, activation_bits, symmetric, scope=scope)
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
     return _eval_graph(input_graph, choices)
 
 
 def _training_graph(
-    graph: Any, choices: Choices, delay: Any, freeze: Any
+    graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any
 ) -> RewriteReport:
     delay = inserting.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
@@ -253,7 +253,7 @@ def _training_graph(
         return RewriteReport(folds, _quantized(graph, choices, delay, is_training=True))
 
 
-def _eval_graph(graph: Any, choices: Choices) -> RewriteReport:
+def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
     graph = _graph_or_default(graph)
     with inserting.undone_on_error(graph):
         folds = fold_batch_norms(graph, scope=choices.scope)
@@ -261,7 +261,7 @@ def _eval_graph(graph: Any, choices: Choices) -> RewriteReport:
 
 
 def _quantized(
-    graph: Graph, choices: Choices, delay: int, *, is_training: bool
+    graph: Graph, choices: QuantizeChoices, delay: int, *, is_training: bool
 ) -> QuantizeReport:
     return quantizing.quantize(
         graph,

@@ -25,7 +25,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network
-from geutil.quantize.scalable_layers import Link, Obstacle, find_links
+from geutil.quantize.scalable_layers import ScalableLayer, ScalingObstacle, find_links
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origin
 
@@ -280,11 +280,11 @@ def _equalized(
     signature: str, graph: Graph, results: list[Tensor], replace_relu6: bool
 ) -> EqualizeReport:
     network = Network(graph, results)
-    links: list[Link] = []
+    links: list[ScalableLayer] = []
     refused: list[NotEqualized] = []
     found = find_links(network, replace_relu6)
     for layer, link in zip(network.layers, found, strict=True):
-        if isinstance(link, Obstacle):
+        if isinstance(link, ScalingObstacle):
             refused.append(NotEqualized(layer.name, link.op, link.reason, signature))
         else:
             links.append(link)
@@ -328,7 +328,7 @@ def _ratio(weights: Weights) -> float:
     return float(used.max() / used.min()) if used.size else 1.0
 
 
-def _scaled(links: Sequence[Link], scales: Sequence[Array]) -> list[_Scaled]:
+def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Scaled]:
     """Return what is multiplied by what, each input of an op once."""
     factors: dict[Operation, tuple[Layer, Array]] = {}
 

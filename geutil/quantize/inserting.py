@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, run_hooks, state, types
+from geutil.graph import creation, op_types, run_hooks, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -20,7 +20,6 @@ from geutil.graph.edits import (
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
 from geutil.quantize import range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
-from geutil.quantize.planning.int8_kernels import SHAPES
 from geutil.quantize.planning.network import Edge
 from geutil.quantize.range_variables import (
     KnownValues,
@@ -159,12 +158,14 @@ def _edges(point: Point, live: Liveness) -> list[Edge]:
     """Return what will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
-    values = [e for e in _reading(point.tensor, live) if e.op.type not in SHAPES]
+    values = [
+        e for e in _reading(point.tensor, live) if e.op.type not in op_types.VALUE_BLIND
+    ]
     shapes = [
         edge
         for tensor in point.shapes
         for edge in _reading(tensor, live)
-        if edge.op.type in SHAPES
+        if edge.op.type in op_types.VALUE_BLIND
     ]
     return [*values, *shapes]
 

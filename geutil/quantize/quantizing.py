@@ -15,9 +15,9 @@ from geutil.graph import edits, state
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
 from geutil.quantize import inserting, lowering
 from geutil.quantize.inserting import Mode
-from geutil.quantize.planning.choices import Choices, Override
+from geutil.quantize.planning.choices import Override, QuantizeChoices
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
-from geutil.quantize.planning.plan import Plan, plan_quantization
+from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 
@@ -120,7 +120,7 @@ result 8 bits (conv/act_quant)
         >>> list(report.variables)[:2]
         ['conv/weights_quant/min', 'conv/weights_quant/max']
     """
-    choices = Choices(
+    choices = QuantizeChoices(
         weight_bits,
         activation_bits,
         symmetric_weights,
@@ -167,7 +167,7 @@ result 8 bits (conv/act_quant)
 
 
 def _lowered(
-    graph: Graph, plan: Plan
+    graph: Graph, plan: QuantizePlan
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
     """Write ops of a plan in another form that has int8 kernels.
 
@@ -206,7 +206,9 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     ]
 
 
-def _planned(graph: Graph, results: list[Tensor], choices: Choices, mode: Mode) -> Plan:
+def _planned(
+    graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
+) -> QuantizePlan:
     if mode.is_training or not results:
         inserting.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
@@ -223,9 +225,9 @@ def _check_whole(report: QuantizeReport) -> None:
 
 
 def _report(
-    plan: Plan,
+    plan: QuantizePlan,
     signature: str,
-    choices: Choices,
+    choices: QuantizeChoices,
     made: Mapping[Tensor, Tensor] | None = None,
     variables: Mapping[str, Any] | None = None,
     step: Any = None,
@@ -257,7 +259,7 @@ def _report(
 def _entry(
     op: Operation,
     kernel: Operation,
-    plan: Plan,
+    plan: QuantizePlan,
     signature: str,
     made: Mapping[Tensor, Tensor],
 ) -> Quantized:

@@ -22,7 +22,7 @@ _HANDED_ON = frozenset(("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"))
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
+class InferenceNorm:
     """A batch norm whose statistics are variables.
 
     Attributes:
@@ -58,7 +58,9 @@ class Missed:
     reason: str
 
 
-def find_norms(network: Network, handles: Mapping[Any, Any]) -> list[Norm | Missed]:
+def find_norms(
+    network: Network, handles: Mapping[Any, Any]
+) -> list[InferenceNorm | Missed]:
     """Return the batch norms of a network, in topological order.
 
     Args:
@@ -69,8 +71,8 @@ def find_norms(network: Network, handles: Mapping[Any, Any]) -> list[Norm | Miss
     Cost: linear in ops and edges, and in norms times the ops between each one's root
     and what it is used for.
     """
-    finder = _Finder(network, handles)
-    found: dict[Operation, Norm | Missed] = {}
+    finder = _NormFinder(network, handles)
+    found: dict[Operation, InferenceNorm | Missed] = {}
     for op in network.ops:
         if op.type in FUSED:
             found[op] = finder.fused(op)
@@ -81,12 +83,12 @@ def find_norms(network: Network, handles: Mapping[Any, Any]) -> list[Norm | Miss
     return list(found.values())
 
 
-class _Finder:
+class _NormFinder:
     def __init__(self, network: Network, handles: Mapping[Any, Any]) -> None:
         self._network = network
         self._handles = handles
 
-    def fused(self, op: Operation) -> Norm | Missed:
+    def fused(self, op: Operation) -> InferenceNorm | Missed:
         """Return the norm that is a single op."""
         if op.get_attr("is_training"):
             return Missed(op.name, "normalizes by the statistics of the batch")
@@ -94,9 +96,9 @@ class _Finder:
         if mean is None or variance is None:
             return Missed(op.name, "has constants for statistics, which are frozen")
         axis = -1 if data_format(op).endswith("C") else 1 - len(data_format(op))
-        return Norm(op.name, mean, variance, op.inputs[0], axis, (op,))
+        return InferenceNorm(op.name, mean, variance, op.inputs[0], axis, (op,))
 
-    def norm(self, root: Operation) -> Norm | Missed:
+    def norm(self, root: Operation) -> InferenceNorm | Missed:
         """Return the norm that takes a root of a variance."""
         name = scope_dirname(root.name).rstrip("/") or root.name
         if self._network.origins.of(root.outputs[0]) is Origin.BATCH:
@@ -117,7 +119,7 @@ class _Finder:
                 "into the layer behind it, or is shared",
             )
         source, axis, scale = uses[0]
-        return Norm(name, mean, variance, source, axis, (root,), scale)
+        return InferenceNorm(name, mean, variance, source, axis, (root,), scale)
 
     def _variable(self, tensor: Tensor) -> Any:
         """Return the handle of the variable that a tensor has the value of."""

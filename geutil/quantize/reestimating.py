@@ -21,7 +21,7 @@ from geutil.select.walks import get_backward_walk_ops
 Array = np.ndarray[Any, Any]
 
 
-class Moments:
+class ChannelMoments:
     """The mean and variance of all values of each channel.
 
     Batches are put together as if they were one (Chan, Golub and LeVeque 1979,
@@ -109,10 +109,12 @@ def reestimate_batch_norm(
         (inside, outside) for outside, inside in functions.bindings(graph)
     )
     found = reestimated_norms.find_norms(network, handles)
-    norms = [norm for norm in found if isinstance(norm, reestimated_norms.Norm)]
+    norms = [
+        norm for norm in found if isinstance(norm, reestimated_norms.InferenceNorm)
+    ]
     samples = list(batches(dataset, model.inputs))
     before = [(h, _read(h)) for norm in norms for h in (norm.mean, norm.variance)]
-    entries: dict[reestimated_norms.Norm, reestimated_norms.Reestimated] = {}
+    entries: dict[reestimated_norms.InferenceNorm, reestimated_norms.Reestimated] = {}
     try:
         for level in _levels(norms):
             entries.update(_set(graph, model.inputs, level, samples))
@@ -127,16 +129,18 @@ def reestimate_batch_norm(
 
 
 def _levels(
-    norms: Sequence[reestimated_norms.Norm],
-) -> list[list[reestimated_norms.Norm]]:
+    norms: Sequence[reestimated_norms.InferenceNorm],
+) -> list[list[reestimated_norms.InferenceNorm]]:
     """Return the norms in groups, each depending on those before it only."""
     owner = {mark: norm for norm in norms for mark in norm.marks}
-    before: dict[reestimated_norms.Norm, list[reestimated_norms.Norm]] = {}
+    before: dict[
+        reestimated_norms.InferenceNorm, list[reestimated_norms.InferenceNorm]
+    ] = {}
     for norm in norms:
         behind: list[Operation] = get_backward_walk_ops([norm.source])
         before[norm] = [owner[op] for op in behind if op in owner]
     order = sorted(norms, key=lambda norm: len({id(n) for n in before[norm]}))
-    depth: dict[reestimated_norms.Norm, int] = {}
+    depth: dict[reestimated_norms.InferenceNorm, int] = {}
     for norm in order:
         others = [other for other in before[norm] if other is not norm]
         depth[norm] = max((depth.get(other, 0) + 1 for other in others), default=0)
@@ -147,9 +151,9 @@ def _levels(
 def _set(
     graph: Graph,
     inputs: Mapping[str, Tensor],
-    norms: Sequence[reestimated_norms.Norm],
+    norms: Sequence[reestimated_norms.InferenceNorm],
     samples: Sequence[Sample],
-) -> dict[reestimated_norms.Norm, reestimated_norms.Reestimated]:
+) -> dict[reestimated_norms.InferenceNorm, reestimated_norms.Reestimated]:
     """Set the statistics of norms that do not depend on each other."""
     copy = PartialCopy(graph, inputs, frozen(range_values(graph)))
     wanted = [t for n in norms for t in (n.source, n.scale) if t is not None]
@@ -166,7 +170,7 @@ def _set(
             if norm.scale is not None:
                 results[f"{index}/scale"] = tf.identity(next(copies))
     function = functions.build_function(copy.graph, copy.inputs, results, [], [])
-    moments = [Moments() for _ in norms]
+    moments = [ChannelMoments() for _ in norms]
     seen: dict[str, Any] = {}
     for sample in samples:
         seen = {
@@ -190,7 +194,7 @@ def _set(
 
 
 def _assigned(
-    norm: reestimated_norms.Norm, moments: Moments, scale: Array | None
+    norm: reestimated_norms.InferenceNorm, moments: ChannelMoments, scale: Array | None
 ) -> reestimated_norms.Reestimated:
     mean, variance, kept = moments.mean, moments.variance, 0
     if scale is not None:

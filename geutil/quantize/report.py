@@ -1,4 +1,4 @@
-"""What quantization did to each op, and what it did not do and why."""
+"""The report of quantization: what became of each op, and why of the rest nothing."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _HOMOGENEOUS = frozenset(
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class ScalingObstacle:
     """What keeps the channels of a layer from being scaled.
 
     Attributes:
@@ -48,7 +48,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class ScalableLayer:
     """A layer, and the layers that read what it makes.
 
     Attributes:
@@ -66,7 +66,9 @@ class Link:
     clips: tuple[Operation, ...]
 
 
-def find_links(network: Network, replace_relu6: bool) -> Iterator[Link | Obstacle]:
+def find_links(
+    network: Network, replace_relu6: bool
+) -> Iterator[ScalableLayer | ScalingObstacle]:
     """Yield for each layer in topological order its link, or why it has none.
 
     Args:
@@ -93,21 +95,21 @@ class _Region:
         self._clips: list[Operation] = []
         self._seconds: dict[Operation, Layer] = {}
 
-    def link(self) -> Link | Obstacle:
+    def link(self) -> ScalableLayer | ScalingObstacle:
         """Return the link of the layer, or why it has none."""
         layer = self._layer
         if not self._channels:
-            return Obstacle(layer.op.name, "has weights of unknown shape")
+            return ScalingObstacle(layer.op.name, "has weights of unknown shape")
         reason, op = self._enter(layer.result), layer.op
         # In topological order: what an op reads was decided on before it.
         while self._waiting and not reason:
             _, op = heapq.heappop(self._waiting)
             reason = self._take(op)
         if reason:
-            return Obstacle(op.name, reason)
+            return ScalingObstacle(op.name, reason)
         if not self._seconds:
-            return Obstacle(layer.op.name, "has no layer behind it")
-        return Link(
+            return ScalingObstacle(layer.op.name, "has no layer behind it")
+        return ScalableLayer(
             layer,
             tuple(self._seconds.values()),
             self._channels,

@@ -1,4 +1,4 @@
-"""What can be drawn: models, graphs, functions, and parts of graphs."""
+"""Subjects that can be drawn: models, graphs, functions, and parts of graphs."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from geutil.errors import RerouteError
 from geutil.graph.types import Operation, require_op
-from geutil.reroute.tensors import Plan
+from geutil.reroute.tensors import ReroutePlan
 from geutil.select.conversions import get_unique_graph, make_list_of_op
 
 
@@ -45,7 +45,7 @@ def remove_control_inputs(op: Operation, cops: Any) -> None:
                 f"'{cop.name}' is no control input of '{op.name}'; its control inputs "
                 f"are {[c.name for c in op.control_inputs]}"
             )
-    plan = Plan(op.graph)
+    plan = ReroutePlan(op.graph)
     plan.drop_control_inputs(op, removed)
     plan.apply()
 
@@ -85,7 +85,7 @@ def add_control_inputs(op: Operation, cops: Any) -> None:
                 f"'{cop.name}' is a control input of '{op.name}' already; leave it out"
             )
     if added:
-        plan = Plan(op.graph)
+        plan = ReroutePlan(op.graph)
         plan.set_control_inputs(op, [*op.control_inputs, *added])
         plan.apply()
 

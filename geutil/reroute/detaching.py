@@ -10,8 +10,8 @@ from geutil.graph.types import Operation, Tensor, type_name
 from geutil.graph.v1_control_flow import branch_name, reading_while_context
 from geutil.reroute.tensors import (
     OpPredicate,
-    Plan,
     PlannedPlaceholder,
+    ReroutePlan,
     may_modify,
     redirection,
 )
@@ -46,7 +46,7 @@ def detach_control_inputs(sgv: Any) -> None:
         []
     """
     view = queries.make_view(sgv)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     _plan_control_inputs(plan, view)
     plan.apply()
 
@@ -82,7 +82,7 @@ def detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None:
             f"{type_name(control_outputs)}; pass geutil.ControlOutputs(graph)"
         )
     view = queries.make_view(sgv)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     _plan_control_outputs(plan, view, control_outputs)
     plan.apply()
 
@@ -118,7 +118,7 @@ def detach_inputs(
         'geph__x_0:0'
     """
     view = queries.make_view(sgv)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     planned = _plan_detached_inputs(plan, view)
     if control_inputs:
         _plan_control_inputs(plan, view)
@@ -161,7 +161,7 @@ def detach_outputs(
     """
     _, control_outputs = check_cios(False, control_outputs)
     view = queries.make_view(sgv)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     detached, planned = _plan_detached_outputs(plan, view)
     if control_outputs is not None:
         _plan_control_outputs(plan, view, control_outputs)
@@ -207,7 +207,7 @@ def detach(
         control_inputs, control_outputs, control_ios
     )
     view = queries.make_view(sgv)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     planned_inputs = _plan_detached_inputs(plan, view)
     _, planned_outputs = _plan_detached_outputs(plan, view)
     if control_inputs:
@@ -254,7 +254,7 @@ def connect(
     conversions.check_graphs(view0, view1)
     outputs = list(view0.outputs)
     step = redirection(view1.inputs, outputs, readers_within(view1))
-    plan = Plan(view0.graph or view1.graph)
+    plan = ReroutePlan(view0.graph or view1.graph)
     planned = _plan_detached_outputs(plan, view0)[1] if disconnect_first else []
     plan.redirect(step)
     plan.apply(planned)
@@ -291,7 +291,7 @@ def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
     """
     view = queries.make_view(sgv)
     others = may_modify(cannot_modify=view.ops)
-    plan = Plan(view.graph)
+    plan = ReroutePlan(view.graph)
     plan.redirect(redirection(view.outputs, list(view.inputs), others))
     planned = _plan_detached_inputs(plan, view)
     plan.apply(planned)
@@ -300,7 +300,9 @@ def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
     return view, placeholders
 
 
-def _plan_detached_inputs(plan: Plan, view: SubGraphView) -> list[PlannedPlaceholder]:
+def _plan_detached_inputs(
+    plan: ReroutePlan, view: SubGraphView
+) -> list[PlannedPlaceholder]:
     """Plan placeholders for the inputs of a view, one for each."""
     within = readers_within(view)
     read = [op for t in view.inputs for op, _ in plan.edges_reading(t) if within(op)]
@@ -310,7 +312,7 @@ def _plan_detached_inputs(plan: Plan, view: SubGraphView) -> list[PlannedPlaceho
 
 
 def _plan_detached_outputs(
-    plan: Plan, view: SubGraphView
+    plan: ReroutePlan, view: SubGraphView
 ) -> tuple[SubGraphView, list[PlannedPlaceholder]]:
     """Plan placeholders for the outputs of a view that are read outside of it."""
     others = may_modify(cannot_modify=view.ops)
@@ -323,7 +325,7 @@ def _plan_detached_outputs(
 
 
 def _plan_placeholders(
-    plan: Plan, view: SubGraphView, tensors: Iterable[Tensor], may: OpPredicate
+    plan: ReroutePlan, view: SubGraphView, tensors: Iterable[Tensor], may: OpPredicate
 ) -> list[PlannedPlaceholder]:
     if view.graph is None:
         raise RerouteError("the view is empty; select ops or tensors first")
@@ -356,7 +358,7 @@ def _made(planned: Iterable[PlannedPlaceholder]) -> list[Tensor]:
     return [placeholder.tensor for placeholder in planned]
 
 
-def _plan_control_inputs(plan: Plan, view: SubGraphView) -> None:
+def _plan_control_inputs(plan: ReroutePlan, view: SubGraphView) -> None:
     own = frozenset(view.ops)
     for op in view.ops:
         plan.drop_control_inputs(
@@ -365,7 +367,7 @@ def _plan_control_inputs(plan: Plan, view: SubGraphView) -> None:
 
 
 def _plan_control_outputs(
-    plan: Plan, view: SubGraphView, control_outputs: ControlOutputs
+    plan: ReroutePlan, view: SubGraphView, control_outputs: ControlOutputs
 ) -> None:
     own = frozenset(view.ops)
     for op in view.ops:

@@ -42,7 +42,7 @@ Redirection: TypeAlias = tuple[Sequence[tuple[Tensor, Source]], OpPredicate]
 """Pairs (old, new), and which readers of the old tensors may be rewired."""
 
 
-class Plan:
+class ReroutePlan:
     """Edits of one graph that are noted down but not yet applied.
 
     Each step sees the graph as the steps before it will leave it.
@@ -250,7 +250,7 @@ def _reroute(
     groups = [redirection(listed1, listed0, may)]
     if both_ways:
         groups.append(redirection(listed0, listed1, may))
-    plan = Plan(graph)
+    plan = ReroutePlan(graph)
     count = plan.redirect(*groups)
     plan.apply()
     return count

@@ -8,7 +8,7 @@ from typing import Any
 from geutil.graph.edits import note_undo
 from geutil.graph.state import UndoStep
 from geutil.graph.types import Tensor, index_by_identity
-from geutil.reroute.tensors import OpPredicate, Plan, may_modify, redirection
+from geutil.reroute.tensors import OpPredicate, ReroutePlan, may_modify, redirection
 from geutil.select import conversions, queries
 from geutil.select.subgraph import SubGraphView
 
@@ -141,13 +141,13 @@ def reroute_ios(sgv0: Any, sgv1: Any) -> Views:
     return _reroute(sgv0, sgv1, _plan_outputs, _plan_inputs, both_ways=False)
 
 
-_Step = Callable[[Plan, SubGraphView, SubGraphView, bool], None]
+_Step = Callable[[ReroutePlan, SubGraphView, SubGraphView, bool], None]
 
 
 def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
     view0, view1 = queries.make_view(sgv0), queries.make_view(sgv1)
     conversions.check_graphs(view0, view1)
-    plan = Plan(view0.graph or view1.graph)
+    plan = ReroutePlan(view0.graph or view1.graph)
     for step in steps:
         step(plan, view0, view1, both_ways)
     plan.apply()
@@ -160,7 +160,7 @@ def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
 
 
 def _plan_inputs(
-    plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
+    plan: ReroutePlan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
 ) -> None:
     steps = [redirection(view1.inputs, view0.inputs, readers_within(view1))]
     if both_ways:
@@ -169,7 +169,7 @@ def _plan_inputs(
 
 
 def _plan_outputs(
-    plan: Plan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
+    plan: ReroutePlan, view0: SubGraphView, view1: SubGraphView, both_ways: bool
 ) -> None:
     others = may_modify(cannot_modify=[*view0.ops, *view1.ops])
     steps = [redirection(view1.outputs, view0.outputs, others)]

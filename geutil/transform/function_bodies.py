@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph import creation, edits, function_defs, functions, run_hooks
-from geutil.graph.flat_body import Body, flat_body
+from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.function_defs import define
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
@@ -21,7 +21,7 @@ from geutil.select.walks import get_backward_walk_ops
 
 
 def make_arguments(
-    graph: Graph, body: Body, passed: Mapping[str, Tensor]
+    graph: Graph, body: FlatBody, passed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Make placeholders for the arguments of a body, and return them by name.
 
@@ -45,7 +45,7 @@ def make_arguments(
 
 def import_nodes(
     graph: Graph,
-    body: Body,
+    body: FlatBody,
     arguments: Mapping[str, Tensor],
     release: Callable[[Any], None],
 ) -> Callable[[str], Tensor]:
@@ -85,7 +85,7 @@ def import_nodes(
     return tensor
 
 
-def side_effects(graph: Graph, body: Body) -> list[Operation]:
+def side_effects(graph: Graph, body: FlatBody) -> list[Operation]:
     """Return the ops that a call runs besides what the results need.
 
     Functions of version 1 do not name them: TensorFlow runs all that have a state.

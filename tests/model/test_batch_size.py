@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.model.batch_size.batch_axes import Sizes, batch_axis_after_reshape
-from geutil.model.batch_size.row_equivalence import Kind, judge, windows
+from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
 from geutil.model.model import Model
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)
@@ -518,11 +518,11 @@ def test_judging_finds_a_swapped_row():
     found = rng.normal(size=[5, 3]).astype(np.float32)
     seen = windows(5, 1)
     references = [found[w] for w in seen]
-    assert judge(references, found, seen, 5, 1e-9).kind is Kind.MATCHES
-    assert judge(references, found[::-1], seen, 5, 1e-9).kind is Kind.DIFFERS
-    assert judge(references, found[:, :2], seen, 5, 1e-9).kind is Kind.UNGROUPED
+    assert judge(references, found, seen, 5, 1e-9).kind is RowVerdict.MATCHES
+    assert judge(references, found[::-1], seen, 5, 1e-9).kind is RowVerdict.DIFFERS
+    assert judge(references, found[:, :2], seen, 5, 1e-9).kind is RowVerdict.UNGROUPED
     same = np.ones([5, 3], np.float32)
-    assert judge([same[:1]] * 5, same, seen, 5, 1e-9).kind is Kind.SILENT
+    assert judge([same[:1]] * 5, same, seen, 5, 1e-9).kind is RowVerdict.SILENT
 
 
 def test_a_dimension_that_grows():

@@ -10,7 +10,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import calibrate, quantize, reestimate_batch_norm
-from geutil.quantize.reestimating import Moments
+from geutil.quantize.reestimating import ChannelMoments
 from tests.quantize.small_networks import normal, opened, spec
 from tests.settings import needs_eager
 
@@ -220,7 +220,7 @@ def test_what_is_no_model_is_refused():
 def test_moments_of_batches_are_those_of_all_values():
     generator = np.random.default_rng(0)
     batches = [generator.normal(i, 1 + i, (n, 3)) for i, n in enumerate((5, 100, 1))]
-    moments = Moments()
+    moments = ChannelMoments()
     for batch in batches:
         moments.add(len(batch), batch.mean(0), batch.var(0))
     values = np.concatenate(batches)

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.reroute.tensors import Plan, may_modify
+from geutil.reroute.tensors import ReroutePlan, may_modify
 from tests.reroute.samples import chains, inputs, state, wires
 from tests.settings import names
 
@@ -19,7 +19,7 @@ def test_nothing_changes_before_apply(setting):
     def body():
         g = wires()
         before = state(g.graph)
-        plan = Plan(g.graph)
+        plan = ReroutePlan(g.graph)
         assert plan.redirect(([(g.a, g.b)], everything)) == 4
         plan.set_control_inputs(g.s.op, [g.c.op])
         assert state(g.graph) == before
@@ -33,7 +33,7 @@ def test_nothing_changes_before_apply(setting):
 def test_a_step_sees_the_steps_before_it(setting):
     def body():
         g = wires()
-        plan = Plan(g.graph)
+        plan = ReroutePlan(g.graph)
         assert edges(plan, g.c) == [("u", 0)]
         assert plan.redirect(([(g.b, g.c)], everything)) == 3
         assert edges(plan, g.b) == []
@@ -54,8 +54,13 @@ def test_a_step_sees_the_steps_before_it(setting):
 def test_edges_reading_lists_every_input(setting):
     def body():
         g = wires()
-        assert edges(Plan(g.graph), g.a) == [("p", 0), ("q", 1), ("r", 0), ("r", 1)]
-        assert edges(Plan(g.graph), g.p) == []
+        assert edges(ReroutePlan(g.graph), g.a) == [
+            ("p", 0),
+            ("q", 1),
+            ("r", 0),
+            ("r", 1),
+        ]
+        assert edges(ReroutePlan(g.graph), g.p) == []
 
     setting.run(body)
 
@@ -63,7 +68,7 @@ def test_edges_reading_lists_every_input(setting):
 def test_control_inputs(setting):
     def body():
         g = chains()
-        plan = Plan(g.graph)
+        plan = ReroutePlan(g.graph)
         assert names(plan.control_inputs(g.w.op)) == ["a"]
         plan.set_control_inputs(g.w.op, [g.a.op, g.b.op, g.c.op])
         plan.drop_control_inputs(g.w.op, [g.a.op, g.d.op])
@@ -79,7 +84,7 @@ def test_steps_that_cancel_out_close_no_cycle(setting):
     def body():
         g = wires()
         before = state(g.graph)[0]
-        plan = Plan(g.graph)
+        plan = ReroutePlan(g.graph)
         plan.set_input((g.u.op, 0), g.u)
         plan.set_input((g.u.op, 0), g.c)
         plan.apply()
@@ -92,7 +97,7 @@ def test_a_refused_plan_applies_none_of_its_steps(setting):
     def body():
         g = wires()
         before = state(g.graph)
-        plan = Plan(g.graph)
+        plan = ReroutePlan(g.graph)
         plan.redirect(([(g.a, g.b)], everything))
         plan.set_control_inputs(g.s.op, [g.c.op])
         plan.set_input((g.u.op, 0), g.u)
@@ -104,7 +109,7 @@ def test_a_refused_plan_applies_none_of_its_steps(setting):
 
 
 def test_an_empty_plan_needs_no_graph():
-    Plan(None).apply()
+    ReroutePlan(None).apply()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def quantize(
     files.check_target(output, form, force)
     files.check_page(html, force)
     batches = None if data is None else Batches(data, batch)
-    if files.format_of(output, form) is options.Format.tflite and batches is None:
+    if files.format_of(output, form) is options.ModelFormat.tflite and batches is None:
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
@@ -124,9 +124,11 @@ def _calibrated(model: Any, batches: Batches, method: options.Method) -> Any:
     return set_ranges(model, given, method.value, progress=False)
 
 
-def _write(model: Any, output: Path, form: options.Format | None, force: bool) -> None:
+def _write(
+    model: Any, output: Path, form: options.ModelFormat | None, force: bool
+) -> None:
     """Write a model, or its int8 file."""
-    if files.format_of(output, form) is not options.Format.tflite:
+    if files.format_of(output, form) is not options.ModelFormat.tflite:
         files.write_model(model, output, form, force)
         return
     from geutil.quantize import to_int8

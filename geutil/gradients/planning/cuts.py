@@ -17,7 +17,7 @@ import numpy.typing as npt
 from geutil.gradients import edges, tensor_sizes
 from geutil.gradients.costs import multiply_adds
 from geutil.gradients.segments import Keeps, forward_inputs, ops_behind
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.cpu_kernels import aliases
@@ -31,7 +31,7 @@ _MATTERS = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Buffer:
+class ForwardBuffer:
     """Tensors that share one piece of memory.
 
     Attributes:
@@ -67,11 +67,11 @@ class ForwardPass:
     """
 
     ops: Sequence[Operation]
-    buffers: Sequence[Buffer]
+    buffers: Sequence[ForwardBuffer]
     end: int
 
 
-def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
+def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPass:
     """Return what of the forward pass of a step could be run again.
 
     Args:
@@ -102,7 +102,7 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
         far = max(ends) - min(made) > _FAR * len(ops)
         least = 0 if far and tensor_sizes.tensor_bytes(group[0]) < matters else smallest
         buffers.append(
-            Buffer(
+            ForwardBuffer(
                 tensors=list(zip(group, made, ends, strict=True)),
                 bytes=tensor_sizes.tensor_bytes(group[0]),
                 price=max(_price(t, least) for t in group),
@@ -116,7 +116,9 @@ def read_forward(step: Step, always: Keeps, smallest: int = 0) -> ForwardPass:
 
 
 def _ordered(
-    step: Step, ops: Iterable[Operation], read: Sequence[tuple[Tensor, Operation]]
+    step: PlainStep,
+    ops: Iterable[Operation],
+    read: Sequence[tuple[Tensor, Operation]],
 ) -> list[Operation]:
     """Put helpers of gradient functions where their inputs are, not at the end.
 
@@ -137,7 +139,7 @@ def _ordered(
 
 
 def _places_of_others(
-    step: Step,
+    step: PlainStep,
     place: Mapping[Operation, int],
     read: Sequence[tuple[Tensor, Operation]],
 ) -> dict[Operation, int]:
@@ -249,7 +251,9 @@ def measure_stretches(
     )
 
 
-def crossing_tensors(buffers: Sequence[Buffer], places: Sequence[int]) -> list[Tensor]:
+def crossing_tensors(
+    buffers: Sequence[ForwardBuffer], places: Sequence[int]
+) -> list[Tensor]:
     """Return the tensors that cross one of some cuts.
 
     Args:

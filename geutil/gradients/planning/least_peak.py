@@ -19,9 +19,9 @@ from geutil.gradients.planning.cuts import (
     measure_stretches,
     read_forward,
 )
-from geutil.gradients.planning.local_search import Search, Trial, Trials
+from geutil.gradients.planning.local_search import CuttingSearch, Trial, Trials
 from geutil.gradients.segments import Keeps
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -141,7 +141,7 @@ class MemoryChoice:
 
 
 def choose_for_memory(
-    step: Step,
+    step: PlainStep,
     always: Keeps,
     min_checkpoint_size: int = 0,
     *,
@@ -186,7 +186,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _choose(
-    step: Step,
+    step: PlainStep,
     always: Keeps,
     smallest: int,
     among_others: bool,
@@ -201,7 +201,7 @@ def _choose(
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
     most = _most_trials(trials.program.size)
-    search = Search(forward, trials, places, most, among_others=among_others)
+    search = CuttingSearch(forward, trials, places, most, among_others=among_others)
     search.add(other)
     search.start(_cuttings(stretches))
     search.descend()

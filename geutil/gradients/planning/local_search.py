@@ -11,7 +11,7 @@ from geutil.gradients import costs, tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Segment, plan_recomputation
-from geutil.gradients.step import Step
+from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
 
 
@@ -40,7 +40,7 @@ class Trials:
         always: tells which tensors are kept whatever is chosen.
     """
 
-    def __init__(self, step: Step, always: Keeps) -> None:
+    def __init__(self, step: PlainStep, always: Keeps) -> None:
         self._step = step
         self._always = always
         self._known: dict[int, bool] = {}
@@ -94,7 +94,7 @@ Cuts = tuple[int, ...]
 """The places of cuts, ascending."""
 
 
-class Search:
+class CuttingSearch:
     """Tries cuttings out, each choice of tensors once, and remembers the results.
 
     Args:

@@ -21,7 +21,7 @@ from geutil.gradients.tape.engine import (
     require_sum,
 )
 from geutil.gradients.tape.entries import Tape
-from geutil.gradients.tape.spaces import Captured
+from geutil.gradients.tape.spaces import CapturedTensors
 from geutil.graph import creation, runtime
 from geutil.graph.types import Graph, Operation, Tensor
 
@@ -246,7 +246,7 @@ def tape_gradients(
     Cost: linear in ops and edges, and the gradient functions.
     """
     _check(options)
-    captured = Captured()
+    captured = CapturedTensors()
     sources = [captured.source(x) for x in xs]
     known = [t for t in sources if t is not None]
     order = Order()

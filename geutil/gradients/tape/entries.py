@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from geutil.errors import TapeError
-from geutil.gradients.tape.spaces import Captured, number_of, tensor_id
+from geutil.gradients.tape.spaces import CapturedTensors, number_of, tensor_id
 from geutil.graph import gradient_functions, op_types, runtime
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
@@ -33,7 +33,7 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
     """
     for y in ys:
         require_tensor(y)
-    captured = Captured()
+    captured = CapturedTensors()
     reached = set(_ids(t for x in xs if (t := captured.source(x)) is not None))
     for op in _behind(map(captured.beyond, ys), captured):
         inputs = [captured.beyond(t) for t in op.inputs]
@@ -55,7 +55,7 @@ def _ids(tensors: Iterable[Any]) -> Iterator[int]:
     return map(tensor_id, tensors)
 
 
-def _behind(ends: Iterable[Any], captured: Captured) -> list[Operation]:
+def _behind(ends: Iterable[Any], captured: CapturedTensors) -> list[Operation]:
     """Return the ops that tensors depend on, each after those that it depends on."""
     stack = [t.op for t in ends if hasattr(t, "graph")]
     entered: set[Operation] = set()

@@ -49,7 +49,7 @@ tensor_id = Identifiers()
 """Returns the number of a tensor: of TensorFlow or numpy, in a graph or not."""
 
 
-class Captured:
+class CapturedTensors:
     """Follows captures to the tensors that they stand for.
 
     A FuncGraph reads what is outside by placeholders, one for each tensor. What they
@@ -89,7 +89,7 @@ def number_of(tensor: Any) -> int:
 
     Arrays and eager tensors stand for themselves.
     """
-    source = Captured().source(tensor)
+    source = CapturedTensors().source(tensor)
     return tensor_id(tensor if source is None else source)
 
 

@@ -21,7 +21,7 @@ from geutil.memory.measuring.job import (
     GraphJob,
     Job,
     Measurement,
-    Options,
+    MeasureOptions,
     VariableSpec,
 )
 from geutil.memory.measuring.trace import timeline_of
@@ -47,7 +47,9 @@ class SessionStep:
         values: the values of its variables by key.
     """
 
-    def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
+    def __init__(
+        self, job: GraphJob, options: MeasureOptions, values: dict[str, Any]
+    ) -> None:
         graph = _imported(job.graph_def)
         self._fetches = list(job.fetches)
         self._feeds = {name: aligned(value) for name, value in job.feeds.items()}
@@ -80,7 +82,9 @@ class FunctionStep:
         values: the values of its variables by key.
     """
 
-    def __init__(self, job: GraphJob, options: Options, values: dict[str, Any]) -> None:
+    def __init__(
+        self, job: GraphJob, options: MeasureOptions, values: dict[str, Any]
+    ) -> None:
         # A function holds its variables weakly.
         self._variables = {key: tf.Variable(value) for key, value in values.items()}
         function = _function(job, self._variables)
@@ -132,7 +136,7 @@ def _imported(serialized: bytes) -> tf.Graph:
     return graph
 
 
-def _session_config(job: GraphJob, options: Options) -> Any:
+def _session_config(job: GraphJob, options: MeasureOptions) -> Any:
     config = tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=options.inter_op_threads or 0,
         intra_op_parallelism_threads=options.intra_op_threads or 0,
@@ -251,7 +255,7 @@ class AllocatorMeter:
         return info
 
 
-def run(job: Job, options: Options) -> Measurement:
+def run(job: Job, options: MeasureOptions) -> Measurement:
     """Run the steps of a job and measure them; once in a process."""
     _configure(job, options)
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
@@ -281,7 +285,7 @@ def run(job: Job, options: Options) -> Measurement:
     )
 
 
-def _configure(job: Job, options: Options) -> None:
+def _configure(job: Job, options: MeasureOptions) -> None:
     """Set what must be set before TensorFlow starts."""
     if options.inter_op_threads is not None:
         tf.config.threading.set_inter_op_parallelism_threads(options.inter_op_threads)
@@ -297,7 +301,7 @@ def _configure(job: Job, options: Options) -> None:
         )
 
 
-def _step(job: Job, options: Options) -> tuple[Step, SessionStep | None]:
+def _step(job: Job, options: MeasureOptions) -> tuple[Step, SessionStep | None]:
     """Return the step, and the same as a Session's if it is one."""
     if isinstance(job, CallJob):
         return call_step(job), None
@@ -314,7 +318,7 @@ def _timed(step: Step) -> float:
 
 
 def _traced(
-    job: Job, options: Options, step: SessionStep | None, device: str
+    job: Job, options: MeasureOptions, step: SessionStep | None, device: str
 ) -> Timeline | None:
     """Return the timeline of one more step, None if there are no records of it."""
     if isinstance(job, CallJob) or options.jit_compile:

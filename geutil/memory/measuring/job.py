@@ -124,7 +124,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Options:
+class MeasureOptions:
     """How to measure; see `measure`."""
 
     steps: int

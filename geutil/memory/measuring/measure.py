@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.job import Job, Measurement, Options
+from geutil.memory.measuring.job import Job, Measurement, MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 
 _CHILD = "geutil.memory.measuring.child"
@@ -21,7 +21,7 @@ _TAIL = 3000
 """Characters of the process's last words that a message shows."""
 
 
-def run_in_child(job: Job, options: Options) -> Measurement:
+def run_in_child(job: Job, options: MeasureOptions) -> Measurement:
     """Run a job in a fresh process.
 
     Raises:
@@ -51,7 +51,7 @@ def run_in_child(job: Job, options: Options) -> Measurement:
         return measurement
 
 
-def _environment(options: Options) -> dict[str, str]:
+def _environment(options: MeasureOptions) -> dict[str, str]:
     """Return the environment of the process: this one's, and where to import from."""
     environment = dict(os.environ)
     folders = [folder or str(Path.cwd()) for folder in sys.path]
@@ -155,7 +155,7 @@ def measure(
     if steps < 1:
         raise MeasurementError(f"steps={steps}: at least one is needed")
     job, compiled = job_of(what, args, kwargs or {}, session, jit_compile)
-    options = Options(
+    options = MeasureOptions(
         steps,
         inter_op_threads,
         intra_op_threads,

@@ -20,7 +20,7 @@ from geutil.model.programs import canonical, node_of
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScopeNode:
     """A node of a scope.
 
     Attributes:
@@ -46,13 +46,13 @@ class Scope:
         results: what a function returns, as `node:k`.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ScopeNode, ...]
     args: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
 
-    def readers(self) -> dict[str, list[tuple[Entry, int]]]:
+    def readers(self) -> dict[str, list[tuple[ScopeNode, int]]]:
         """Return (entry, index) of each reader of each tensor."""
-        found: dict[str, list[tuple[Entry, int]]] = {}
+        found: dict[str, list[tuple[ScopeNode, int]]] = {}
         for entry in self.entries:
             for index, name in enumerate(entry.inputs):
                 found.setdefault(name, []).append((entry, index))
@@ -83,7 +83,7 @@ def scope_of_function(
 
 def _ordered(
     nodes: Sequence[Any], inputs: Sequence[Sequence[str]]
-) -> tuple[Entry, ...]:
+) -> tuple[ScopeNode, ...]:
     """Return entries with producers first, else in the order given."""
     index = {node.name: i for i, node in enumerate(nodes)}
     waits = [0] * len(nodes)
@@ -103,10 +103,10 @@ def _ordered(
     return tuple(_entry(nodes[i], inputs[i]) for i in ready)
 
 
-def _entry(node: Any, inputs: Sequence[str]) -> Entry:
+def _entry(node: Any, inputs: Sequence[str]) -> ScopeNode:
     data = tuple(canonical(name) for name in inputs if not name.startswith("^"))
     written = tuple(name for name in node.input if not name.startswith("^"))
-    return Entry(node, data, written)
+    return ScopeNode(node, data, written)
 
 
 def constant_value(node: Any) -> Any:
@@ -122,7 +122,7 @@ _SMALL = 4096
 
 
 @dataclass(frozen=True)
-class Source:
+class BatchSource:
     """Where the size of the batch can be read.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from geutil.model.batch_size.batch_axes import Source
+from geutil.model.batch_size.batch_axes import BatchSource
 from geutil.model.programs import fresh_name
 
 
@@ -49,7 +49,7 @@ class SetDims:
     node: str
     index: int
     dims: Dims
-    source: Source
+    source: BatchSource
     dtype: int
 
 
@@ -72,7 +72,7 @@ class Broadcast:
     axis: int
     rows: int
     dims: Dims
-    source: Source
+    source: BatchSource
     dtype: int
 
 
@@ -109,7 +109,7 @@ class CallAnew:
     attribute: str | None
     position: int
     function: str
-    plan: Plan
+    plan: BatchPlan
 
 
 Edit: TypeAlias = (
@@ -139,7 +139,7 @@ class Problem:
 
 
 @dataclass
-class Plan:
+class BatchPlan:
     """The changes of one graph or function body.
 
     Attributes:
@@ -195,7 +195,12 @@ class Writer:
         return self._output(node, "output")
 
     def dims(
-        self, name: str, dims: Dims, source: Source, dtype: int, after: Sequence[str]
+        self,
+        name: str,
+        dims: Dims,
+        source: BatchSource,
+        dtype: int,
+        after: Sequence[str],
     ) -> str:
         """Add a vector of dimensions, read at run time if any batch size is allowed."""
         factors = {d.factor for d in dims if isinstance(d, Grown)}
@@ -245,7 +250,12 @@ class Writer:
         return self._output(node, "z")
 
     def _size(
-        self, name: str, factor: int, source: Source, dtype: int, after: Sequence[str]
+        self,
+        name: str,
+        factor: int,
+        source: BatchSource,
+        dtype: int,
+        after: Sequence[str],
     ) -> str:
         shape = self._node(f"{name}/shape", "Shape", [source.tensor])
         shape.attr["out_type"].type = dtype

@@ -23,7 +23,9 @@ _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
 
 
-def fixed_graph_def(graph_def: Any, plan: batch_edits.Plan, new: int | None) -> Any:
+def fixed_graph_def(
+    graph_def: Any, plan: batch_edits.BatchPlan, new: int | None
+) -> Any:
     """Return a copy of a graph with the changes of a plan.
 
     What is recorded of the shapes of growing nodes is dropped. Functions that change
@@ -47,7 +49,7 @@ def fixed_graph_def(graph_def: Any, plan: batch_edits.Plan, new: int | None) -> 
 
 
 def _apply_to_function(
-    function: Any, plan: batch_edits.Plan, new: int | None
+    function: Any, plan: batch_edits.BatchPlan, new: int | None
 ) -> list[tuple[batch_edits.CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
     writer = batch_edits.Writer(function.node_def, function=True, new=new, taken=args)
@@ -63,7 +65,7 @@ def _apply_to_function(
 
 
 def _apply(
-    plan: batch_edits.Plan, nodes: Any, writer: batch_edits.Writer
+    plan: batch_edits.BatchPlan, nodes: Any, writer: batch_edits.Writer
 ) -> list[tuple[batch_edits.CallAnew, Any]]:
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
@@ -177,7 +179,9 @@ def set_batch_size(
             _logger.debug("batch size %s of %r: %s", size, model, edit)
         program.graph_def = fixed_graph_def(program.graph_def, done.plan, size)
     else:
-        growing = batch_edits.Plan(growing={n.name for n in program.graph_def.node})
+        growing = batch_edits.BatchPlan(
+            growing={n.name for n in program.graph_def.node}
+        )
         program.graph_def = fixed_graph_def(program.graph_def, growing, size)
     _set_placeholders(program, batched, size)
     # The graph on trial is one by itself: a refusal leaves no trace.
@@ -260,7 +264,9 @@ def _walked(
         ) from error
 
 
-def _refuse(model: EditableModel, plan: batch_edits.Plan, size: int | None) -> None:
+def _refuse(
+    model: EditableModel, plan: batch_edits.BatchPlan, size: int | None
+) -> None:
     problems = plan.all_problems()
     if problems:
         listed = "\n  ".join(str(p) for p in problems)

@@ -20,7 +20,7 @@ OPAQUE = (tf.resource, tf.variant)
 
 
 @dataclass(frozen=True)
-class Callee:
+class NamedFunction:
     """A function as a node names it."""
 
     attribute: str | None
@@ -29,15 +29,15 @@ class Callee:
 
 
 @dataclass
-class Called:
+class FunctionWalk:
     """A walk through a function."""
 
-    callee: Callee
+    callee: NamedFunction
     done: Walk
     results: list[Tensor]
 
 
-def match_result(site: Site, called: Called, index: int, like: Tensor) -> None:
+def match_result(site: Site, called: FunctionWalk, index: int, like: Tensor) -> None:
     """Repeat a function's result for the batch where `like` has the batch."""
     probing, result = site.probing, called.results[index]
     axis, shape, wanted = probing.axis(like), shape_of(result), shape_of(like)
@@ -83,7 +83,7 @@ def _common(tensors: Sequence[Tensor]) -> Shape:
     )
 
 
-Body = Callable[[Site, Sequence[Tensor]], Called]
+Body = Callable[[Site, Sequence[Tensor]], FunctionWalk]
 """Walks through a loop's body with its variables."""
 
 
@@ -101,7 +101,7 @@ class Settled:
 
     site: Site
     state: list[Tensor]
-    called: Called
+    called: FunctionWalk
     earlier: list[Problem]
     lost: bool
 
@@ -233,7 +233,7 @@ def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
     """
     op = site.node.op
     if op in site.probing.library:
-        return _plain(site, Callee(None, 0, op), active)
+        return _plain(site, NamedFunction(None, 0, op), active)
     if op in op_types.CALLS:
         return _plain(site, _callees(site, "f")[0], active)
     if op in _BRANCHES:
@@ -255,15 +255,15 @@ def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
     return None
 
 
-def _callees(site: Site, attribute: str) -> list[Callee]:
+def _callees(site: Site, attribute: str) -> list[NamedFunction]:
     value = site.node.attr[attribute]
     functions = [value.func] if value.HasField("func") else value.list.func
-    return [Callee(attribute, i, f.name) for i, f in enumerate(functions)]
+    return [NamedFunction(attribute, i, f.name) for i, f in enumerate(functions)]
 
 
 def _call(
-    site: Site, callee: Callee, args: Sequence[Tensor], active: tuple[str, ...]
-) -> Called:
+    site: Site, callee: NamedFunction, args: Sequence[Tensor], active: tuple[str, ...]
+) -> FunctionWalk:
     library = site.probing.library
     if callee.name in active:
         raise TransformError(f"function '{callee.name}' calls itself")
@@ -278,10 +278,10 @@ def _call(
     feeds = dict(zip(scope.args, args, strict=True))
     done = walk(scope, feeds, site.probing, through_calls, (*active, callee.name))
     results = [done.values[name] for name in scope.results]
-    return Called(callee, done, results)
+    return FunctionWalk(callee, done, results)
 
 
-def _commit(site: Site, called: Called) -> None:
+def _commit(site: Site, called: FunctionWalk) -> None:
     """Take the changes of a function over, if anything in it depends on the batch."""
     plan = called.done.plan
     if plan.edits or plan.growing or plan.problems:
@@ -293,14 +293,14 @@ def _commit(site: Site, called: Called) -> None:
         )
 
 
-def _plain(site: Site, callee: Callee, active: tuple[str, ...]) -> list[Tensor]:
+def _plain(site: Site, callee: NamedFunction, active: tuple[str, ...]) -> list[Tensor]:
     called = _call(site, callee, site.operands, active)
     _commit(site, called)
     return called.results
 
 
 def _conditional(
-    site: Site, callees: Sequence[Callee], active: tuple[str, ...]
+    site: Site, callees: Sequence[NamedFunction], active: tuple[str, ...]
 ) -> list[Tensor]:
     branches = [_call(site, c, site.operands[1:], active) for c in callees]
     outputs = []
@@ -333,7 +333,7 @@ def _loop(site: Site, active: tuple[str, ...]) -> list[Tensor]:
     return outputs
 
 
-def _passed_through(site: Site, body: Callee) -> frozenset[int]:
+def _passed_through(site: Site, body: NamedFunction) -> frozenset[int]:
     """Return the loop variables that the body returns as they are."""
     library = site.probing.library
     if body.name not in library:

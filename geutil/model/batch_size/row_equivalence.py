@@ -91,7 +91,7 @@ Array = np.ndarray[Any, Any]
 _MOST_WINDOWS = 6
 
 
-class Kind(Enum):
+class RowVerdict(Enum):
     """What a comparison found."""
 
     MATCHES = "the rows match, and differ from each other"
@@ -112,7 +112,7 @@ class Verdict:
         allowed: how far rounding may take it.
     """
 
-    kind: Kind
+    kind: RowVerdict
     row: int = 0
     distance: float = 0.0
     allowed: float = 0.0
@@ -167,16 +167,16 @@ def judge(
     axis = batch_axis(first.shape, found.shape, old, size)
     if axis is None:
         constant = all(distance(r, found) <= allowed for r in references)
-        return Verdict(Kind.CONSTANT if constant else Kind.UNGROUPED)
+        return Verdict(RowVerdict.CONSTANT if constant else RowVerdict.UNGROUPED)
     factor = first.shape[axis] // old
     for window, wanted in zip(rows, references, strict=True):
         places = (window[:, None] * factor + np.arange(factor)).ravel()
         apart = distance(wanted, np.take(found, places, axis))
         if not apart <= allowed:
-            return Verdict(Kind.DIFFERS, int(window[0]), apart, allowed)
+            return Verdict(RowVerdict.DIFFERS, int(window[0]), apart, allowed)
     # A batch of one row has nothing to mix up.
     telling = size == 1 or any(distance(first, r) > allowed for r in references)
-    return Verdict(Kind.MATCHES if telling else Kind.SILENT)
+    return Verdict(RowVerdict.MATCHES if telling else RowVerdict.SILENT)
 
 
 def batch_axis(

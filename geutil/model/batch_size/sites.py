@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
 from geutil.model.batch_size import batch_axes, batch_edits
-from geutil.model.batch_size.batch_axes import Entry, Shape, Sizes, Source
+from geutil.model.batch_size.batch_axes import BatchSource, ScopeNode, Shape, Sizes
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
@@ -190,12 +190,12 @@ class Site:
 
     def __init__(
         self,
-        entry: Entry,
+        entry: ScopeNode,
         operands: list[Tensor],
         probing: Probing,
-        plan: batch_edits.Plan,
-        fallback: Source | None,
-        producers: Sequence[Entry | None] = (),
+        plan: batch_edits.BatchPlan,
+        fallback: BatchSource | None,
+        producers: Sequence[ScopeNode | None] = (),
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.node = type(entry.node)()
@@ -209,16 +209,20 @@ class Site:
         self.plan = plan
         self.replaced: frozenset[int] = frozenset()
 
-    def inside(self, source: Source) -> Site:
+    def inside(self, source: BatchSource) -> Site:
         """Return the site as a function that it calls sees it: its batch is there."""
-        entry = Entry(self.node, (), ())
+        entry = ScopeNode(self.node, (), ())
         return Site(entry, [], self.probing, self.plan, source)
 
     def attempt(self) -> Site:
         """Return the site as it is, with changes of its own that can be given up."""
-        entry = Entry(self.node, (), self.written)
+        entry = ScopeNode(self.node, (), self.written)
         made = Site(
-            entry, list(self.operands), self.probing, batch_edits.Plan(), self.fallback
+            entry,
+            list(self.operands),
+            self.probing,
+            batch_edits.BatchPlan(),
+            self.fallback,
         )
         made.producers, made.readers = self.producers, self.readers
         made.replaced = self.replaced
@@ -244,7 +248,7 @@ class Site:
         """Return the axis of the batch of an operand."""
         return self.probing.axis(self.operands[index])
 
-    def source(self, index: int | None = None) -> Source | None:
+    def source(self, index: int | None = None) -> BatchSource | None:
         """Return where the size of the batch can be read, at an operand if it shows."""
         for i in range(len(self.operands)) if index is None else [index]:
             axis = self.axis(i)
@@ -334,10 +338,10 @@ NO_SOURCE = (
 )
 
 
-def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> Source:
+def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> BatchSource:
     """Return a tensor as what tells the size of the batch."""
     factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
-    return Source(written, axis, factor, tensor.dtype.as_datatype_enum)
+    return BatchSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
 def broadcast_for_batch(

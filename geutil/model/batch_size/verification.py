@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.types import Operation, Tensor
 from geutil.model.batch_size import row_equivalence
-from geutil.model.batch_size.row_equivalence import Kind, Verdict
+from geutil.model.batch_size.row_equivalence import RowVerdict, Verdict
 from geutil.model.core import EditableModel, M
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.select.walks import get_forward_walk_ops
@@ -20,7 +20,7 @@ from geutil.select.walks import get_forward_walk_ops
 SKIP = "pass verify=False to take the model without the proof"
 
 
-class Trial:
+class ModelTrial:
     """Runs of a model and of the one with another batch size.
 
     Args:
@@ -54,10 +54,10 @@ class Trial:
             for n, a in (samples or {}).items()
         }
 
-    def of(self, outputs: Sequence[str]) -> Trial:
+    def of(self, outputs: Sequence[str]) -> ModelTrial:
         """Return a trial of the tensors called so in both graphs."""
         model, changed = (_with_outputs(m, outputs) for m in (self.model, self.changed))
-        return Trial(model, changed, self.batched, self.samples)
+        return ModelTrial(model, changed, self.batched, self.samples)
 
     def same_size(self, size: int) -> list[str]:
         """Return the outputs that are not the same at some size.
@@ -208,7 +208,7 @@ def prove(
     Cost: some ten executions.
     """
     _refuse_writes(model)
-    trial = Trial(model, changed, batched, samples)
+    trial = ModelTrial(model, changed, batched, samples)
     if old is None:
         sizes = [new or 1]
     elif new is None:
@@ -241,9 +241,11 @@ def _refuse_writes(model: EditableModel) -> None:
         )
 
 
-def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> None:
+def _settle(
+    trial: ModelTrial, name: str, verdict: Verdict, size: int, old: int
+) -> None:
     """Accept a verdict, or raise what it means."""
-    if verdict.kind is Kind.DIFFERS:
+    if verdict.kind is RowVerdict.DIFFERS:
         raise _wrong(
             trial.model,
             name,
@@ -252,15 +254,15 @@ def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> N
             f"{verdict.allowed:.3g}): rows of the batch depend on each other, or a "
             f"constant holds on to the old batch. If that is meant, {SKIP}",
         )
-    constant = verdict.kind is Kind.CONSTANT and not _grows(trial.model, name)
-    if verdict.kind in (Kind.UNGROUPED, Kind.CONSTANT) and not constant:
+    constant = verdict.kind is RowVerdict.CONSTANT and not _grows(trial.model, name)
+    if verdict.kind in (RowVerdict.UNGROUPED, RowVerdict.CONSTANT) and not constant:
         raise _wrong(
             trial.model,
             name,
             f"the shape does not tell which row of it comes from which input at batch "
             f"size {size}, so nothing can be proved; {SKIP}",
         )
-    if verdict.kind is Kind.SILENT and not _proved_behind(trial, name, size, old):
+    if verdict.kind is RowVerdict.SILENT and not _proved_behind(trial, name, size, old):
         raise _wrong(
             trial.model,
             name,
@@ -270,7 +272,7 @@ def _settle(trial: Trial, name: str, verdict: Verdict, size: int, old: int) -> N
         )
 
 
-def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
+def _proved_behind(trial: ModelTrial, output: str, size: int, old: int) -> bool:
     """Tell whether the tensors behind an output match, up to where rows differ."""
     start = trial.model.outputs[output]
     behind = _behind(start, trial.model, trial.changed)
@@ -284,9 +286,9 @@ def _proved_behind(trial: Trial, output: str, size: int, old: int) -> bool:
             return False
         for name in before:
             kind = verdicts[name].kind
-            if kind not in (Kind.MATCHES, Kind.SILENT):
+            if kind not in (RowVerdict.MATCHES, RowVerdict.SILENT):
                 return False
-            if kind is Kind.SILENT and name not in seen:
+            if kind is RowVerdict.SILENT and name not in seen:
                 seen.add(name)
                 waiting.append(name)
     return True

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import Entry, Scope, Source, shape_of
-from geutil.model.batch_size.batch_edits import Plan
+from geutil.model.batch_size.batch_axes import BatchSource, Scope, ScopeNode, shape_of
+from geutil.model.batch_size.batch_edits import BatchPlan
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
 from geutil.model.programs import node_of
@@ -29,8 +29,8 @@ class Walk:
     """
 
     values: dict[str, Tensor]
-    plan: Plan = field(default_factory=Plan)
-    source: Source | None = None
+    plan: BatchPlan = field(default_factory=BatchPlan)
+    source: BatchSource | None = None
 
 
 Starts = Mapping[str, tuple[int, int]]
@@ -72,7 +72,7 @@ def walk(
     return done
 
 
-def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> Source | None:
+def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> BatchSource | None:
     for name, t in feeds.items():
         axis = probing.axis(t)
         if axis is not None:
@@ -81,13 +81,13 @@ def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> Source | Non
 
 
 def _visit(
-    entry: Entry,
+    entry: ScopeNode,
     done: Walk,
     probing: Probing,
     calls: Caller,
     active: tuple[str, ...],
-    entries: Mapping[str, Entry],
-    readers: Mapping[str, list[tuple[Entry, int]]],
+    entries: Mapping[str, ScopeNode],
+    readers: Mapping[str, list[tuple[ScopeNode, int]]],
     start: tuple[int, int] | None,
 ) -> None:
     # The edge that closes a loop has no value yet; the loop keeps the shape it has.
@@ -206,7 +206,7 @@ def walk_loops(scope: Scope, probing: Probing, walker: Walker) -> Walk:
     return done
 
 
-def _variables(scope: Scope) -> Iterator[tuple[Entry, Entry]]:
+def _variables(scope: Scope) -> Iterator[tuple[ScopeNode, ScopeNode]]:
     """Yield (Enter, Merge) of each loop variable."""
     entries = {entry.node.name: entry for entry in scope.entries}
     for entry in scope.entries:
@@ -217,13 +217,13 @@ def _variables(scope: Scope) -> Iterator[tuple[Entry, Entry]]:
                 yield enter, entry
 
 
-def _ends(merge: Entry, done: Walk) -> tuple[Tensor, Tensor]:
+def _ends(merge: ScopeNode, done: Walk) -> tuple[Tensor, Tensor]:
     before, after = (done.values[name] for name in merge.inputs)
     return before, after
 
 
 def _growing(
-    loops: list[tuple[Entry, Entry]], done: Walk, probing: Probing
+    loops: list[tuple[ScopeNode, ScopeNode]], done: Walk, probing: Probing
 ) -> dict[str, tuple[int, int]]:
     """Return the variables that gain the batch in an iteration."""
     found = {}
@@ -246,7 +246,7 @@ def _had(enter: str, done: Walk) -> bool:
 
 
 def _guessed(
-    loops: list[tuple[Entry, Entry]], done: Walk, probing: Probing
+    loops: list[tuple[ScopeNode, ScopeNode]], done: Walk, probing: Probing
 ) -> dict[str, tuple[int, int]]:
     """Return the variables that look as if they had the batch at their start."""
     found = {}
@@ -261,7 +261,10 @@ def _guessed(
 
 
 def _held(
-    loops: list[tuple[Entry, Entry]], done: Walk, probing: Probing, starts: Starts
+    loops: list[tuple[ScopeNode, ScopeNode]],
+    done: Walk,
+    probing: Probing,
+    starts: Starts,
 ) -> bool:
     """Tell whether variables that have the batch at their start keep it."""
     return all(

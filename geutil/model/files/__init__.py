@@ -1,1 +1,1 @@
-"""What is in files: read, checked and told, before TensorFlow sees it."""
+"""Files of models: read, checked and told, before TensorFlow sees them."""

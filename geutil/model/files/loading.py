@@ -28,7 +28,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """One tensor that a checkpoint holds.
 
     Attributes:
@@ -77,7 +77,7 @@ def open_checkpoint(prefix: Path) -> Any:
         raise ModelError(f"'{index}' is damaged: {error}") from error
 
 
-def entries(prefix: Path) -> list[Entry]:
+def entries(prefix: Path) -> list[CheckpointEntry]:
     """Return what the index lists, by name.
 
     Raises:
@@ -89,7 +89,10 @@ def entries(prefix: Path) -> list[Entry]:
         dtypes = reader.get_variable_to_dtype_map()
     except Exception as error:  # As above.
         raise ModelError(f"the index of '{prefix}' is damaged: {error}") from error
-    return [Entry(name, dtypes[name], tuple(shapes[name])) for name in sorted(shapes)]
+    return [
+        CheckpointEntry(name, dtypes[name], tuple(shapes[name]))
+        for name in sorted(shapes)
+    ]
 
 
 def _check_footer(index: Path) -> None:

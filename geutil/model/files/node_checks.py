@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from geutil.errors import ModelError
 from geutil.graph.protos import PARSE_ERRORS, TensorProto
 from geutil.model.files import tensor_checks
-from geutil.model.files.tensor_checks import Signature, Signatures, Types
+from geutil.model.files.tensor_checks import OpSignatures, Signature, Types
 
 Rule: TypeAlias = Callable[[Any, Sequence[Any]], None]
 """Takes a `NodeDef` and those of its producers, None for unknown ones; raises
@@ -221,7 +221,7 @@ _LIST = re.compile(r"list\((\w+)\)")
 def check_attributes(
     attributes: Mapping[str, Any],
     signature: Signature,
-    signatures: Signatures,
+    signatures: OpSignatures,
     *,
     in_function: bool,
 ) -> None:
@@ -261,7 +261,7 @@ def check_attributes(
 
 
 def _check_declared(
-    value: Any, kind: str | None, declaration: Any, signatures: Signatures
+    value: Any, kind: str | None, declaration: Any, signatures: OpSignatures
 ) -> None:
     """Check a value against the declaration of its attribute."""
     field, element = _field_and_element(declaration.type)
@@ -319,7 +319,7 @@ def _named(value: Any) -> str:
     )
 
 
-def _check_function(name: str, signatures: Signatures) -> None:
+def _check_function(name: str, signatures: OpSignatures) -> None:
     # An op type may stand in for a function, and no name for no function.
     if name and signatures.get(name) is None:
         raise ModelError(
@@ -351,7 +351,7 @@ _INTERNAL_NAME = re.compile(r"_*" + _NAME.pattern)
 
 
 @dataclass(eq=False)
-class Node:
+class CheckedNode:
     """A node that passed, with what its inputs are checked against.
 
     Attributes:
@@ -371,8 +371,8 @@ class Node:
 
 
 def check_nodes(
-    protos: Iterable[Any], signatures: Signatures, *, in_function: bool
-) -> dict[str, Node]:
+    protos: Iterable[Any], signatures: OpSignatures, *, in_function: bool
+) -> dict[str, CheckedNode]:
     """Check each node by itself, and return the nodes by name, in order.
 
     Args:
@@ -387,7 +387,7 @@ def check_nodes(
     Cost: linear in the nodes and their attributes.
     """
     legal = _INTERNAL_NAME if in_function else _NAME
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, CheckedNode] = {}
     shared: dict[Types, Types] = {}
     for place, proto in enumerate(protos):
         name = proto.name
@@ -410,7 +410,9 @@ def check_nodes(
     return nodes
 
 
-def _checked(proto: Any, place: int, signatures: Signatures, in_function: bool) -> Node:
+def _checked(
+    proto: Any, place: int, signatures: OpSignatures, in_function: bool
+) -> CheckedNode:
     signature = signatures.get(proto.op)
     if signature is None:
         raise ModelError(
@@ -419,7 +421,7 @@ def _checked(proto: Any, place: int, signatures: Signatures, in_function: bool) 
         )
     attributes = dict(proto.attr.items())
     check_attributes(attributes, signature, signatures, in_function=in_function)
-    return Node(
+    return CheckedNode(
         proto,
         place,
         signature,

@@ -137,7 +137,7 @@ class Signature:
         return self.defaults.get(name) if value is None else value
 
 
-class Signatures:
+class OpSignatures:
     """Looks op types up: functions of a library first, then TensorFlow's own ops.
 
     Args:

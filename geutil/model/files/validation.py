@@ -16,8 +16,13 @@ from geutil.errors import ModelError
 from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.graph.protos import FunctionDef, GraphDef
 from geutil.model.files import tensor_checks
-from geutil.model.files.node_checks import Node, check_hazards, check_nodes, label
-from geutil.model.files.tensor_checks import UNKNOWN, Signatures, Types
+from geutil.model.files.node_checks import (
+    CheckedNode,
+    check_hazards,
+    check_nodes,
+    label,
+)
+from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures, Types
 
 _SHOWN = 8
 
@@ -126,25 +131,25 @@ def _told(names: Sequence[str], what: str) -> str:
 _CONTROL = "^"
 
 
-class Inputs(ABC):
+class InputResolver(ABC):
     """Resolves the names of inputs among nodes.
 
     Args:
         nodes: the nodes by name.
     """
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, nodes: Mapping[str, CheckedNode]) -> None:
         self.nodes = nodes
 
     @abstractmethod
-    def resolve(self, name: str) -> tuple[Node | None, int]:
+    def resolve(self, name: str) -> tuple[CheckedNode | None, int]:
         """Return the producer of an input, if a node, and the input's type.
 
         Raises:
             ModelError: there is no such tensor.
         """
 
-    def control(self, name: str) -> Node | None:
+    def control(self, name: str) -> CheckedNode | None:
         """Return the node that a control input waits for; None is an argument."""
         node = self.nodes.get(name)
         if node is None:
@@ -152,10 +157,10 @@ class Inputs(ABC):
         return node
 
 
-class GraphInputs(Inputs):
+class GraphInputs(InputResolver):
     """Inputs of a graph: `node` or `node:1`."""
 
-    def resolve(self, name: str) -> tuple[Node, int]:
+    def resolve(self, name: str) -> tuple[CheckedNode, int]:
         """Return the producer of an input, and the input's type."""
         producer, _, number = name.rpartition(":")
         if not producer or not _is_number(number):
@@ -166,8 +171,8 @@ class GraphInputs(Inputs):
         return node, _taken(node.outputs, int(number), name, label(node.proto))
 
 
-class BodyInputs(Inputs):
-    """Inputs of a function body: `arg`, `arg:1`, `node:output` or `node:output:1`.
+class BodyInputs(InputResolver):
+    """The inputs of a function body: `arg`, `arg:1`, `node:output`, `node:output:1`.
 
     Args:
         nodes: the nodes by name.
@@ -175,17 +180,17 @@ class BodyInputs(Inputs):
     """
 
     def __init__(
-        self, nodes: Mapping[str, Node], arguments: Mapping[str, Types | None]
+        self, nodes: Mapping[str, CheckedNode], arguments: Mapping[str, Types | None]
     ) -> None:
         super().__init__(nodes)
         self.arguments = arguments
         self._outputs: dict[str, dict[str, Types | None]] = {}
 
-    def control(self, name: str) -> Node | None:
+    def control(self, name: str) -> CheckedNode | None:
         """Return the node that a control input waits for; None is an argument."""
         return None if name in self.arguments else super().control(name)
 
-    def resolve(self, name: str) -> tuple[Node | None, int]:
+    def resolve(self, name: str) -> tuple[CheckedNode | None, int]:
         """Return the producer of an input, None for an argument, and its type."""
         first, *rest = name.split(":")
         number = rest.pop() if rest and _is_number(rest[-1]) else "0"
@@ -207,7 +212,9 @@ class BodyInputs(Inputs):
         return node, _taken(outputs[rest[0]], int(number), name, label(node.proto))
 
 
-def check_edges(nodes: Mapping[str, Node], inputs: Inputs) -> list[list[int]]:
+def check_edges(
+    nodes: Mapping[str, CheckedNode], inputs: InputResolver
+) -> list[list[int]]:
     """Check the inputs of each node.
 
     Args:
@@ -232,11 +239,11 @@ def check_edges(nodes: Mapping[str, Node], inputs: Inputs) -> list[list[int]]:
     return producers
 
 
-def _check_inputs(node: Node, inputs: Inputs) -> list[int]:
+def _check_inputs(node: CheckedNode, inputs: InputResolver) -> list[int]:
     names: Sequence[str] = node.proto.input
-    data: list[Node | None] = []
+    data: list[CheckedNode | None] = []
     types = []
-    waits_for: list[Node | None] = []
+    waits_for: list[CheckedNode | None] = []
     for name in names:
         if name.startswith(_CONTROL):
             waits_for.append(inputs.control(name[1:]))
@@ -330,7 +337,7 @@ def check_graph_def(graph_def: GraphDef, what: str) -> None:
     """
     try:
         functions = _functions(graph_def.library)
-        signatures = Signatures(functions)
+        signatures = OpSignatures(functions)
         _check_graph(graph_def, signatures)
         for name, function in functions.items():
             try:
@@ -354,13 +361,13 @@ def _functions(library: Any) -> dict[str, FunctionDef]:
     return functions
 
 
-def _check_graph(graph_def: GraphDef, signatures: Signatures) -> None:
+def _check_graph(graph_def: GraphDef, signatures: OpSignatures) -> None:
     nodes = check_nodes(graph_def.node, signatures, in_function=False)
     producers = check_edges(nodes, GraphInputs(nodes))
     check_cycles(graph_def.node, producers)
 
 
-def _check_body(function: FunctionDef, signatures: Signatures) -> None:
+def _check_body(function: FunctionDef, signatures: OpSignatures) -> None:
     for arg in (*function.signature.input_arg, *function.signature.output_arg):
         tensor_checks.check_type(arg.type)
     arguments = argument_types(function.signature.input_arg)

@@ -60,10 +60,10 @@ class Entry:
         return self.body is not None and self.body.state() != self.written
 
 
-MakeBody = Callable[["Library", Entry, Parts], EditableBody]
+MakeBody = Callable[["FunctionLibrary", Entry, Parts], EditableBody]
 
 
-class Library:
+class FunctionLibrary:
     """The functions that can be reached from a model's ops.
 
     Args:

@@ -20,7 +20,7 @@ from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.model.functions import write_back
 from geutil.model.functions.body import EditableBody
-from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.functions.write_back import Family, NewOutput, Rebuild
 from geutil.model.programs import fresh_name, legal_name
 from geutil.select.walks import get_backward_walk_ops
@@ -59,7 +59,10 @@ def _way_back(t: Tensor, source: Tensor) -> set[Operation]:
 
 
 def add_output(
-    library: Library, entry: Entry, name: str, tensors: Tensor | Mapping[str, Tensor]
+    library: FunctionLibrary,
+    entry: Entry,
+    name: str,
+    tensors: Tensor | Mapping[str, Tensor],
 ) -> tuple[Tensor, ...]:
     """Add a result; see `Body.add_output`."""
     body = library.open(entry)
@@ -81,7 +84,7 @@ def add_output(
     return tuple(replaced[caller.op].outputs[-1] for caller in found.callers)
 
 
-def remove_output(library: Library, entry: Entry, name: str) -> None:
+def remove_output(library: FunctionLibrary, entry: Entry, name: str) -> None:
     """Take a result away; see `Body.remove_output`."""
     body = library.open(entry)
     if name not in body.outputs:
@@ -112,7 +115,7 @@ def remove_output(library: Library, entry: Entry, name: str) -> None:
         write_back.write(library, found.entries, rebuilds)
 
 
-def _family_of_results(library: Library, entry: Entry, instead: str) -> Family:
+def _family_of_results(library: FunctionLibrary, entry: Entry, instead: str) -> Family:
     """Return the functions whose results change together, all of them open."""
     found = write_back.family(library, entry)
     for caller in found.callers:
@@ -231,7 +234,7 @@ def in_graph(graph: Graph, value: Any, name: str) -> Tensor:
 
 
 def add_input(
-    library: Library, entry: Entry, spec: tf.TensorSpec, value: Value
+    library: FunctionLibrary, entry: Entry, spec: tf.TensorSpec, value: Value
 ) -> Tensor:
     """Add an argument; see `Body.add_input`."""
     body = library.open(entry)
@@ -258,7 +261,7 @@ def add_input(
     return body.inputs[spec.name]
 
 
-def remove_input(library: Library, entry: Entry, name: str) -> None:
+def remove_input(library: FunctionLibrary, entry: Entry, name: str) -> None:
     """Take an argument away; see `Body.remove_input`."""
     body = library.open(entry)
     if name not in body.inputs:

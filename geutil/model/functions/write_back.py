@@ -22,7 +22,7 @@ from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import Caller, call_others, renamed_node
 from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
 from geutil.model.functions.body import definition_of, materialize_body, result_shapes
-from geutil.model.functions.library import Entry, Library
+from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.programs import fresh_name
 
 
@@ -53,7 +53,7 @@ def body_of(loop: Caller) -> str:
     return next(c.name for c in loop.callees if c.attribute == "body")
 
 
-def family(library: Library, entry: Entry) -> Family:
+def family(library: FunctionLibrary, entry: Entry) -> Family:
     """Return the functions whose arguments change when those of one do.
 
     Raises:
@@ -198,7 +198,7 @@ def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
     node.attr[name].CopyFrom(value)
 
 
-def sync(library: Library) -> None:
+def sync(library: FunctionLibrary) -> None:
     """Write edited bodies back to all that call them.
 
     Raises:
@@ -217,7 +217,7 @@ def sync(library: Library) -> None:
         write(library, [entry for entry in library.entries() if entry.edited], {})
 
 
-def sync_below(library: Library, start: Entry) -> None:
+def sync_below(library: FunctionLibrary, start: Entry) -> None:
     """Write bodies back if one was edited that a body calls, however indirectly.
 
     An edit of the body itself may be half done; nothing is behind for its graph.
@@ -232,7 +232,7 @@ def sync_below(library: Library, start: Entry) -> None:
         sync(library)
 
 
-def _check(library: Library, entry: Entry) -> None:
+def _check(library: FunctionLibrary, entry: Entry) -> None:
     """Raise unless the body is a function that its callers can call as before."""
     draft = draft_of(entry, function_defs.unused_name(entry.name))
     parts = materialize_body(
@@ -263,7 +263,9 @@ def draft_of(entry: Entry, name: str) -> Any:
 
 
 def write(
-    library: Library, changed: Iterable[Entry], rebuilds: Mapping[Operation, Rebuild]
+    library: FunctionLibrary,
+    changed: Iterable[Entry],
+    rebuilds: Mapping[Operation, Rebuild],
 ) -> dict[Operation, Operation]:
     """Define changed functions anew, and with them all that call them.
 
@@ -298,7 +300,7 @@ def write(
     return replaced
 
 
-def take_all_captures(library: Library) -> None:
+def take_all_captures(library: FunctionLibrary) -> None:
     """Turn what bodies read from outside into arguments, up to the model's graph."""
     # Callees first: what a callee reads from outside, the body around it reads then.
     for entry in reversed(library.entries()):
@@ -306,7 +308,7 @@ def take_all_captures(library: Library) -> None:
             _take_captures(library, entry)
 
 
-def _take_captures(library: Library, entry: Entry) -> None:
+def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
     """Turn what a body reads from outside into arguments that its callers pass."""
     body = entry.opened()
     captured = body.captured()
@@ -353,7 +355,7 @@ def with_argument(
     return rebuilds
 
 
-def _with_callers(library: Library, changed: Iterable[Entry]) -> list[Entry]:
+def _with_callers(library: FunctionLibrary, changed: Iterable[Entry]) -> list[Entry]:
     """Return functions and those that call them, however indirectly, callees first.
 
     No function calls itself: TensorFlow cannot import such a graph.
@@ -368,7 +370,7 @@ def _with_callers(library: Library, changed: Iterable[Entry]) -> list[Entry]:
 
 
 def _update(
-    library: Library,
+    library: FunctionLibrary,
     graph: Graph,
     names: Mapping[str, str],
     sources: Mapping[str, Graph],

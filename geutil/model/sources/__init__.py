@@ -1,1 +1,1 @@
-"""What models are opened from; each module turns one kind of source into programs."""
+"""Sources that models are opened from; each module turns one kind into programs."""

@@ -182,7 +182,7 @@ def _is_small_value(external: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Weight:
+class KerasWeight:
     """A variable of a Keras model.
 
     Attributes:
@@ -201,7 +201,7 @@ def is_keras_model(source: Any) -> bool:
     return _library_of(source) is not None
 
 
-def weights_of(model: Any) -> list[Weight]:
+def weights_of(model: Any) -> list[KerasWeight]:
     """Return what a Keras model lists as its variables."""
     trained = {id(v) for v in model.trainable_variables}
     found = []
@@ -209,7 +209,7 @@ def weights_of(model: Any) -> list[Weight]:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
         is_plain = isinstance(v, tf.Variable)
         name = v.name.partition(":")[0] if is_plain else v.path
-        found.append(Weight(v if is_plain else v.value, name, id(v) in trained))
+        found.append(KerasWeight(v if is_plain else v.value, name, id(v) in trained))
     return found
 
 

@@ -17,8 +17,8 @@ from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.model.programs import short
 from geutil.model.strip import norms_in_training
-from geutil.model.strip.norms_in_training import SHAPING, BatchNorm, MovingAverage
-from geutil.model.strip.options import Options, live_ops
+from geutil.model.strip.norms_in_training import SHAPING, BatchNorm, StatisticUpdate
+from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import Parts
 from geutil.reroute.tensors import reroute_ts
@@ -59,7 +59,7 @@ class _Source:
 
 
 def turn_batch_norms(
-    parts: Parts, options: Options, variable_names: Mapping[int, str]
+    parts: Parts, options: StripOptions, variable_names: Mapping[int, str]
 ) -> Turned:
     """Turn the batch norms of a graph to inference, in place.
 
@@ -109,9 +109,9 @@ def turn_batch_norms(
 
 def _left(
     parts: Parts,
-    options: Options,
+    options: StripOptions,
     turned: Turned,
-    averages: Mapping[Tensor, list[MovingAverage]],
+    averages: Mapping[Tensor, list[StatisticUpdate]],
 ) -> list[str]:
     """Return what still depends on the batch, in words."""
     live, norms = _norms(parts)
@@ -143,9 +143,9 @@ def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchNorm]]:
 
 
 def _by_statistic(
-    averages: Iterable[MovingAverage],
-) -> MutableIdentityMap[list[MovingAverage]]:
-    found: MutableIdentityMap[list[MovingAverage]] = MutableIdentityMap()
+    averages: Iterable[StatisticUpdate],
+) -> MutableIdentityMap[list[StatisticUpdate]]:
+    found: MutableIdentityMap[list[StatisticUpdate]] = MutableIdentityMap()
     for average in averages:
         if average.statistic not in found:
             found[average.statistic] = []
@@ -153,7 +153,7 @@ def _by_statistic(
     return found
 
 
-def _check_names(options: Options, norms: list[BatchNorm]) -> None:
+def _check_names(options: StripOptions, norms: list[BatchNorm]) -> None:
     known = [norm.name for norm in norms]
     for name in options.statistics:
         if name not in known:
@@ -175,8 +175,8 @@ def _turned(norm: BatchNorm, mean: _Source, variance: _Source) -> Stripped:
 def _sources(
     parts: Parts,
     norm: BatchNorm,
-    pair: tuple[list[MovingAverage], list[MovingAverage]],
-    options: Options,
+    pair: tuple[list[StatisticUpdate], list[StatisticUpdate]],
+    options: StripOptions,
     variable_names: Mapping[int, str],
 ) -> tuple[_Source, _Source] | str:
     """Return where mean and variance come from at inference, or why it is unknown."""
@@ -206,7 +206,7 @@ def _variable_name(handle: Tensor, names: Mapping[int, str]) -> str:
     return names.get(id(handle), handle.op.name)
 
 
-def _read(average: MovingAverage) -> Tensor:
+def _read(average: StatisticUpdate) -> Tensor:
     """Return the variable's value, read without waiting for anything."""
     if average.read is not None and not average.read.op.control_inputs:
         return average.read

@@ -17,7 +17,7 @@ from geutil.errors import ModelError
 from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
 from geutil.model.programs import Program, canonical, node_of, nodes_by_name
-from geutil.model.strip.options import Options, keep_of, program_of_parts
+from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize
 from geutil.select.walks import get_forward_walk_ops
@@ -57,7 +57,7 @@ class Switches:
     entries: list[Stripped]
 
 
-def set_switches(program: Program, options: Options) -> Switches:
+def set_switches(program: Program, options: StripOptions) -> Switches:
     """Make the switches of a program constants, in place.
 
     Args:

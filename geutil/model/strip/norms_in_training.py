@@ -169,7 +169,7 @@ _MAX_OPS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class MovingAverage:
+class StatisticUpdate:
     """An assignment that moves a variable towards a statistic of the batch.
 
     Attributes:
@@ -185,7 +185,7 @@ class MovingAverage:
     read: Tensor | None
 
 
-def moving_averages(graph: Graph) -> list[MovingAverage]:
+def moving_averages(graph: Graph) -> list[StatisticUpdate]:
     """Return the moving averages of a graph, in the order of their updates.
 
     What is assigned must be made of the variable itself, one statistic of the batch
@@ -203,7 +203,7 @@ def moving_averages(graph: Graph) -> list[MovingAverage]:
 
 
 def unknown_averages(
-    graph: Graph, live: frozenset[Operation], known: Iterable[MovingAverage]
+    graph: Graph, live: frozenset[Operation], known: Iterable[StatisticUpdate]
 ) -> Iterator[tuple[Operation, Tensor]]:
     """Yield (update, tensor) where a variable tracks what outputs are computed from.
 
@@ -263,7 +263,7 @@ def _is_scaled(value: Tensor) -> bool:
     return value.op.type == "Mul" or any(t.op.type == "Mul" for t in value.op.inputs)
 
 
-def _moving_average(update: Operation) -> MovingAverage | None:
+def _moving_average(update: Operation) -> StatisticUpdate | None:
     handle, value = update.inputs[:2]
     parts = _parts(value, handle)
     if parts is None or len(parts.statistics) != 1 or parts.others:
@@ -271,7 +271,7 @@ def _moving_average(update: Operation) -> MovingAverage | None:
     (statistic,) = parts.statistics
     if not parts.reads and not _averages_itself(statistic, handle):
         return None
-    return MovingAverage(update, handle, statistic, next(iter(parts.reads), None))
+    return StatisticUpdate(update, handle, statistic, next(iter(parts.reads), None))
 
 
 def _averages_itself(statistic: Tensor, handle: Tensor) -> bool:

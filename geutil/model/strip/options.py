@@ -41,7 +41,7 @@ def live_ops(parts: Parts) -> frozenset[Operation]:
 
 
 @dataclass(frozen=True)
-class Options:
+class StripOptions:
     """What to do apart from what the graph tells.
 
     Attributes:
@@ -66,14 +66,16 @@ def checked_options(
     switches: Mapping[str, Any] | None,
     statistics: Mapping[str, tuple[str, str]] | None,
     keep: Iterable[str],
-) -> Options:
+) -> StripOptions:
     """Return the options.
 
     Raises:
         ModelError: a name is not in the model.
     """
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    options = Options(dict(switches or {}), _variables(model, statistics or {}), kept)
+    options = StripOptions(
+        dict(switches or {}), _variables(model, statistics or {}), kept
+    )
     names = [op.name for op in model.graph.get_operations()]
     for name in kept:
         if not any(n == name or n.startswith(f"{name}/") for n in names):

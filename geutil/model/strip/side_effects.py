@@ -16,7 +16,7 @@ from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES
 from geutil.model import programs
 from geutil.model.programs import Program
-from geutil.model.strip.options import Options
+from geutil.model.strip.options import StripOptions
 from geutil.model.strip.report import Stripped
 
 _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
@@ -251,7 +251,7 @@ class Decision:
     entries: list[Stripped]
 
 
-def decide_effects(program: Program, options: Options, known: Known) -> Decision:
+def decide_effects(program: Program, options: StripOptions, known: Known) -> Decision:
     """Decide about each node with a side effect that a call of a program runs.
 
     Cost: linear in nodes and edges, function bodies included.
@@ -265,7 +265,7 @@ class _Decider:
     A write of a variable is pending until something that stays reads the variable.
     """
 
-    def __init__(self, program: Program, options: Options, known: Known) -> None:
+    def __init__(self, program: Program, options: StripOptions, known: Known) -> None:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}
         self._nodes = programs.nodes_by_name(graph_def)

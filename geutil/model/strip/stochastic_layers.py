@@ -14,7 +14,7 @@ import numpy as np
 
 from geutil.graph.op_types import ADDITIONS, UNIFORM_DRAWS
 from geutil.graph.types import Operation, Tensor
-from geutil.model.strip.options import Options, keep_of
+from geutil.model.strip.options import StripOptions, keep_of
 from geutil.model.strip.report import Stripped
 from geutil.model.strip.side_effects import PASSING, is_random
 from geutil.model.to_graph import Parts
@@ -137,7 +137,7 @@ class Bypassed:
     generators: list[Operation] = field(default_factory=list)
 
 
-def bypass_layers(parts: Parts, options: Options) -> Bypassed:
+def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
     """Let dropout, noise and checks pass on what they get, in place.
 
     Cost: as `geutil.transform.rewrite.rewrite`.

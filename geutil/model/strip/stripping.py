@@ -11,7 +11,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program, node_of, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
 from geutil.model.strip.batch_norm_inference import Turned
-from geutil.model.strip.options import Options, checked_options, program_of_parts
+from geutil.model.strip.options import StripOptions, checked_options, program_of_parts
 from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
@@ -113,7 +113,7 @@ def strip_training(
 
 
 def _without_switches(
-    original: Program, options: Options, what: str
+    original: Program, options: StripOptions, what: str
 ) -> tuple[Program, list[Stripped]]:
     program = replace(original, inputs=dict(original.inputs))
     program.graph_def = type(original.graph_def)()

@@ -16,7 +16,7 @@ from geutil.notebook_display import Shown
 from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
-from geutil.quantize.calibration.ranges import Site, find_sites, unquantized
+from geutil.quantize.calibration.ranges import RangeSite, find_sites, unquantized
 from geutil.quantize.spec import Range
 
 Sample = dict[str, Any]
@@ -259,7 +259,7 @@ def calibrate(
     return CalibrationReport(ranges, collection.count, chosen, noise)
 
 
-def _sites(model: Any) -> list[Site]:
+def _sites(model: Any) -> list[RangeSite]:
     graph = getattr(model, "graph", None)
     if not hasattr(model, "inputs") or graph is None or not is_func_graph(graph):
         raise ArgumentTypeError(
@@ -275,7 +275,7 @@ def _sites(model: Any) -> list[Site]:
     return sites
 
 
-def _ranges_of_weights(sites: Sequence[Site], reach: float) -> dict[str, Range]:
+def _ranges_of_weights(sites: Sequence[RangeSite], reach: float) -> dict[str, Range]:
     """Return the ranges of weights; infinities in them lie so far away."""
     found = iter(
         partial_copy.values_of([t for site in sites for t in site.tensors], unquantized)

@@ -14,11 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
+from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
-from geutil.quantize.calibration.ranges import Probe, Site, frozen, unquantized
-from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, SHAPES, Treatment
+from geutil.quantize.calibration.ranges import Probe, RangeSite, frozen, unquantized
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.spec import Range
 
@@ -143,7 +144,7 @@ _CLEARLY = 0.9
 """To clip has to cost so much less: other data may hold larger values."""
 
 
-class Trials:
+class RangeTrials:
     """Some of the data, and what the network computes of it when not quantized.
 
     Args:
@@ -162,7 +163,7 @@ class Trials:
             self._exact.append(results)
 
     def best(
-        self, sites: Sequence[Site], tried: Mapping[str, Mapping[str, Range]]
+        self, sites: Sequence[RangeSite], tried: Mapping[str, Mapping[str, Range]]
     ) -> tuple[str, dict[str, float]]:
         """Return the method to choose, and the noise of each that was tried.
 
@@ -181,7 +182,7 @@ class Trials:
         least = min(noise, key=lambda name: noise[name])
         return (least if noise[least] < _CLEARLY * noise[safe] else safe), noise
 
-    def _noise(self, sites: Sequence[Site], ranges: Mapping[str, Range]) -> float:
+    def _noise(self, sites: Sequence[RangeSite], ranges: Mapping[str, Range]) -> float:
         outputs = list(self._model.outputs.values())
         replace = frozen(_values(sites, ranges))
         graph, inputs = self._model.graph, self._model.inputs
@@ -211,7 +212,7 @@ def _joined(batches: Sequence[Results], index: int) -> Array:
 
 
 def _values(
-    sites: Sequence[Site], ranges: Mapping[str, Range]
+    sites: Sequence[RangeSite], ranges: Mapping[str, Range]
 ) -> dict[Operation, Array]:
     """Return the values of ranges, by the ops that FakeQuant ops read them from."""
     ends: list[tuple[Tensor, Any]] = [
@@ -260,7 +261,7 @@ class Collection:
     """
 
     def __init__(
-        self, model: Any, sites: Sequence[Site], method: str, settings: Settings
+        self, model: Any, sites: Sequence[RangeSite], method: str, settings: Settings
     ) -> None:
         self.count = 0
         self._sites = sites
@@ -275,7 +276,7 @@ class Collection:
             return measured(bins, tensors, lowest.get(name, -np.inf))
 
         self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
-        self._trials = Trials(model)
+        self._trials = RangeTrials(model)
         self._finiteness = Finiteness(model)
         self._masked: set[str] = set()
         self._unseen = {site.name: site for site in sites}
@@ -330,7 +331,7 @@ class Collection:
             method, noise = self._trials.best(self._sites, tried)
         return method, tried[method], noise
 
-    def _ends(self, site: Site, observer: Observer) -> Range:
+    def _ends(self, site: RangeSite, observer: Observer) -> Range:
         low, high = observer.ends(site.form.bits)
         if site.name in self._masked and _feeds_softmax(site):
             # What a mask leaves out has to stay left out.
@@ -362,7 +363,7 @@ def _is_finite(value: Array) -> bool:
     return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(value).all())
 
 
-def _is_masked(site: Site, model: Any) -> bool:
+def _is_masked(site: RangeSite, model: Any) -> bool:
     """Tell whether only softmaxes read what is quantized, handed on and chosen from.
 
     What is far below all else has no share there, infinite or not.
@@ -382,12 +383,12 @@ def _is_masked(site: Site, model: Any) -> bool:
             elif reader.type in _HANDING_ON and reader not in met:
                 met.add(reader)
                 waiting.append(reader)
-            elif reader.type not in (*_HANDING_ON, *SHAPES):
+            elif reader.type not in (*_HANDING_ON, *op_types.VALUE_BLIND):
                 return False
     return found
 
 
-def _feeds_softmax(site: Site) -> bool:
+def _feeds_softmax(site: RangeSite) -> bool:
     """Tell whether a softmax reads what is quantized."""
     readers = (r for op in site.ops for r in op.outputs[0].consumers())
     return any(reader.type in _SOFTMAXES for reader in readers)

@@ -87,7 +87,7 @@ _ENDS = "/min"
 
 
 @dataclass(eq=False)
-class Site:
+class RangeSite:
     """A range, and what is quantized with it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Site:
             self.learnt.assign(1.0)
 
 
-def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
+def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     """Return the ranges that FakeQuant ops of a FuncGraph read from variables.
 
     Args:
@@ -147,7 +147,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
     )
     names = {id(v.handle): name for name, v in variables.items()}
     origins = Origins(graph)
-    found: dict[int, Site] = {}
+    found: dict[int, RangeSite] = {}
     for op in live_simulations(graph):
         if len(op.inputs) != 3:
             continue
@@ -158,7 +158,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[Site]:
         if site is None:
             name = names.get(id(low), op.name).removesuffix(_ENDS)
             is_weights = origins.is_parameter(op.inputs[0])
-            site = Site(name, low, high, _format(op), is_weights)
+            site = RangeSite(name, low, high, _format(op), is_weights)
             site.learnt = variables.get(f"{name}/{LEARNT}")
             found[id(low)] = site
         site.ops.append(op)

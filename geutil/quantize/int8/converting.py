@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, functions, protos, types
+from geutil.graph import creation, functions, op_types, protos, types
 from geutil.graph.tflite_files import FileOp, ops_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import (
-    Site,
+    RangeSite,
     find_sites,
     frozen,
     live_simulations,
@@ -30,15 +30,17 @@ from geutil.quantize.calibration.ranges import (
 from geutil.quantize.int8 import converter_workarounds, running
 from geutil.quantize.int8.converter_workarounds import Dilated
 from geutil.quantize.partial_copy import Amend, PartialCopy
-from geutil.quantize.planning.choices import Choices
-from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS, SHAPES
+from geutil.quantize.planning.choices import QuantizeChoices
+from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
 
 Array = np.ndarray[Any, Any]
 _ROUNDING = 2.0**-20
-_IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *KERNELS, *LAYERS, *SHAPES))
+_IN_INT8 = frozenset(
+    (*DECISIONS, *FAKE_QUANT, *KERNELS, *LAYERS, *op_types.VALUE_BLIND)
+)
 
 
 def deployed(model: Any, *, mend: bool = False) -> Any:
@@ -176,7 +178,7 @@ def missed(model: Any, float_ops: Sequence[FileOp]) -> list[FileOp]:
 
 def _quantized(model: Any) -> list[Operation]:
     """Return the ops that read and make nothing that is left to be quantized."""
-    plan = plan_quantization(model.graph, model.outputs.values(), Choices())
+    plan = plan_quantization(model.graph, model.outputs.values(), QuantizeChoices())
     points = [point for group in plan.groups for point in group.points]
     left = {edge.op for point in points for edge in point.readers or ()}
     for point in points:
@@ -340,7 +342,7 @@ def _converted(function: Any) -> bytes:
         ) from error
 
 
-def _check_learnt(sites: list[Site]) -> None:
+def _check_learnt(sites: list[RangeSite]) -> None:
     activations = [site for site in sites if not site.is_weights]
     untouched = [site.name for site in activations if _is_at(site, _STARTS)]
     if len(untouched) < len(activations):
@@ -357,7 +359,7 @@ def _check_learnt(sites: list[Site]) -> None:
     )
 
 
-def _is_at(site: Site, ranges: Sequence[tuple[float, float]]) -> bool:
+def _is_at(site: RangeSite, ranges: Sequence[tuple[float, float]]) -> bool:
     low, high = site.read()
     return any(np.all(low == a) and np.all(high == b) for a, b in ranges)
 

@@ -17,7 +17,7 @@ Override = Spec | str
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
+class QuantizeChoices:
     """How ops are quantized; see `geutil.quantize.quantize`.
 
     Raises:
@@ -81,7 +81,7 @@ class Overrides:
     Cost: linear in ops times regular expressions, once.
     """
 
-    def __init__(self, choices: Choices, ops: list[Operation]) -> None:
+    def __init__(self, choices: QuantizeChoices, ops: list[Operation]) -> None:
         self._choices = choices
         self._found: dict[Operation, Override] = {}
         self.specs: list[tuple[str, Spec, list[Operation]]] = []

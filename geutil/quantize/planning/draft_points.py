@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from geutil.graph import types
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.planning.network import (
     Edge,
     Network,
@@ -254,7 +254,7 @@ class Drafts:
         choices: what the caller asks for.
     """
 
-    def __init__(self, network: Network, choices: Choices) -> None:
+    def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         self.network = network
         self.choices = choices
         self.overrides = choices.matcher(network.ops)

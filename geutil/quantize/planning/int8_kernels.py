@@ -333,9 +333,6 @@ PRODUCTS = frozenset(
 )
 
 
-SHAPES = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
-"""Types of ops that read the shape of a tensor, and not its values."""
-
 DIVISIONS = {"Inv": 0, "RealDiv": 1, "Reciprocal": 0}
 """Types of ops that divide, and which of their inputs is the divisor."""
 DECISIONS = frozenset(

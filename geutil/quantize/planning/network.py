@@ -272,7 +272,7 @@ class Network:
             Edge(op, index)
             for op in sorted(readers, key=self.place.__getitem__)
             for index, t in enumerate(op.inputs)
-            if t is tensor and op.type not in int8_kernels.SHAPES
+            if t is tensor and op.type not in op_types.VALUE_BLIND
         ]
 
     def quantized(self, tensor: Tensor) -> Tensor | None:
@@ -378,7 +378,7 @@ class Network:
             return False
         chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs
         return tensor.dtype.is_floating or (
-            bool(chosen) and op.type not in int8_kernels.SHAPES
+            bool(chosen) and op.type not in op_types.VALUE_BLIND
         )
 
     def _before(self, layers: Mapping[Operation, Layer]) -> set[Operation]:
@@ -403,7 +403,7 @@ class Network:
                 found.add(op)
         for op in reversed(behind):
             readers = (
-                r for r in self.live.readers(op) if r.type not in int8_kernels.SHAPES
+                r for r in self.live.readers(op) if r.type not in op_types.VALUE_BLIND
             )
             if not found.isdisjoint(readers):
                 found.add(op)

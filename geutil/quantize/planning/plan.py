@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.planning import fused_ops, int8_kernels
-from geutil.quantize.planning.choices import Choices
+from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.planning.draft_points import Draft, Point, RangeGroup, Skip, named
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
@@ -52,7 +52,7 @@ _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 
 
 @dataclass(eq=False)
-class Plan:
+class QuantizePlan:
     """Where FakeQuant ops go in a graph.
 
     Attributes:
@@ -86,8 +86,8 @@ class Plan:
 
 
 def plan_quantization(
-    graph: Graph, results: Iterable[Tensor], choices: Choices
-) -> Plan:
+    graph: Graph, results: Iterable[Tensor], choices: QuantizeChoices
+) -> QuantizePlan:
     """Return where FakeQuant ops go.
 
     Args:
@@ -100,11 +100,11 @@ def plan_quantization(
 
     Cost: linear in ops and edges.
     """
-    return _Planner(Network(graph, results), choices).plan()
+    return _PointPlanner(Network(graph, results), choices).plan()
 
 
-class _Planner(Refusals):
-    def __init__(self, network: Network, choices: Choices) -> None:
+class _PointPlanner(Refusals):
+    def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
         self.skips: dict[Operation, Skip] = {}
@@ -117,7 +117,7 @@ class _Planner(Refusals):
                 self.composites[composite.end] = composite
                 self.inner.update(composite.ops[1:])
 
-    def plan(self) -> Plan:
+    def plan(self) -> QuantizePlan:
         """Go through the ops in topological order."""
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
@@ -133,7 +133,7 @@ class _Planner(Refusals):
         inside = {op for prelu in prelus for op in prelu.ops}
         groups, points = named(list(self.drafts.values()), self.network, self.shared)
         weights = {op: points[draft.tensor] for op, draft in self.weights.items()}
-        plan = Plan(
+        plan = QuantizePlan(
             groups,
             self.kernels,
             self.skips,
@@ -223,7 +223,7 @@ class _Planner(Refusals):
         if op.type in int8_kernels.DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
-        if not floats or op.type in int8_kernels.SHAPES or self.network.is_input(op):
+        if not floats or op.type in op_types.VALUE_BLIND or self.network.is_input(op):
             return
         if self._is_simulation(op):
             self.carried.add(op.outputs[0])

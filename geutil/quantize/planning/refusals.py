@@ -9,7 +9,7 @@ from geutil.errors import QuantizeError
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.planning import int8_kernels
-from geutil.quantize.planning.choices import Choices, Overrides, chosen
+from geutil.quantize.planning.choices import Overrides, QuantizeChoices, chosen
 from geutil.quantize.planning.draft_points import Drafts, Point, RangeGroup, Skip
 from geutil.quantize.planning.fused_ops import Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
@@ -142,7 +142,7 @@ class Refusals(Drafts):
         inner: their other ops.
     """
 
-    def __init__(self, network: Network, choices: Choices) -> None:
+    def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         super().__init__(network, choices)
         self.composites: dict[Operation, Composite] = {}
         self.inner: set[Operation] = set()

@@ -1,1 +1,1 @@
-"""What ops and tensors are in a neural network: parameters, statistics, layers."""
+"""Neural networks: which ops and tensors are parameters, statistics, layers."""

@@ -64,7 +64,6 @@ DATA_SLOTS = {
 }
 """Which input of a layer is the data, by its type, if all may be."""
 _FED = "Placeholder"
-_SHAPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 _READ = "ReadVariableOp"
 _MADE = frozenset(("Fill",))
 _RANDOM = ("Random", "Stateless", "Truncated")
@@ -121,7 +120,7 @@ def _behind_indices(ops: Sequence[Operation]) -> list[Operation]:
     """
     found: dict[Operation, None] = {}
     for op in ops:
-        if op.type in _SHAPES:
+        if op.type in op_types.SHAPE_READERS:
             continue
         fed = op.type.startswith(_FED) and any(map(_is_index, op.outputs))
         if fed or any(t.op in found for t in op.inputs):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from geutil.errors import CycleError, RerouteError, TransformError
 from geutil.graph import adjacency, creation, run_hooks, types
 from geutil.graph.types import Operation, Tensor, is_op, is_tensor, type_name
-from geutil.reroute.tensors import Plan, redirection
+from geutil.reroute.tensors import ReroutePlan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
 from geutil.transform.rewrite.liveness import Liveness
 from geutil.transform.rewrite.matching import Match
@@ -144,7 +144,7 @@ def _move(
         if op not in made and any(id(t) in replaced for t in op.inputs)
     ]
     dead = _dead(match, replaced, made, territory)
-    plan = Plan(root.graph)
+    plan = ReroutePlan(root.graph)
     plan.redirect(
         redirection(
             [old for old, _ in pairs],
@@ -200,7 +200,10 @@ def _dead(
 
 
 def _move_control_outputs(
-    plan: Plan, dead: list[Operation], producers: list[Operation], liveness: Liveness
+    plan: ReroutePlan,
+    dead: list[Operation],
+    producers: list[Operation],
+    liveness: Liveness,
 ) -> list[Operation]:
     """Let whoever waits for a dead op wait for what replaces it; return those ops."""
     gone = frozenset(dead)

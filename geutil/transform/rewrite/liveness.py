@@ -1,4 +1,4 @@
-"""Which ops still count: TensorFlow cannot delete those that a rewrite replaced.
+"""Live ops: those that still count, since TensorFlow cannot delete what was replaced.
 
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
 graph, but they are never matched again and do not count as readers. The graph

@@ -131,7 +131,7 @@ MAX_STEPS = 100_000
 """Goals that one search may take up; a pattern of a few ops needs some dozens."""
 
 
-class Kind(Enum):
+class GoalKind(Enum):
     """What a goal asks."""
 
     VALUE = auto()
@@ -139,7 +139,7 @@ class Kind(Enum):
     ANY_ORDER = auto()
 
 
-Goal: typing.TypeAlias = tuple[Kind, typing.Any, typing.Any]
+Goal: typing.TypeAlias = tuple[GoalKind, typing.Any, typing.Any]
 Agenda: typing.TypeAlias = "tuple[Goal, Agenda] | None"
 Ways: typing.TypeAlias = "list[tuple[Goal, ...]] | None"
 """How a goal can be met: the goals that each way leaves; None is not at all."""
@@ -195,7 +195,8 @@ class Search:
         self.constrained, self._strict = False, strict
         steps = 0
         stack: list[tuple[Agenda, int]] = [
-            (((Kind.OP, root, op), None), 0) for root in reversed(self.compiled.roots)
+            (((GoalKind.OP, root, op), None), 0)
+            for root in reversed(self.compiled.roots)
         ]
         while stack:
             agenda, mark = stack.pop()
@@ -269,9 +270,9 @@ class Search:
 
     def _ways(self, goal: Goal) -> Ways:
         kind, node, element = goal
-        if kind is Kind.OP:
+        if kind is GoalKind.OP:
             return self._op(node, element)
-        if kind is Kind.ANY_ORDER:
+        if kind is GoalKind.ANY_ORDER:
             return self._any_order(node, element)
         return self._value(node, element)
 
@@ -289,7 +290,7 @@ class Search:
         if isinstance(node, Or):
             if not self._bind(node, tensor):
                 return None
-            return [((Kind.VALUE, child, tensor),) for child in node.alternatives]
+            return [((GoalKind.VALUE, child, tensor),) for child in node.alternatives]
         return self._fail(node, tensor, "{0} is no node of a pattern", type(node))
 
     def _output(self, node: Op, index: int, tensor: Tensor) -> Ways:
@@ -328,9 +329,9 @@ class Search:
                 node, op, "it has {0} inputs, not {1}", len(tensors), wanted
             )
         if node.commutative:
-            return [((Kind.ANY_ORDER, node.inputs, tensors),)]
+            return [((GoalKind.ANY_ORDER, node.inputs, tensors),)]
         pairs = zip(node.inputs, tensors, strict=False)
-        return [tuple((Kind.VALUE, child, tensor) for child, tensor in pairs)]
+        return [tuple((GoalKind.VALUE, child, tensor) for child, tensor in pairs)]
 
     def _any_order(
         self, nodes: tuple[Pattern, ...], tensors: tuple[Tensor, ...]
@@ -346,8 +347,8 @@ class Search:
                 rest = tensors[:index] + tensors[index + 1 :]
                 ways.append(
                     (
-                        (Kind.VALUE, nodes[0], tensor),
-                        (Kind.ANY_ORDER, nodes[1:], rest),
+                        (GoalKind.VALUE, nodes[0], tensor),
+                        (GoalKind.ANY_ORDER, nodes[1:], rest),
                     )
                 )
         return ways

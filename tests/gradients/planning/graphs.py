@@ -11,14 +11,14 @@ import tensorflow as tf
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
 from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.selection import AlwaysKept
-from geutil.gradients.step import Step, build_step
+from geutil.gradients.step import PlainStep, build_step
 from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1
 MOST_CUTS = 3
 
 
-def chain_step(widths: Sequence[int], rows: int = 256) -> Step:
+def chain_step(widths: Sequence[int], rows: int = 256) -> PlainStep:
     """Return the step of dense layers with a tanh, one for each pair of widths."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [rows, widths[0]])
@@ -29,7 +29,9 @@ def chain_step(widths: Sequence[int], rows: int = 256) -> Step:
         return build_step(tf.reduce_mean(tf.square(x)), weights)
 
 
-def rewired_chain_step(order: Sequence[int], width: int = 64, rows: int = 256) -> Step:
+def rewired_chain_step(
+    order: Sequence[int], width: int = 64, rows: int = 256
+) -> PlainStep:
     """Return the step of a chain whose layers were made in some order, then joined."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [rows, width])
@@ -46,7 +48,7 @@ def rewired_chain_step(order: Sequence[int], width: int = 64, rows: int = 256) -
         return build_step(tf.reduce_mean(tf.square(after)), weights)
 
 
-def random_step(seed: int, layers: int = 8) -> Step:
+def random_step(seed: int, layers: int = 8) -> PlainStep:
     """Return the step of layers that read one or two of those before."""
     random = np.random.default_rng(seed)
     with tf.Graph().as_default():
@@ -73,7 +75,7 @@ def random_step(seed: int, layers: int = 8) -> Step:
 class Everything:
     """All ways to cut the forward pass of a step up to three times, for comparison."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: PlainStep) -> None:
         self.always = AlwaysKept(step)
         self.trials = Trials(step, self.always)
         self.forward: ForwardPass = read_forward(step, self.always)

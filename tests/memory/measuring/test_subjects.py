@@ -14,10 +14,10 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.memory import measure
 from geutil.memory.measuring.child import FunctionStep, SessionStep, initial_values
-from geutil.memory.measuring.job import GraphJob, Options
+from geutil.memory.measuring.job import GraphJob, MeasureOptions
 from geutil.memory.measuring.jobs import job_of
 
-OPTIONS = Options(1, 1, None, True, None, False, None)
+OPTIONS = MeasureOptions(1, 1, None, True, None, False, None)
 
 
 def job(what, args=(), kwargs=None, session=None, jit_compile=False):
