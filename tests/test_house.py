@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -93,3 +94,24 @@ def test_it_prints_the_table_of_this_tree():
     assert done.returncode == 0, done.stderr
     assert "files in geutil/" in done.stdout
     assert "wanted" in done.stdout.splitlines()[0]
+
+
+def test_the_map_is_that_of_the_tree():
+    modules = house.read_modules(ROOT)
+    text = (ROOT / house.MAP).read_text(encoding="utf-8")
+    assert house.unmapped(modules, text) == []
+    rows = re.findall(r"^\| `([\w.]+)` \| \S", text, re.MULTILINE)
+    known = {module.name.partition(".")[2] for module in modules}
+    assert [name for name in rows if name not in known] == []
+    assert len(rows) == len(set(rows))
+
+
+def test_the_ways_through_the_map_name_what_there_is():
+    modules = house.read_modules(ROOT)
+    text = (ROOT / house.MAP).read_text(encoding="utf-8")
+    start, end = text.index("## Five ways"), text.index("## Modules")
+    known = {tuple(module.name.split(".")) for module in modules}
+    ends = {name[i:] for name in known for i in range(len(name))}
+    named = re.findall(r"`([a-z_0-9.]+)`", text[start:end])
+    assert len(named) > 40
+    assert [name for name in named if tuple(name.split(".")) not in ends] == []
