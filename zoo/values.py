@@ -49,6 +49,8 @@ def paired(found: Values, wanted: Values) -> list[tuple[str, Array, Array]]:
 def apart(found: Values, wanted: Values) -> float:
     """Return the largest difference of all outputs, relative to their ranges.
 
+    Where there is one value only, it is relative to that.
+
     It is 0.0 only if all bits are the same, and infinite where values are not numbers,
     or another shape or dtype.
     """
@@ -73,6 +75,8 @@ def _apart(a: Array, b: Array) -> float:
     x, y_ = (np.where(same, 0.0, value) for value in (x, y))
     difference = float(np.abs(x - y_).max())
     span = float(np.ptp(y[finite])) if finite.any() else 0.0
+    # All values are one: a scalar has no range, and differs by a share of itself.
+    span = span or float(np.abs(y[finite]).max(initial=0.0))
     return difference / max(span, 1e-12) if difference else 0.0
 
 

@@ -65,7 +65,8 @@ def _mobile_net() -> Function:
     import tf_keras
 
     network = tf_keras.applications.MobileNetV2(
-        input_shape=_IMAGE,
+        # Named, since tf_keras counts its inputs in a process.
+        input_tensor=tf_keras.Input(_IMAGE, name="image"),
         alpha=0.35,
         weights=None,
         classes=10,
