@@ -5,7 +5,9 @@ all that the plan has before it and that holds, makes or lets go of something la
 then no more can be held at that moment than the plan says. Where the plan holds less
 than may be held, a node runs before the last of these, as far as there is room for it:
 several can run at once. What is small runs freely, as long as all that may be left
-undone of it adds up to something small.
+undone of it adds up to something small, and all that may be made ahead of the plan:
+the updates of Adam make two tensors of each weight once its moments are known, and the
+plan has them at the very end.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import numpy as np
+
 from geutil.memory.program import Node, Program
 from geutil.memory.scheduling import planned_order
 from geutil.memory.simulation import Memory, Simulation
@@ -25,6 +29,11 @@ _PARTS = 100
 _HARMLESS = 1 << 14
 _ROOM = 50
 """This part of the peak may be held besides, so that several nodes run at once."""
+_AHEAD = 50
+"""This part of the peak may be made of small tensors ahead of the plan, and as much
+again of tiny ones."""
+_TINY = 16
+"""Tensors of less than this part of a small one are tiny."""
 _FURTHEST = 128
 """So many places before the others of an order a node may run at most."""
 
@@ -176,7 +185,8 @@ def order_dependencies(
         limit: so much may be held. As far as there is room, nodes run before others
             that the order has before them.
 
-    Cost: linear in nodes and edges.
+    Cost: linear in nodes and edges; and for each small node, in the large ones that it
+    could run ahead of.
 
     Example:
         >>> from geutil.memory.program import Node, Program
@@ -191,6 +201,7 @@ def order_dependencies(
     nodes, sizes = program.nodes, program.sizes
     edges = _Edges(program, order)
     earliest = _earliest_places(program, order, limit)
+    hasty = _hasty(program, order, bound, begin, limit // _AHEAD)
     buffer = list(range(len(sizes)))
     readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
@@ -205,7 +216,8 @@ def order_dependencies(
         place = edges.place(i)
         held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
         large = any(size > bound for size in held)
-        if any(sizes[t] > bound for t in made) or node.temporary > bound:
+        makes_large = any(sizes[t] > bound for t in made) or node.temporary > bound
+        if makes_large or i in hasty:
             queue.pending = edges.last(queue.before(earliest[place], bound))
             # A variable that others read while it changes has two buffers.
             read = [j for t in node.updates for j in readers.get(t, ())]
@@ -220,12 +232,62 @@ def order_dependencies(
                 waits.append((i, awaited))
             if blocked:
                 unordered.append((i, blocked))
-            large = True
-        if large:
+        if large or makes_large:
             queue.recent.append((place, i, None))
         elif any(held) and place >= begin:
             queue.recent.append((place, i, sum(held)))
     return OrderDependencies(waits, unordered)
+
+
+def _hasty(
+    program: Program, order: Sequence[int], bound: int, begin: int, budget: int
+) -> set[int]:
+    """Return the small nodes that must wait, lest too much is made ahead of an order.
+
+    A small node may run as soon as what it needs is there, and then hold what it makes
+    while large nodes run that the order has before it.
+
+    Args:
+        program: the nodes and their edges.
+        order: all nodes.
+        bound: up to how many bytes a tensor is small.
+        begin: from which place in the order on nodes can wait.
+        budget: how much may be made ahead, and how much more of tiny tensors; none may
+            be counted if 0.
+    """
+    found: set[int] = set()
+    if not budget:
+        return found
+    nodes, sizes = program.nodes, program.sizes
+    buffer = list(range(len(sizes)))
+    made = {}
+    for i in order:
+        made[i] = [sizes[t] for t in _own(nodes[i], buffer)]
+        made[i] = [*made[i], nodes[i].temporary]
+    large = [place for place, i in enumerate(order) if max(made[i]) > bound]
+    ahead = {tiny: np.zeros(len(large), np.int64) for tiny in (False, True)}
+    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
+    # Before which of the large nodes each one can run, with all that it needs.
+    since = [0] * len(nodes)
+    number = 0
+    for place, i in enumerate(order):
+        node = nodes[i]
+        needed = [maker[t] for t in node.inputs if t in maker]
+        since[i] = max((since[j] for j in (*needed, *node.controls)), default=0)
+        if number < len(large) and large[number] == place:
+            number += 1
+            since[i] = number
+            continue
+        amount = sum(made[i])
+        if not amount or since[i] == number or place < begin:
+            continue
+        held = ahead[max(made[i]) * _TINY < bound][since[i] : number]
+        if int(held.max()) + amount > budget and node.queue is not None:
+            found.add(i)
+            since[i] = number
+        else:
+            held += amount
+    return found
 
 
 def _earliest_places(
