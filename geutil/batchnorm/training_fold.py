@@ -23,11 +23,8 @@ from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import creation, op_types, state, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
-from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import Match
-from geutil.transform.rewrite.patterns import Op
-from geutil.transform.rewrite.rule import Rule
 from geutil.transform.step_counter import STEP_NAME, check_step_variable, step_counter
 
 
@@ -262,21 +259,15 @@ def _replace(
         return {}
     built: dict[Operation, Built] = {}
 
-    def is_end(op: Operation) -> bool:
-        return op in folds
-
-    def fold_batch_norm(match: Match) -> Any:
-        made = built[match.root] = training_build.build_training(
-            folds[match.root], freeze
-        )
+    def fold_batch_norm(end: Operation) -> list[Tensor | None]:
+        made = built[end] = training_build.build_training(folds[end], freeze)
         return [made.result, *made.rest]
 
-    report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
-    reasons = {entry.op: entry.reason for entry in report.refused}
+    done = replace_each(graph, folds, fold_batch_norm, name="fold_batch_norm")
     outcomes: dict[Operation, Operation | Obstacle] = {}
     for end, fold in folds.items():
-        if end.name in reasons:
-            outcomes[end] = Obstacle(reasons[end.name], end)
+        if end in done.refused:
+            outcomes[end] = Obstacle(done.refused[end], end)
         else:
             training_build.settle(fold, built[end], freeze)
             outcomes[end] = built[end].result.op
