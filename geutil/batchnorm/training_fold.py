@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.batchnorm import batch_statistics, build, training_build
-from geutil.batchnorm.norm_finding import Norm, find_norms
+from geutil.batchnorm.norm_finding import Norm, find_norms, is_correction
 from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
@@ -55,7 +55,7 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
     planner = _Planner(graph, scope, freezes)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
-        if not norm.training or batch_statistics.is_correction(norm, planner.origins):
+        if not norm.training or is_correction(norm, planner.origins):
             continue
         found = planner.fold_of(norm)
         if isinstance(found, Obstacle):
@@ -195,25 +195,6 @@ class Training:
                 return tf.greater_equal(counter.value, limit, name="frozen")
 
         return frozen
-
-
-def asked_for(
-    is_training: bool, delay: int | None, step: Any, assume_inference: bool
-) -> Training | None:
-    """Return what the caller asks for in training; None if that is nothing.
-
-    Raises:
-        ArgumentTypeError: an argument is of another type.
-        FoldError: arguments contradict each other.
-    """
-    if is_training and assume_inference:
-        raise FoldError("is_training=True and assume_inference=True exclude each other")
-    training = Training(delay, step)
-    if delay is not None and not is_training:
-        raise FoldError(
-            "freeze_batch_norm_delay is for training; pass is_training=True"
-        )
-    return training if is_training else None
 
 
 def fold_in_training(

@@ -18,7 +18,6 @@ from geutil.graph import types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.verify import verify
-from geutil.select.conversions import as_list
 from geutil.transform.rewrite import applying, matching
 from geutil.transform.rewrite.applying import Applied, Worklist
 from geutil.transform.rewrite.liveness import Liveness, Territory
@@ -372,7 +371,7 @@ def _rules(rules: Any) -> list[Rule]:
 
 
 def _kept(keep: Any, graph: Graph) -> list[Any]:
-    kept = as_list(keep)
+    kept = types.as_list(keep)
     for element in kept:
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
