@@ -53,12 +53,18 @@ class Folder:
         """Fold what can be folded."""
         with creation.neutral(self._graph):
             in_training = self._train()
-            behind = self._planner().behind_layers()
+            planner = self._planner()
+            behind = planner.behind_layers()
             if not self._fixed and self._inline(behind.refused):
-                behind = self._planner().behind_layers()
+                planner = self._planner()
+                behind = planner.behind_layers()
             refused = self._apply(behind)
-            norms = [norm for norm, _ in refused]
-            left = self._apply(self._planner().before_layers(norms))
+            left: list[tuple[Norm, Obstacle]] = []
+            if refused:
+                # Folds may have changed what the planner has looked at.
+                planner = self._planner() if behind.folds else planner
+                norms = [norm for norm, _ in refused]
+                left = self._apply(planner.before_layers(norms))
         counter = None
         if self._training is not None:
             counter = self._training.counter(self._graph)
