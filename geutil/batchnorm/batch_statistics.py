@@ -247,24 +247,6 @@ def statistics_of(
     return Statistics(norm, mean, variance, root, moving, moving_mean)
 
 
-def is_correction(norm: Norm, origins: Origins) -> bool:
-    """Tell whether what looks like a norm is what a fold for training left.
-
-    Behind a layer it multiplies by a quotient of two roots, of a moving variance and of
-    the batch's; a norm takes only one.
-    """
-    for step in norm.steps:
-        if step.operand is None:
-            continue
-        kinds = {
-            origins.of(root.outputs[0]) is Origin.BATCH
-            for root in origins.spreads(step.operand)
-        }
-        if len(kinds) > 1:
-            return True
-    return False
-
-
 def _is_fused(norm: Norm) -> bool:
     return norm.steps[0].kind is Kind.NORMALIZE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from geutil.batchnorm import build
 from geutil.batchnorm.build import Fold
@@ -15,12 +14,9 @@ from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place, inlined, is_convolution_call
 from geutil.batchnorm.training_fold import Training, fold_in_training
 from geutil.graph import creation, edits, run_hooks, state, types
-from geutil.graph.types import IdentitySet, Operation
-from geutil.transform.rewrite.driver import rewrite
+from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import Match
-from geutil.transform.rewrite.patterns import Op
-from geutil.transform.rewrite.rule import Rule
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
@@ -57,12 +53,18 @@ class Folder:
         """Fold what can be folded."""
         with creation.neutral(self._graph):
             in_training = self._train()
-            behind = self._planner().behind_layers()
+            planner = self._planner()
+            behind = planner.behind_layers()
             if not self._fixed and self._inline(behind.refused):
-                behind = self._planner().behind_layers()
+                planner = self._planner()
+                behind = planner.behind_layers()
             refused = self._apply(behind)
-            norms = [norm for norm, _ in refused]
-            left = self._apply(self._planner().before_layers(norms))
+            left: list[tuple[Norm, Obstacle]] = []
+            if refused:
+                # Folds may have changed what the planner has looked at.
+                planner = self._planner() if behind.folds else planner
+                norms = [norm for norm, _ in refused]
+                left = self._apply(planner.before_layers(norms))
         counter = None
         if self._training is not None:
             counter = self._training.counter(self._graph)
@@ -131,8 +133,7 @@ class Folder:
         """Put convolutions in the place of calls that are nothing else."""
         calls = _convolution_calls(refused)
         if calls:
-            rule = Rule(Op(lambda op: op in calls), lambda m: inlined(m.root))
-            rewrite(self._graph, rule, keep=self._kept)
+            replace_each(self._graph, calls, inlined, name="inlined", keep=self._kept)
         return bool(calls)
 
     def _planner(self) -> Planner:
@@ -201,23 +202,21 @@ class Folder:
         built = {end: build.build_waiting(fold) for end, fold in folds.items()}
         state.renew_order(self._graph)
 
-        def is_end(op: Operation) -> bool:
-            return op in folds
-
-        def fold_batch_norm(match: Match) -> Any:
-            result = built[match.root]
-            into[match.root] = result.op
+        def fold_batch_norm(end: Operation) -> list[Tensor | None]:
+            result = built[end]
+            into[end] = result.op
             # A fused norm has outputs besides, which are left alone.
-            return [result, *([None] * (len(match.root.outputs) - 1))]
+            return [result, *([None] * (len(end.outputs) - 1))]
 
         results = edits.results_of(self._graph)
         keep = [t for t in (*results, *self._kept) if t.op not in folds]
-        rule = Rule(Op(is_end), fold_batch_norm)
-        # Results of a function are kept by rules; here they are replaced too.
+        # Results of a function survive replacements; here they are replaced too.
         edits.set_results(self._graph, [])
-        report = rewrite(self._graph, rule, keep=keep)
-        edits.set_results(self._graph, [report.current(t) for t in results])
-        reasons = {entry.op: entry.reason for entry in report.refused}
+        done = replace_each(
+            self._graph, folds, fold_batch_norm, name="fold_batch_norm", keep=keep
+        )
+        edits.set_results(self._graph, [done.current(t) for t in results])
+        reasons = {end.name: reason for end, reason in done.refused.items()}
         for end in folds:
             if end not in into and end.name not in reasons:
                 into[end] = _standing_in(end, folds, into)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from geutil.batchnorm import batch_statistics, fold_arithmetic, norm_path
+from geutil.batchnorm import fold_arithmetic, norm_finding, norm_path
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
-from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm, find_norms
+from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm
 from geutil.batchnorm.norm_path import Obstacle, Path
-from geutil.graph import runtime, types
+from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origin, Origins
@@ -132,7 +132,7 @@ class WaysOn:
         sizes = layer.sizes(layer.inputs)
         if sizes is None or layer.sizes(layer.outputs) is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if runtime.in_version_1_control_flow(layer.op):
+        if v1_control_flow.is_inside(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         count = int(np.prod(sizes))
         data = layer.op.inputs[layer.data].shape
@@ -240,8 +240,8 @@ class Planner:
         self._choices = choices
         self._norms = [
             norm
-            for norm in find_norms(graph, self._origins, self._liveness)
-            if not batch_statistics.is_correction(norm, self._origins)
+            for norm in norm_finding.find_norms(graph, self._origins, self._liveness)
+            if not norm_finding.is_correction(norm, self._origins)
         ]
         self._moving: dict[Norm, tuple[Moving, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
@@ -314,7 +314,7 @@ class Planner:
         scope = self._choices.scope
         if not types.is_in_scope(norm.name, scope):
             return Obstacle(f"is outside of scope '{scope}'", op)
-        if runtime.in_version_1_control_flow(op):
+        if v1_control_flow.is_inside(op):
             return Obstacle(
                 "is in a loop or conditional of version 1, whose parts cannot be "
                 "replaced one by one; make the graph with control flow v2",
@@ -361,7 +361,7 @@ class Planner:
         sizes = layer.sizes(layer.outputs)
         if sizes is None:
             return Obstacle("has weights of a shape that is not known", layer.op)
-        if runtime.in_version_1_control_flow(layer.op):
+        if v1_control_flow.is_inside(layer.op):
             return Obstacle("is in a loop or conditional of version 1", layer.op)
         objection = norm_path.misfit(path.links, int(np.prod(sizes)))
         if objection is not None:

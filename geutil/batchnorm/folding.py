@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm import targets, training_fold
+from geutil.batchnorm import targets
 from geutil.batchnorm.fold_graph import Folder
 from geutil.batchnorm.fold_plan import Choices
 from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.targets import Places
+from geutil.batchnorm.training_fold import Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import creation, edits, types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.select.conversions import as_list
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -109,9 +109,7 @@ def fold_batch_norms(
     """
     places = Places(graph_or_model)
     kept = _kept(keep, places)
-    training = training_fold.asked_for(
-        is_training, freeze_batch_norm_delay, step, assume_inference
-    )
+    training = _training(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
     folders = [Folder(place, choices, kept, training) for place in places.listed]
     passed = targets.constants_passed(places.listed)
@@ -154,6 +152,27 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
         raise
 
 
+def _training(
+    is_training: bool, delay: int | None, step: Any, assume_inference: bool
+) -> Training | None:
+    """Return what the caller asks for in training; None if that is nothing.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        FoldError: arguments contradict each other.
+    """
+    if is_training and assume_inference:
+        raise FoldError("is_training=True and assume_inference=True exclude each other")
+    if not is_training and delay is None and step is None:
+        return None
+    training = Training(delay, step)
+    if not is_training:
+        raise FoldError(
+            "freeze_batch_norm_delay is for training; pass is_training=True"
+        )
+    return training
+
+
 def _check_none(report: FoldReport, scope: str | None) -> None:
     """Raise if a norm in the scope was refused."""
     refused = [r for r in report.refused if types.is_in_scope(r.norm, scope)]
@@ -168,7 +187,7 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
     """Return the tensors to keep, those of ops among them."""
     graphs = [place.graph for place in places.listed]
     kept: IdentitySet = IdentitySet()
-    for element in as_list(keep):
+    for element in types.as_list(keep):
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
                 f"keep holds ops and tensors of a graph, not {types.type_name(element)}"

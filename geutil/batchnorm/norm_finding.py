@@ -62,6 +62,24 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     return _Finder(graph, origins, liveness).find()
 
 
+def is_correction(norm: Norm, origins: Origins) -> bool:
+    """Tell whether what looks like a norm is what a fold for training left.
+
+    Behind a layer it multiplies by a quotient of two roots, of a moving variance and of
+    the batch's; a norm takes only one.
+    """
+    for step in norm.steps:
+        if step.operand is None:
+            continue
+        kinds = {
+            origins.of(root.outputs[0]) is Origin.BATCH
+            for root in origins.spreads(step.operand)
+        }
+        if len(kinds) > 1:
+            return True
+    return False
+
+
 class _Finder:
     def __init__(self, graph: Graph, origins: Origins, liveness: Liveness) -> None:
         self._origins = origins

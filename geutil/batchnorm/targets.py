@@ -140,6 +140,8 @@ class Places:
             self._add_bodies(model, name)
 
     def _add_bodies(self, model: Any, signature: str) -> None:
+        if not callers_in(model.graph):
+            return
         bodies: dict[str, Any] = {}
         for key in model.functions:
             try:

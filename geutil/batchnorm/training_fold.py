@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.batchnorm import batch_statistics, build, training_build
-from geutil.batchnorm.norm_finding import Norm, find_norms
+from geutil.batchnorm.norm_finding import Norm, find_norms, is_correction
 from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
 from geutil.batchnorm.training_build import Built, Freeze, TrainingFold
@@ -23,11 +23,8 @@ from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import creation, op_types, state, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.select.networks.provenance import Origins
-from geutil.transform.rewrite.driver import rewrite
+from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import Match
-from geutil.transform.rewrite.patterns import Op
-from geutil.transform.rewrite.rule import Rule
 from geutil.transform.step_counter import STEP_NAME, check_step_variable, step_counter
 
 
@@ -58,7 +55,7 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
     planner = _Planner(graph, scope, freezes)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
-        if not norm.training or batch_statistics.is_correction(norm, planner.origins):
+        if not norm.training or is_correction(norm, planner.origins):
             continue
         found = planner.fold_of(norm)
         if isinstance(found, Obstacle):
@@ -200,25 +197,6 @@ class Training:
         return frozen
 
 
-def asked_for(
-    is_training: bool, delay: int | None, step: Any, assume_inference: bool
-) -> Training | None:
-    """Return what the caller asks for in training; None if that is nothing.
-
-    Raises:
-        ArgumentTypeError: an argument is of another type.
-        FoldError: arguments contradict each other.
-    """
-    if is_training and assume_inference:
-        raise FoldError("is_training=True and assume_inference=True exclude each other")
-    training = Training(delay, step)
-    if delay is not None and not is_training:
-        raise FoldError(
-            "freeze_batch_norm_delay is for training; pass is_training=True"
-        )
-    return training if is_training else None
-
-
 def fold_in_training(
     graph: Graph, scope: str | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
@@ -262,21 +240,15 @@ def _replace(
         return {}
     built: dict[Operation, Built] = {}
 
-    def is_end(op: Operation) -> bool:
-        return op in folds
-
-    def fold_batch_norm(match: Match) -> Any:
-        made = built[match.root] = training_build.build_training(
-            folds[match.root], freeze
-        )
+    def fold_batch_norm(end: Operation) -> list[Tensor | None]:
+        made = built[end] = training_build.build_training(folds[end], freeze)
         return [made.result, *made.rest]
 
-    report = rewrite(graph, Rule(Op(is_end), fold_batch_norm))
-    reasons = {entry.op: entry.reason for entry in report.refused}
+    done = replace_each(graph, folds, fold_batch_norm, name="fold_batch_norm")
     outcomes: dict[Operation, Operation | Obstacle] = {}
     for end, fold in folds.items():
-        if end.name in reasons:
-            outcomes[end] = Obstacle(reasons[end.name], end)
+        if end in done.refused:
+            outcomes[end] = Obstacle(done.refused[end], end)
         else:
             training_build.settle(fold, built[end], freeze)
             outcomes[end] = built[end].result.op

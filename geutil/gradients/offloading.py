@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients.segments import Recomputation, is_parameter
-from geutil.graph import adjacency, creation, runtime, types
+from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"
@@ -52,7 +52,7 @@ def offloaded(plan: Recomputation, offload: Offload | None) -> list[types.Tensor
         for t in needed
         if not is_parameter(t.op)
         # What is in a loop or branch of version 1 cannot be read outside.
-        and not runtime.in_version_1_control_flow(t.op)
+        and not v1_control_flow.is_inside(t.op)
         and offload.takes(t)
     ]
 

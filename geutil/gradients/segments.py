@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import PlainStep
-from geutil.graph import adjacency, runtime
-from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference
+from geutil.graph import adjacency, runtime, v1_control_flow
+from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference, is_stateful
 from geutil.memory.cpu_kernels import HELD, passes_on
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
@@ -40,12 +40,12 @@ def why_kept(op: Operation) -> str | None:
     """
     if op.type in _GIVEN or not op.inputs:
         return "it is given"
-    if runtime.is_stateful(op):
+    if is_stateful(op):
         return f"a {op.type} must run only once"
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
         return "it reads or changes a variable of version 1"
-    if op.type in _PRIMITIVE_FLOW or runtime.in_version_1_control_flow(op):
+    if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
         return "it belongs to a loop or conditional of version 1"
     if source_of(op).type in HELD:
         return "it is given"

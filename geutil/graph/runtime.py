@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from geutil.graph import _tf, adjacency
+from geutil.graph import _tf
 from geutil.graph._tf import (
     AutographStatus,
     GraphOrParentsInXlaContext,
@@ -122,9 +122,6 @@ def plain_gradients(
     return gradients
 
 
-_FLOW = ("WhileContext", "CondContext")
-
-
 def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
     """Return the gradients of `ys` to start with: ones where None is given.
 
@@ -134,25 +131,6 @@ def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
     """
     seeds: list[Any] = _tf.default_grad_ys(list(grad_ys), list(ys), True)
     return seeds
-
-
-def in_version_1_control_flow(op: Operation) -> bool:
-    """Tell whether `op` runs in a loop or a conditional of version 1.
-
-    A context that only marks what XLA compiles does not count.
-    """
-    context = adjacency.control_flow_context(op)
-    while context is not None:
-        if type(context).__name__ in _FLOW:
-            return True
-        context = context.outer_context
-    return False
-
-
-def is_stateful(op: Operation) -> bool:
-    """Tell whether running `op` twice may not be the same as running it once."""
-    definition = op.op_def
-    return definition is None or bool(definition.is_stateful)
 
 
 def collection(graph: Graph, name: str) -> Iterable[Any]:

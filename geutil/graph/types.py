@@ -179,6 +179,12 @@ def is_tensor(obj: object) -> bool:
     return isinstance(obj, tf.Tensor) and getattr(obj, "graph", None) is not None
 
 
+def is_stateful(op: Operation) -> bool:
+    """Tell whether running `op` twice may not be the same as running it once."""
+    definition = op.op_def
+    return definition is None or bool(definition.is_stateful)
+
+
 def is_reference(tensor: Tensor) -> bool:
     """Tell whether `tensor` is a reference to a version 1 variable."""
     return bool(tensor.dtype._is_ref_dtype)
@@ -250,6 +256,11 @@ def is_leaf(obj: object) -> bool:
         or isinstance(obj, str | bytes | np.ndarray | tf.Tensor | tf.Variable)
         or not isinstance(obj, Iterable)
     )
+
+
+def as_list(obj: Any) -> list[Any]:
+    """Return `obj` as a list: one op or tensor alone becomes a list of one."""
+    return [obj] if is_leaf(obj) else list(obj)
 
 
 def flatten(tree: Any) -> list[Any]:

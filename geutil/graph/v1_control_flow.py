@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import RerouteError
-from geutil.graph import _tf, adjacency, creation, op_types, runtime
+from geutil.graph import _tf, adjacency, creation, op_types
 from geutil.graph.types import Graph, Operation, Tensor, is_op
 
 
@@ -105,6 +105,22 @@ def branch_name(op: Operation) -> str | None:
     return name
 
 
+_FLOW = ("WhileContext", "CondContext")
+
+
+def is_inside(op: Operation) -> bool:
+    """Tell whether `op` runs in a loop or a conditional of version 1.
+
+    A context that only marks what XLA compiles does not count.
+    """
+    context = adjacency.control_flow_context(op)
+    while context is not None:
+        if type(context).__name__ in _FLOW:
+            return True
+        context = context.outer_context
+    return False
+
+
 _DEEPER = {"Switch": 1, "RefSwitch": 1, "Merge": -1, "RefMerge": -1}
 
 
@@ -118,7 +134,7 @@ def unconditional(ops: Iterable[Operation]) -> Iterator[Operation]:
     """
     depth: dict[Operation, int] = {}
     for op in ops:
-        outside = not runtime.in_version_1_control_flow(op)
+        outside = not is_inside(op)
         behind = max(
             (depth[p] for p in adjacency.predecessors(op) if p in depth), default=0
         )

@@ -59,9 +59,14 @@ class Model(EditableModel):
         library: FunctionLibrary | None = None,
     ) -> None:
         super().__init__(parts, signature, signatures, holdings)
-        if library is None:
-            library = FunctionLibrary(parts.graph, holdings, Body)
-        self._library = library
+        # None until somebody asks for functions: before, no body can be edited.
+        self._known_library = library
+
+    @property
+    def _library(self) -> FunctionLibrary:
+        if self._known_library is None:
+            self._known_library = FunctionLibrary(self._graph, self._holdings, Body)
+        return self._known_library
 
     @property
     def graph(self) -> Graph:
@@ -74,7 +79,8 @@ class Model(EditableModel):
         Raises:
             ModelError: an edited body cannot be written back; see `functions`.
         """
-        sync(self._library)
+        if self._known_library is not None:
+            sync(self._known_library)
         return self._graph
 
     @property

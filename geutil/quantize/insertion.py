@@ -20,7 +20,6 @@ from geutil.quantize.planning.network import Edge, quantized_value
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, check_bits, check_decay, checked_ends
-from geutil.select.conversions import as_list
 
 _logger = logging.getLogger("geutil")
 
@@ -182,7 +181,7 @@ def _checked_ends(
             f"'{producer.name}' ({producer.type}) makes no float32 tensor, and "
             "FakeQuant ops take no other"
         )
-    readers = as_list(consumers)
+    readers = types.as_list(consumers)
     tensor = producer.outputs[0]
     for reader in readers:
         require_op(reader)

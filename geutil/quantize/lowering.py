@@ -33,8 +33,6 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
 
     Cost: linear in the PReLUs.
     """
-    if not prelus:
-        return ()
     stencils = Stencils(graph)
     wanted = [f"{prelu.product.name}/negative" for prelu in prelus]
     names = types.absolute_unique_names(graph, wanted)
@@ -243,8 +241,6 @@ def _replace(
     Returns:
         By the ops of the new results those that they stand in for.
     """
-    if not lowerings:
-        return {}
     stencils = Stencils(graph)
     wanted = [f"{low.op.name}/{low.scope}" for low in lowerings]
     names = types.absolute_unique_names(graph, wanted)

@@ -174,17 +174,21 @@ def _lowered(
     Returns:
         What was done, in words; and by new ops those that they stand in for.
     """
-    lines = list(lowering.lower_prelus(graph, plan.prelus))
+    lines: list[str] = []
     stands_for: dict[Operation, Operation] = {}
-    for more, results in (
-        lowering.lower_negations(graph, plan.negations),
-        lowering.lower_layer_norms(graph, plan.layer_norms),
-        lowering.lower_one_hots(graph, plan.one_hots),
-        lowering.lower_divisions(graph, plan.roots),
-        lowering.lower_squares(graph, plan.squares),
+    if plan.prelus:
+        lines += lowering.lower_prelus(graph, plan.prelus)
+    for lower, ops in (
+        (lowering.lower_negations, plan.negations),
+        (lowering.lower_layer_norms, plan.layer_norms),
+        (lowering.lower_one_hots, plan.one_hots),
+        (lowering.lower_divisions, plan.roots),
+        (lowering.lower_squares, plan.squares),
     ):
-        lines += more
-        stands_for |= results
+        if ops:
+            more, results = lower(graph, ops)
+            lines += more
+            stands_for |= results
     return tuple(lines), stands_for
 
 

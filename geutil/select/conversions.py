@@ -65,11 +65,6 @@ class ListView(Sequence[Any]):
         return repr(self._elements)
 
 
-def as_list(obj: Any) -> list[Any]:
-    """Return `obj` as a list: one op or tensor alone becomes a list of one."""
-    return [obj] if types.is_leaf(obj) else list(obj)
-
-
 def get_unique_graph(elements: Iterable[Element]) -> Graph | None:
     """Return the graph that all `elements` belong to, or None when there are none.
 
@@ -177,7 +172,7 @@ def _make_list(
             if wanted is types.is_op
             else get_tensors(elements)
         )
-    listed = as_list(elements)
+    listed = types.as_list(elements)
     for element in listed:
         if not wanted(element) and not (ignored and ignored(element)):
             raise ArgumentTypeError(

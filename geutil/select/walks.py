@@ -8,7 +8,7 @@ from typing import Any
 from geutil.graph.adjacency import control_inputs as control_inputs_of
 from geutil.graph.adjacency import control_outputs as control_outputs_of
 from geutil.graph.adjacency import creation_index
-from geutil.graph.types import Operation, is_graph, is_tensor
+from geutil.graph.types import Operation, as_list, is_graph, is_tensor
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs, check_cios
 
@@ -278,7 +278,7 @@ def _start(
         if within_ops is None
         else set(conversions.make_list_of_op(within_ops, allow_graph=False))
     )
-    listed = seeds if is_graph(seeds) else conversions.as_list(seeds)
+    listed = seeds if is_graph(seeds) else as_list(seeds)
     if not is_graph(listed) and listed and is_tensor(listed[0]):
         ops = ops_of_tensors(listed)
     else:

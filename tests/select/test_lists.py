@@ -3,9 +3,9 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.graph.types import as_list
 from geutil.select.conversions import (
     ListView,
-    as_list,
     check_graphs,
     get_unique_graph,
     is_iterable,

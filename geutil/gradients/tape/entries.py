@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import TapeError
 from geutil.gradients.tape.spaces import CapturedTensors, number_of, tensor_id
-from geutil.graph import gradient_functions, op_types, runtime
+from geutil.graph import gradient_functions, op_types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
 Fields = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[int, ...], Any]
@@ -39,7 +39,7 @@ def record_graph(ys: Sequence[Tensor], xs: Sequence[Any]) -> Iterator[Fields]:
         inputs = [captured.beyond(t) for t in op.inputs]
         if reached.isdisjoint(_ids(inputs)):
             continue
-        if runtime.in_version_1_control_flow(op):
+        if v1_control_flow.is_inside(op):
             raise TapeError(
                 f"'{op.name}' ({op.type}) is in a loop or conditional of version 1, "
                 "whose gradient a tape cannot hold; use tf.gradients, or control flow "

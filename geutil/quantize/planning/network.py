@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph import adjacency, function_calls, op_types, runtime
+from geutil.graph import adjacency, function_calls, op_types, types, v1_control_flow
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
@@ -125,7 +125,7 @@ def _has_its_own_value(op: Operation) -> bool:
     """Tell whether an op of the same kind and inputs may yield something else."""
     if op.type == "ReadVariableOp":
         return False
-    return runtime.is_stateful(op) or (not op.inputs and op.type != "Const")
+    return types.is_stateful(op) or (not op.inputs and op.type != "Const")
 
 
 def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
@@ -325,7 +325,7 @@ class Network:
 
     def obstacle(self, op: Operation) -> str:
         """Return why FakeQuant ops cannot stand behind an op; "" if they can."""
-        if runtime.in_version_1_control_flow(op):
+        if v1_control_flow.is_inside(op):
             return "is in a loop or conditional of version 1, where ranges are not kept"
         if function_calls.called_function(op):
             reason = function_calls.reason_to_stay(op)

@@ -17,8 +17,8 @@ from enum import IntEnum
 
 import tensorflow as tf
 
-from geutil.graph import adjacency, op_types, runtime
-from geutil.graph.types import Graph, Operation, Tensor, is_reference
+from geutil.graph import adjacency, op_types
+from geutil.graph.types import Graph, Operation, Tensor, is_reference, is_stateful
 from geutil.select.walks import get_backward_walk_ops
 
 FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
@@ -293,7 +293,7 @@ class Origins:
                 measures = kind == "Mean" and is_statistic(op)
                 return Origin.BATCH if measures else None
             found = max(found, origin)
-        return None if runtime.is_stateful(op) else found
+        return None if is_stateful(op) else found
 
     def _behind(self, op: Operation) -> frozenset[Operation]:
         behind = frozenset(

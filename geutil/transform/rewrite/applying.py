@@ -1,22 +1,27 @@
-"""One application of a rule, and the ops to visit after it."""
+"""One replacement, the ops to visit after it, and the replacement of known ops.
+
+`apply_replacement` is one step: new ops are built beside the root of a match, and read
+in its place. The driver takes such steps where rules match; `replace_each` takes one
+for each op of a list, and needs neither rules nor patterns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import CycleError, RerouteError, TransformError
-from geutil.graph import adjacency, creation, run_hooks, types
-from geutil.graph.types import Operation, Tensor, is_op, is_tensor, type_name
+from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
+from geutil.graph import adjacency, creation, edits, run_hooks, types
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
-from geutil.transform.rewrite.liveness import Liveness
-from geutil.transform.rewrite.matching import Match
-from geutil.transform.rewrite.rule import Rule
-from geutil.transform.rewrite.search import Territory
+from geutil.transform.rewrite.liveness import Liveness, Territory
+from geutil.transform.rewrite.rule import Replaced, Rule
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +43,21 @@ class Applied:
     revived: tuple[Operation, ...]
 
 
-def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
-    """Replace the outputs of a match's root.
+def apply_replacement(
+    name: str,
+    root: Operation,
+    ops: Sequence[Operation],
+    build: Callable[[], Replaced],
+    territory: Territory,
+) -> Applied | str:
+    """Replace the outputs of an op.
+
+    Args:
+        name: of the rule, for messages.
+        root: the op.
+        ops: all ops whose work the replacement does, the root among them.
+        build: makes what stands in for the outputs, as the replacement of a rule does.
+        territory: who reads what, and what must survive.
 
     Returns:
         What changed, or why nothing did.
@@ -49,16 +67,16 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
     """
-    root, liveness = match.root, territory.liveness
-    graph = root.graph
-    run_hooks.check_editable(graph, [*match.ops, *liveness.readers(root)])
+    liveness = territory.liveness
+    graph, where = root.graph, f"rule '{name}' at '{root.name}'"
+    run_hooks.check_editable(graph, [*ops, *liveness.readers(root)])
     count = creation.count_ops(graph)
-    awaited = _awaited(match)
+    awaited = _awaited(ops)
     with creation.surroundings_of(root, awaited):
-        result = rule.replacement(match)
+        result = build()
         if not isinstance(result, str):
-            stand_in = [result] if not root.outputs and is_op(result) else []
-            pairs = _pairs(rule, root, None if stand_in else result)
+            stand_in = [result] if not root.outputs and types.is_op(result) else []
+            pairs = _pairs(where, root, None if stand_in else result)
             pairs = _ordered(
                 pairs, frozenset(creation.ops_since(graph, count)), awaited
             )
@@ -70,25 +88,24 @@ def apply_rule(rule: Rule, match: Match, territory: Territory) -> Applied | str:
         liveness.abandon(new_ops)
         return "the replacement replaces no output"
     try:
-        return _move(match, pairs, new_ops, stand_in or awaited, territory)
+        return _move(root, ops, pairs, new_ops, stand_in or awaited, territory)
     except CycleError as error:
         liveness.forget(t.op for op in new_ops for t in op.inputs)
         liveness.abandon(new_ops)
         return str(error)
     except RerouteError as error:
-        raise TransformError(f"rule '{rule.name}' at '{root.name}': {error}") from error
+        raise TransformError(f"{where}: {error}") from error
 
 
-def _awaited(match: Match) -> list[Operation]:
-    """Return what the matched ops wait for, each once."""
-    members = frozenset(match.ops)
-    found = dict.fromkeys(c for op in match.ops for c in adjacency.control_inputs(op))
+def _awaited(ops: Sequence[Operation]) -> list[Operation]:
+    """Return what the replaced ops wait for, each once."""
+    members = frozenset(ops)
+    found = dict.fromkeys(c for op in ops for c in adjacency.control_inputs(op))
     return [op for op in found if op not in members]
 
 
-def _pairs(rule: Rule, root: Operation, result: Any) -> list[tuple[Tensor, Tensor]]:
+def _pairs(where: str, root: Operation, result: Any) -> list[tuple[Tensor, Tensor]]:
     """Return (old, new) for the outputs that the result of a replacement replaces."""
-    where = f"rule '{rule.name}' at '{root.name}'"
     listed = list(result) if isinstance(result, list | tuple) else [result]
     if result is None and not root.outputs:
         listed = []
@@ -101,11 +118,11 @@ def _pairs(rule: Rule, root: Operation, result: Any) -> list[tuple[Tensor, Tenso
     for old, new in zip(root.outputs, listed, strict=True):
         if new is None or new is old:
             continue
-        if not is_tensor(new) or new.graph is not root.graph:
-            hint = "; return its output" if is_op(new) else ""
+        if not types.is_tensor(new) or new.graph is not root.graph:
+            hint = "; return its output" if types.is_op(new) else ""
             raise TransformError(
-                f"{where} returned {type_name(new)} for '{old.name}', not a tensor of "
-                f"the same graph{hint}"
+                f"{where} returned {types.type_name(new)} for '{old.name}', not a "
+                f"tensor of the same graph{hint}"
             )
         pairs.append((old, new))
     return pairs
@@ -128,13 +145,14 @@ def _ordered(
 
 
 def _move(
-    match: Match,
+    root: Operation,
+    ops: Sequence[Operation],
     pairs: list[tuple[Tensor, Tensor]],
     new_ops: list[Operation],
     stand_ins: list[Operation],
     territory: Territory,
 ) -> Applied:
-    root, liveness = match.root, territory.liveness
+    liveness = territory.liveness
     made = frozenset(new_ops)
     liveness.take_in(new_ops)
     replaced = {id(old) for old, _ in pairs}
@@ -143,7 +161,7 @@ def _move(
         for op in liveness.readers(root)
         if op not in made and any(id(t) in replaced for t in op.inputs)
     ]
-    dead = _dead(match, replaced, made, territory)
+    dead = _dead(root, ops, replaced, made, territory)
     plan = ReroutePlan(root.graph)
     plan.redirect(
         redirection(
@@ -163,7 +181,7 @@ def _move(
     )
     revived = liveness.revive(sources)
     retired = liveness.retire(
-        [op for op in match.ops if op is not root or dead],
+        [op for op in ops if op is not root or dead],
         lambda op: territory.protection(op) is not None,
     )
     return Applied(
@@ -176,10 +194,14 @@ def _move(
 
 
 def _dead(
-    match: Match, replaced: set[int], made: frozenset[Operation], territory: Territory
+    root: Operation,
+    ops: Sequence[Operation],
+    replaced: set[int],
+    made: frozenset[Operation],
+    territory: Territory,
 ) -> list[Operation]:
-    """Return the matched ops that nobody will read, the root first."""
-    root, liveness = match.root, territory.liveness
+    """Return the replaced ops that nobody will read, the root first."""
+    liveness = territory.liveness
     if any(
         op in made or any(t.op is root and id(t) not in replaced for t in op.inputs)
         for op in liveness.readers(root)
@@ -189,7 +211,7 @@ def _dead(
     while True:
         found = [
             op
-            for op in match.ops
+            for op in ops
             if op not in dead
             and liveness.readers(op) <= dead.keys()
             and territory.protection(op) is None
@@ -255,7 +277,7 @@ class Worklist:
             self._waiting.discard(op)
             yield op
 
-    def add_around(self, match: Match, applied: Applied) -> None:
+    def add_around(self, root: Operation, applied: Applied) -> None:
         """Visit again what a rewrite may concern.
 
         Cost: linear in the ops within the depth of the deepest pattern downstream of
@@ -264,9 +286,7 @@ class Worklist:
         changed = [*applied.new_ops, *applied.rewired, *applied.revived]
         changed += self._freed(applied.retired)
         self.fill(
-            adjacency.graph_order(
-                self._downstream(dict.fromkeys([*changed, match.root]))
-            )
+            adjacency.graph_order(self._downstream(dict.fromkeys([*changed, root])))
         )
 
     def _freed(self, retired: Iterable[Operation]) -> list[Operation]:
@@ -306,3 +326,117 @@ def _join(sets: Iterable[TypeSet]) -> TypeSet:
             return None
         joined |= kinds
     return frozenset(joined)
+
+
+@contextmanager
+def undone_on_error(graph: Graph, liveness: Liveness) -> Iterator[None]:
+    """Put back all edges when the block raises; the ops that it made count no more."""
+    count = creation.count_ops(graph)
+    try:
+        # Neutral from here on, so that each replacement has little to set aside.
+        with edits.transaction(graph), creation.neutral(graph):
+            yield
+    except BaseException:
+        # The edges are back; what was built for them leads nowhere.
+        liveness.abandon(creation.ops_since(graph, count))
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class Replacements:
+    """The result of `replace_each`.
+
+    Attributes:
+        replaced: for each output that was replaced, what computes it now.
+        refused: for each op that is left as it was, why; in graph order.
+    """
+
+    replaced: IdentityMap[Tensor]
+    refused: dict[Operation, str]
+
+    def current(self, tensor: Tensor) -> Tensor:
+        """Return what computes `tensor` now: itself, unless it was replaced."""
+        return self.replaced.get(tensor, tensor)
+
+
+def replace_each(
+    graph: Graph,
+    ops: Iterable[Operation],
+    build: Callable[[Operation], Replaced],
+    *,
+    name: str,
+    keep: Iterable[Operation | Tensor] = (),
+) -> Replacements:
+    """Replace known ops of a graph, each once, consumers first.
+
+    It does what `rewrite` does with a rule that matches these ops alone: an op that was
+    refused is tried again once it reads something else, and one that nobody reads any
+    more by then is passed over.
+
+    Args:
+        graph: the graph.
+        ops: ops of it.
+        build: called with an op; builds and returns what stands in for its outputs, as
+            the replacement of a `Rule` does. A str says why the op stays after all.
+        name: stands in messages.
+        keep: ops and tensors that must survive; outputs of a FuncGraph do in any case.
+
+    Returns:
+        What was replaced, and what was refused and why.
+
+    Raises:
+        SelectionError: an op is of another graph.
+        TransformError: `build` returned what cannot stand in for the outputs.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+        After an error, also one of `build`, all edges are as they were; ops that were
+        made stay, unconnected.
+
+    Cost: linear in ops and edges, and what the replacements cost.
+    """
+    # For each op that is not replaced yet, why it was refused when it was last tried.
+    left: dict[Operation, str | None] = dict.fromkeys(ops)
+    for op in left:
+        if op.graph is not graph:
+            raise SelectionError(
+                f"'{op.name}' belongs to another graph than the one to edit; pass ops "
+                "of that graph"
+            )
+    liveness = Liveness(graph)
+    territory = Territory(graph, liveness, keep=keep)
+    worklist = Worklist((), liveness)
+    replaced: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    with undone_on_error(graph, liveness):
+        worklist.fill(adjacency.topological_sort(graph.get_operations()))
+        for op in worklist:
+            if op not in left or liveness.is_retired(op):
+                continue
+            applied = territory.protection(op) or apply_replacement(
+                name, op, [op], partial(build, op), territory
+            )
+            if isinstance(applied, str):
+                left[op] = applied
+                continue
+            del left[op]
+            replaced.update(applied.pairs)
+            worklist.add_around(op, applied)
+    refused = {
+        op: reason
+        for op in adjacency.graph_order(left)
+        if (reason := left[op]) is not None and not liveness.is_retired(op)
+    }
+    return Replacements(resolved(replaced), refused)
+
+
+def resolved(replaced: IdentityMap[Tensor]) -> IdentityMap[Tensor]:
+    """Return for each replaced tensor the one that was not replaced in turn."""
+    last: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for old in replaced:
+        path = [old]
+        while path[-1] in replaced and path[-1] not in last:
+            path.append(replaced[path[-1]])
+        end = last.get(path[-1], path[-1])
+        last.update((tensor, end) for tensor in path[:-1])
+    order: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    order.update((old, last[old]) for old in replaced)
+    return order

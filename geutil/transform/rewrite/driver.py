@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import creation, edits, types
+from geutil.graph import types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.verify import verify
-from geutil.select.conversions import as_list
-from geutil.transform.rewrite import matching
-from geutil.transform.rewrite.applying import Applied, Worklist, apply_rule
-from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite import applying, matching
+from geutil.transform.rewrite.applying import Applied, Worklist
+from geutil.transform.rewrite.liveness import Liveness, Territory
 from geutil.transform.rewrite.matching import Finder, Match
 from geutil.transform.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
-from geutil.transform.rewrite.search import Territory
 
 MAX_ANCESTORS = 100
 """How many ancestors are compared; a longer circle ends at the limit of rewrites."""
@@ -228,16 +227,9 @@ def rewrite(
         limit = 100 + 2 * len(roots)
     liveness = Liveness(graph)
     territory = Territory(graph, liveness, within, kept)
-    count = creation.count_ops(graph)
     driver = _Driver(graph, listed, territory, limit, debug)
-    try:
-        # Neutral from here on, so that each replacement has little to set aside.
-        with edits.transaction(graph), creation.neutral(graph):
-            driver.run(topological_sort(roots))
-    except BaseException:
-        # The edges are back; what was built for them leads nowhere.
-        liveness.abandon(creation.ops_since(graph, count))
-        raise
+    with applying.undone_on_error(graph, liveness):
+        driver.run(topological_sort(roots))
     return driver.report()
 
 
@@ -313,7 +305,13 @@ class _Driver:
         self._history.check(rule, match)
         if len(self._rewritten) >= self._limit:
             raise TransformError(self._over_limit(rule, match))
-        applied = apply_rule(rule, match, self._territory)
+        applied = applying.apply_replacement(
+            rule.name,
+            match.root,
+            match.ops,
+            partial(rule.replacement, match),
+            self._territory,
+        )
         if isinstance(applied, str):
             return applied
         if self._debug:
@@ -338,7 +336,7 @@ class _Driver:
             self._replaced[old] = new
         if self._territory.within is not None:
             self._territory.within.update(applied.new_ops)
-        self._worklist.add_around(match, applied)
+        self._worklist.add_around(match.root, applied)
 
     def _over_limit(self, rule: Rule, match: Match) -> str:
         counts: dict[str, int] = {}
@@ -359,20 +357,9 @@ class _Driver:
             Refused(self._finders[index][0].name, op.name, self._refused[index, op])
             for index, op in sorted(live, key=lambda k: (place[k[1]], k[0]))
         )
-        return RewriteReport(tuple(self._rewritten), tuple(refused), self._resolved())
-
-    def _resolved(self) -> MutableIdentityMap[Tensor]:
-        """Return for each replaced tensor the one that was not replaced in turn."""
-        resolved: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        for old in self._replaced:
-            path = [old]
-            while path[-1] in self._replaced and path[-1] not in resolved:
-                path.append(self._replaced[path[-1]])
-            last = resolved.get(path[-1], path[-1])
-            resolved.update((tensor, last) for tensor in path[:-1])
-        order: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        order.update((old, resolved[old]) for old in self._replaced)
-        return order
+        return RewriteReport(
+            tuple(self._rewritten), tuple(refused), applying.resolved(self._replaced)
+        )
 
 
 def _rules(rules: Any) -> list[Rule]:
@@ -384,7 +371,7 @@ def _rules(rules: Any) -> list[Rule]:
 
 
 def _kept(keep: Any, graph: Graph) -> list[Any]:
-    kept = as_list(keep)
+    kept = types.as_list(keep)
     for element in kept:
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(

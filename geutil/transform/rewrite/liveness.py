@@ -3,6 +3,8 @@
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
 graph, but they are never matched again and do not count as readers. The graph
 remembers them from one call to the next; one that somebody reads again counts again.
+
+The territory of a rewrite is what it may match, and what of that must survive.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from geutil.graph import adjacency, colocation, edits
+from geutil.graph import adjacency, colocation, creation, edits, types
 from geutil.graph.state import UndoStep, state_of
-from geutil.graph.types import Graph, Operation
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+
+_FEW = 8
+"""How many readers besides a match are looked through for one to name."""
 
 
 class Liveness:
@@ -135,3 +140,77 @@ class Liveness:
 
 def _must_stay(op: Operation) -> bool:
     return op.type.startswith("Placeholder") or bool(op.op_def.is_stateful)
+
+
+class Territory:
+    """The limits of a match that its pattern does not state.
+
+    Args:
+        graph: the graph.
+        liveness: who reads what.
+        within: the ops that a match may be made of; None is all.
+        keep: ops and tensors that stay as they are.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        liveness: Liveness,
+        within: Iterable[Operation] | None = None,
+        keep: Iterable[Operation | Tensor] = (),
+    ) -> None:
+        listed = list(keep)
+        self.liveness = liveness
+        self.within = None if within is None else set(within)
+        self._kept_ops = frozenset(e for e in listed if types.is_op(e))
+        self._kept = IdentitySet(e for e in listed if not types.is_op(e))
+        self._results = IdentitySet(graph.outputs if types.is_func_graph(graph) else ())
+
+    def protection(self, op: Operation) -> str | None:
+        """Return why the outputs of `op` must survive, or None."""
+        if op in self._kept_ops:
+            return f"'{op.name}' is in keep"
+        for tensor in op.outputs:
+            if tensor in self._kept:
+                return f"'{tensor.name}' is in keep"
+            if tensor in self._results:
+                return f"'{tensor.name}' is an output of the function"
+        return None
+
+    def outside_reader(self, op: Operation, ops: Iterable[Operation]) -> str | None:
+        """Return who needs an output of `op` besides `ops`, or None."""
+        protection = self.protection(op)
+        if protection is not None:
+            return protection
+        members = frozenset(ops)
+        readers = self.liveness.readers(op)
+        if len(readers) > len(members) + _FEW:
+            # Not looked through: a constant may be read by every op there is.
+            return f"'{op.name}' has {len(readers)} readers"
+        others = [r for r in readers if r not in members]
+        if not others:
+            return None
+        # A set has no order of its own; the oldest reader is the one to name.
+        return (
+            f"'{min(others, key=adjacency.creation_index).name}' reads '{op.name}' too"
+        )
+
+    def objection(self, root: Operation, ops: Iterable[Operation]) -> str | None:
+        """Return why `ops` cannot be a match with this root, or None."""
+        context = adjacency.control_flow_context(root)
+        for op in ops:
+            if adjacency.control_flow_context(op) is not context:
+                return (
+                    f"'{op.name}' runs {_where(op)} but '{root.name}' {_where(root)}; "
+                    "one match runs in one context"
+                )
+            if self.within is not None and op not in self.within:
+                return f"'{op.name}' is not among ops"
+            if op is not root and self.liveness.is_retired(op):
+                return f"'{op.name}' was replaced before"
+        return None
+
+
+def _where(op: Operation) -> str:
+    name = creation.context_name(op)
+    return "outside every v1 context" if name is None else f"in '{name}'"

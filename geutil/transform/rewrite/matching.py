@@ -11,9 +11,9 @@ from geutil.graph import adjacency, types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.conversions import get_unique_graph, make_list_of_op
 from geutil.transform.rewrite.compiling import Compiled, compile_pattern
-from geutil.transform.rewrite.liveness import Liveness
+from geutil.transform.rewrite.liveness import Liveness, Territory
 from geutil.transform.rewrite.patterns import Pattern
-from geutil.transform.rewrite.search import Search, Territory
+from geutil.transform.rewrite.search import Search
 
 
 @dataclass(frozen=True, eq=False)
