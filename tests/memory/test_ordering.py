@@ -154,3 +154,44 @@ def test_ops_that_run_as_one():
     assert list(fused.nodes[2].outputs) == [4]
     assert sorted(fused.nodes[4].outputs) == [6, 7]
     assert {b.tensor for b in buffers_of(fused)} == {0, 1, 4, 5, 6, 7}
+
+
+def updates(count, size=10):
+    """Return a step whose small updates could all begin before it holds the most.
+
+    Each makes two small tensors of what it is given, and ends with what they make.
+    """
+    nodes, sizes = [Node("x", "Op", [], [0])], [1000]
+    for i in range(5):
+        nodes.append(Node(f"large{i}", "Op", [i], [i + 1]))
+        sizes.append(1000)
+    for i in range(count):
+        first = len(sizes)
+        nodes.append(Node(f"left{i}", "Op", [], [first]))
+        nodes.append(Node(f"right{i}", "Op", [], [first + 1]))
+        nodes.append(Node(f"end{i}", "Op", [first, first + 1], [first + 2]))
+        sizes += [size, size, 0]
+    return queued(Program(nodes, sizes, []))
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_little_is_made_ahead_of_the_plan(rng):
+    program = updates(100)
+    order = range(len(program.nodes))
+    peak = simulate(program, order).peak
+    assert peak == 2000
+    found = order_dependencies(program, order, peak // 100, limit=peak + peak // 50)
+    ordered = with_controls(program, found.waits)
+    simulate(ordered, order)
+    # Two parts of fifty ahead, and as much room as the limit gives.
+    assert simulate(ordered, any_order(ordered, rng)).peak <= 1.08 * peak
+
+
+def test_without_a_limit_what_is_small_runs_ahead():
+    program = updates(100)
+    order = range(len(program.nodes))
+    assert not any(
+        program.nodes[i].name.startswith(("left", "right"))
+        for i, _ in order_dependencies(program, order, 20).waits
+    )
