@@ -11,6 +11,7 @@ from geutil.gradients.tape import TapeEngine
 from tests.gradients.checking import assert_close, check, flat, forms, run
 from tests.gradients.networks import SMALL, small_step
 from tests.settings import slow
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 pytestmark = slow
@@ -78,8 +79,9 @@ def test_networks_with_checkpoints(name, way):
     assert_near(actual, plain_values(name))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["chain", "encoder"])
+@pytest.mark.parametrize(
+    ("way", "name"), crossed(WAYS, ["chain", "encoder"], together=1)
+)
 def test_networks_under_xla(name, way):
     step = small_step(name)
     expected = values(step, tf.gradients, jit_compile=True)
@@ -105,8 +107,14 @@ def dense_block():
     return [x, *weights], made, tf.reduce_sum(tf.concat(made, 1) ** 2)
 
 
-@pytest.mark.parametrize("kept", ["list", "collection", "policy", "memory", "speed"])
-@pytest.mark.parametrize("engine", ["tape", EAGER_SUMS], ids=["tape", "eager sums"])
+@pytest.mark.parametrize(
+    ("kept", "engine"),
+    crossed(
+        ["list", "collection", "policy", "memory", "speed"],
+        ["tape", EAGER_SUMS],
+        together=1,
+    ),
+)
 def test_checkpoints_in_a_version_1_graph(kept, engine):
     with tf.Graph().as_default() as graph:
         xs, made, y = dense_block()
