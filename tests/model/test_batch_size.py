@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
 from geutil.model.batch_size.batch_axes import Sizes, batch_axis_after_reshape
 from geutil.model.batch_size.row_equivalence import Kind, judge, windows
 from geutil.model.model import Model
-from tests.thorough import crossed, some
+from tests.thorough import crossed, examples, some
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)
 KERNEL = np.random.default_rng(2).normal(size=[3, 3, 5, 2]).astype(np.float32)
@@ -564,7 +564,7 @@ def computed_targets(draw):
     return target
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     st.lists(computed_targets(), min_size=1, max_size=3),
     st.sampled_from([(4, 6), (None, 6), (4, None), (None, None)]),
