@@ -14,7 +14,7 @@ from geutil.gradients import gradients
 from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.creation import neutral
 from tests.settings import needs_eager
-from tests.thorough import examples
+from tests.thorough import crossed, examples
 
 pytestmark = needs_eager
 
@@ -40,8 +40,9 @@ def computed(t):
     return tf.reverse(t, [0])
 
 
-@COMPILED
-@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize(
+    ("dtype", "jit_compile"), crossed(VALUES, [False, True], together=1)
+)
 def test_a_stand_in_has_the_same_bits(dtype, jit_compile):
     @tf.function(jit_compile=jit_compile)
     def step(given, after):
@@ -54,8 +55,9 @@ def test_a_stand_in_has_the_same_bits(dtype, jit_compile):
     assert turned.numpy().tobytes() == value.numpy()[::-1].tobytes()
 
 
-@COMPILED
-@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize(
+    ("jit_compile", "dtype"), crossed([False, True], VALUES, together=1)
+)
 def test_anything_can_come_first(dtype, jit_compile):
     @tf.function(jit_compile=jit_compile)
     def step(x, after):
