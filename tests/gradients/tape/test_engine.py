@@ -11,15 +11,15 @@ from geutil.gradients.tape import TapeEngine
 from tests.gradients.checking import assert_close, check, flat, forms, run
 from tests.gradients.networks import SMALL, small_step
 from tests.settings import slow
-from tests.thorough import crossed
+from tests.thorough import chosen, crossed, thorough
 
 v1 = tf.compat.v1
 pytestmark = slow
 
 EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
 WITH_CHECKPOINTS = [
-    ("DenseNet121", "memory"),
-    ("U-Net", "speed"),
+    pytest.param("DenseNet121", "memory", marks=thorough),
+    pytest.param("U-Net", "speed", marks=thorough),
     ("U-Net", "memory"),
     ("encoder", "memory"),
 ]
@@ -65,7 +65,7 @@ def take_by_tape(checkpoints, engine="tape"):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", chosen(SMALL, "chain", "U-Net", "encoder"))
 def test_networks(name):
     actual = values(small_step(name), take_by_tape(None))
     assert_near(actual, plain_values(name))
