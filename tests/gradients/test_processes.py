@@ -34,7 +34,7 @@ PROCESSES = {
 
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
-@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices", "determinism"))
+@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices"))
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
     check_in_a_process([HERE / file for file in files], variables)
