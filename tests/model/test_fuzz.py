@@ -8,7 +8,7 @@ import pytest
 from geutil.model.files.loading import load_graph_def, load_saved_model
 from tests.model import fuzzing
 from tests.model.mutations import mutate
-from tests.thorough import is_quick
+from tests.thorough import is_quick, thorough
 
 COUNTS = {
     "pb": 120,
@@ -76,6 +76,7 @@ def test_each_mutation_happens():
     assert all(changed != data for _, changed in found)
 
 
+@thorough
 def test_a_death_is_noticed_and_attributed(models, monkeypatch):
     # The same harness, with a child that dies of one job only.
     monkeypatch.setitem(fuzzing.TARGETS, "abort", ("frozen.pb", "."))

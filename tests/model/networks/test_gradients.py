@@ -24,7 +24,7 @@ def recurrent(_):
 
 @pytest.fixture(
     scope="module",
-    params=chosen(["MobileNetV2", "EfficientNetB0", "lstm"], "MobileNetV2", "lstm"),
+    params=chosen(["MobileNetV2", "EfficientNetB0", "lstm"], "lstm"),
 )
 def network(request, tmp_path_factory):
     """A Keras model, a batch, and the gradients of a loss by Keras alone."""
