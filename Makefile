@@ -12,6 +12,7 @@ WORKERS ?= 2
 PIP_FLAGS := --quiet --disable-pip-version-check
 # A file stays on one worker, so its set-up is done once.
 PYTEST_FLAGS := -n $(WORKERS) --dist loadfile
+QUICK := -m "not thorough"
 
 # The version is a part of the stamp's name. So another PYTHON makes a new
 # environment, and an unsuitable one never finds a stamp and is reported.
@@ -31,8 +32,8 @@ VIEWER_SOURCES := $(wildcard web/*.json web/*.mjs web/src/*)
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help env web docs-images env-oldest demo test test-oldest test-version
-.PHONY: test-versions lint format bench house zoo docs clean dist check-dist browser
+.PHONY: help env web docs-images env-oldest demo test test-all test-oldest
+.PHONY: test-version test-versions lint format bench house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -110,6 +111,9 @@ demo: $(READY) $(VIEWER) ## Run the demonstrations
 	@$(VENV)/bin/python -m examples.training
 
 test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytest)
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(QUICK) $(ARGS)
+
+test-all: $(READY) $(VIEWER) ## Run them with the thorough ones, too
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
 test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow

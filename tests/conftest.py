@@ -7,10 +7,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 import tensorflow as tf
 
-from tests import settings
+from tests import settings, thorough
 
 if settings.V1:
     tf.compat.v1.disable_v2_behavior()
+
+
+def pytest_configure(config):
+    thorough.select(config.getoption("markexpr"))
 
 
 @pytest.fixture(params=settings.NAMES)

@@ -8,14 +8,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tests import thorough
+
 ROOT = Path(__file__).parents[1]
 
 
 def check_in_a_process(
     paths: Iterable[str | Path], variables: Mapping[str, str]
 ) -> None:
-    """Run the tests of some files or folders, with environment variables; all pass."""
+    """Run the tests of some files or folders, with environment variables; all pass.
+
+    Where thorough tests are left out, they are left out there, too.
+    """
     command = [sys.executable, "-m", "pytest", *map(str, paths)]
+    if thorough.is_quick():
+        command += ["-m", thorough.QUICK]
     environment = {
         name: value
         for name, value in os.environ.items()

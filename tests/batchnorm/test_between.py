@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.batchnorm.checking import PARAMETERS, check_bare, folded
+from tests.thorough import crossed
 
 
 def conv(b, channels=4):
@@ -60,8 +61,9 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize(
+    ("between", "parameters"), crossed(BETWEEN, PARAMETERS, together=1)
+)
 def test_between(between, parameters):
     check_bare(folded(BETWEEN[between], parameters))
 

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.batchnorm.checking import PARAMETERS, check_bare, folded
+from tests.thorough import crossed
 
 
 def conv(b, x, *shape):
@@ -49,8 +50,9 @@ def depthwise(b, fused):
     return norm(b, y, fused)
 
 
-@pytest.mark.parametrize("kind", PARAMETERS)
-@pytest.mark.parametrize("fused", (False, True))
-@pytest.mark.parametrize("build", (behind, behind_a_bias, before, depthwise))
+@pytest.mark.parametrize(
+    ("build", "fused", "kind"),
+    crossed((behind, behind_a_bias, before, depthwise), (False, True), PARAMETERS),
+)
 def test_channels_first(build, fused, kind):
     check_bare(folded(lambda b: build(b, fused), kind))

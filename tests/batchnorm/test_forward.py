@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.batchnorm.checking import EPSILON, PARAMETERS, check_bare, folded
+from tests.thorough import crossed
 
 
 def conv_of_one(b):
@@ -125,8 +126,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("layer", "parameters"), crossed(LAYERS, PARAMETERS, together=1)
+)
 def test_layers_take_in_the_norm_before_them(layer, parameters):
     outcome = folded(LAYERS[layer], parameters)
     check_bare(outcome, additions_left=2 if layer == "added" else 1)

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.batchnorm.checking import PARAMETERS, check_bare, folded
+from tests.thorough import crossed
 
 
 def conv1d(b):
@@ -138,7 +139,8 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("layer", "parameters"), crossed(LAYERS, PARAMETERS, together=1)
+)
 def test_layers_take_in_the_norm_behind_them(layer, parameters):
     check_bare(folded(LAYERS[layer], parameters))

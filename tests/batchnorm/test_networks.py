@@ -12,6 +12,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.calibrated import norms_of, with_calibrated_norms
 from tests.settings import needs_eager, slow
+from tests.thorough import chosen
 
 pytestmark = [needs_eager, slow]
 
@@ -90,7 +91,10 @@ class Case:
         self.exact_report = fold_batch_norms(self.exact)
 
 
-@pytest.fixture(params=NETWORKS, scope="module")
+QUICK = "MobileNet", "Xception", "ResNet50V2"
+
+
+@pytest.fixture(params=chosen(NETWORKS, *QUICK), scope="module")
 def named(request):
     return NETWORKS[request.param], Case(NETWORKS[request.param])
 

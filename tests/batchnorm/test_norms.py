@@ -16,6 +16,7 @@ from tests.batchnorm.checking import (
     folded,
 )
 from tests.batchnorm.networks import with_random_norms
+from tests.thorough import crossed
 
 
 def conv(b, dtype=tf.float32):
@@ -119,8 +120,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "parameters"), crossed(FORMS, PARAMETERS, together=1))
 def test_forms_are_folded(form, parameters):
     check_bare(folded(FORMS[form], parameters))
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batchnorm.checking import EPSILON, PARAMETERS, folded
+from tests.thorough import examples
 
 SIZE = 6
 
@@ -151,7 +152,7 @@ def must_fold(block):
     return block.layer != "none" and LINEAR.keys() >= {*block.between}
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30, derandomize=True)
 @given(
     st.lists(blocks, min_size=1, max_size=4),
     st.sampled_from((1, 2, 4)),

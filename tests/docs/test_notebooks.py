@@ -13,6 +13,8 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
+from tests.thorough import thorough
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -49,6 +51,7 @@ def test_there_are_three():
     assert names(NOTEBOOKS) == ["int8", "memory", "surgery"]
 
 
+@thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=names(NOTEBOOKS))
 def test_notebook_runs(path, kernel, tmp_path):
     notebook = nbformat.read(path, as_version=4)

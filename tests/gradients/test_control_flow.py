@@ -9,6 +9,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.gradients import by_type, gradients, last_report
 from tests.gradients.checking import assert_close, check, copied, run
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 SHAPE = [6, 8]
@@ -158,8 +159,7 @@ def check_values(body, choose, **options):
         return {op.type for op in copied(graph).values()}
 
 
-@pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("body", "kept"), crossed(BODIES, KEPT, together=1))
 def test_functional(body, kept):
     types = check_values(body, KEPT[kept])
     assert types or kept == "only its output"
@@ -178,9 +178,13 @@ def test_units_are_run_again(body, op_type):
     assert op_type not in check_values(body, lambda *_: "speed")
 
 
-@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize(
-    "body", [b for b in BODIES if b not in (called, called_twice, switched)]
+    ("kept", "body"),
+    crossed(
+        KEPT,
+        [b for b in BODIES if b not in (called, called_twice, switched)],
+        together=1,
+    ),
 )
 def test_version_1(body, kept):
     with version_1_control_flow():

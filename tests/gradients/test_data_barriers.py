@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError
@@ -14,6 +14,7 @@ from geutil.gradients import gradients
 from geutil.gradients.barriers import data_barrier, is_expanded, run_in_time
 from geutil.graph.creation import neutral
 from tests.settings import needs_eager
+from tests.thorough import crossed, examples
 
 pytestmark = needs_eager
 
@@ -39,8 +40,9 @@ def computed(t):
     return tf.reverse(t, [0])
 
 
-@COMPILED
-@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize(
+    ("dtype", "jit_compile"), crossed(VALUES, [False, True], together=1)
+)
 def test_a_stand_in_has_the_same_bits(dtype, jit_compile):
     @tf.function(jit_compile=jit_compile)
     def step(given, after):
@@ -53,8 +55,9 @@ def test_a_stand_in_has_the_same_bits(dtype, jit_compile):
     assert turned.numpy().tobytes() == value.numpy()[::-1].tobytes()
 
 
-@COMPILED
-@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize(
+    ("jit_compile", "dtype"), crossed([False, True], VALUES, together=1)
+)
 def test_anything_can_come_first(dtype, jit_compile):
     @tf.function(jit_compile=jit_compile)
     def step(x, after):
@@ -75,7 +78,7 @@ def held_back(after):
 BITS = st.lists(st.integers(0, 2**32 - 1), max_size=3)
 
 
-@settings(deadline=None)
+@examples(100)
 @given(BITS, st.sampled_from([tf.float32, tf.int32, tf.uint32]))
 def test_no_number_opens_the_barrier(bits, dtype):
     after = tf.bitcast(tf.constant(bits, tf.uint32, [len(bits)]), dtype)

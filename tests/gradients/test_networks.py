@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from benchmarks.networks import NETWORKS
 from tests.gradients.networks import SMALL, small_step, trace_forward
+from tests.thorough import chosen
 
 
 def largest(gradient):
@@ -20,6 +21,9 @@ def test_every_network_has_a_small_size():
     assert list(SMALL) == list(NETWORKS)
 
 
+@pytest.mark.parametrize(
+    "step", chosen(SMALL, "chain", "U-Net", "encoder"), indirect=True
+)
 def test_every_variable_has_a_finite_gradient(step):
     @tf.function
     def sizes(*batch):

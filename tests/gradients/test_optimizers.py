@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
 from tests.gradients.checking import assert_close
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 
@@ -92,12 +93,15 @@ def convolutional(x):
     return kept, tf.reduce_sum(h)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(
-    ("network", "shape", "op_type"),
-    [(dense, [256, 16], "Exp"), (convolutional, [4, 16, 16, 8], "Conv2D")],
-)
-def test_copies_are_executed(network, shape, op_type, setting):
+NETWORKS = {
+    "dense": (dense, [256, 16], "Exp"),
+    "convolutional": (convolutional, [4, 16, 16, 8], "Conv2D"),
+}
+
+
+@pytest.mark.parametrize(("name", "setting"), crossed(NETWORKS, SETTINGS, together=1))
+def test_copies_are_executed(name, setting):
+    network, shape, op_type = NETWORKS[name]
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, shape)
         kept, y = network(x)

@@ -7,6 +7,7 @@ import pytest
 from tests import settings
 from tests.gradients.apart import VARIABLE
 from tests.processes import check_in_a_process
+from tests.thorough import chosen
 
 HERE = Path(__file__).parent
 # What is run with which environment.
@@ -33,7 +34,7 @@ PROCESSES = {
 
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
-@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices"))
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
     check_in_a_process([HERE / file for file in files], variables)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from geutil.gradients import gradients, last_report
 from tests.gradients.checking import assert_close, flat, forms, run
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 TABLE = np.cos(np.arange(80.0)).reshape(20, 4).astype(np.float32)
@@ -71,8 +72,10 @@ def test_variables_in_a_function(name):
     assert_close([t.numpy() for t in ours], [t.numpy() for t in plain])
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize("kind", ["reference", "resource", "tensor"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    crossed(LOOKUPS, ["reference", "resource", "tensor"], together=1),
+)
 def test_graphs(name, kind):
     lookup, form = LOOKUPS[name]
     with tf.Graph().as_default() as graph:

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from geutil.gradients import (
@@ -26,6 +26,7 @@ from tests.gradients.checking import (
 )
 from tests.gradients.random_networks import SIDE, networks
 from tests.settings import slow
+from tests.thorough import examples
 
 pytestmark = [slow, pytest.mark.usefixtures("determinism")]
 
@@ -39,9 +40,8 @@ POLICIES = {
     "mixed": any_of(inside("layer1"), not_(by_type("Tanh", "Mul"))),
 }
 
-quick = settings(
-    max_examples=25,
-    deadline=None,
+quick = examples(
+    25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

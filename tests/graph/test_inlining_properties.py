@@ -7,12 +7,11 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tests.graph.calling import calls_left, in_topological_order, same, unordered
+from tests.thorough import examples
 
 # More of them, drawn anew: GEUTIL_TEST_EXAMPLES=1000.
 EXAMPLES = os.environ.get("GEUTIL_TEST_EXAMPLES")
-PROPERTY = hypothesis.settings(
-    max_examples=int(EXAMPLES or 20), deadline=None, derandomize=EXAMPLES is None
-)
+PROPERTY = examples(int(EXAMPLES or 20), derandomize=EXAMPLES is None)
 
 
 @st.composite

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
 from geutil.model.batch_size.batch_axes import Sizes, batch_axis_after_reshape
 from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
 from geutil.model.model import Model
+from tests.thorough import crossed, examples, some
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)
 KERNEL = np.random.default_rng(2).normal(size=[3, 3, 5, 2]).astype(np.float32)
@@ -217,8 +218,7 @@ def result(m: Model, x) -> np.ndarray:
     return value
 
 
-@pytest.mark.parametrize("new", [None, 5, 1])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "new"), crossed(CASES, [None, 5, 1], together=1))
 def test_baked_in(name, new):
     case = CASES[name]
     m = opened(case.fixed, case.shape, case.old)
@@ -234,7 +234,7 @@ def test_baked_in(name, new):
     assert [op.name for op in m.graph.get_operations()] == ops
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 6))
 def test_back_again_is_the_same_model(name):
     case = CASES[name]
     m = opened(case.fixed, case.shape, case.old)
@@ -243,7 +243,7 @@ def test_back_again_is_the_same_model(name):
     np.testing.assert_array_equal(result(again, x), result(m, x))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 6))
 def test_the_size_can_be_left_open_in_calls(name):
     case = CASES[name]
     inner = tf.function(case.fixed, autograph=False)
@@ -564,7 +564,7 @@ def computed_targets(draw):
     return target
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     st.lists(computed_targets(), min_size=1, max_size=3),
     st.sampled_from([(4, 6), (None, 6), (4, None), (None, None)]),

@@ -9,6 +9,7 @@ import tensorflow as tf
 from geutil import model as geutil_model
 from geutil.model import ModelError
 from tests.model.round_trips import assert_round_trip, assert_same, loaded_function
+from tests.thorough import crossed
 
 FLOATS = tf.TensorSpec([None], name="x")
 X = np.float32([1, -2, 3])
@@ -133,7 +134,9 @@ def function(request):
     return request.param
 
 
-@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    ("function", "inline"), crossed(FUNCTIONS, [True, False], together=1)
+)
 def test_functions_compute_the_same(function, inline, tmp_path):
     concrete = function.get_concrete_function(FLOATS)
     m = geutil_model.open(concrete, inline=inline)

@@ -20,6 +20,7 @@ from tests.model.frozen_samples import (
     version_1_loop,
 )
 from tests.model.test_freezing import assert_same, run
+from tests.thorough import crossed
 
 SUFFIXES = {"graph_def": "pb", "pbtxt": "pbtxt"}
 
@@ -64,7 +65,7 @@ def opened_function(body, *specs):
     return model.open(function)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("name", "format"), crossed(SAMPLES, SUFFIXES, together=1))
 def test_tensorflow_runs_the_file(tmp_path, format, name):
     sample = SAMPLES[name]()
     opened = model.open(sample.source, inline=False)
@@ -74,7 +75,7 @@ def test_tensorflow_runs_the_file(tmp_path, format, name):
     assert_same(run_file(path, {x: sample.value}, names), sample.expected())
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(("format", "name"), crossed(SUFFIXES, SAMPLES, together=1))
 def test_the_file_opens_with_the_same_ends(tmp_path, format, name):
     sample = SAMPLES[name]()
     opened = model.open(sample.source)

@@ -24,6 +24,7 @@ from tests.model.frozen_samples import (
     variable,
     version_1_loop,
 )
+from tests.thorough import crossed
 
 VARIABLE_OPS = {
     "VarHandleOp",
@@ -41,14 +42,26 @@ def exactly():
         yield
 
 
-@pytest.fixture(params=SAMPLES)
-def sample(request) -> Sample:
-    return SAMPLES[request.param]()
+@pytest.fixture(
+    params=[
+        pytest.param(case.values, marks=case.marks, id="-".join(case.values))
+        for case in crossed(SAMPLES, ["inlined", "with calls"], together=1)
+    ]
+)
+def case(request):
+    return request.param
 
 
-@pytest.fixture(params=[True, False], ids=["inlined", "with calls"])
-def opened(request, sample):
-    return model.open(sample.source, inline=request.param)
+@pytest.fixture
+def sample(case) -> Sample:
+    name, _ = case
+    return SAMPLES[name]()
+
+
+@pytest.fixture
+def opened(case, sample):
+    _, form = case
+    return model.open(sample.source, inline=form == "inlined")
 
 
 def run(m, value) -> list[np.ndarray]:
@@ -126,8 +139,12 @@ def test_agrees_with_what_tensorflow_freezes(name):
     assert_same(run(frozen, sample.value), [expected.numpy()])
 
 
-@pytest.mark.parametrize("inline", [True, False], ids=["inlined", "with calls"])
-@pytest.mark.parametrize("name", ["cnn", "lstm", "conditional", "calls", "nested"])
+@pytest.mark.parametrize(
+    ("inline", "name"),
+    crossed(
+        [True, False], ["cnn", "lstm", "conditional", "calls", "nested"], together=1
+    ),
+)
 def test_gradients_reach_the_input_as_before(name, inline):
     sample = SAMPLES[name]()
     opened = model.open(sample.source, inline=inline)

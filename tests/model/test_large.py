@@ -8,6 +8,10 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
+from tests.thorough import thorough
+
+# 6 GiB of memory; `test_freezing.py` has the refusal with a smaller limit.
+pytestmark = thorough
 
 ROWS = 2**19 + 1
 COLUMNS = 2**10

@@ -40,14 +40,12 @@ from tests.quantize.tiny import (
     symmetric_ends,
     types,
 )
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 FORMS = list(itertools.product([None, 0, 3], [True, False]))
-CASES = list(
-    itertools.product(
-        LAYERS, ["fused", "unfused", "none"], ["resource", "ref", "constant"]
-    )
-)
+PARTS = LAYERS, ["fused", "unfused", "none"], ["resource", "ref", "constant"]
+CASES = list(itertools.product(*PARTS))
 
 
 def _forms(case, count):
@@ -237,8 +235,9 @@ def _check_ranges(values, before, after):
             np.testing.assert_array_equal([after[n] for n in names], [low, high])
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_with_scopes(case):
+@pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS, together=1))
+def test_with_scopes(layer, norm, variables):
+    case = layer, norm, variables
     graph, trials, made, forms = tf.Graph(), [], {}, _forms(case, 2)
     with graph.as_default():
         for index, (delay, per_channel) in enumerate(forms):
@@ -267,8 +266,9 @@ def test_with_scopes(case):
     _run(graph, trials, outside.values())
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_without_a_scope(case):
+@pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS))
+def test_without_a_scope(layer, norm, variables):
+    case = layer, norm, variables
     for delay, per_channel in _forms(case, 1):
         graph = tf.Graph()
         with graph.as_default():

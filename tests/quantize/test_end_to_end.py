@@ -32,6 +32,7 @@ from tests.quantize.digits import (
 )
 from tests.quantize.tiny import of_ranges
 from tests.settings import needs_eager, slow
+from tests.thorough import chosen, thorough
 
 pytestmark = [needs_eager, slow]
 
@@ -94,7 +95,7 @@ def trained():
     return Trained(net, data, net.get_weights(), found)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", chosen(METHODS, "min_max", "entropy"))
 def test_calibrated_after_training(trained, method):
     m = trained.opened(is_training=False)
     calibrate(m, trained.sample(), method)
@@ -106,12 +107,15 @@ def test_eight_bits_trained_with_a_delay(trained):
     assert trained.lost(m) <= 0.5
 
 
+@thorough
 def test_four_bit_weights_trained(trained):
     m = trained.fine_tuned(weight_bits=4)
     assert trained.lost(m) <= 2.0
 
 
-@pytest.mark.parametrize(("bits", "points"), [(8, 0.5), (4, 2.0)])
+@pytest.mark.parametrize(
+    ("bits", "points"), [pytest.param(8, 0.5, marks=thorough), (4, 2.0)]
+)
 def test_trained_with_folded_norms_a_delay_and_a_freeze(trained, bits, points):
     trained.network.set_weights(trained.weights)
     made = []
@@ -169,6 +173,7 @@ def test_int8_does_what_the_simulation_does(trained):
     assert logits.agreement == 1.0
 
 
+@thorough
 def test_the_example(capsys):
     assert int8.main() == 0
     assert "FAILED" not in capsys.readouterr().out

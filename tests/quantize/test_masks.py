@@ -10,6 +10,7 @@ from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from tests.quantize.converted import opened, samples, spec
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -40,8 +41,7 @@ def dead(x):
 MASKED = {"chosen": chosen, "far away": far_away, "added": added, "dead": dead}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", MASKED)
+@pytest.mark.parametrize(("case", "method"), crossed(MASKED, METHODS, together=1))
 def test_masks_do_not_count(case, method):
     function = MASKED[case]
     m = opened(function, ROWS)

@@ -25,6 +25,7 @@ from geutil.quantize.planning.int8_kernels import version_of
 from tests.quantize.kernelwise import kernels_among_each_other, kernels_apart
 from tests.quantize.networks import classifier, encoder, images, sequences
 from tests.settings import needs_eager, slow
+from tests.thorough import chosen
 
 pytestmark = [needs_eager, slow]
 
@@ -91,7 +92,7 @@ class Case:
         self.comparison = compare_int8(self.model, self.blob, self.sample)
 
 
-@pytest.fixture(params=NETWORKS, scope="module")
+@pytest.fixture(params=chosen(NETWORKS, "MobileNetV3Small", "encoder"), scope="module")
 def case(request):
     return Case(NETWORKS[request.param])
 

@@ -6,13 +6,14 @@ from collections import Counter
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
 from geutil.quantize import calibrate, quantize
 from tests.quantize.converted import opened, samples, spec
 from tests.settings import needs_eager
+from tests.thorough import examples
 
 pytestmark = needs_eager
 
@@ -100,7 +101,7 @@ def computing(graph):
     }
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40, derandomize=True)
 @given(PATHS, st.integers(1, 3))
 def test_every_op_is_reported_once_and_a_second_call_changes_nothing(path, results):
     m = opened(network(path, results), IMAGE)
@@ -141,7 +142,7 @@ def _is_parameter(op):
     return not any(o.type.startswith("Placeholder") and o.name == "a" for o in before)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25, derandomize=True)
 @given(PATHS, st.integers(1, 3))
 def test_sixteen_bits_are_close_to_float(path, results):
     # What decides by values may decide another way.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,10 +26,10 @@ from tests.quantize.tiny import (
     types,
 )
 from tests.settings import default_graph, needs_eager
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 BITS = (2, 4, 8, 16)
-FLAGS = list(itertools.product((False, True), repeat=3))
 LEARNING = {"last": last_value_quantize, "average": moving_avg_quantize}
 
 
@@ -51,8 +49,10 @@ def _ends(x, per_channel, symmetric, narrow, bits):
     return -size, size * ratio
 
 
-@pytest.mark.parametrize("per_channel, symmetric, narrow", FLAGS)
-@pytest.mark.parametrize("kind", LEARNING)
+@pytest.mark.parametrize(
+    ("kind", "per_channel", "symmetric", "narrow"),
+    crossed(LEARNING, *[(False, True)] * 3),
+)
 def test_in_training(setting, kind, per_channel, symmetric, narrow):
     x = _data()
     ranges = [{} for _ in BITS]

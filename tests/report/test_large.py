@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil import model, report
 from tests.report.browsing import Opened
+from tests.thorough import thorough
 
 READY = 3.0
 """Seconds in which the page of ResNet152 is to be ready."""
@@ -54,6 +55,7 @@ def test_the_page_of_resnet152_is_ready_in_three_seconds(resnet152, context, kee
     keep(pages[0], "resnet152")
 
 
+@thorough
 def test_it_answers_in_a_second(resnet152, context):
     path, _ = resnet152
     page = Opened(context.new_page(), path)

@@ -6,15 +6,16 @@ import networkx as nx
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
 from tests.random_graphs import drawn_graphs
 from tests.reroute.samples import state
 from tests.settings import NAMES, Setting, evaluate
+from tests.thorough import examples
 
-EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)
+EXAMPLES = examples(40, derandomize=True)
 
 
 def reads_of(drawn):

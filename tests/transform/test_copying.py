@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import geutil as ge
 from tests.random_graphs import drawn_graphs
 from tests.settings import default_graph, edges, evaluate, names
+from tests.thorough import examples
 
 Point = collections.namedtuple("Point", ["left", "right"])
 
@@ -349,7 +349,7 @@ def long_chain():
     return graph
 
 
-@hypothesis_settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30, derandomize=True)
 @given(drawn_graphs(), st.randoms(use_true_random=False))
 def test_a_copy_of_any_ops_computes_the_same_numbers(drawn, random):
     with tf.Graph().as_default() as graph:
@@ -364,7 +364,7 @@ def test_a_copy_of_any_ops_computes_the_same_numbers(drawn, random):
     np.testing.assert_array_equal(originals, copies)
 
 
-@hypothesis_settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30, derandomize=True)
 @given(drawn_graphs(), st.randoms(use_true_random=False))
 def test_graph_replace_agrees_with_feeding(drawn, random):
     with tf.Graph().as_default() as graph:

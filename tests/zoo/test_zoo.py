@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.thorough import chosen
 from zoo import page
 from zoo.models import (
     MODELS,
@@ -139,7 +140,7 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", chosen(QUICK, "WhileV1"))
 def test_quick_models(name, tmp_path):
     entry = MODELS[name]
     if entry.missing:

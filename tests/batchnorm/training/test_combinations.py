@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.batchnorm.training.nets import LAYERS, Net, close, fold_scope, ops_by_type
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 
@@ -74,10 +75,12 @@ def _all_close(actual, expected):
         close(values, others)
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
-@pytest.mark.parametrize("layer", LAYERS)
+FUSED = {"unfused": False, "fused": True}
+
+
+@pytest.mark.parametrize(("layer", "fused"), crossed(LAYERS, FUSED, together=1))
 def test_without_a_freeze(layer, fused):
-    trial = Trial(layer, fused, None)
+    trial = Trial(layer, FUSED[fused], None)
     assert len(trial.report.folded) == 4
     assert not trial.report.refused or _all_outside(trial.report)
     assert trial.report.step is None
@@ -91,10 +94,9 @@ def test_without_a_freeze(layer, fused):
             close(*session.run([trial.moving, trial.moving_unfolded]))
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("fused", "layer"), crossed(FUSED, LAYERS, together=1))
 def test_with_a_freeze(layer, fused):
-    trial = Trial(layer, fused, 3)
+    trial = Trial(layer, FUSED[fused], 3)
     assert len(trial.report.folded) == 4
     # Nets share one counter.
     assert len(ops_by_type(trial.graph, "AssignAddVariableOp")) == 1

@@ -8,6 +8,7 @@ from benchmarks.networks import NETWORKS
 from geutil.gradients import bitwise_determinism, gradients, last_report
 from tests.gradients.apart import is_child
 from tests.gradients.networks import SMALL
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.skipif(
     not is_child("determinism"), reason="determinism holds for a whole process"
@@ -24,15 +25,15 @@ LARGER = {
 CASES = [
     ("chain", "memory", True),
     ("chain", "speed", True),
-    ("MobileNetV2", "memory", True),
+    pytest.param("MobileNetV2", "memory", True, marks=thorough),
     ("U-Net", "speed", True),
-    ("U-Net", "memory", True),
-    ("ResNet50", "memory", True),
-    ("DenseNet121", "memory", True),
-    ("EfficientNetB0", "memory", True),
-    ("encoder", "memory", True),
+    pytest.param("U-Net", "memory", True, marks=thorough),
+    pytest.param("ResNet50", "memory", True, marks=thorough),
+    pytest.param("DenseNet121", "memory", True, marks=thorough),
+    pytest.param("EfficientNetB0", "memory", True, marks=thorough),
+    pytest.param("encoder", "memory", True, marks=thorough),
     ("encoder", "memory", False),
-    ("encoder", "speed", True),
+    pytest.param("encoder", "speed", True, marks=thorough),
 ]
 
 

@@ -11,6 +11,7 @@ from tests.gradients.apart.test_two_devices import FIRST, SECOND, pytestmark, st
 from tests.gradients.checking import copied
 from tests.gradients.wrapped.comparing import assert_same
 from tests.gradients.wrapped.test_functions import PLACES
+from tests.thorough import crossed
 
 __all__ = ["pytestmark"]
 
@@ -52,8 +53,7 @@ def chain(weights, devices=(FIRST,)):
     return function
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "place"), crossed(MODES, PLACES, together=1))
 def test_offloaded_gradients_are_the_plain_ones(mode, place, weights):
     plain = chain(weights)
     wrapped = checkpointed(plain, **MODES[mode], **OFFLOAD)
@@ -64,8 +64,10 @@ def test_offloaded_gradients_are_the_plain_ones(mode, place, weights):
 
 
 # XLA compiles for one device.
-@pytest.mark.parametrize("place", [place for place in PLACES if "xla" not in place])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    crossed(MODES, [place for place in PLACES if "xla" not in place], together=1),
+)
 def test_parts_on_two_devices(mode, place, spread):
     plain = chain(spread, (FIRST, SECOND))
     found = PLACES[place](checkpointed(plain, **MODES[mode]), spread)(start())

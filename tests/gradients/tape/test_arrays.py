@@ -12,6 +12,7 @@ import geutil as ge
 from geutil.errors import TapeError
 from geutil.gradients.tape import Tape, TapeEntry, imperative_grad, numpy_vspace
 from tests.gradients.tape.programs import SIZE, programs, sources
+from tests.thorough import thorough
 
 STEP = 1e-6
 quick = settings(max_examples=150, deadline=None)
@@ -385,7 +386,7 @@ def seconds(make, count):
     return taken
 
 
-@pytest.mark.parametrize("make", [chain, star])
+@pytest.mark.parametrize("make", [pytest.param(chain, marks=thorough), star])
 def test_100_000_entries_take_linear_time_and_no_recursion(make):
     seconds(make, 1_000)
     small = min(seconds(make, 10_000) for _ in range(3))

@@ -11,14 +11,15 @@ from geutil.gradients.tape import TapeEngine
 from tests.gradients.checking import assert_close, check, flat, forms, run
 from tests.gradients.networks import SMALL, small_step
 from tests.settings import slow
+from tests.thorough import chosen, crossed, thorough
 
 v1 = tf.compat.v1
 pytestmark = slow
 
 EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
 WITH_CHECKPOINTS = [
-    ("DenseNet121", "memory"),
-    ("U-Net", "speed"),
+    pytest.param("DenseNet121", "memory", marks=thorough),
+    pytest.param("U-Net", "speed", marks=thorough),
     ("U-Net", "memory"),
     ("encoder", "memory"),
 ]
@@ -64,7 +65,7 @@ def take_by_tape(checkpoints, engine="tape"):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", chosen(SMALL, "chain", "U-Net", "encoder"))
 def test_networks(name):
     actual = values(small_step(name), take_by_tape(None))
     assert_near(actual, plain_values(name))
@@ -78,8 +79,9 @@ def test_networks_with_checkpoints(name, way):
     assert_near(actual, plain_values(name))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["chain", "encoder"])
+@pytest.mark.parametrize(
+    ("way", "name"), crossed(WAYS, ["chain", "encoder"], together=1)
+)
 def test_networks_under_xla(name, way):
     step = small_step(name)
     expected = values(step, tf.gradients, jit_compile=True)
@@ -105,8 +107,14 @@ def dense_block():
     return [x, *weights], made, tf.reduce_sum(tf.concat(made, 1) ** 2)
 
 
-@pytest.mark.parametrize("kept", ["list", "collection", "policy", "memory", "speed"])
-@pytest.mark.parametrize("engine", ["tape", EAGER_SUMS], ids=["tape", "eager sums"])
+@pytest.mark.parametrize(
+    ("kept", "engine"),
+    crossed(
+        ["list", "collection", "policy", "memory", "speed"],
+        ["tape", EAGER_SUMS],
+        together=1,
+    ),
+)
 def test_checkpoints_in_a_version_1_graph(kept, engine):
     with tf.Graph().as_default() as graph:
         xs, made, y = dense_block()

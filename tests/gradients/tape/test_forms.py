@@ -13,11 +13,12 @@ from geutil.gradients.tape import TapeEngine
 from tests.gradients import test_control_flow as flow
 from tests.gradients.checking import assert_close, flat, forms, run
 from tests.settings import V1, needs_eager
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 
 EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
-ENGINES = ["tape", EAGER_SUMS]
+ENGINES = {"tape": "tape", "early": EAGER_SUMS}
 TABLE = np.cos(np.arange(80.0)).reshape(20, 4).astype(np.float32)
 
 
@@ -68,14 +69,16 @@ def functional():
         yield
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=["tape", "early"])
-@pytest.mark.parametrize("first", [False, True], ids=["alone", "after tf.gradients"])
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(
+    ("name", "first", "engine"),
+    crossed(FLOWS, ["alone", "after tf.gradients"], ENGINES, together=1),
+)
 def test_control_flow(name, first, engine):
+    engine = ENGINES[engine]
     with functional(), tf.Graph().as_default() as graph:
         x = flow.start()
         y = tf.reduce_sum(FLOWS[name](tf.tanh(x)) ** 2)
-        if first:
+        if first == "after tf.gradients":
             plain = tf.gradients(y, x)
             ours = taped(y, x, engine=engine)
         else:
@@ -172,7 +175,7 @@ def steep(x, w):
     return tf.tanh(inner), lambda dy: (dy * inner, None if w is x else dy * 3.0)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=["tape", "early"])
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_custom_gradients(engine):
     with tf.Graph().as_default():
         x, w = tf.linspace(0.0, 1.0, 8), tf.ones([8])
@@ -193,10 +196,12 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=["tape", "early"])
-@pytest.mark.parametrize("kind", ["constant", "resource", "ref"])
-@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize(
+    ("name", "kind", "engine"),
+    crossed(LOOKUPS, ["constant", "resource", "ref"], ENGINES),
+)
 def test_slices(name, kind, engine):
+    engine = ENGINES[engine]
     with tf.Graph().as_default():
         table = x = tf.constant(TABLE)
         if kind != "constant":

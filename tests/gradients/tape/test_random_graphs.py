@@ -1,7 +1,7 @@
 """On random graphs a tape gives what TensorFlow's own engines give."""
 
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -15,13 +15,13 @@ from geutil.gradients.tape import (
 from tests.gradients.checking import assert_close, flat, forms, run
 from tests.gradients.random_networks import SIDE, networks
 from tests.settings import slow
+from tests.thorough import examples
 
 pytestmark = slow
 
 EAGER_SUMS = TapeEngine(min_aggregate_count=2, min_aggregate_bytes=0)
-quick = settings(
-    max_examples=40,
-    deadline=None,
+quick = examples(
+    40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 places = st.lists(st.integers(0, 60), min_size=1, max_size=3)

@@ -12,6 +12,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import by_type, checkpointed
 from tests.gradients.wrapped.comparing import assert_same, dense
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -133,8 +134,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("options", "place"), crossed(OPTIONS, PLACES, together=1))
 def test_gradients_are_the_plain_ones(place, options, weights):
     plain = chain(weights)
     x = tf.constant(X)

@@ -9,6 +9,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import by_type, checkpointed
 from tests.gradients.wrapped.comparing import assert_same
 from tests.settings import needs_eager
+from tests.thorough import chosen, crossed
 
 pytestmark = needs_eager
 
@@ -101,8 +102,10 @@ def train(make, wrap, size=8, epochs=2, **options):
     return model.get_weights(), history.history["loss"]
 
 
-@pytest.mark.parametrize("wrap", [whole, by_policy, each_layer, both])
-@pytest.mark.parametrize("make", [functional, Subclassed])
+@pytest.mark.parametrize(
+    ("wrap", "make"),
+    crossed([whole, by_policy, each_layer, both], [functional, Subclassed], together=1),
+)
 def test_fit(make, wrap):
     if make is Subclassed:
         keras.utils.set_random_seed(3)
@@ -112,7 +115,7 @@ def test_fit(make, wrap):
     assert_same(train(make, wrap), expected)
 
 
-@pytest.mark.parametrize("wrap", [whole, each_layer])
+@pytest.mark.parametrize("wrap", chosen([whole, each_layer], whole))
 def test_loss_scaling(wrap):
     keras.config.set_dtype_policy("mixed_float16")
     assert_same(train(functional, wrap), train(functional, no))

@@ -8,6 +8,7 @@ import tensorflow as tf
 from geutil.gradients import by_name, checkpointed
 from tests.gradients.wrapped.comparing import peak_bytes
 from tests.settings import needs_eager
+from tests.thorough import crossed
 
 
 def has_statistics():
@@ -84,9 +85,11 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
-    "wrapped", [blocks_wrapped, blocks_wrapped_by_default, all_wrapped]
+    ("wrapped", "place"),
+    crossed(
+        [blocks_wrapped, blocks_wrapped_by_default, all_wrapped], PLACES, together=1
+    ),
 )
 def test_the_peak_falls(wrapped, place, weights):
     plain = PLACES[place](chain(weights, lambda f: f), weights)
@@ -125,9 +128,12 @@ def policy(request):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("wrapped", ["layers", "model"])
 @pytest.mark.parametrize(
-    "policy", ["float32", "mixed_float16", "mixed_bfloat16"], indirect=True
+    ("policy", "wrapped"),
+    crossed(
+        ["float32", "mixed_float16", "mixed_bfloat16"], ["layers", "model"], together=1
+    ),
+    indirect=["policy"],
 )
 def test_the_peak_of_fit_falls(policy, wrapped):
     def peak(wrap):

@@ -4,11 +4,12 @@ import pytest
 
 from tests.model.networks.application_tests import RoundTrips
 from tests.model.networks.applications import Network
+from tests.thorough import chosen
 
 NAMES = ["EfficientNetB0", "DenseNet121", "InceptionV3"]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=chosen(NAMES, "EfficientNetB0"))
 def network(request, tmp_path_factory):
     return Network(request.param, tmp_path_factory.mktemp("networks"))
 

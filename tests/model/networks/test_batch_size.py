@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
+from tests.thorough import chosen
 
 layers, keras = tf.keras.layers, tf.keras
 
@@ -88,7 +89,12 @@ def check(m, network, batch, scale=1.0):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# Of the larger ones other tests take the others.
+QUICK = [n for n in NETWORKS if not hasattr(keras.applications, n)]
+QUICK += ["InceptionV3", "ConvNeXtTiny"]
+
+
+@pytest.mark.parametrize("name", chosen(NETWORKS, *QUICK))
 def test_one_to_others(name):
     network = NETWORKS[name]()
     m = traced(network, 1)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from geutil import model as geutil_model
 from tests.model.networks.applications import Network
 from tests.model.networks.test_small_models import integers, lstm
+from tests.thorough import chosen
 
 
 def application(name, tmp_path_factory):
@@ -21,7 +22,10 @@ def recurrent(_):
     return lstm(), integers(20, 2, 7)
 
 
-@pytest.fixture(scope="module", params=["MobileNetV2", "EfficientNetB0", "lstm"])
+@pytest.fixture(
+    scope="module",
+    params=chosen(["MobileNetV2", "EfficientNetB0", "lstm"], "lstm"),
+)
 def network(request, tmp_path_factory):
     """A Keras model, a batch, and the gradients of a loss by Keras alone."""
     if request.param == "lstm":

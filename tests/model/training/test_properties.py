@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
@@ -14,6 +14,7 @@ from tests.model.training.helpers import (
     opened_in_training,
     randomize,
 )
+from tests.thorough import examples
 
 layers = tf.keras.layers
 SPEC = tf.TensorSpec([None, 4], name="x")
@@ -32,7 +33,7 @@ LAYERS = {
 }
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(LAYERS)), st.booleans()),
@@ -61,7 +62,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(STEPS, max_size=8))
 def test_states_that_outputs_depend_on_evolve_as_before(steps):
     states = [tf.Variable(float(i), name=f"s{i}") for i in range(3)]

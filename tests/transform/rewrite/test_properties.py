@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import geutil as ge
@@ -13,8 +13,9 @@ from geutil.transform.rewrite import Any, Op, Rule, match, rewrite
 from geutil.transform.rewrite.rules import constant_folding, identity_elimination
 from tests.random_graphs import drawn_graphs
 from tests.settings import edges, evaluate
+from tests.thorough import examples
 
-EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)
+EXAMPLES = examples(40, derandomize=True)
 
 
 def rules():
@@ -148,7 +149,7 @@ def brute_force(ops, root, commutative):
 
 
 @given(graphs(), patterns(), st.booleans())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150, derandomize=True)
 def test_matches_are_those_that_brute_force_finds(ops, node, commutative):
     with tf.Graph().as_default() as graph:
         tensors = build(ops)

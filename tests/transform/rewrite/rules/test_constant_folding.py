@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 
 import geutil as ge
 from geutil.transform.rewrite import constant_value, rewrite
@@ -9,6 +9,7 @@ from geutil.transform.rewrite.rules import constant_folding
 from tests.graph.building import snapshot
 from tests.random_graphs import drawn_graphs
 from tests.settings import default_graph, evaluate
+from tests.thorough import examples
 
 
 def test_a_subgraph_becomes_its_value(setting):
@@ -144,7 +145,7 @@ def test_a_constant_of_a_branch_stays_in_it():
 
 
 @given(drawn_graphs())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15, derandomize=True)
 def test_random_graphs_of_constants(drawn):
     with tf.Graph().as_default() as graph:
         results = [tf.identity(t) for t in drawn.build()]
