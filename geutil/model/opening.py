@@ -18,6 +18,7 @@ from geutil.model.model import Model
 from geutil.model.programs import Ancestor, Program
 from geutil.model.shared_state import Holdings
 from geutil.model.sources import graph_defs, objects
+from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_models import open_saved_model
 
@@ -34,8 +35,8 @@ def open(
     signature: str | None = None,
     tags: Sequence[str] | str | None = None,
     inline: bool = True,
-    inputs: graph_defs.Ends = None,
-    outputs: graph_defs.Ends = None,
+    inputs: Ends = None,
+    outputs: Ends = None,
     session: Any = None,
 ) -> Model:
     """Open a model to edit it.
@@ -109,8 +110,8 @@ def _source(
     source: Any,
     signature: str | None,
     tags: Sequence[str] | str | None,
-    inputs: graph_defs.Ends,
-    outputs: graph_defs.Ends,
+    inputs: Ends,
+    outputs: Ends,
     session: Any,
 ) -> Source:
     name = signature or DEFAULT_SIGNATURE
@@ -143,8 +144,8 @@ def _of_graph_def(
     graph_def: Any,
     what: str,
     name: str,
-    inputs: graph_defs.Ends,
-    outputs: graph_defs.Ends,
+    inputs: Ends,
+    outputs: Ends,
 ) -> Source:
     validation.check_graph_def(graph_def, what)
     ends = (
@@ -158,8 +159,8 @@ def _of_graph_def(
 def _of_graph(
     graph: Any,
     name: str,
-    inputs: graph_defs.Ends,
-    outputs: graph_defs.Ends,
+    inputs: Ends,
+    outputs: Ends,
     session: Any,
 ) -> Source:
     graph_def = objects.graph_def_with_shapes(graph)

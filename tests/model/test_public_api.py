@@ -17,7 +17,7 @@ NAMES = """
 SIGNATURES = """
 inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
 open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
-    None, inline: bool = True, inputs: graphs.Ends = None, outputs: graphs.Ends = None,
+    None, inline: bool = True, inputs: Ends = None, outputs: Ends = None,
     session: Any = None) -> Model
 Model.run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]
 Model.restore(self, checkpoint: str | Path) -> list[str]

@@ -2,112 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
-import tensorflow as tf
 import typer
 
 from geutil.cli.files import CommandError, check_page, read_model, write_page
 from geutil.cli.options import Force, Html, Json, Signature, Source
 from geutil.cli.output import plain, show, show_rows, working
-from geutil.gradients import Report, gradients, last_report
-from geutil.graph.creation import capture
-from geutil.memory import Timeline, predict, worst_case
-from geutil.memory.bounds import has_solver
-from geutil.model import Model
-from geutil.transform import copy_with_input_replacements
-
-if TYPE_CHECKING:
-    from geutil.graph.types import Tensor
-
-
-@dataclass(frozen=True)
-class BuiltStep:
-    """A step as it would run.
-
-    Attributes:
-        fetches: what it is asked for.
-        report: what its gradients keep and recompute.
-    """
-
-    fetches: tuple[Any, ...]
-    report: Report
-
-    def timeline(self) -> Timeline:
-        """Return what the step holds, op by op."""
-        return predict(self.fetches)
-
-    def worst(self) -> int | None:
-        """Return the most it holds under any schedule; None without OR-Tools."""
-        return worst_case(self.fetches).peak if has_solver() else None
-
-
-class TrainingStep:
-    """The gradients of the mean square of a model's outputs, and updates by them.
-
-    Args:
-        model: the model.
-        shapes: the whole shape of each input.
-
-    Raises:
-        CommandError: the model has nothing to train, or nothing to train by.
-    """
-
-    def __init__(self, model: Model, shapes: Mapping[str, list[int]]) -> None:
-        self._weights = [v for v in model.variables.values() if v.trainable]
-        if not self._weights:
-            raise CommandError(
-                "the model has no variables to train: it is frozen; give the one that "
-                "it was frozen from"
-            )
-        if not any(t.dtype.is_floating for t in model.outputs.values()):
-            raise CommandError("the model has no floating output to train by")
-        self._function = model.to_function().concrete_function
-        self._specs = [
-            tf.TensorSpec(shapes[name], t.dtype) for name, t in model.inputs.items()
-        ]
-
-    def built(self, checkpoints: str | None) -> BuiltStep:
-        """Build the step, with plain gradients or with checkpoints."""
-        saves = checkpoints is not None
-
-        @tf.function(autograph=False)
-        def trace(*inputs: Tensor) -> None:
-            loss = self._loss(inputs)
-            slopes = gradients(
-                loss, self._weights, checkpoints=checkpoints, order=saves
-            )
-            for weight, slope in zip(self._weights, slopes, strict=True):
-                if slope is not None:
-                    dense = tf.convert_to_tensor(slope)
-                    weight.assign_sub(dense, read_value=False)
-
-        graph = trace.get_concrete_function(*self._specs).graph
-        report = last_report(graph)
-        return BuiltStep((*graph.outputs, *graph.control_outputs), cast(Report, report))
-
-    def _loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        results = [r for r in self._inlined(inputs) if r.dtype.is_floating]
-        squares = [tf.reduce_mean(tf.square(tf.cast(r, tf.float32))) for r in results]
-        return tf.add_n(squares)
-
-    def _inlined(self, inputs: tuple[Tensor, ...]) -> list[Any]:
-        """Return the outputs, computed by the model's own ops in the traced graph.
-
-        Inside a call there is nothing that gradients could recompute.
-        """
-        inner, graph = self._function.graph, tf.compat.v1.get_default_graph()
-        captured = [capture(graph, t) for t in self._function.captured_inputs]
-        placeholders = {placeholder.op.name for placeholder in inner.inputs}
-        _, info = copy_with_input_replacements(
-            [op for op in inner.get_operations() if op.name not in placeholders],
-            list(zip(inner.inputs, [*inputs, *captured], strict=True)),
-            dst_graph=graph,
-        )
-        return [info.transformed(output) for output in inner.outputs]
-
 
 _MEGA = 1e6
 
@@ -138,6 +39,7 @@ def memory(
     check_page(html, force)
     model = read_model(path, signature)
     from geutil import report
+    from geutil.cli.training_step import TrainingStep
 
     unknown = sorted(set(shapes) - set(model.inputs))
     if unknown:

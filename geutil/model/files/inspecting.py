@@ -14,6 +14,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import protos
 from geutil.model.files import inspection, loading, reading, wire
+from geutil.model.files.inspection import Inspection
 from geutil.model.files.reading import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
@@ -26,9 +27,7 @@ _INTERNAL = "__saved_model_"
 """Begins the names of signatures that TensorFlow keeps for its loader."""
 
 
-def inspect(
-    path: PathLike, *, tags: Iterable[str] | None = None
-) -> inspection.Inspection:
+def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     """Tell what a model is: signatures, ops, functions, variables, sizes.
 
     Only its files are looked at. No graph is built, no object is made, nothing is
@@ -63,8 +62,8 @@ def inspect(
     return _inspect_file(source)
 
 
-def _inspect_file(file: Path) -> inspection.Inspection:
-    found = inspection.Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
+def _inspect_file(file: Path) -> Inspection:
+    found = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
     if file.suffix in (".pbtxt", ".txt"):
         data = reading.read_graph_def(file).SerializeToString()
         return _with_graph(found, data, (0, len(data)))
@@ -73,12 +72,10 @@ def _inspect_file(file: Path) -> inspection.Inspection:
         return _told(file, _with_graph, found, buffer, (0, len(buffer)))
 
 
-def _inspect_directory(
-    folder: Path, tags: Iterable[str] | None
-) -> inspection.Inspection:
+def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
     file = reading.saved_model_file(folder)
     prefix = loading.variables_prefix(folder)
-    found = inspection.Inspection(
+    found = Inspection(
         SAVED_MODEL,
         folder,
         bytes_total=_bytes(folder.rglob("*")),
@@ -101,8 +98,8 @@ def _told(file: Path, function: Any, *arguments: Any) -> Any:
 
 
 def _with_saved_model(
-    found: inspection.Inspection, buffer: Buffer, tags: Iterable[str] | None
-) -> inspection.Inspection:
+    found: Inspection, buffer: Buffer, tags: Iterable[str] | None
+) -> Inspection:
     places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
     # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
     slim = protos.SavedModel()
@@ -132,9 +129,7 @@ def _with_saved_model(
     return found
 
 
-def _with_graph(
-    found: inspection.Inspection, buffer: Buffer, graph: Span
-) -> inspection.Inspection:
+def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
     ops, constants = _count(wire.elements(buffer, graph, protos.GraphDef, "node"))
     function_ops: Counter[str] = Counter()
     functions = []
