@@ -620,7 +620,7 @@ def test_watch_wraps_once():
     from tensorflow.python.client.session import BaseSession
 
     wrapper = BaseSession._extend_graph
-    run_hooks.watch()
+    run_hooks.watch_runs()
     assert BaseSession._extend_graph is wrapper
 
 
