@@ -37,6 +37,7 @@ from geutil.gradients.costs import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import Recomputation, Segment, is_parameter
 from geutil.graph import creation, types
+from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
 _PASSING_ON = frozenset(("Identity", "StopGradient"))
@@ -44,9 +45,7 @@ _GRADIENT = "GeutilDataBarrier"
 _OF_POOLS = frozenset(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad"))
 
 
-def data_barrier(
-    tensors: Sequence[types.Tensor], after: Sequence[types.Tensor]
-) -> list[types.Tensor]:
+def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """Return stand-ins for `tensors` that XLA cannot compute before `after`.
 
     A stand-in has the value of its tensor, bit for bit, and passes its gradient on.
@@ -104,12 +103,12 @@ def data_barrier(
     return _passing_gradients_on(tensors, held)
 
 
-def is_expanded(op: types.Operation) -> bool:
+def is_expanded(op: Operation) -> bool:
     """Tell whether XLA makes large tensors for an op that read nothing."""
     return op.type in _OF_POOLS
 
 
-def run_in_time(op: types.Operation) -> types.Tensor:
+def run_in_time(op: Operation) -> Tensor:
     """Return a stand-in for what an op yields, made when its inputs are there.
 
     The op is run by a loop that turns once, since what XLA makes for it of nothing is
@@ -130,10 +129,10 @@ def run_in_time(op: types.Operation) -> types.Tensor:
     }
     first, *others = op.inputs
 
-    def turns(done: types.Tensor, _: types.Tensor) -> types.Tensor:
+    def turns(done: Tensor, _: Tensor) -> Tensor:
         return tf.logical_not(done)
 
-    def turn(_: types.Tensor, held: types.Tensor) -> list[types.Tensor]:
+    def turn(_: Tensor, held: Tensor) -> list[Tensor]:
         read = dict(zip(names, [held, *others], strict=True))
         return [tf.constant(True), run(**read, **attributes)]
 
@@ -142,7 +141,7 @@ def run_in_time(op: types.Operation) -> types.Tensor:
     return stand_in
 
 
-def can_wait(tensor: types.Tensor) -> bool:
+def can_wait(tensor: Tensor) -> bool:
     """Tell whether a tensor can go through a barrier: it is numbers or truth values."""
     dtype = tensor.dtype
     return bool(
@@ -150,7 +149,7 @@ def can_wait(tensor: types.Tensor) -> bool:
     )
 
 
-def _require_data(tensor: types.Tensor) -> None:
+def _require_data(tensor: Tensor) -> None:
     types.require_tensor(tensor)
     dtype = tensor.dtype
     if can_wait(tensor):
@@ -162,14 +161,14 @@ def _require_data(tensor: types.Tensor) -> None:
     )
 
 
-def is_given(op: types.Operation) -> bool:
+def is_given(op: Operation) -> bool:
     """Tell whether an op yields what is there when a step begins."""
     while op.type in _PASSING_ON:
         op = op.inputs[0].op
     return op.type in _GIVEN
 
 
-def _never(after: Iterable[types.Tensor]) -> types.Tensor:
+def _never(after: Iterable[Tensor]) -> Tensor:
     """Return a truth value that depends on all of `after`, and is false.
 
     XLA simplifies what it can prove. It does not know that n (n + 1) is even, which
@@ -179,7 +178,7 @@ def _never(after: Iterable[types.Tensor]) -> types.Tensor:
     return tf.equal(tf.bitwise.bitwise_and(number * (number + 1), 1), 1)
 
 
-def _number(tensor: types.Tensor) -> types.Tensor:
+def _number(tensor: Tensor) -> Tensor:
     """Return a whole number that depends on every element of a tensor."""
     if tensor.dtype.is_complex:
         tensor = tf.math.real(tensor)
@@ -189,30 +188,28 @@ def _number(tensor: types.Tensor) -> types.Tensor:
     return tf.reduce_max(tf.cast(tensor, tf.uint32))
 
 
-def _loop(
-    never: types.Tensor, tensors: Sequence[types.Tensor]
-) -> Iterator[types.Tensor]:
+def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield what a loop that never turns makes of the tensors: the tensors."""
     if not tensors:
         return
 
-    def turns(turn: types.Tensor, *_: types.Tensor) -> types.Tensor:
+    def turns(turn: Tensor, *_: Tensor) -> Tensor:
         return turn
 
-    def clear(_: types.Tensor, *held: types.Tensor) -> list[types.Tensor]:
+    def clear(_: Tensor, *held: Tensor) -> list[Tensor]:
         return [tf.constant(False), *(tf.zeros_like(t) for t in held)]
 
     _, *results = tf.while_loop(turns, clear, [never, *tensors])
     yield from results
 
 
-def _choose(never: types.Tensor, tensor: types.Tensor) -> types.Tensor:
+def _choose(never: Tensor, tensor: Tensor) -> Tensor:
     return tf.where(never, tf.zeros_like(tensor), tensor)
 
 
 def _passing_gradients_on(
-    tensors: Sequence[types.Tensor], held: Sequence[types.Tensor]
-) -> list[types.Tensor]:
+    tensors: Sequence[Tensor], held: Sequence[Tensor]
+) -> list[Tensor]:
     """Return `held`, with the gradient of a stand-in that of the tensor."""
     graph = held[0].graph
     with graph.gradient_override_map({"IdentityN": _GRADIENT}):
@@ -221,9 +218,7 @@ def _passing_gradients_on(
 
 
 @tf.RegisterGradient(_GRADIENT)
-def _barrier_gradient(
-    op: types.Operation, *gradients: types.Tensor
-) -> list[types.Tensor | None]:
+def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     """Give the gradients of the stand-ins to the tensors, none to what made them."""
     count = len(gradients) // 2
     return [*gradients[count:], *[None] * count]
@@ -236,10 +231,10 @@ _SHAPE_ELEMENTS = 64
 class Delays(Protocol):
     """Gives stand-ins for kept tensors that are there when the time has come."""
 
-    def copies(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
 
-    def direct(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def direct(self, stage: int) -> IdentityMap[Tensor]:
         """Return what backward ops of the same time read instead of kept tensors."""
 
 
@@ -260,15 +255,15 @@ class ControlDelays:
         self.gates = [_gate(self._graph, s.awaited) for s in plan.segments]
         self._moved = bring_back(plan, self.gates, offload)
 
-    def copies(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
-        stand_ins: types.MutableIdentityMap[types.Tensor] = types.MutableIdentityMap()
+        stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
         moved = self._moved[stage]
         for t in _delayed(self._segments[stage]):
             stand_ins[t] = _wait(t, moved.get(t, t), self.gates[stage])
         return stand_ins
 
-    def direct(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def direct(self, stage: int) -> IdentityMap[Tensor]:
         """Return what backward ops of the same time read instead of kept tensors.
 
         Only what was offloaded: otherwise they wait for what they read besides.
@@ -276,7 +271,7 @@ class ControlDelays:
         return self._moved[stage]
 
 
-def _gate(graph: types.Graph, awaited: Sequence[types.Operation]) -> types.Operation:
+def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
     """Return the op behind which a segment begins."""
     with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
         gate = tf.raw_ops.NoOp(name="gate")
@@ -284,21 +279,19 @@ def _gate(graph: types.Graph, awaited: Sequence[types.Operation]) -> types.Opera
     return gate
 
 
-def _wait(
-    tensor: types.Tensor, held: types.Tensor, gate: types.Operation
-) -> types.Tensor:
+def _wait(tensor: Tensor, held: Tensor, gate: Operation) -> Tensor:
     stand_in = creation.make_stand_in(tensor, SCOPE, "barrier", reads=held)
     creation.add_control_edges(stand_in.op, [gate])
     return stand_in
 
 
-def _delayed(segment: Segment) -> types.IdentitySet:
+def _delayed(segment: Segment) -> IdentitySet:
     """Return the kept tensors that need a stand-in, so that each op has to wait.
 
     Variables and constants are read directly where something else delays the op.
     """
-    kept = types.IdentitySet(segment.kept)
-    delayed = types.IdentitySet(t for t in kept if not is_parameter(t.op))
+    kept = IdentitySet(segment.kept)
+    delayed = IdentitySet(t for t in kept if not is_parameter(t.op))
     for op in segment.ops:
         if all(t in kept and t not in delayed for t in op.inputs):
             delayed.add(op.inputs[0])
@@ -315,22 +308,20 @@ class DataDelays:
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
-        self._newest: types.MutableIdentityMap[types.Tensor] = (
-            types.MutableIdentityMap()
-        )
-        self._stand_ins: dict[int, types.IdentityMap[types.Tensor]] = {}
+        self._newest: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
+        self._stand_ins: dict[int, IdentityMap[Tensor]] = {}
 
-    def copies(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
         if stage not in self._stand_ins:
             self._stand_ins[stage] = self._make(self._plan.segments[stage])
         return self._stand_ins[stage]
 
-    def direct(self, stage: int) -> types.IdentityMap[types.Tensor]:
+    def direct(self, stage: int) -> IdentityMap[Tensor]:
         """Return what backward ops of the same time read instead of kept tensors."""
         return self.copies(stage)
 
-    def _make(self, segment: Segment) -> types.IdentityMap[types.Tensor]:
+    def _make(self, segment: Segment) -> IdentityMap[Tensor]:
         held = _held_back(segment)
         # One barrier after the other over the same tensor, so that XLA needs no copy.
         newest = [self._newest.get(t, t) for t in held]
@@ -339,10 +330,10 @@ class DataDelays:
         with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
             stand_ins = list(zip(held, data_barrier(newest, after), strict=True))
         self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
-        return types.IdentityMap(stand_ins)
+        return IdentityMap(stand_ins)
 
 
-def _held_back(segment: Segment) -> list[types.Tensor]:
+def _held_back(segment: Segment) -> list[Tensor]:
     """Return the tensors that must not be read before the time of a segment.
 
     Matrix products read variables as they are. For convolutions XLA transposes them
@@ -350,8 +341,8 @@ def _held_back(segment: Segment) -> list[types.Tensor]:
     """
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept = types.IdentitySet((*segment.kept, *(read.tensor for read in segment.direct)))
-    held = types.IdentitySet(
+    kept = IdentitySet((*segment.kept, *(read.tensor for read in segment.direct)))
+    held = IdentitySet(
         t
         for op, t in readers
         if t in kept and not (is_parameter(t.op) and op.type in PRODUCTS)
@@ -363,7 +354,7 @@ def _held_back(segment: Segment) -> list[types.Tensor]:
     ]
 
 
-def _may_be_a_shape(tensor: types.Tensor) -> bool:
+def _may_be_a_shape(tensor: Tensor) -> bool:
     """Tell whether XLA may have to know a tensor when it compiles: few integers.
 
     Shapes, axes and paddings are known then, and would not be behind a barrier.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"
@@ -27,22 +28,20 @@ class Offload:
             until they read nothing new.
     """
 
-    takes: Callable[[types.Tensor], bool]
+    takes: Callable[[Tensor], bool]
     device: str
     prefetch: int
-    sent: types.MutableIdentityMap[types.Tensor] = field(
-        default_factory=types.MutableIdentityMap
-    )
+    sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
 
 
-def offloaded(plan: Recomputation, offload: Offload | None) -> list[types.Tensor]:
+def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
     """Return the kept tensors that go: those that some segment needs.
 
     What the backward pass reads before the first segment would be back at once.
     """
     if offload is None:
         return []
-    needed = types.IdentitySet(
+    needed = IdentitySet(
         t
         for segment in plan.segments
         for t in (*segment.kept, *(read.tensor for read in segment.direct))
@@ -58,8 +57,8 @@ def offloaded(plan: Recomputation, offload: Offload | None) -> list[types.Tensor
 
 
 def bring_back(
-    plan: Recomputation, gates: Sequence[types.Operation], offload: Offload | None
-) -> list[types.IdentityMap[types.Tensor]]:
+    plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
+) -> list[types.IdentityMap[Tensor]]:
     """Send tensors away after their last forward use, and back for each segment.
 
     Args:
@@ -72,9 +71,7 @@ def bring_back(
 
     Cost: linear in the readers of the tensors that go.
     """
-    returned: list[types.MutableIdentityMap[types.Tensor]] = [
-        types.MutableIdentityMap() for _ in gates
-    ]
+    returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
         return list(returned)
     forward = frozenset(
@@ -88,31 +85,27 @@ def bring_back(
             away[t] = _send(t, offload.device, forward)
     for stage, segment in enumerate(plan.segments):
         needed = (*segment.kept, *(read.tensor for read in segment.direct))
-        for t in types.IdentitySet(t for t in needed if t in away):
+        for t in IdentitySet(t for t in needed if t in away):
             begin = stage - offload.prefetch
             awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)
             returned[stage][t] = _fetch(t, away[t], awaited)
     return list(returned)
 
 
-def _send(
-    tensor: types.Tensor, device: str, forward: frozenset[types.Operation]
-) -> types.Tensor:
+def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
     readers = [op for op in adjacency.consumers(tensor) if op in forward]
     sent = _identity(tensor, device, f"{tensor.op.name}/away")
     creation.add_control_edges(sent.op, readers)
     return sent
 
 
-def _fetch(
-    tensor: types.Tensor, sent: types.Tensor, awaited: Sequence[types.Operation]
-) -> types.Tensor:
+def _fetch(tensor: Tensor, sent: Tensor, awaited: Sequence[Operation]) -> Tensor:
     fetched = _identity(sent, tensor.op.device, f"{tensor.op.name}/back")
     creation.add_control_edges(fetched.op, awaited)
     return fetched
 
 
-def _identity(tensor: types.Tensor, device: str, name: str) -> types.Tensor:
+def _identity(tensor: Tensor, device: str, name: str) -> Tensor:
     graph = tensor.graph
     with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
         return tf.identity(tensor, name=name)

@@ -21,6 +21,7 @@ from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import PlainStep, build_step, tensors_of
 from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.state import state_of
+from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.transformer import copy_replacing
 
@@ -40,9 +41,9 @@ class WrappedCall:
             after it is unknown.
     """
 
-    graph: types.Graph
-    ys: tuple[types.Tensor, ...]
-    inputs: tuple[types.Tensor, ...]
+    graph: Graph
+    ys: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     first: int
     end: int
     alone: bool
@@ -60,9 +61,7 @@ class GraphCalls:
     """
 
     count: int = 0
-    ends: dict[types.Operation, tuple[types.Operation, ...]] = field(
-        default_factory=dict
-    )
+    ends: dict[Operation, tuple[Operation, ...]] = field(default_factory=dict)
     first: int = 0
 
     def add(self, step: PlainStep) -> None:
@@ -77,12 +76,12 @@ class GraphCalls:
             self.first = min(map(adjacency.creation_index, step.backward))
         self.ends.update(dict.fromkeys(step.backward, ends))
 
-    def before(self, ops: Iterable[types.Operation]) -> tuple[types.Operation, ...]:
+    def before(self, ops: Iterable[Operation]) -> tuple[Operation, ...]:
         """Return the ends of the calls whose backward pass comes just before ops.
 
         Cost: linear in the backward ops in between, and their inputs.
         """
-        found: dict[types.Operation, None] = {}
+        found: dict[Operation, None] = {}
         waiting = list(ops)
         met = set(waiting)
         while waiting:
@@ -97,7 +96,7 @@ class GraphCalls:
         return tuple(found)
 
 
-def calls_in(graph: types.Graph) -> GraphCalls:
+def calls_in(graph: Graph) -> GraphCalls:
     """Return what is known of the checkpointed calls in a graph."""
     state = state_of(graph)
     if state.checkpointed_calls is None:
@@ -119,9 +118,9 @@ _NOTHING = (
 
 def plan_call(
     call: WrappedCall,
-    ys: Sequence[types.Tensor],
-    xs: Sequence[types.Tensor],
-    grad_ys: Sequence[types.Tensor],
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Sequence[Tensor],
     options: Options,
     offload: Offload | None,
 ) -> Prepared:
@@ -148,7 +147,7 @@ def plan_call(
     return Prepared(plan, keeping, offload, where)
 
 
-def _indices(ops: Sequence[types.Operation]) -> range:
+def _indices(ops: Sequence[Operation]) -> range:
     """Return the creation indices of ops that were made one after the other."""
     if not ops:
         return range(0)
@@ -157,7 +156,7 @@ def _indices(ops: Sequence[types.Operation]) -> range:
     )
 
 
-def _after(plan: Recomputation, ends: Sequence[types.Operation]) -> Recomputation:
+def _after(plan: Recomputation, ends: Sequence[Operation]) -> Recomputation:
     """Let what is recomputed at first wait for the calls that come before as well.
 
     The executor runs weight gradients late, and what they have not read yet is held.
@@ -179,9 +178,9 @@ def _choose(
     call: WrappedCall,
     step: PlainStep,
     options: Options,
-    later: Iterable[types.Operation],
+    later: Iterable[Operation],
 ) -> tuple[Keeping, Recomputation]:
-    inputs = Keeping(INPUTS, types.IdentitySet(), AlwaysKept(step))
+    inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
     whole = plan_recomputation(step, inputs, spare_last=False)
     if not whole.segments:
         inputs.warnings.append(_NOTHING)
@@ -220,7 +219,7 @@ def _bytes_of(segment: Segment) -> int:
     return _bytes(segment.ops)
 
 
-def _is_little(ops: Iterable[types.Operation], limit: float) -> bool:
+def _is_little(ops: Iterable[Operation], limit: float) -> bool:
     """Tell whether ops make so many bytes at most; passing on makes none."""
     total = 0
     for op in ops:
@@ -232,15 +231,15 @@ def _is_little(ops: Iterable[types.Operation], limit: float) -> bool:
     return True
 
 
-def _bytes(ops: Iterable[types.Operation]) -> int:
+def _bytes(ops: Iterable[Operation]) -> int:
     return sum(tensor_sizes.tensor_bytes(t) for op in ops for t in op.outputs)
 
 
 def move_gradients(
     step: PlainStep,
     before: int,
-    given: Iterable[tuple[types.Tensor, types.Tensor]],
-    graph: types.Graph,
+    given: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
 ) -> list[Any]:
     """Copy the backward pass of a step, with what it recomputes, to another graph.
 
@@ -272,14 +271,12 @@ def move_gradients(
     return [_mapped(gradient, there) for gradient in step.gradients]
 
 
-def _ops_after(
-    seeds: Iterable[types.Operation], made: Iterable[types.Operation]
-) -> set[types.Operation]:
+def _ops_after(seeds: Iterable[Operation], made: Iterable[Operation]) -> set[Operation]:
     """Return the seeds and those of the ops that run after one of them."""
     after = set(seeds)
     # Edits let backward ops read copies that were made later, never the reverse.
     waiting = list(after)
-    readers: dict[types.Operation, list[types.Operation]] = {}
+    readers: dict[Operation, list[Operation]] = {}
     for op in made:
         for before in (*(t.op for t in op.inputs), *op.control_inputs):
             readers.setdefault(before, []).append(op)
@@ -292,21 +289,21 @@ def _ops_after(
 
 
 def _needed(
-    tensors: Iterable[types.Tensor],
-    moving: set[types.Operation],
-    there: types.IdentityMap[types.Tensor],
-) -> tuple[list[types.Operation], types.IdentitySet]:
+    tensors: Iterable[Tensor],
+    moving: set[Operation],
+    there: IdentityMap[Tensor],
+) -> tuple[list[Operation], IdentitySet]:
     """Return the ops to copy for some tensors, and the tensors to capture."""
-    read = types.IdentitySet()
-    met: dict[types.Operation, None] = {}
-    waiting: list[types.Operation] = []
+    read = IdentitySet()
+    met: dict[Operation, None] = {}
+    waiting: list[Operation] = []
 
-    def visit(op: types.Operation) -> None:
+    def visit(op: Operation) -> None:
         if op not in met:
             met[op] = None
             waiting.append(op)
 
-    def visit_tensor(t: types.Tensor) -> None:
+    def visit_tensor(t: Tensor) -> None:
         if t in there:
             return
         if t.op in moving or t.op.type == "Const":
@@ -326,7 +323,7 @@ def _needed(
     return list(met), read
 
 
-def _mapped(gradient: Any, there: types.IdentityMap[types.Tensor]) -> Any:
+def _mapped(gradient: Any, there: IdentityMap[Tensor]) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             there[gradient.values],
@@ -354,7 +351,7 @@ class CallGradients:
         self._options = options
         self._offload = options.offloading()
 
-    def build(self, xs: Sequence[types.Tensor], grads: Sequence[Any]) -> list[Any]:
+    def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
         flowing = [
             (y, grad)
@@ -376,9 +373,9 @@ class CallGradients:
 
     def _step(
         self,
-        ys: Sequence[types.Tensor],
-        xs: Sequence[types.Tensor],
-        grad_ys: Sequence[types.Tensor],
+        ys: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        grad_ys: Sequence[Tensor],
     ) -> PlainStep:
         """Build the gradients in the graph of the call."""
         prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
@@ -389,7 +386,7 @@ class CallGradients:
         return step
 
 
-def _like(y: types.Tensor) -> types.Tensor:
+def _like(y: Tensor) -> Tensor:
     """Return a tensor that can stand for the gradient of `y`."""
     return tf.zeros_like(y) if y.dtype == tf.variant else tf.ones_like(y)
 

@@ -16,6 +16,7 @@ from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
 from geutil.graph import adjacency, creation, gradient_functions, runtime, types
+from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 
@@ -69,7 +70,7 @@ def call_in_graph(
     with _entered():
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
-    ys = types.IdentitySet(t for t in leaves if _is_output(t, graph))
+    ys = IdentitySet(t for t in leaves if _is_output(t, graph))
     made = creation.ops_since(graph, before)
     inputs = _read_from_outside(ys, frozenset(made))
     if not inputs:
@@ -79,13 +80,13 @@ def call_in_graph(
         graph, tuple(ys), inputs, first, creation.count_ops(graph), alone
     )
     calls_in(graph).count += 1
-    stand_ins = types.IdentityMap(zip(ys, _tell(call, options), strict=True))
+    stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(
         result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
     )
 
 
-def _is_output(leaf: Any, graph: types.Graph) -> bool:
+def _is_output(leaf: Any, graph: Graph) -> bool:
     return (
         types.is_tensor(leaf)
         and leaf.graph is graph
@@ -95,10 +96,10 @@ def _is_output(leaf: Any, graph: types.Graph) -> bool:
 
 
 def _read_from_outside(
-    ys: types.IdentitySet, made: frozenset[types.Operation]
-) -> tuple[types.Tensor, ...]:
+    ys: IdentitySet, made: frozenset[Operation]
+) -> tuple[Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
-    found = types.IdentitySet()
+    found = IdentitySet()
     waiting = list(ys)
     met = set()
     while waiting:
@@ -112,7 +113,7 @@ def _read_from_outside(
     return tuple(found)
 
 
-def _is_given(t: types.Tensor) -> bool:
+def _is_given(t: Tensor) -> bool:
     """Tell whether an op made in the call stands for what comes from outside.
 
     A small eager tensor becomes a constant, and a tape may watch where it comes from.
@@ -120,7 +121,7 @@ def _is_given(t: types.Tensor) -> bool:
     return t.op.type in _GIVEN or (t.op.type == "Const" and runtime.is_watched(t))
 
 
-def _tell(call: WrappedCall, options: Options) -> Sequence[types.Tensor]:
+def _tell(call: WrappedCall, options: Options) -> Sequence[Tensor]:
     """Return stand-ins for the outputs of a call whose gradients save memory.
 
     Tapes that are open now are told directly. Gradients that are built from the graph
@@ -138,7 +139,7 @@ def _tell(call: WrappedCall, options: Options) -> Sequence[types.Tensor]:
     for t, t_ in zip(call.ys, stand_ins, strict=True):
         runtime.carry_marks(t, t_)
 
-    def of_op(op: types.Operation, *grads: Any) -> list[Any]:
+    def of_op(op: Operation, *grads: Any) -> list[Any]:
         del op
         return [*[None] * count, *gradients.build(call.inputs, grads[:count])]
 
@@ -155,7 +156,7 @@ def _tell(call: WrappedCall, options: Options) -> Sequence[types.Tensor]:
     return stand_ins
 
 
-def _watched(call: WrappedCall) -> types.IdentityMap[Any]:
+def _watched(call: WrappedCall) -> IdentityMap[Any]:
     """Return the inputs that tapes watch, and what they know each by.
 
     A function that is called inside hides its captures from the tapes: of a placeholder
@@ -165,7 +166,7 @@ def _watched(call: WrappedCall) -> types.IdentityMap[Any]:
         (t, t) for t in call.inputs if runtime.is_watched(t)
     )
     if len(watched) < len(call.inputs) and types.is_func_graph(call.graph):
-        inputs = types.IdentitySet(call.inputs)
+        inputs = IdentitySet(call.inputs)
         for outside, inside in gradient_functions.captures_of(call.graph):
             if (
                 inside in inputs

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph import _tf, call_graph, creation, gradient_functions
+from geutil.graph._tf import TF_DeleteFunction, TF_FunctionToFunctionDef, TF_GetBuffer
 from geutil.graph.flat_body import Arg
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
@@ -216,8 +217,8 @@ def definition_in(graph: Graph, name: str) -> Any | None:
     # `cached_definition` would put it into the eager context, which refuses a function
     # of a name that it has: one that Grappler has changed, say.
     with _tf.tf_buffer() as buffer, made_in_c.get() as c_function:
-        _tf.TF_FunctionToFunctionDef(c_function, buffer)
-        data = _tf.TF_GetBuffer(buffer)
+        TF_FunctionToFunctionDef(c_function, buffer)
+        data = TF_GetBuffer(buffer)
     return FunctionDef.FromString(bytes(data))
 
 
@@ -283,11 +284,11 @@ def define(
         )
     try:
         with _tf.tf_buffer() as buffer:
-            _tf.TF_FunctionToFunctionDef(function, buffer)
-            data = _tf.TF_GetBuffer(buffer)
+            TF_FunctionToFunctionDef(function, buffer)
+            data = TF_GetBuffer(buffer)
             definition = FunctionDef.FromString(tf.compat.as_bytes(data))
     finally:
-        _tf.TF_DeleteFunction(function)
+        TF_DeleteFunction(function)
     for key, value in like.attr.items():
         if key not in _OF_THE_OLD_BODY:
             definition.attr[key].CopyFrom(value)

@@ -10,7 +10,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from geutil.graph import _tf
-from geutil.graph._tf import AssetFileDef
+from geutil.graph._tf import AssetFileDef, DataType
 
 
 def new_trackable() -> Any:
@@ -81,7 +81,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
 )
 """What parsing a damaged proto raises, binary or text."""
 
-DATA_TYPES: frozenset[int] = frozenset(_tf.DataType.values())
+DATA_TYPES: frozenset[int] = frozenset(DataType.values())
 """The numbers of the data types that this TensorFlow knows."""
 
 

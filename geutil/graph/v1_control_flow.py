@@ -24,17 +24,18 @@ import tensorflow as tf
 
 from geutil.errors import RerouteError
 from geutil.graph import _tf, adjacency, creation, op_types
+from geutil.graph._tf import CondContext, GetContainingWhileContext, GetOutputContext
 from geutil.graph.types import Graph, Operation, Tensor, is_op
 
 
 def while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that `op` runs in, or None."""
-    return _tf.GetContainingWhileContext(adjacency.control_flow_context(op))
+    return GetContainingWhileContext(adjacency.control_flow_context(op))
 
 
 def output_while_context(op: Operation) -> Any:
     """Return the innermost while-loop context that the outputs of `op` live in."""
-    return _tf.GetContainingWhileContext(_tf.GetOutputContext(op))
+    return GetContainingWhileContext(GetOutputContext(op))
 
 
 def reading_while_context(op: Operation) -> Any:
@@ -47,7 +48,7 @@ def reading_while_context(op: Operation) -> Any:
         return context
     # The context need not list the op: it knows one Enter for each tensor outside.
     if op.get_attr("frame_name") == context.name.encode():
-        return _tf.GetContainingWhileContext(context.outer_context)
+        return GetContainingWhileContext(context.outer_context)
     return context
 
 
@@ -296,7 +297,7 @@ def copy_context(
         if members.context.IsWhileContext():
             copied = _tf.WhileContext.from_proto(proto)
         else:
-            copied = _tf.CondContext.from_proto(proto)
+            copied = CondContext.from_proto(proto)
     copies = [copied]
     for copy in copies:
         copies += copy._nested_contexts

@@ -16,6 +16,12 @@ from geutil.quantize.calibration.calibrating import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
 from geutil.quantize.partial_copy import PartialCopy
 from geutil.quantize.planning.network import Network
+from geutil.quantize.reestimated_norms import (
+    InferenceNorm,
+    Missed,
+    Reestimated,
+    ReestimateReport,
+)
 from geutil.select.walks import get_backward_walk_ops
 
 Array = np.ndarray[Any, Any]
@@ -50,9 +56,7 @@ class ChannelMoments:
 
 
 @tf.autograph.experimental.do_not_convert
-def reestimate_batch_norm(
-    model: Any, dataset: Any
-) -> reestimated_norms.ReestimateReport:
+def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
     """Set the moving statistics of batch norms to those of data.
 
     Training for quantization, or a change of the weights, leaves moving averages
@@ -109,12 +113,10 @@ def reestimate_batch_norm(
         (inside, outside) for outside, inside in functions.bindings(graph)
     )
     found = reestimated_norms.find_norms(network, handles)
-    norms = [
-        norm for norm in found if isinstance(norm, reestimated_norms.InferenceNorm)
-    ]
+    norms = [norm for norm in found if isinstance(norm, InferenceNorm)]
     samples = list(batches(dataset, model.inputs))
     before = [(h, _read(h)) for norm in norms for h in (norm.mean, norm.variance)]
-    entries: dict[reestimated_norms.InferenceNorm, reestimated_norms.Reestimated] = {}
+    entries: dict[InferenceNorm, Reestimated] = {}
     try:
         for level in _levels(norms):
             entries.update(_set(graph, model.inputs, level, samples))
@@ -122,25 +124,21 @@ def reestimate_batch_norm(
         for handle, value in before:
             _assign(handle, value)
         raise
-    missed = tuple(norm for norm in found if isinstance(norm, reestimated_norms.Missed))
-    return reestimated_norms.ReestimateReport(
-        tuple(entries[n] for n in norms), missed, len(samples)
-    )
+    missed = tuple(norm for norm in found if isinstance(norm, Missed))
+    return ReestimateReport(tuple(entries[n] for n in norms), missed, len(samples))
 
 
 def _levels(
-    norms: Sequence[reestimated_norms.InferenceNorm],
-) -> list[list[reestimated_norms.InferenceNorm]]:
+    norms: Sequence[InferenceNorm],
+) -> list[list[InferenceNorm]]:
     """Return the norms in groups, each depending on those before it only."""
     owner = {mark: norm for norm in norms for mark in norm.marks}
-    before: dict[
-        reestimated_norms.InferenceNorm, list[reestimated_norms.InferenceNorm]
-    ] = {}
+    before: dict[InferenceNorm, list[InferenceNorm]] = {}
     for norm in norms:
         behind: list[Operation] = get_backward_walk_ops([norm.source])
         before[norm] = [owner[op] for op in behind if op in owner]
     order = sorted(norms, key=lambda norm: len({id(n) for n in before[norm]}))
-    depth: dict[reestimated_norms.InferenceNorm, int] = {}
+    depth: dict[InferenceNorm, int] = {}
     for norm in order:
         others = [other for other in before[norm] if other is not norm]
         depth[norm] = max((depth.get(other, 0) + 1 for other in others), default=0)
@@ -151,9 +149,9 @@ def _levels(
 def _set(
     graph: Graph,
     inputs: Mapping[str, Tensor],
-    norms: Sequence[reestimated_norms.InferenceNorm],
+    norms: Sequence[InferenceNorm],
     samples: Sequence[Sample],
-) -> dict[reestimated_norms.InferenceNorm, reestimated_norms.Reestimated]:
+) -> dict[InferenceNorm, Reestimated]:
     """Set the statistics of norms that do not depend on each other."""
     copy = PartialCopy(graph, inputs, frozen(range_values(graph)))
     wanted = [t for n in norms for t in (n.source, n.scale) if t is not None]
@@ -194,8 +192,8 @@ def _set(
 
 
 def _assigned(
-    norm: reestimated_norms.InferenceNorm, moments: ChannelMoments, scale: Array | None
-) -> reestimated_norms.Reestimated:
+    norm: InferenceNorm, moments: ChannelMoments, scale: Array | None
+) -> Reestimated:
     mean, variance, kept = moments.mean, moments.variance, 0
     if scale is not None:
         factors = np.broadcast_to(scale.astype(np.float64).reshape(-1), mean.shape)
@@ -207,9 +205,7 @@ def _assigned(
         kept = int((~used).sum())
     for handle, value in ((norm.mean, mean), (norm.variance, variance)):
         _assign(handle, value.reshape(_read(handle).shape))
-    return reestimated_norms.Reestimated(
-        norm.name, mean, variance, scale is not None, kept
-    )
+    return Reestimated(norm.name, mean, variance, scale is not None, kept)
 
 
 def _read(handle: Any) -> Array:

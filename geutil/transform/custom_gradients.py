@@ -19,11 +19,12 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph import creation, gradient_functions, types
 from geutil.graph.state import state_of
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformState
 
 
-def copied_gradient(info: TransformState, op: types.Operation, gradient: str) -> str:
+def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
     """Register the gradient for a copy of `op` and return its name.
 
     Args:
@@ -38,10 +39,10 @@ def copied_gradient(info: TransformState, op: types.Operation, gradient: str) ->
 
 
 def carried_gradient(
-    op: types.Operation,
+    op: Operation,
     gradient: str,
-    graph_: types.Graph,
-    copies: types.IdentityMap[types.Tensor],
+    graph_: Graph,
+    copies: IdentityMap[Tensor],
     copy_replacing: Copier,
 ) -> str:
     """Register a gradient for an op that stands in `graph_` for `op`; return its name.
@@ -58,9 +59,7 @@ def carried_gradient(
 
     # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
     @tf.autograph.experimental.do_not_convert
-    def gradient_of_copy(
-        op_: types.Operation | None, *grads_: types.Tensor | None
-    ) -> list[Any]:
+    def gradient_of_copy(op_: Operation | None, *grads_: Tensor | None) -> list[Any]:
         # TensorFlow passes no op when it traces the gradient for a SavedModel.
         copy_graph = target() if op_ is None else op_.graph
         copies = _copies_for(name, copy_graph, op)
@@ -68,10 +67,10 @@ def carried_gradient(
         traced = _traced(op, gradient, grads_)
         body, results = traced.body, traced.results
 
-        def copy_of(outside: Any) -> types.Tensor:
+        def copy_of(outside: Any) -> Tensor:
             return _copy_of(outside, copies, source, copy_graph, current, op)
 
-        inputs: types.MutableIdentityMap[types.Tensor] = types.MutableIdentityMap()
+        inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
         for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
             if stand_in is not None:
                 inputs[stand_in] = grad
@@ -97,7 +96,7 @@ def carried_gradient(
     return name
 
 
-def read_by_gradient(op: types.Operation) -> list[types.Tensor]:
+def read_by_gradient(op: Operation) -> list[Tensor]:
     """Return the tensors of its graph that the gradient of an op reads.
 
     None if the gradient is no closure: then it reads what the op reads and makes. None,
@@ -114,14 +113,14 @@ def read_by_gradient(op: types.Operation) -> list[types.Tensor]:
         gradient = rewired.gradient
     if gradient not in state.gradient_reads:
         state.gradient_reads[gradient] = _read_by_closure(op, gradient)
-    reads: list[types.Tensor] = state.gradient_reads[gradient]
+    reads: list[Tensor] = state.gradient_reads[gradient]
     if rewired is None:
         return reads
     now = [(t, rewired.stand_ins().get(t, t)) for t in reads]
     return [t if t_ is None else t_ for t, t_ in now]
 
 
-def _read_by_closure(op: types.Operation, gradient: str) -> list[types.Tensor]:
+def _read_by_closure(op: Operation, gradient: str) -> list[Tensor]:
     try:
         traced = _traced(op, gradient, op.outputs)
     except Exception:  # It is anybody's code.
@@ -142,15 +141,13 @@ class _Traced:
         read: (outside tensor, placeholder inside) for each that the gradient reads.
     """
 
-    body: types.Graph
-    stand_ins: Sequence[types.Tensor | None]
+    body: Graph
+    stand_ins: Sequence[Tensor | None]
     results: list[Any]
-    read: Sequence[tuple[Any, types.Tensor]]
+    read: Sequence[tuple[Any, Tensor]]
 
 
-def _traced(
-    op: types.Operation, gradient: str, grads: Iterable[types.Tensor | None]
-) -> _Traced:
+def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Traced:
     body = gradient_functions.new_body("copied_gradient")
     with body.as_default():
         stand_ins = [None if g is None else _stand_in(g) for g in grads]
@@ -163,10 +160,8 @@ def _traced(
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
 
 
-def _copies_for(
-    name: str, graph_: types.Graph | None, op: types.Operation
-) -> types.IdentityMap[types.Tensor]:
-    copies: types.IdentityMap[types.Tensor] | None = None
+def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:
+    copies: IdentityMap[Tensor] | None = None
     if graph_ is not None:
         copies = state_of(graph_).gradient_copies.get(name)
     if copies is None:
@@ -177,18 +172,18 @@ def _copies_for(
     return copies
 
 
-def _stand_in(grad: types.Tensor) -> types.Tensor:
+def _stand_in(grad: Tensor) -> Tensor:
     return tf.compat.v1.placeholder(grad.dtype, grad.shape)
 
 
 def _copy_of(
     outside: Any,
-    copies: types.IdentityMap[types.Tensor],
-    source: types.Graph,
-    copy_graph: types.Graph,
-    current: types.Graph,
-    op: types.Operation,
-) -> types.Tensor:
+    copies: IdentityMap[Tensor],
+    source: Graph,
+    copy_graph: Graph,
+    current: Graph,
+    op: Operation,
+) -> Tensor:
     """Return the tensor that stands in `current` for one that the closure reads."""
     if not types.is_tensor(outside):
         with current.as_default():
@@ -207,15 +202,15 @@ def _copy_of(
 
 
 def _carry_over(
-    body: types.Graph,
-    inputs: types.IdentityMap[types.Tensor],
-    graph_: types.Graph,
+    body: Graph,
+    inputs: IdentityMap[Tensor],
+    graph_: Graph,
     copy_replacing: Copier,
-) -> types.IdentityMap[types.Tensor]:
+) -> IdentityMap[Tensor]:
     """Copy the ops of `body` into `graph_` and return the copies of its tensors."""
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
-    carried = types.MutableIdentityMap(inputs.items())
+    carried = MutableIdentityMap(inputs.items())
     if ops:
         scope = types.scope_finalize(graph_.get_name_scope())
         _, info = copy_replacing(

@@ -9,6 +9,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import creation, functions, types
+from geutil.graph.types import Element, Graph, IdentityMap, Operation, Tensor
 from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
 
@@ -50,7 +51,7 @@ class TransformState:
     def __init__(
         self,
         sgv: SubGraphView,
-        dst_graph: types.Graph,
+        dst_graph: Graph,
         dst_scope: str,
         src_scope: str,
         copy_replacing: Copier,
@@ -58,29 +59,29 @@ class TransformState:
         self.sgv = sgv
         self.sgv_inputs_set = types.IdentitySet(sgv.inputs)
         self.ops = frozenset(sgv.ops)
-        self.graph: types.Graph = sgv.graph
+        self.graph: Graph = sgv.graph
         self.scope = src_scope
         self.graph_ = dst_graph
         self.scope_ = dst_scope
         self.copy_replacing = copy_replacing
         self.reuses_scope = bool(dst_scope)
-        self.transformed_ops: dict[types.Operation, types.Operation] = {}
-        self.transformed_ts: types.MutableIdentityMap[types.Tensor] = (
+        self.transformed_ops: dict[Operation, Operation] = {}
+        self.transformed_ts: types.MutableIdentityMap[Tensor] = (
             types.MutableIdentityMap()
         )
         self.control_outputs = ControlOutputs(self.graph)
         self.collections = types.collections_of_elements(self.graph)
-        self.copied: dict[types.Operation, types.Operation] = {}
-        self.loose_controls: list[types.Operation] = []
-        self.altered_ops: list[types.Operation] = []
-        self.handled_ts: list[types.Tensor] = []
-        self.outside_ts: list[types.Tensor] = []
-        self.cyclic_ts: list[tuple[types.Operation, int, types.Tensor]] = []
+        self.copied: dict[Operation, Operation] = {}
+        self.loose_controls: list[Operation] = []
+        self.altered_ops: list[Operation] = []
+        self.handled_ts: list[Tensor] = []
+        self.outside_ts: list[Tensor] = []
+        self.cyclic_ts: list[tuple[Operation, int, Tensor]] = []
         self.has_contexts = False
         self.context_names: dict[str, str] = {}
         self.function_names: dict[str, str] = {}
-        self.colocated: dict[types.Operation, list[bytes]] = {}
-        self.replacements: types.IdentityMap[types.Tensor] = types.IdentityMap()
+        self.colocated: dict[Operation, list[bytes]] = {}
+        self.replacements: IdentityMap[Tensor] = IdentityMap()
         self.transform_original_op_handler: Any = None
         self._known_collections = types.known_collection_names()
 
@@ -102,7 +103,7 @@ class TransformState:
             )
         return self.scope_ + name[len(self.scope) :]
 
-    def collection_names(self, element: types.Element) -> list[str]:
+    def collection_names(self, element: Element) -> list[str]:
         """Return the collections that the copy of `element` belongs to.
 
         Names that TensorFlow gives a meaning stay; others move to the new scope.
@@ -152,14 +153,14 @@ class TransformerInfo:
         self._ts = info.transformed_ts
 
     @property
-    def _transformed_ops(self) -> Mapping[types.Operation, types.Operation]:
+    def _transformed_ops(self) -> Mapping[Operation, Operation]:
         """The ops; read by clients of the old graph editor."""
         return MappingProxyType(self._ops)
 
     @property
-    def _transformed_ts(self) -> types.IdentityMap[types.Tensor]:
+    def _transformed_ts(self) -> IdentityMap[Tensor]:
         """The tensors; read by clients of the old graph editor."""
-        return types.IdentityMap(self._ts.items())
+        return IdentityMap(self._ts.items())
 
     def transformed(
         self, original: Any, missing_fn: MissingFunction | None = None
@@ -202,9 +203,9 @@ class TransformerInfo:
     @staticmethod
     def _map(
         tree: Any,
-        ops: Mapping[types.Operation, types.Operation],
-        tensors: types.IdentityMap[types.Tensor],
-        names: Mapping[str, types.Element],
+        ops: Mapping[Operation, Operation],
+        tensors: IdentityMap[Tensor],
+        names: Mapping[str, Element],
         missing_fn: MissingFunction | None,
     ) -> Any:
         def look_up(element: Any) -> Any:
@@ -224,19 +225,19 @@ class TransformerInfo:
         return types.map_leaves(tree, look_up)
 
     @cached_property
-    def _names(self) -> dict[str, types.Element]:
+    def _names(self) -> dict[str, Element]:
         return {e.name: e_ for e, e_ in (*self._ops.items(), *self._ts.items())}
 
     @cached_property
     def _inverse(
         self,
     ) -> tuple[
-        dict[types.Operation, types.Operation],
-        types.IdentityMap[types.Tensor],
-        dict[str, types.Element],
+        dict[Operation, Operation],
+        IdentityMap[Tensor],
+        dict[str, Element],
     ]:
         ops = {op_: op for op, op_ in self._ops.items()}
-        tensors = types.IdentityMap((t_, t) for t, t_ in self._ts.items())
+        tensors = IdentityMap((t_, t) for t, t_ in self._ts.items())
         names = {e_.name: e for e_, e in (*ops.items(), *tensors.items())}
         return ops, tensors, names
 

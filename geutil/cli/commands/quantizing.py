@@ -9,13 +9,14 @@ import typer
 
 from geutil.cli import files, options
 from geutil.cli.files import Batches, CommandError
+from geutil.cli.options import As, BatchSize, Force, Json, Method, ModelFormat, Source
 from geutil.cli.output import counted, plain, show, working
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 
 
 def quantize(
-    path: options.Source,
+    path: Source,
     output: options.Target,
     data: Annotated[
         Path | None,
@@ -24,8 +25,8 @@ def quantize(
             show_default=False,
         ),
     ] = None,
-    method: Annotated[options.Method, typer.Option(help="How.")] = options.Method.best,
-    batch: options.BatchSize = 32,
+    method: Annotated[Method, typer.Option(help="How.")] = Method.best,
+    batch: BatchSize = 32,
     weight_bits: Bits = 8,
     activation_bits: Bits = 8,
     scope: Annotated[
@@ -43,9 +44,9 @@ def quantize(
     ] = False,
     html: options.Html = None,
     signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Insert FakeQuant ops, calibrate them, and write a model or an int8 .tflite file.
 
@@ -55,7 +56,7 @@ def quantize(
     files.check_target(output, form, force)
     files.check_page(html, force)
     batches = None if data is None else Batches(data, batch)
-    if files.format_of(output, form) is options.ModelFormat.tflite and batches is None:
+    if files.format_of(output, form) is ModelFormat.tflite and batches is None:
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
@@ -97,15 +98,15 @@ def quantize(
 
 
 def calibrate(
-    path: options.Source,
+    path: Source,
     data: options.Data,
     output: options.Target,
-    method: Annotated[options.Method, typer.Option(help="How.")] = options.Method.best,
-    batch: options.BatchSize = 32,
+    method: Annotated[Method, typer.Option(help="How.")] = Method.best,
+    batch: BatchSize = 32,
     signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
     files.check_source(path)
@@ -117,18 +118,16 @@ def calibrate(
     show(report, as_json=as_json)
 
 
-def _calibrated(model: Any, batches: Batches, method: options.Method) -> Any:
+def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
     given = counted(batches, "calibrating", len(batches))
     return set_ranges(model, given, method.value, progress=False)
 
 
-def _write(
-    model: Any, output: Path, form: options.ModelFormat | None, force: bool
-) -> None:
+def _write(model: Any, output: Path, form: ModelFormat | None, force: bool) -> None:
     """Write a model, or its int8 file."""
-    if files.format_of(output, form) is not options.ModelFormat.tflite:
+    if files.format_of(output, form) is not ModelFormat.tflite:
         files.write_model(model, output, form, force)
         return
     from geutil.quantize import to_int8

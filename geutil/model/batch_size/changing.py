@@ -14,6 +14,7 @@ from geutil.graph.op_types import ENTERS, SWITCHES
 from geutil.graph.types import Tensor
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
+from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, CallAnew, Writer
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
@@ -23,9 +24,7 @@ _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
 
 
-def fixed_graph_def(
-    graph_def: Any, plan: batch_edits.BatchPlan, new: int | None
-) -> Any:
+def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
     """Return a copy of a graph with the changes of a plan.
 
     What is recorded of the shapes of growing nodes is dropped. Functions that change
@@ -36,7 +35,7 @@ def fixed_graph_def(
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
-    writer = batch_edits.Writer(result.node, function=False, new=new)
+    writer = Writer(result.node, function=False, new=new)
     waiting = _apply(plan, result.node, writer)
     while waiting:
         edit, node = waiting.pop()
@@ -49,24 +48,22 @@ def fixed_graph_def(
 
 
 def _apply_to_function(
-    function: Any, plan: batch_edits.BatchPlan, new: int | None
-) -> list[tuple[batch_edits.CallAnew, Any]]:
+    function: Any, plan: BatchPlan, new: int | None
+) -> list[tuple[CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
-    writer = batch_edits.Writer(function.node_def, function=True, new=new, taken=args)
+    writer = Writer(function.node_def, function=True, new=new, taken=args)
     for attributes in function.arg_attr.values():
         attributes.attr.pop("_output_shapes", None)
     function.attr.pop("_input_shapes", None)
     for edit in plan.edits:
-        if isinstance(edit, batch_edits.Broadcast) and edit.node is None:
+        if isinstance(edit, Broadcast) and edit.node is None:
             result = function.signature.output_arg[edit.index].name
             source = function.ret[result]
             function.ret[result] = _broadcast(writer, edit, result, source, ())
     return _apply(plan, function.node_def, writer)
 
 
-def _apply(
-    plan: batch_edits.BatchPlan, nodes: Any, writer: batch_edits.Writer
-) -> list[tuple[batch_edits.CallAnew, Any]]:
+def _apply(plan: BatchPlan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]:
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
     framed = any(node.op in _FRAMES for node in nodes)
@@ -77,7 +74,7 @@ def _apply(
         if edit.node is None:
             continue
         node = by_name[edit.node]
-        if isinstance(edit, batch_edits.CallAnew):
+        if isinstance(edit, CallAnew):
             calls.append((edit, node))
         else:
             _change(edit, node, by_name, writer, framed)
@@ -88,7 +85,7 @@ def _change(
     edit: batch_edits.Edit,
     node: Any,
     by_name: dict[str, Any],
-    writer: batch_edits.Writer,
+    writer: Writer,
     framed: bool,
 ) -> None:
     name = f"{node.name}/batch_size"
@@ -118,7 +115,7 @@ def _change(
         node.input[edit.index] = writer.dims(
             name, edit.dims, edit.source, edit.dtype, after
         )
-    elif isinstance(edit, batch_edits.Broadcast):
+    elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
         after = [f"^{node_of(source)}"] if framed else []
         node.input[edit.index] = _broadcast(writer, edit, name, source, after)
@@ -130,8 +127,8 @@ def _controls(node: Any) -> list[str]:
 
 
 def _broadcast(
-    writer: batch_edits.Writer,
-    edit: batch_edits.Broadcast,
+    writer: Writer,
+    edit: Broadcast,
     name: str,
     tensor: str,
     after: Iterable[str],
@@ -145,7 +142,7 @@ def _broadcast(
     return writer.broadcast(name, tensor, shape, edit.dtype)
 
 
-def _call(node: Any, edit: batch_edits.CallAnew, function: str) -> None:
+def _call(node: Any, edit: CallAnew, function: str) -> None:
     if edit.attribute is None:
         node.op = function
         return
@@ -179,9 +176,7 @@ def set_batch_size(
             _logger.debug("batch size %s of %r: %s", size, model, edit)
         program.graph_def = fixed_graph_def(program.graph_def, done.plan, size)
     else:
-        growing = batch_edits.BatchPlan(
-            growing={n.name for n in program.graph_def.node}
-        )
+        growing = BatchPlan(growing={n.name for n in program.graph_def.node})
         program.graph_def = fixed_graph_def(program.graph_def, growing, size)
     _set_placeholders(program, batched, size)
     # The graph on trial is one by itself: a refusal leaves no trace.
@@ -264,9 +259,7 @@ def _walked(
         ) from error
 
 
-def _refuse(
-    model: EditableModel, plan: batch_edits.BatchPlan, size: int | None
-) -> None:
+def _refuse(model: EditableModel, plan: BatchPlan, size: int | None) -> None:
     problems = plan.all_problems()
     if problems:
         listed = "\n  ".join(str(p) for p in problems)

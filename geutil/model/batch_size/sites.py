@@ -14,6 +14,7 @@ from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
 from geutil.model.batch_size import batch_axes, batch_edits
 from geutil.model.batch_size.batch_axes import BatchSource, ScopeNode, Shape, Sizes
+from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
@@ -193,7 +194,7 @@ class Site:
         entry: ScopeNode,
         operands: list[Tensor],
         probing: Probing,
-        plan: batch_edits.BatchPlan,
+        plan: BatchPlan,
         fallback: BatchSource | None,
         producers: Sequence[ScopeNode | None] = (),
         readers: Sequence[tuple[str, int]] = (),
@@ -221,7 +222,7 @@ class Site:
             entry,
             list(self.operands),
             self.probing,
-            batch_edits.BatchPlan(),
+            BatchPlan(),
             self.fallback,
         )
         made.producers, made.readers = self.producers, self.readers
@@ -257,7 +258,7 @@ class Site:
                 return source_at(self.probing, self.operands[i], self.written[i], axis)
         return self.fallback
 
-    def edit(self, edit: batch_edits.Edit) -> None:
+    def edit(self, edit: Edit) -> None:
         """Plan a change."""
         self.plan.edits.append(edit)
 
@@ -276,7 +277,7 @@ class Site:
         self.edit(batch_edits.SetConstant(self.node.name, index, array))
         self.operands[index] = self.probing.constant(probed, dtype)
 
-    def set_dims(self, index: int, dims: batch_edits.Dims, data: int) -> None:
+    def set_dims(self, index: int, dims: Dims, data: int) -> None:
         """Give the op a vector of dimensions, of which some grow with the batch."""
         source = self.source(data)
         if source is None:
@@ -292,18 +293,16 @@ class Site:
         self.edit(batch_edits.SetAttribute(self.node.name, name, value))
         self.node.attr[name].CopyFrom(value)
 
-    def probed(self, dims: batch_edits.Dims) -> list[int]:
+    def probed(self, dims: Dims) -> list[int]:
         """Return dimensions with the size that stands for the batch."""
         return [
-            d.factor * self.sizes.probe if isinstance(d, batch_edits.Grown) else d
-            for d in dims
+            d.factor * self.sizes.probe if isinstance(d, Grown) else d for d in dims
         ]
 
-    def symbolic(self, shape: Sequence[int]) -> batch_edits.Dims:
+    def symbolic(self, shape: Sequence[int]) -> Dims:
         """Return a shape of the probing graph with the batch as such."""
         return tuple(
-            batch_edits.Grown(self.sizes.factor(d)) if self.sizes.factor(d) else d
-            for d in shape
+            Grown(self.sizes.factor(d)) if self.sizes.factor(d) else d for d in shape
         )
 
     def broadcast(self, index: int, axis: int, factor: int) -> bool:
@@ -352,7 +351,7 @@ def broadcast_for_batch(
     factor: int,
     *,
     result: bool = False,
-) -> tuple[batch_edits.Broadcast, Tensor] | None:
+) -> tuple[Broadcast, Tensor] | None:
     """Return the change that repeats a tensor for the batch, and what results.
 
     Args:
@@ -383,12 +382,12 @@ def broadcast_for_batch(
         site.problem(*NO_SOURCE)
         return None
     known = [d for d in shape if d is not None]
-    dims: batch_edits.Dims = (
+    dims: Dims = (
         *known[:axis],
-        batch_edits.Grown(factor),
+        Grown(factor),
         *known[axis + 1 :],
     )
-    edit = batch_edits.Broadcast(
+    edit = Broadcast(
         None if result else site.node.name,
         index,
         axis,

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import protos
+from geutil.graph.protos import FunctionDef, GraphDef, MetaGraphDef, SavedModel
 from geutil.model.files import inspection, loading, reading, wire
-from geutil.model.files.inspection import Inspection
+from geutil.model.files.inspection import Inspection, TensorInfo, VariableInfo
 from geutil.model.files.reading import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
@@ -102,9 +103,9 @@ def _with_saved_model(
 ) -> Inspection:
     places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
     # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
-    slim = protos.SavedModel()
+    slim = SavedModel()
     for place in places:
-        meta_graph = wire.message(buffer, place, protos.MetaGraphDef, 1, 3, 4, 5, 6)
+        meta_graph = wire.message(buffer, place, MetaGraphDef, 1, 3, 4, 5, 6)
         slim.meta_graphs.append(meta_graph)
     chosen = reading.select_meta_graph(slim, tags)
     place = next(
@@ -130,15 +131,13 @@ def _with_saved_model(
 
 
 def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
-    ops, constants = _count(wire.elements(buffer, graph, protos.GraphDef, "node"))
+    ops, constants = _count(wire.elements(buffer, graph, GraphDef, "node"))
     function_ops: Counter[str] = Counter()
     functions = []
     for library in wire.spans(buffer, graph, _LIBRARY):
         for place in wire.spans(buffer, library, _NODE):
-            signature = wire.message(buffer, place, protos.FunctionDef, 1).signature
-            counts, more = _count(
-                wire.elements(buffer, place, protos.FunctionDef, "node_def")
-            )
+            signature = wire.message(buffer, place, FunctionDef, 1).signature
+            counts, more = _count(wire.elements(buffer, place, FunctionDef, "node_def"))
             function_ops.update(counts)
             constants += more
             functions.append(
@@ -175,7 +174,7 @@ def _ordered(counts: Counter[str]) -> dict[str, int]:
 
 
 def _signature(signature: Any) -> inspection.SignatureInfo:
-    def tensors(infos: Any) -> dict[str, inspection.TensorInfo]:
+    def tensors(infos: Any) -> dict[str, TensorInfo]:
         return {
             name: tensor_info(infos[name].dtype, infos[name].tensor_shape)
             for name in sorted(infos)
@@ -186,24 +185,20 @@ def _signature(signature: Any) -> inspection.SignatureInfo:
     )
 
 
-def tensor_info(dtype: int, shape: Any) -> inspection.TensorInfo:
+def tensor_info(dtype: int, shape: Any) -> TensorInfo:
     """Return the type and shape that protos tell."""
     known = None
     with suppress(TypeError):
         known = tf.dtypes.as_dtype(dtype)
     if shape.unknown_rank:
-        return inspection.TensorInfo(known, None)
-    return inspection.TensorInfo(
-        known, tuple(d.size if d.size >= 0 else None for d in shape.dim)
-    )
+        return TensorInfo(known, None)
+    return TensorInfo(known, tuple(d.size if d.size >= 0 else None for d in shape.dim))
 
 
-def _variables(
-    folder: Path, buffer: Buffer, place: Span
-) -> tuple[inspection.VariableInfo, ...]:
+def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo, ...]:
     """Return the variables of the object graph, or else those of the checkpoint."""
     found = [
-        inspection.VariableInfo(
+        VariableInfo(
             variable.name,
             tensor_info(variable.dtype, variable.shape),
             variable.trainable,
@@ -217,9 +212,7 @@ def _variables(
     if found or not loading.has_checkpoint(prefix):
         return tuple(found)
     return tuple(
-        inspection.VariableInfo(
-            entry.name, inspection.TensorInfo(entry.dtype, entry.shape), None
-        )
+        VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
         for entry in loading.entries(prefix)
     )
 
