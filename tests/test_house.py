@@ -46,6 +46,8 @@ FOUND = {
     "file names used twice": ["b.py"],
     "class names used twice": ["Thing"],
     "tables of op types doubled": ["Add AddV2: geutil.f._SUMS, geutil.g._ADDS"],
+    # Not those of h, with a comment, and of i, with a docstring.
+    "functions above 15 lines without docstring or comment": ["geutil/j.py:1 f"],
     'docstring titles "What", "Which"': ["geutil.a"],
     "modules not in the map": [
         *("geutil.c.e", "geutil.f", "geutil.g", "geutil.h", "geutil.i", "geutil.j")

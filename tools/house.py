@@ -29,7 +29,7 @@ MAP = Path("docs", "architecture.md")
 PRIVATE = ("tensorflow.python.", "tensorflow.core.")
 """How the names of TensorFlow's private modules begin."""
 LONG = 15
-"""Functions of more code lines than this ask for a comment, if they branch."""
+"""Functions of more code lines than this ask for a docstring or a comment."""
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -209,16 +209,31 @@ def doubled_tables(modules: Iterable[Module]) -> list[str]:
     ]
 
 
-def branching_functions(module: Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield the long functions that branch, and whether a comment is in them."""
+def long_functions(module: Module) -> Iterator[tuple[ast.FunctionDef, bool]]:
+    """Yield the long functions, and whether a comment is in them."""
     for node in module.nodes:
         if isinstance(node, ast.FunctionDef):
             lines = lines_of(node)
-            branches = (ast.If, ast.IfExp, ast.Match, ast.Try)
-            if len(lines & module.code_lines) > LONG and any(
-                isinstance(inner, branches) for inner in ast.walk(node)
-            ):
+            if len(lines & module.code_lines) > LONG:
                 yield node, bool(lines & module.comment_lines)
+
+
+def branching_functions(module: Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the long functions that branch, and whether a comment is in them."""
+    branches = (ast.If, ast.IfExp, ast.Match, ast.Try)
+    for node, has_comment in long_functions(module):
+        if any(isinstance(inner, branches) for inner in ast.walk(node)):
+            yield node, has_comment
+
+
+def unexplained(modules: Iterable[Module]) -> list[str]:
+    """Return the long functions that have neither a docstring nor a comment."""
+    return [
+        f"{module.path.as_posix()}:{node.lineno} {node.name}"
+        for module in modules
+        for node, has_comment in long_functions(module)
+        if not has_comment and ast.get_docstring(node) is None
+    ]
 
 
 def riddles(modules: Iterable[Module]) -> list[str]:
@@ -357,6 +372,7 @@ def measure(root: Path) -> list[Row]:
     long = [has for m in modules for _, has in branching_functions(m)]
     files, classes = doubled_files(modules), doubled_classes(modules)
     tables, questions = doubled_tables(modules), riddles(modules)
+    bare = unexplained(modules)
     place = root / MAP
     missing = unmapped(modules, place.read_text() if place.exists() else "")
     return [
@@ -376,6 +392,12 @@ def measure(root: Path) -> list[Row]:
             f"branching functions above {LONG} lines with a comment",
             f"{share(sum(long), len(long))} of {len(long)}",
             "each that needs one",
+        ),
+        Row(
+            f"functions above {LONG} lines without docstring or comment",
+            str(len(bare)),
+            "0",
+            bare,
         ),
         Row('docstring titles "What", "Which"', str(len(questions)), "0", questions),
         Row("modules not in the map", str(len(missing)), "0", missing),

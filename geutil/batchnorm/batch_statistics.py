@@ -259,6 +259,7 @@ def _of_fused(norm: Norm) -> tuple[Tensor, Tensor, Operation]:
 def _of_steps(
     norm: Norm, origins: Origins
 ) -> tuple[Tensor, Tensor, Operation] | Obstacle:
+    """Return the mean, the variance and the op of its root in a norm of single ops."""
     operands = [step.operand for step in norm.steps if step.operand is not None]
     last = norm.steps[-1].op
     roots = dict.fromkeys(root for t in operands for root in origins.spreads(t))
@@ -266,6 +267,7 @@ def _of_steps(
         return Obstacle(f"takes the roots of {len(roots)} variances", last)
     root = next(iter(roots))
     batch = [t for t in root.inputs[0].op.inputs if origins.of(t) is Origin.BATCH]
+    # The root is that of a sum: the batch's variance and a parameter, epsilon.
     if len(batch) != 1:
         return Obstacle("does not take the root of the batch's variance", root)
     variance = batch[0]

@@ -319,6 +319,7 @@ def computed(steps: Sequence[Step], moving: Sequence[Moving] = ()) -> Affine:
 
 
 def _composed(steps: Sequence[Step], values: Sequence[Sequence[Value]]) -> Affine:
+    """Return the affine map of some steps, applied one after the other."""
     affine = Affine()
     for step, parameters in zip(steps, values, strict=True):
         if step.kind is Kind.NORMALIZE:

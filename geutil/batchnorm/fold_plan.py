@@ -250,6 +250,7 @@ class Planner:
             objection = self._objection(norm, statistics)
             if objection is not None:
                 self._objections[norm] = objection
+        # No path from another norm to its layer may cross a norm that stays.
         self._barred = {
             step.op: norm for norm in self._objections for step in norm.steps
         }
@@ -330,6 +331,7 @@ class Planner:
     def _objection_to_training(
         self, norm: Norm, statistics: MovingStatistics
     ) -> Obstacle | None:
+        """Return why a training norm may not be folded; note its moving statistics."""
         op = norm.steps[-1].op
         if not self._choices.assume_inference:
             return Obstacle(
@@ -357,6 +359,7 @@ class Planner:
         return found
 
     def _objection_to(self, path: Path) -> Obstacle | None:
+        """Return why a norm may not be folded into a layer along a path, or None."""
         layer = path.layer
         sizes = layer.sizes(layer.outputs)
         if sizes is None:

@@ -65,6 +65,7 @@ class FoldReport(Shown):
     def __str__(self) -> str:
         folded, refused = len(self.folded), len(self.refused)
         entries: list[Folded | Refused] = [*self.folded, *self.refused]
+        # Signatures may hold norms of the same name: with several, entries name theirs.
         several = len({entry.signature for entry in entries}) > 1
 
         def label(entry: Folded | Refused) -> str:

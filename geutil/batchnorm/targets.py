@@ -140,6 +140,7 @@ class Places:
             self._add_bodies(model, name)
 
     def _add_bodies(self, model: Any, signature: str) -> None:
+        """List the bodies of the functions that the graph of a model calls."""
         if not callers_in(model.graph):
             return
         bodies: dict[str, Any] = {}
@@ -154,6 +155,7 @@ class Places:
         for key, body in bodies.items():
             ops = body.callers
             callers = [known[op] for op in ops if op in known]
+            # A list of callers is of use only if it is complete.
             place = Place(
                 body.graph,
                 f"{key}/",
@@ -188,6 +190,7 @@ def _signatures(model: Any) -> Mapping[str, Any]:
 
 
 def _bodies(functions: OpenedFunctions) -> Iterator[Place]:
+    """Yield the bodies of opened functions, with the reason if one is fixed."""
     for function in functions.opened:
         fixed = ""
         if function.fixed:

@@ -387,6 +387,7 @@ def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
 
 
 def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
+    """Copy a layer with corrected weights, and the path from it to the norm."""
     layer, links = fold.layer, fold.links
     with creation.surroundings_of(layer.op):
         scale = values.weights
@@ -398,6 +399,8 @@ def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
         weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
     axis = layer.axis
+    # Steps of the path are in the weights and the bias by now; ops that only move
+    # or reshape data are copied.
     for link in links:
         if link is place:
             tensor = _rescaled(tensor, values.result, axis, link)

@@ -221,6 +221,7 @@ class StepProgram:
     def _add_segment(
         self, segment: Segment, nodes: list[Node], sizes: list[int]
     ) -> None:
+        """Add the second run of a segment: a gate, barriers, copies of its ops."""
         gate = len(nodes)
         waits = [self._place[op] for op in segment.awaited if op in self._place]
         nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
@@ -235,6 +236,7 @@ class StepProgram:
             for number in node.outputs:
                 copies[number] = len(sizes)
                 sizes.append(sizes[number])
+            # The barriers wait for the gate, so what reads a copy waits for it, too.
             inputs = [copies.get(number, number) for number in node.inputs]
             nodes.append(
                 node._replace(

@@ -153,6 +153,7 @@ class Report(Shown):
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
         if self.assumed:
+            # All bytes above hold for these shapes only.
             lines.append(f"sizes are those with: {_shapes(self.assumed)}")
         lines += [f"warning: {warning}" for warning in self.warnings]
         if self.kept:

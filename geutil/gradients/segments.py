@@ -327,12 +327,14 @@ def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
 
 
 def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
+    """Return a recomputation of groups of ops, with the waits of each segment."""
     newest = _newest_dependencies(step, groups)
     direct: dict[int, list[Read]] = {}
     held = IdentitySet()
     for read in backward_edges(step).reads:
         if keeps(read.tensor):
             held.add(read.tensor)
+            # A read belongs to the newest segment that its reader depends on.
             direct.setdefault(newest[read.op], []).append(read)
     reading = {read.op for group in groups for read in group.reads}
     waits = awaited_by_stage(step, [group.ops for group in groups], reading, newest)

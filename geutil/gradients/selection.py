@@ -199,6 +199,7 @@ def resolve(
 def _resolve_mode(
     step: PlainStep, mode: str, smallest: int, always: AlwaysKept, among_others: bool
 ) -> Keeping:
+    """Return what a mode keeps, with warnings where plain gradients come of it."""
     if mode == "collection":
         return _resolve_list(step, collected(step.graph), mode, always)
     if mode == "speed":
@@ -210,6 +211,7 @@ def _resolve_mode(
                 "ys: these are plain gradients; checkpoints='memory' chooses by bytes"
             )
         return keeping
+    # What "speed" keeps is simulated as well, since no cutting may lead there.
     heavy = tuple(_chosen_by(step, costs.is_heavy, smallest, always))
     choice = choose_for_memory(
         step, always, smallest, among_others=among_others, other=heavy
@@ -223,6 +225,7 @@ def _resolve_mode(
 def _resolve_list(
     step: PlainStep, listed: Sequence[Tensor], mode: str, always: AlwaysKept
 ) -> Keeping:
+    """Return what a list of tensors keeps, with warnings about the useless ones."""
     between = frozenset(_recomputable(step, always))
     useful = IdentitySet(t for t in listed if t.op in between)
     keeping = Keeping(mode, useful, always)

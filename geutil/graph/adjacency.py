@@ -305,6 +305,8 @@ class _Search:
         self._undo: list[tuple[int, int]] = []
         self._producers: dict[int, dict[Operation, None]] = {}
         self._gained: dict[int, list[Operation]] = {}
+        # Edges that go up in the present order close no cycle by themselves: they count
+        # from the start, and those that go down are inserted one by one.
         for producer, consumer in rewiring.edges():
             if position[producer._id] < position[consumer._id]:
                 self._gained.setdefault(producer._id, []).append(consumer)

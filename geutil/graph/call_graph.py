@@ -199,6 +199,7 @@ class Effects:
                         callers.setdefault(called, []).append(name)
                 if self._by_itself(node):
                     found[name] = None
+        # Effects pass from functions to their callers until no new function has one.
         waiting = list(found)
         while waiting:
             for caller in callers.get(waiting.pop(), ()):

@@ -102,6 +102,7 @@ def _check(
     *,
     keep_order: bool,
 ) -> None:
+    """Raise if the graph, the frames of loops or a cycle forbid edits."""
     ops = [edit.op for edit in inputs] + [change.op for change in controls]
     if not ops:
         return
@@ -110,6 +111,7 @@ def _check(
         if edit.tensor is not None:
             v1_control_flow.check_frames(edit.op, edit.tensor)
     for change in controls:
+        # Frames are checked for new edges only: the graph came with the others.
         present = frozenset(change.op.control_inputs)
         for control in change.control_inputs:
             if control not in present:
@@ -196,6 +198,7 @@ def _check_cycles(
     controls: Iterable[ControlEdit],
     keep_order: bool,
 ) -> None:
+    """Raise if edits close a cycle; `keep_order` adapts the order of ops to them."""
     state = state_of(graph)
     if state.order is None:
         state.order = TopologicalOrder()

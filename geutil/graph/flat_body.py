@@ -49,6 +49,7 @@ class FlatNames:
         self._args = frozenset(args)
         self._library = library
         self._nodes = {d.name: d for d in definitions}
+        # Names are all that edges refer to: a second one would hide the first.
         if len(self._nodes.keys() | self._args) < len(definitions) + len(args):
             raise TransformError(
                 f"two nodes or arguments of function '{function}' have the same name"

@@ -115,6 +115,7 @@ class Wiring:
         return settled[reference]
 
     def _settle_group(self, group: Group) -> str:
+        """Return the op that a group settles on: its only member, or a new NoOp."""
         names: dict[str, None] = {}
         for member in group.members:
             if member not in self._settled:
@@ -270,8 +271,10 @@ class Expansion:
         return {name: [wait_for_tensor(site.inputs[0])] for name in sources}
 
     def _after_controls(self) -> dict[str, list[str]]:
+        """Return the nodes that have to wait for the controls of a call, with these."""
         site, args = self._site, self._site.plan.args
         results = (producer_of(r.tensor) for r in site.plan.body.results)
+        # An argument that is returned has no node in the body that could wait.
         gates = {args[name] for name in results if name in args}
         if site.branched:
             gates |= self._branch_gates()

@@ -156,6 +156,7 @@ class Inliner:
     def _call(
         self, site: BodySite, node: BodyNode, name: str, inputs: list[str], device: str
     ) -> BodySite:
+        """Return the site of a call, placed among the effects of the calling body."""
         plan = self._plans.of(site.plan.calls[node.name])
         read = [
             inlining_plan.producer_of(r) for r in node.inputs if not r.startswith("^")

@@ -116,6 +116,7 @@ def _ops(graph_or_ops: Any) -> list[Operation]:
 
 
 def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
+    """Yield a cycle for each strong component that a topological sort gets stuck in."""
     waiting = dict.fromkeys(ops, 0)
     for op in ops:
         waiting[op] = sum(1 for p in adjacency.predecessors(op) if p in waiting)
@@ -165,12 +166,14 @@ def _strong_components(ops: list[Operation]) -> list[dict[Operation, None]]:
 def _finish_order(
     ops: list[Operation], members: Collection[Operation]
 ) -> list[Operation]:
+    """Return ops in the order in which a depth-first walk to successors leaves them."""
     finished: list[Operation] = []
     seen: set[Operation] = set()
     for op in ops:
         if op in seen:
             continue
         seen.add(op)
+        # Iterators on a stack, since recursion would go as deep as the graph.
         stack = [(op, iter(list(adjacency.successors(op))))]
         while stack:
             top, rest = stack[-1]

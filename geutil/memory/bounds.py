@@ -306,13 +306,16 @@ class _States:
         return np.array(firsts, np.int64), np.array(seconds, np.int64)
 
     def _weights(self, price: int) -> Ints:
+        """Return the bytes that each start and each end adds, at a price of running."""
         count = self._count
         weights = np.zeros(2 * count, np.int64)
         for i, node in enumerate(self._program.nodes):
+            # The price is paid from the start of a node to its end.
             weights[i] += node.temporary - price
             weights[i + count] += price - node.temporary
         for buffer in self._buffers:
             weights[buffer.maker] += buffer.bytes
+            # Buffers with several last readers have a share, below.
             if len(buffer.last) == 1:
                 weights[buffer.last[0] + count] -= buffer.bytes
         for buffer, share in zip(self._shared, self._shares, strict=True):

@@ -316,6 +316,7 @@ def _as_large(op: Operation) -> bool:
 
 
 def _rows(op: Operation) -> Pairs:
+    """Return (output, input) for outputs that are rows in the buffer of the input."""
     place = 1 if op.type == "Split" else 0
     whole = dims_of(op.inputs[place])
     if not whole or None in whole:
@@ -329,6 +330,7 @@ def _rows(op: Operation) -> Pairs:
         row = output.shape.num_elements()
         if rest != whole[1:] or row is None:
             continue
+        # Kernels copy rows whose memory would not be aligned for Eigen.
         if row * output.dtype.size % _ROW_ALIGNMENT == 0:
             pairs.append((i, place))
     return pairs

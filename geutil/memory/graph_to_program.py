@@ -224,7 +224,9 @@ def _node(
     place: Mapping[Operation, int],
     called: Called,
 ) -> Node:
+    """Return the node of an op, its edges given by number."""
     inputs: Sequence[Tensor] = op.inputs
+    # Programs have no cycles: a loop is simulated without its back edge.
     if op.type in ("Merge", "RefMerge"):
         inputs = [t for t in inputs if not adjacency.is_back_edge(t.op, op)]
     return Node(

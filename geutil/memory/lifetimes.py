@@ -96,11 +96,13 @@ class _Walk:
         return _with_ends(self._program, self._maker, found)
 
     def _visit(self, i: int, node: Node, behind: int) -> None:
+        """Take note of what a node reads, and of the buffers that its outputs share."""
         program = self._program
         read = list({id(g): g for g in map(self._group, node.inputs)}.values())
         for group in read:
             read_here = {t for t in node.inputs if self._group(t) is group}
             group.left -= len(read_here)
+            # What runs before this node in any order cannot be the last reader.
             group.last = [j for j in group.last if not behind >> j & 1]
         shared = set()
         taken: list[_BufferGroup] = []
@@ -108,6 +110,8 @@ class _Walk:
             self._join(node.outputs[out], self._group(node.inputs[place]))
             shared.add(node.outputs[out])
             taken.append(self._group(node.inputs[place]))
+        # A kernel may write into an input only if nothing else needs the buffer, in
+        # whatever order the nodes run.
         for out, place in node.reuses:
             tensor, group = node.outputs[out], self._group(node.inputs[place])
             as_large = program.sizes[tensor] == program.sizes[group.tensor]

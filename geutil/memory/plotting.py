@@ -159,12 +159,14 @@ def points(timeline: Profile) -> tuple[list[float], list[float]]:
 
 
 def _mark_peak(axes: Any, timeline: Profile, scale: float, colour: str) -> None:
+    """Mark the peak of a timeline with a dot and its bytes."""
     index = timeline.peak_index
     if index is None:
         return
     middle = (index + 0.5) * scale
     height = timeline.peak / 1e6
     axes.plot([middle], [height], "o", color=colour, markersize=5)
+    # Text on the side of the middle stays within the axes.
     late = index > len(timeline.moments) / 2
     axes.annotate(
         f"peak {megabytes(timeline.peak)}",

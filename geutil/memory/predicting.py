@@ -212,6 +212,7 @@ def _read(
     optimize: Callable[[Any, Sequence[str]], Any] | None,
     onednn: bool = True,
 ) -> Program:
+    """Return the program of some fetches, read from a copy of the step's graph."""
     fetches = _fetches(ys_or_fetches)
     given = IdentitySet(feeds or ())
     graph = get_unique_graph((*fetches, *given))
@@ -224,6 +225,7 @@ def _read(
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
+    # Colocation may name ops that are not in the step, and fail the import.
     for node in graph_def.node:
         node.attr.pop("_class", None)
     scratch = creation.new_graph()

@@ -231,6 +231,8 @@ class _Buffers:
                 self.readers[tensor].append(i)
         for tensor in program.fetched:
             self._reads[tensor] += 1
+        # Reads are counted by tensor in `_left` and by buffer in `_holders`; a tensor's
+        # buffer bears its number until it shares that of another.
         self._left = list(self._reads)
         self._buffer = list(range(len(program.sizes)))
         self._sharing: dict[int, dict[int, None]] = {}

@@ -73,6 +73,7 @@ class Simulation:
         )
 
     def _phases(self) -> list[str]:
+        """Return the phase of each step; see `phases_of`."""
         nodes = self.program.nodes
         place = {number: step for step, number in enumerate(self.order)}
         maker = {
@@ -80,6 +81,7 @@ class Simulation:
             for step, number in enumerate(self.order)
             for tensor in nodes[number].outputs
         }
+        # Nodes go by their number in the program, phases by the place in the order.
         return phases_of(
             (
                 nodes[number].name,
@@ -261,6 +263,7 @@ def _reads(program: Program) -> list[int]:
 
 
 def _check_order(program: Program, order: Sequence[int]) -> None:
+    """Raise if an order repeats or lacks a node, or has one before what it needs."""
     nodes = program.nodes
     done = [False] * len(nodes)
     made = [False] * len(program.sizes)

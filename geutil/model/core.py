@@ -247,6 +247,7 @@ class EditableModel(Shown):
         self._side_effects: Operation = parts.side_effects
         self._signatures = signatures
         self._holdings = holdings
+        # The state of the graph at the last call, and the function built from it.
         self._built: tuple[Any, Any] | None = None
 
     def __repr__(self) -> str:

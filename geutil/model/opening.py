@@ -114,6 +114,7 @@ def _source(
     outputs: Ends,
     session: Any,
 ) -> Source:
+    """Return the source for anything that `open` accepts."""
     name = signature or DEFAULT_SIGNATURE
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -126,6 +127,7 @@ def _source(
             raise ModelError(f"'{path}' is {reading.what_is(path)}; pass {ACCEPTED}")
         return open_saved_model(path, tags)
     if isinstance(source, tf.compat.v1.GraphDef):
+        # The caller's GraphDef must not change when the model is edited.
         copy = type(source)()
         copy.CopyFrom(source)
         return _of_graph_def(copy, "the GraphDef", name, inputs, outputs)
@@ -163,6 +165,7 @@ def _of_graph(
     outputs: Ends,
     session: Any,
 ) -> Source:
+    """Return a graph as a source, with the values of its variables."""
     graph_def = objects.graph_def_with_shapes(graph)
     what = "the graph"
     ends = (
@@ -178,6 +181,7 @@ def _of_graph(
     )
     program = programs[name]
     program.ancestors.append(Ancestor(graph))
+    # A FuncGraph captures variables from outside, where they have their values.
     if hasattr(graph, "captures"):
         captures = functions.bindings(graph)
         program.captures |= {inner.name: outer for outer, inner in captures}

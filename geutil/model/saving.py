@@ -234,6 +234,7 @@ def save(
 
 
 def _write_saved_model(model: EditableModel, path: Path) -> None:
+    """Write a SavedModel: opened signatures as edited, the others as they were."""
     untouched = model.unopened_signatures()
     for opened in model.opened_signatures().values():
         _check_input_names(opened)
@@ -248,6 +249,7 @@ def _write_saved_model(model: EditableModel, path: Path) -> None:
         name: functions.get(name) or untouched[name] for name in model.signatures
     }
     try:
+        # TensorFlow saves the flags of the variables, and geutil only notes its own.
         with graph_collections.flags_as_noted(model.variables.values()):
             tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:

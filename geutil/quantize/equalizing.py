@@ -161,6 +161,7 @@ class EqualizeReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the text: the layers equalized, then those refused."""
         yield f"{len(self.equalized)} layer(s) equalized, {len(self.refused)} not"
         signatures = {e.signature for e in self.equalized}
         several = len(signatures | {e.signature for e in self.refused}) > 1
@@ -258,6 +259,7 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
+    """Return (name, graph, results) of each signature; refuse quantized ones."""
     graph, signatures = (getattr(model, name, None) for name in ("graph", "signatures"))
     if signatures is None or graph is None or not types.is_func_graph(graph):
         raise ArgumentTypeError(
@@ -279,6 +281,7 @@ def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
 def _equalized(
     signature: str, graph: Graph, results: list[Tensor], replace_relu6: bool
 ) -> EqualizeReport:
+    """Equalize the layers of one graph, and return a report on it."""
     network = Network(graph, results)
     links: list[ScalableLayer] = []
     refused: list[NotEqualized] = []
@@ -299,6 +302,7 @@ def _equalized(
         for layer, value in zip(layers, values, strict=True)
     }
     before = [_ratio(weights[link.first.op]) for link in links]
+    # Scales `weights` in place: their ratios are taken before and after.
     scales = equalized(
         [
             (weights[link.first.op], [weights[second.op] for second in link.seconds])
@@ -306,6 +310,7 @@ def _equalized(
         ]
     )
     _apply(network, _scaled(links, scales))
+    # A Relu6 would clip scaled channels at another value than before.
     _replace_clips(graph, [op for link in links for op in link.clips])
     entries = [
         Equalized(

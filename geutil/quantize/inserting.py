@@ -294,6 +294,7 @@ class _Builder:
         ends: Ends | None,
         fixed: tuple[float, float] | None = None,
     ) -> None:
+        """Insert the FakeQuant op of a point; equal points share a template."""
         form, tensor = point.form, point.tensor
         kind = ("quantize", form, fixed, _shape(tensor, form), self._mode.delay)
         arguments = [tensor, *(ends or ())]

@@ -248,6 +248,7 @@ class _Range:
 def _format(
     inputs: Any, per_channel: bool, bits: int, symmetric: bool, narrow_range: bool
 ) -> Format:
+    """Return the format of FakeQuant ops, once tensor and bits are checked."""
     types.require_tensor(inputs)
     if inputs.dtype.base_dtype != tf.float32:
         raise ArgumentTypeError(

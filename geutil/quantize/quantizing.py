@@ -236,6 +236,7 @@ def _report(
     variables: Mapping[str, Any] | None = None,
     step: Any = None,
 ) -> QuantizeReport:
+    """Return the report of a plan, and log its warnings."""
     quantized = [
         _entry(op, kernel, plan, signature, made or {})
         for op, kernel in plan.kernels.items()
@@ -267,6 +268,7 @@ def _entry(
     signature: str,
     made: Mapping[Tensor, Tensor],
 ) -> Quantized:
+    """Return the entry of an op: the formats and ranges of its weights and result."""
     weights, result = plan.weights.get(op), plan.results.get(op)
     return Quantized(
         op.name,

@@ -194,9 +194,11 @@ def _set(
 def _assigned(
     norm: InferenceNorm, moments: ChannelMoments, scale: Array | None
 ) -> Reestimated:
+    """Assign new statistics to a norm, and return them."""
     mean, variance, kept = moments.mean, moments.variance, 0
     if scale is not None:
         factors = np.broadcast_to(scale.astype(np.float64).reshape(-1), mean.shape)
+        # A factor of 0 hides the values of a channel: its old statistics stay.
         used = factors != 0
         safe = np.where(used, factors, 1.0)
         old_mean, old_variance = _read(norm.mean), _read(norm.variance)

@@ -133,6 +133,7 @@ class QuantizeReport(Shown):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the text: totals, warnings, then an op a line."""
         yield (
             f"{len(self.quantized)} op(s) quantized, {len(self.skipped)} skipped, "
             f"coverage {self.coverage:.3f}"

@@ -129,6 +129,7 @@ class GraphDifference:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the text; of each kind of change only the first few."""
         altered = f", {len(self.altered)} altered" if self.altered else ""
         yield (
             f"{self.common} op(s) the same, {len(self.added)} added, "
@@ -191,6 +192,7 @@ def difference(before: Any, after: Any) -> GraphDifference:
 
 
 def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
+    """Return the difference between two graphs, their ops matched by name."""
     ours = {op.name: op for op in before.drawn_ops()}
     theirs = {op.name: op for op in after.drawn_ops()}
     both = [(op, theirs[name]) for name, op in ours.items() if name in theirs]

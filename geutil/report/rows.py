@@ -78,6 +78,7 @@ def _(report: FoldReport) -> Rows:
         Row("refused", False, r.norm, f"{r.op} {r.reason}", (r.op, r.norm))
         for r in report.refused
     ]
+    # Refusals come first, as they are what a reader looks for.
     return Rows("Batch norms", _head(report), (*refused, *folded))
 
 

@@ -161,6 +161,7 @@ def make_list_of_t(
 def _make_list(
     elements: Any, wanted: Any, ignored: Any, check_graph: bool, allow_graph: bool
 ) -> list[Element]:
+    """Return the wanted elements, without ignored ones; refuse all others."""
     what = "tf.Operation" if wanted is types.is_op else "tf.Tensor"
     if types.is_graph(elements):
         if not allow_graph:
@@ -179,6 +180,7 @@ def _make_list(
                 f"expected a {what}, got {types.type_name(element)}"
                 f"{types.eager_hint(element)}"
             )
+    # Ignored elements have to be of the same graph, too.
     if check_graph:
         get_unique_graph(listed)
     return [element for element in listed if wanted(element)] if ignored else listed

@@ -157,6 +157,7 @@ def _check_unset(matches: object, name: str) -> None:
 
 
 def _predicate(wanted: Any) -> OpPredicate:
+    """Return the predicate that a regex, an op, a predicate or True stands for."""
     if isinstance(wanted, str):
         match = make_regex(wanted).fullmatch
         return lambda op: match(op.name) or match(types.scope_basename(op.name))

@@ -65,6 +65,7 @@ class SubGraphView(Shown):
         self._lookups = {}
         if passthroughs:
             members = frozenset(ops)
+            # A tensor that the ops make or read is an end of theirs already.
             passthroughs = types.unique(
                 t
                 for t in passthroughs

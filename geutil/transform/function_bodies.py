@@ -190,6 +190,7 @@ class OpenedFunctions:
         self.unopened: list[Unopened] = []
         closed: set[str] = set()
         waiting = [graph]
+        # Opened bodies join the list, and are searched for calls in turn.
         for host in waiting:
             for caller in callers_in(host):
                 for name in caller.names:
@@ -204,6 +205,7 @@ class OpenedFunctions:
                         waiting.append(found.graph)
                 self._note_call(caller)
         self.opened = self._callees_first()[::-1]
+        # With callers first, one pass reaches all that a fixed function calls.
         for function in self.opened:
             for called in self._called_by(function):
                 called.fixed |= function.fixed

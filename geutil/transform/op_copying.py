@@ -153,6 +153,7 @@ def name_contexts(
 def _check_loop_part(
     info: TransformState, members: v1_control_flow.ContextMembers, missing: Operation
 ) -> None:
+    """Refuse part of a loop, unless copies of it may stay in the loop."""
     machinery = next(
         (
             op
@@ -161,6 +162,7 @@ def _check_loop_part(
         ),
         None,
     )
+    # Copies of ops of the body run in the frame of the original loop.
     if machinery is None and info.same_graph:
         return
     part = machinery or next(op for op in members.ops if op in info.ops)

@@ -83,6 +83,7 @@ class TransformState:
         self.colocated: dict[Operation, list[bytes]] = {}
         self.replacements: IdentityMap[Tensor] = IdentityMap()
         self.transform_original_op_handler: Any = None
+        # Read once, since each copied op and tensor asks for them.
         self._known_collections = types.known_collection_names()
 
     @property
@@ -208,6 +209,8 @@ class TransformerInfo:
         names: Mapping[str, Element],
         missing_fn: MissingFunction | None,
     ) -> Any:
+        """Return a structure with the counterpart of each op, tensor and name."""
+
         def look_up(element: Any) -> Any:
             if types.is_op(element):
                 found = ops.get(element)

@@ -50,6 +50,7 @@ class Transformer:
     """
 
     def __init__(self) -> None:
+        # The defaults are those of tf.contrib.graph_editor.
         self.transform_op_handler: Any = handlers.copy_op_handler
         self.transform_control_input_handler: Any = (
             handlers.transform_op_if_inside_handler

@@ -192,6 +192,7 @@ def _choose(
     among_others: bool,
     other: Sequence[Tensor],
 ) -> MemoryChoice:
+    """Return the best tensors to keep; none if the peak would fall too little."""
     trials = Trials(step, always)
     plain = trials.plain()
     forward = read_forward(step, always, smallest)
@@ -204,6 +205,7 @@ def _choose(
     search = CuttingSearch(forward, trials, places, most, among_others=among_others)
     search.add(other)
     search.start(_cuttings(stretches))
+    # A sweep finds what steps of one cut do not lead to; its best is then refined.
     search.descend()
     search.sweep()
     search.descend()

@@ -121,6 +121,7 @@ class CuttingSearch:
         self._left = most
         self._among_others = among_others
         self._known: dict[Cuts, Trial] = {}
+        # Different cuts may keep the same tensors, which are simulated once.
         self._same: dict[tuple[int, ...], Trial] = {}
 
     def best(self) -> Trial | None:

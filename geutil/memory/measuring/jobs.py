@@ -301,6 +301,7 @@ def job_of(
 
 
 def _job_of_graph(what: tuple[Any, ...], session: Any, jit_compile: bool) -> Job:
+    """Return the job of (graph, fetches, feeds); refuse any other tuple."""
     if len(what) != 3 or not types.is_graph(what[0]):
         kinds = ", ".join(types.type_name(part) for part in what)
         raise ArgumentTypeError(

@@ -61,6 +61,7 @@ class Updates:
                 continue
             free = ended[node.name]
             for read in reads.get(_maker(node.input[0]), ()):
+                # A read before the change holds the old buffer for all of its readers.
                 if started.get(read, free) < started[node.name]:
                     ends = (ended.get(name, 0) for name in readers.get(read, ()))
                     free = max(free, *ends, 0)

@@ -257,6 +257,7 @@ class Writer:
         dtype: int,
         after: Sequence[str],
     ) -> str:
+        """Add a scalar: the batch size of a source, times a factor."""
         shape = self._node(f"{name}/shape", "Shape", [source.tensor])
         shape.attr["out_type"].type = dtype
         shape.attr["T"].type = source.dtype
@@ -264,6 +265,7 @@ class Writer:
         size = self._slice(name, self._output(shape, "output"), at, 0, 1, dtype, after)
         if source.factor == factor:
             return size
+        # The axis of the source is a multiple of the batch size itself.
         one = self._arithmetic(name, "FloorDiv", size, source.factor, dtype, after)
         return self._arithmetic(name, "Mul", one, factor, dtype, after)
 
@@ -285,6 +287,7 @@ class Writer:
         dtype: int,
         after: Sequence[str],
     ) -> str:
+        """Add a slice, with bit masks of the whole axes and of those to shrink."""
         begin, end = (
             self.constant(f"{name}/{part}", v, _INT, after)
             for part, v in zip(("begin", "end"), span, strict=True)

@@ -227,6 +227,7 @@ def _old_size(batched: Mapping[str, Tensor]) -> int | None:
 def _walked(
     model: EditableModel, program: Program, batched: Mapping[str, Tensor], sizes: Sizes
 ) -> Walk:
+    """Walk through a model at the probing batch size."""
     library = {f.signature.name: f for f in program.graph_def.library.function}
     probing = Probing(sizes, library)
     feeds = {}
@@ -240,6 +241,7 @@ def _walked(
     for name, outside in program.captures.items():
         variable = variables.get(id(outside))
         feeds[name] = (
+            # Tables and constants that are captured have no variable behind them.
             probing.placeholder(outside.dtype, outside.shape)
             if variable is None
             else probing.variable(variable.dtype, variable.shape)

@@ -264,12 +264,15 @@ def _callees(site: Site, attribute: str) -> list[NamedFunction]:
 def _call(
     site: Site, callee: NamedFunction, args: Sequence[Tensor], active: tuple[str, ...]
 ) -> FunctionWalk:
+    """Walk through the body of a function that an op calls with some arguments."""
     library = site.probing.library
     if callee.name in active:
         raise TransformError(f"function '{callee.name}' calls itself")
     if callee.name not in library:
         raise TransformError(f"function '{callee.name}' is not in the graph")
     attributes = site.node.attr
+    # The attributes that a body leaves open are those of the node if the function
+    # is the node's type, else those in the attribute that names it.
     if callee.attribute is not None:
         value = attributes[callee.attribute]
         functions = [value.func] if value.HasField("func") else value.list.func

@@ -143,6 +143,7 @@ def _set_elements(
 
 
 def _pack(site: Site, changes: Mapping[int, int]) -> None:
+    """Change elements of a target that a Pack makes; refuse other computed targets."""
     vector = site.operands[1].op
     if vector.type != "Pack":
         site.problem(
@@ -205,6 +206,7 @@ def _set_dim(
     grown: Grown,
     data: int,
 ) -> None:
+    """Let one size of a shape be the batch; refuse a shape with unknown sizes."""
     known: list[int | Grown] = [d for d in dims if d is not None]
     if len(known) < len(dims):
         site.problem(

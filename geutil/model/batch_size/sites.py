@@ -199,6 +199,7 @@ class Site:
         producers: Sequence[ScopeNode | None] = (),
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
+        # A copy, since the definition in the program stays while rules are tried.
         self.node = type(entry.node)()
         self.node.CopyFrom(entry.node)
         self.written = entry.written

@@ -138,6 +138,7 @@ class ModelTrial:
             ) from error
 
     def _new(self, inputs: Arrays, size: int) -> Arrays:
+        """Run the changed model at a size; refuse a failure or an unexpected shape."""
         try:
             results = self.changed.run(**inputs)
         except tf.errors.OpError as error:

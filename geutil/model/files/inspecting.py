@@ -131,6 +131,7 @@ def _with_saved_model(
 
 
 def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
+    """Add the ops, functions and constants of a `GraphDef` to an inspection."""
     ops, constants = _count(wire.elements(buffer, graph, GraphDef, "node"))
     function_ops: Counter[str] = Counter()
     functions = []

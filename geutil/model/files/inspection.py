@@ -145,6 +145,7 @@ class Inspection:
 
 
 def _lines(info: Inspection) -> Iterable[str]:
+    """Yield the lines that describe a file; lists that are empty are left out."""
     by = f", written by version {info.version}" if info.version else ""
     yield f"{info.kind} {info.path}{by}"
     if info.tags:

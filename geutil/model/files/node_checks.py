@@ -413,6 +413,7 @@ def check_nodes(
 def _checked(
     proto: Any, place: int, signatures: OpSignatures, in_function: bool
 ) -> CheckedNode:
+    """Return a node with its types, once its op and attributes are checked."""
     signature = signatures.get(proto.op)
     if signature is None:
         raise ModelError(
@@ -427,6 +428,7 @@ def _checked(
         signature,
         signature.input_types(attributes),
         signature.output_types(attributes),
+        # Edges in functions name output arguments, whose sizes the attributes tell.
         attributes if in_function else None,
     )
 

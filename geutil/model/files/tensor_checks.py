@@ -111,6 +111,7 @@ class Signature:
         return tuple(flat)
 
     def _arg(self, arg: Any, attributes: Mapping[str, Any]) -> Types | None:
+        """Return the types of the tensors of an argument, or None if unknown."""
         if arg.type_list_attr:
             value = self._value(arg.type_list_attr, attributes)
             if value is None or value.WhichOneof("value") != "list":
@@ -125,6 +126,7 @@ class Signature:
         value = self._value(arg.number_attr, attributes)
         if value is None or value.WhichOneof("value") != "i":
             return None
+        # A damaged number would make a tuple that no memory holds.
         if not 0 <= value.i <= MOST_TENSORS:
             raise ModelError(
                 f"attribute '{arg.number_attr}' asks for {value.i} tensors; accepted "
@@ -262,6 +264,7 @@ def check_tensor(tensor: TensorProto) -> None:
 
 
 def _check_one(tensor: TensorProto) -> None:
+    """Check the type, the size and the payload of one constant; see `check_tensor`."""
     check_type(tensor.dtype)
     count = check_shape(tensor.tensor_shape, full=True)
     kind = _dtype(tensor.dtype)
@@ -285,6 +288,7 @@ def _check_one(tensor: TensorProto) -> None:
     if field is None:
         return
     values = len(getattr(tensor, field)) // (2 if kind in _PAIRS else 1)
+    # Fewer values than elements are legal: the last one is repeated.
     if values > count:
         raise ModelError(
             f"holds {values} values, but the constant's shape asks for {count}"

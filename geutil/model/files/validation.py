@@ -240,6 +240,7 @@ def check_edges(
 
 
 def _check_inputs(node: CheckedNode, inputs: InputResolver) -> list[int]:
+    """Check the inputs of a node; return the places of its producers."""
     names: Sequence[str] = node.proto.input
     data: list[CheckedNode | None] = []
     types = []

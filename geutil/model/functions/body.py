@@ -136,6 +136,7 @@ class BodyOutputs(Outputs):
                 f"{self._what} has no output '{name}'; its callers must be given the "
                 "new output too: use add_output"
             )
+        # Setting an output leaves the callers and their readers as they were made.
         if tensor.dtype != self[name].dtype:
             raise ModelError(
                 f"output '{name}' of {self._what} is {self[name].dtype.name}, and "

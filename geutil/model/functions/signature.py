@@ -134,6 +134,7 @@ def _keys(found: Family, caller: Caller) -> list[str]:
 
 
 def _check_branches(found: Family, given: Mapping[str, Tensor]) -> None:
+    """Raise unless each branch has its own tensor for an output, all of one dtype."""
     known = [member.key for member in found.entries]
     missing = [key for key in known if key not in given]
     if missing:
@@ -203,6 +204,7 @@ def _check_tensor(op: Operation, t: Tensor, spec: tf.TensorSpec) -> None:
 
 
 def _eager(value: Any, spec: tf.TensorSpec) -> Any:
+    """Return a value as an eager tensor for an input; variables stay variables."""
     if isinstance(value, tf.Variable) and spec.dtype == tf.resource:
         return value.handle
     try:
@@ -217,6 +219,7 @@ def _eager(value: Any, spec: tf.TensorSpec) -> Any:
             f"a value of shape {eager.shape} cannot be passed as input '{spec.name}', "
             f"which is of shape {spec.shape}"
         )
+    # A tensor would freeze a variable at the value that it has now.
     return value if isinstance(value, tf.Variable) else eager
 
 

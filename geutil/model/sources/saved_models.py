@@ -37,6 +37,7 @@ def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
 
 
 def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
+    """Return a SavedModel with objects as a source; signatures are read on demand."""
     loaded = loading.load_saved_model(path, list(meta_graph.meta_info_def.tags))
     signatures = getattr(loaded, "signatures", {})
     if not isinstance(signatures, Mapping):
@@ -83,10 +84,12 @@ def _by_name(output: tuple[str, str]) -> list[Any]:
 
 
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
+    """Return a SavedModel of version 1 as a source."""
     graph_def = meta_graph.graph_def
     validation.check_graph_def(graph_def, what)
     signatures = {}
     for name, definition in sorted(meta_graph.signature_def.items()):
+        # TensorFlow lists ops that initialize or train among the signatures.
         if name not in _INIT_SIGNATURES:
             inputs = _tensors(definition.inputs, what, name)
             signatures[name] = (inputs, _tensors(definition.outputs, what, name))
@@ -138,6 +141,7 @@ def _checkpoint_values(
         raise ModelError(f"the variables of {what} cannot be read: {error}") from error
 
     def value_of(name: str, node: Any) -> np.ndarray[Any, Any] | None:
+        """Return the value of a variable, or None if the checkpoint has none."""
         known = facts.get(name)
         key = known.key if known is not None else name
         if not reader.has_tensor(key):
@@ -148,6 +152,7 @@ def _checkpoint_values(
             raise ModelError(
                 f"variable '{key}' of {what} cannot be read: {error}"
             ) from error
+        # The parts of a partitioned variable are one entry of the checkpoint.
         if known is not None and known.offset is not None:
             shape = [d.size for d in node.attr["shape"].shape.dim]
             pairs = zip(known.offset, shape, strict=True)

@@ -132,6 +132,7 @@ def _may_switch(node: Any) -> bool:
 
 
 def _set(node: Any, name: str, value: Any) -> None:
+    """Turn the placeholder of a switch into a constant."""
     dtype = tf.as_dtype(node.attr["dtype"].type)
     shape = tf.TensorShape(node.attr["shape"].shape)
     try:
@@ -141,6 +142,7 @@ def _set(node: Any, name: str, value: Any) -> None:
     if not shape.is_compatible_with(array.shape):
         if array.ndim or not shape.is_fully_defined():
             raise ModelError(f"switch '{name}' has shape {shape}, got {value!r}")
+        # A scalar switches all elements.
         array = np.broadcast_to(array, shape.as_list())
     node.op = "Const"
     node.ClearField("attr")

@@ -187,6 +187,8 @@ class EffectKinds:
                     callers.setdefault(other, []).append(name)
                 if not called:
                     self._inside[name].update(dict.fromkeys(self._own(node)))
+        # Kinds pass from functions to their callers until no caller gains one; calls
+        # may be recursive.
         waiting = [name for name, kinds in self._inside.items() if kinds]
         while waiting:
             name = waiting.pop()
@@ -280,15 +282,18 @@ class _Decider:
         self._read: set[str] = set()
         self._pending: dict[str, list[str]] = {}
         self._dropped: dict[str, Stripped] = {}
+        # None for a node that stays without a line in the report.
         self._kept: dict[str, Stripped | None] = {}
 
     def decide(self) -> Decision:
+        """Decide about each node: first what stays for sure, then pending writes."""
         self._need(self._outputs)
         for node in self._running:
             kinds = self._kinds.of(node)
             if kinds:
                 self._judge(node, kinds)
         self._need(self._kept)
+        # A variable may have been read before its write became pending.
         for variable in list(self._pending):
             if variable in self._read:
                 self._need(self._keep_writes(variable))

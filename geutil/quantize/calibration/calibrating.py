@@ -65,9 +65,11 @@ def _checked(batch: Any, inputs: Mapping[str, Tensor], index: int) -> Sample:
 
 
 def _fitting(name: str, t: Tensor, value: Any, index: int) -> Any:
+    """Return a value as a tensor of an input's type; refuse another shape."""
     try:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype != t.dtype:
+            # A cast to integers would drop fractions without a word.
             if tensor.dtype.is_floating and not t.dtype.is_floating:
                 raise TypeError(f"{tensor.dtype.name} would be cut to {t.dtype.name}")
             tensor = tf.cast(tensor, t.dtype)

@@ -269,6 +269,8 @@ class Collection:
         counting = any(method in COUNTING for method in methods)
         groups = {site.name: site.tensors for site in sites}
         bins = settings.bins if counting else 0
+        # A masked logit such as -1e4 would stretch the range until all others round
+        # to the same value.
         lowest = {s.name: _MASKED for s in sites if _is_masked(s, model)}
         outputs = list(model.outputs.values())
 

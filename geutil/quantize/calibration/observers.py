@@ -123,6 +123,7 @@ def entropy_range(histogram: Histogram, bits: int) -> Range:
     """
 
     def divergence(low: float, high: float) -> float:
+        """Return the divergence of the quantized distribution in a range."""
         values, counts = histogram.centers, histogram.counts
         inside = (values >= low) & (values <= high)
         if not inside.any():
@@ -134,6 +135,7 @@ def entropy_range(histogram: Histogram, bits: int) -> Range:
         clipped[last] += counts[last + 1 :].sum()
         places = _places(values[inside], low, high, bits)
         filled = exact[inside] > 0
+        # Clipped values count in the exact distribution only, so clipping has a cost.
         sums = np.bincount(places, exact[inside])
         sizes = np.bincount(places, filled)
         with np.errstate(invalid="ignore", divide="ignore"):

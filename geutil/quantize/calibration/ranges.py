@@ -52,6 +52,7 @@ class Probe:
         made: dict[str, Tensor] = {}
         with creation.neutral(copy.graph):
             for index in range(len(results)):
+                # No name holds a line break, so `run` can tell group and key apart.
                 made[f"\n{index}"] = tf.identity(next(given))
             for name, group in groups.items():
                 measured = measure(name, [next(given) for _ in group])

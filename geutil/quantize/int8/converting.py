@@ -301,6 +301,7 @@ def float_ops(blob: bytes) -> list[FileOp]:
 
 
 def _check_bits(graph: Graph) -> None:
+    """Raise if a graph simulates bits that the int8 kernels of TFLite lack."""
     origins = Origins(graph)
     for op in live_simulations(graph):
         bits = int(op.get_attr("num_bits"))

@@ -58,6 +58,7 @@ def _found(matches: Iterable[Prelu | None]) -> Iterable[Prelu]:
 
 
 def _prelu(end: Operation, network: Network) -> Prelu | None:
+    """Return the PReLU that ends in a sum, its operands in any order, or None."""
     for positive, product in (end.inputs, reversed(end.inputs)):
         if positive.op.type != "Relu" or product.op.type != "Mul":
             continue

@@ -233,6 +233,7 @@ class Network:
         self.place = {op: index for index, op in enumerate(self.ops)}
         found = ((op, layer_of(op, self.origins)) for op in self.ops)
         layers = {op: layer for op, layer in found if layer is not None}
+        # Layers with float kernels are not quantized, but mark the region as others do.
         self.layers: dict[Operation, Layer] = {
             op: layer
             for op, layer in layers.items()
@@ -389,6 +390,7 @@ class Network:
         return region
 
     def _before_losses(self) -> set[Operation]:
+        """Return the ops behind the last layers that lead to a loss."""
         region = self._region or set()
         behind = [op for op in self.ops if op not in region]
         known = set(region)
@@ -399,6 +401,7 @@ class Network:
                 continue
             known.add(op)
             numbers = (t for t in op.outputs if t.dtype.is_floating)
+            # A loss meets data that no layer sees, its labels, or ends in a scalar.
             if not known.issuperset(data) or any(t.shape.rank == 0 for t in numbers):
                 found.add(op)
         for op in reversed(behind):

@@ -294,6 +294,7 @@ class _PointPlanner(Refusals):
         )
 
     def _make(self, op: Operation, kernel: Kernel) -> None:
+        """Plan the ranges of an op whose int8 kernel makes a range of its own."""
         network = self.network
         data = [i for i, t in enumerate(op.inputs) if network.is_data(t)]
         if op.type == "RealDiv" and not network.is_parameter(op.inputs[1]):
@@ -302,6 +303,7 @@ class _PointPlanner(Refusals):
         for index in kernel.data_inputs(op):
             if index in data:
                 self.demand(op, index)
+            # The converter gives parameters of other ops ranges that are as good.
             elif op.type in _WITH_PARAMETERS:
                 self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)

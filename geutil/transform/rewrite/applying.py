@@ -152,6 +152,7 @@ def _move(
     stand_ins: list[Operation],
     territory: Territory,
 ) -> Applied:
+    """Move readers from the root to its replacement; retire what nobody reads."""
     liveness = territory.liveness
     made = frozenset(new_ops)
     liveness.take_in(new_ops)
@@ -176,6 +177,7 @@ def _move(
     plan.apply()
     liveness.forget([root])
     liveness.take_in(moving)
+    # A replacement may read ops that an earlier rewrite retired.
     sources = dict.fromkeys(
         [new.op for _, new in pairs] + [t.op for op in new_ops for t in op.inputs]
     )
@@ -249,6 +251,7 @@ class Worklist:
         listed = list(rules)
         self._liveness = liveness
         self._depth = max((rule.depth for rule in listed), default=0)
+        # A condition with a reach may look through ops of any type.
         self._interior = _join(
             None if rule.reach else rule.compiled.interior for rule in listed
         )
@@ -259,6 +262,7 @@ class Worklist:
             if node.only_consumer
         ]
         self._only_consumers = _join(node.types for node, _ in shared)
+        # An op with more readers than a match has ops has one outside the match.
         self._most_readers = max((count for _, count in shared), default=0)
         self._stack: list[Operation] = []
         self._waiting: set[Operation] = set()

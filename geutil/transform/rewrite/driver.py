@@ -253,6 +253,7 @@ class _Driver:
         self._debug = debug
         self._worklist = Worklist(rules, self._liveness)
         self._history = History()
+        # Roots that their replacement reads: the rule would match them for ever.
         self._wrapped: set[tuple[int, Operation]] = set()
         self._rewritten: list[Rewritten] = []
         self._refused: dict[tuple[int, Operation], str] = {}
@@ -320,6 +321,7 @@ class _Driver:
         return applied
 
     def _take_note(self, rule: Rule, match: Match, applied: Applied) -> None:
+        """Note a rewrite for the report and the history; queue the ops around it."""
         is_gone = self._liveness.is_retired(match.root)
         self._history.add(
             rule, match, applied.new_ops, applied.revived, is_gone=is_gone
@@ -334,6 +336,7 @@ class _Driver:
         )
         for old, new in applied.pairs:
             self._replaced[old] = new
+        # New ops may be matched wherever the ops that they replace may be.
         if self._territory.within is not None:
             self._territory.within.update(applied.new_ops)
         self._worklist.add_around(match.root, applied)

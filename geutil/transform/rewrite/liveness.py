@@ -120,6 +120,7 @@ class Liveness:
         return self._revive([op for op in ops if op in self._retired])
 
     def _revive(self, queue: list[Operation]) -> list[Operation]:
+        """Let retired ops that have readers count again, and then their producers."""
         revived: list[Operation] = []
         while queue:
             op = queue.pop()

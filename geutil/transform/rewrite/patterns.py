@@ -110,6 +110,7 @@ class Op(Pattern):
         check_name(name)
         self.test: OpTest | None = None
         self.types: frozenset[str] | None = None
+        # A str would pass as an iterable of one-letter types.
         if isinstance(types, str):
             self.types = frozenset((types,))
         elif callable(types):

@@ -168,6 +168,7 @@ class Rule:
     ) -> None:
         self.compiled = compile_pattern(pattern)
         for what, function in (("replacement", replacement), ("check", check)):
+            # The check alone may be None.
             if not callable(function) and (what, function) != ("check", None):
                 raise ArgumentTypeError(
                     f"{what} is a function of a Match, not {type_name(function)}"

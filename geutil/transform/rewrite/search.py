@@ -200,6 +200,7 @@ class Search:
         return self._value(node, element)
 
     def _value(self, node: Pattern, tensor: Tensor) -> Ways:
+        """Return the goals that are left if a node stands for a tensor, or None."""
         if isinstance(node, Op):
             return self._output(node, 0, tensor)
         if isinstance(node, Output):
@@ -224,6 +225,7 @@ class Search:
         return self._op(node, tensor.op)
 
     def _op(self, node: Op, op: Operation) -> Ways:
+        """Return the goals that are left if a node stands for an op, or None."""
         if id(node) in self.bound:
             if self.bound[id(node)] is op:
                 return _MET
