@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import tensorflow as tf
+
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.memory.program import Program
 from geutil.memory.sizes import dims_of, dtype_bytes
@@ -319,18 +321,40 @@ def _rows(op: Operation) -> Pairs:
     """Return (output, input) for outputs that are rows in the buffer of the input."""
     place = 1 if op.type == "Split" else 0
     whole = dims_of(op.inputs[place])
-    if not whole or None in whole:
+    if not whole or None in whole or not _rows_are_aligned(op, whole):
         return _NONE
+    if op.type == "Unpack" and op.get_attr("axis") != 0:
+        return _NONE
+    one = op.type == "Unpack" or (
+        op.type == "StridedSlice" and op.get_attr("shrink_axis_mask") == 1
+    )
     pairs = []
     for i, output in enumerate(op.outputs):
         part = dims_of(output)
-        rest = part if op.type == "Unpack" else (part or ())[1:]
-        if op.type == "Unpack" and op.get_attr("axis") != 0:
-            continue
-        row = output.shape.num_elements()
-        if rest != whole[1:] or row is None:
-            continue
-        # Kernels copy rows whose memory would not be aligned for Eigen.
-        if row * output.dtype.size % _ROW_ALIGNMENT == 0:
+        if part is not None and (part if one else part[1:]) == whole[1:]:
             pairs.append((i, place))
     return pairs
+
+
+def _rows_are_aligned(op: Operation, whole: Sequence[int | None]) -> bool:
+    """Tell whether rows lie where Eigen wants memory; kernels copy others.
+
+    Kernels look at the bytes of one row, and in a vector at where a slice begins and
+    ends. What takes every other row, or rows backwards, is copied.
+    """
+    size = op.outputs[0].dtype.size
+    if op.type == "StridedSlice":
+        strides = tf.get_static_value(op.inputs[3])
+        if strides is None or any(stride != 1 for stride in strides):
+            return False
+    if len(whole) > 1:
+        return math.prod(n or 0 for n in whole[1:]) * size % _ROW_ALIGNMENT == 0
+    if op.type not in ("Slice", "StridedSlice"):
+        return False
+    ends = [tf.get_static_value(tensor) for tensor in op.inputs[1:3]]
+    if op.type == "StridedSlice" and op.get_attr("end_mask") == 1:
+        ends[1] = whole
+    length = whole[0] or 0
+    known = [end[0] for end in ends if end is not None]
+    places = [n + length if n < 0 else n for n in known]
+    return len(places) == 2 and all(n * size % _ROW_ALIGNMENT == 0 for n in places)

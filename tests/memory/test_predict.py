@@ -278,3 +278,41 @@ def test_bytes_of():
         assert bytes_of(handle) == 0
         assert bytes_of(tf.constant(["a", "b"])) == 48
         assert bytes_of(tf.constant(np.zeros([2, 2]))) == 32
+
+
+PARTS = {
+    "rows that are aligned": ([64, 16], lambda x: x[:32]),
+    "rows that are not": ([4096, 3], lambda x: x[:2048]),
+    "a row": ([2, 4096], lambda x: x[1]),
+    "every other row": ([64, 64], lambda x: x[::2]),
+    "rows backwards": ([64, 64], lambda x: x[::-1]),
+    "columns": ([64, 64], lambda x: x[:, :32]),
+    "part of a vector": ([4096], lambda x: x[:1024]),
+    "part of a vector at an odd place": ([4096], lambda x: x[1:2048]),
+    "the end of a vector": ([4096], lambda x: x[-1024:]),
+    "slice": ([64, 64], lambda x: tf.slice(x, [16, 0], [32, 64])),
+    "slice of short rows": ([4096, 3], lambda x: tf.slice(x, [0, 0], [2048, 3])),
+    "split": ([64, 16], lambda x: tf.split(x, 2)[1]),
+    "split of short rows": ([4096, 3], lambda x: tf.split(x, 2)[1]),
+    "split of a vector": ([4096], lambda x: tf.split(x, 2)[1]),
+    "parts of several sizes": ([64, 16], lambda x: tf.split(x, [16, 48])[1]),
+    "parts of several sizes, short": ([4096, 3], lambda x: tf.split(x, [96, 4000])[1]),
+    "unstacked": ([2, 4096], lambda x: tf.unstack(x)[1]),
+    "unstacked, odd": ([1, 4095], lambda x: tf.unstack(x)[0]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_views_where_kernels_make_them_views(name):
+    shape, part = PARTS[name]
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, shape, "x")
+        made = tf.exp(x)
+        taken = part(made)
+        # A view keeps alive what it is taken of, while this one is made.
+        with tf.control_dependencies([taken]):
+            other = tf.exp(x)
+        with tf.control_dependencies([other]):
+            fetches = [tf.reduce_sum(taken), other]
+    traced = peak_of(trace(graph, fetches, {x: np.zeros(shape)}, grappler=False))
+    assert predict(fetches, grappler=False).peak == pytest.approx(traced, abs=600)
