@@ -194,7 +194,7 @@ class Effects:
         found: dict[str, None] = {}
         for name, function in functions.items():
             for node in function.node_def:
-                if self._depends(node):
+                if self.depends(node):
                     for called in names_of_functions(node):
                         callers.setdefault(called, []).append(name)
                 if self._by_itself(node):
@@ -211,20 +211,21 @@ class Effects:
     def of(self, node: Any) -> bool:
         """Tell whether a node has an effect."""
         return self._by_itself(node) or (
-            self._depends(node)
+            self.depends(node)
             and any(name in self._found for name in names_of_functions(node))
         )
 
     def is_kernel(self, node: Any) -> bool:
         """Tell whether a node is an op that only computes."""
         signature = flat_body.signature_of(node.op, {})
-        return not (self._depends(node) or signature is None or signature.is_stateful)
+        return not (self.depends(node) or signature is None or signature.is_stateful)
 
-    def _depends(self, node: Any) -> bool:
+    def depends(self, node: Any) -> bool:
+        """Tell whether a node does what its functions do, and nothing else."""
         return node.op in _AS_THEIR_FUNCTIONS or node.op in self._functions
 
     def _by_itself(self, node: Any) -> bool:
-        if self._depends(node):
+        if self.depends(node):
             # An attribute of the function decides what is called.
             return any(
                 value.WhichOneof("value") == "placeholder" and name in _FUNCTION

@@ -185,7 +185,7 @@ class EffectKinds:
                 called = self.called(node)
                 for other in called:
                     callers.setdefault(other, []).append(name)
-                if not called:
+                if not called or not self._effects.depends(node):
                     self._inside[name].update(dict.fromkeys(self._own(node)))
         # Kinds pass from functions to their callers until no caller gains one; calls
         # may be recursive.
@@ -206,9 +206,11 @@ class EffectKinds:
     def of(self, node: Any) -> tuple[Kind, ...]:
         """Return the kinds of effects of a node; none if it only computes."""
         called = self.called(node)
-        if not called:
-            return self._own(node)
-        return tuple(dict.fromkeys(k for name in called for k in self._inside[name]))
+        kinds = dict.fromkeys(k for name in called for k in self._inside[name])
+        if not called or not self._effects.depends(node):
+            # A RemoteCall, or what saves a dataset, does more than its function.
+            kinds.update(dict.fromkeys(self._own(node)))
+        return tuple(kinds)
 
     def _own(self, node: Any) -> tuple[Kind, ...]:
         if node.op in DIAGNOSTICS:

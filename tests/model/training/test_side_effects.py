@@ -172,6 +172,24 @@ def test_other_side_effects_stay():
     assert table.lookup(tf.constant("seen")).numpy() == 1
 
 
+def test_what_does_more_than_its_function_stays():
+    twice = tf.function(lambda x: 2.0 * x, [SPEC], autograph=False)
+
+    def body(x):
+        call = twice.get_concrete_function()
+        call.add_to_graph(x.graph)
+        function = v1.AttrValue().func
+        function.name = call.name
+        place = tf.constant("/job:localhost/replica:0/task:0/device:CPU:0")
+        tf.raw_ops.RemoteCall(target=place, args=[x], Tout=[tf.float32], f=function)
+        return x + 1.0
+
+    stripped = opened(body).strip_training()
+    (entry,) = stripped.strip_report.entries
+    assert entry.action == "kept" and "RemoteCall" in entry.reason
+    np.testing.assert_array_equal(stripped.run(x=X)["y"], X + 1.0)
+
+
 @pytest.mark.parametrize(
     "make_check",
     [
