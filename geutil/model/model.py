@@ -29,7 +29,6 @@ from geutil.model.functions.body import BodyOutputs, EditableBody
 from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
-from geutil.model.joining import Links
 from geutil.model.shared_state import Holdings, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
@@ -409,8 +408,8 @@ class Model(EditableModel):
     def splice(
         self,
         other: Model,
-        replaced: Links,
-        feeds: Links = (),
+        replaced: joining.Links,
+        feeds: joining.Links = (),
         *,
         scope: str = "spliced",
     ) -> Model:
