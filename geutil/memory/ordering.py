@@ -201,7 +201,8 @@ def order_dependencies(
     nodes, sizes = program.nodes, program.sizes
     edges = _Edges(program, order)
     earliest = _earliest_places(program, order, limit)
-    hasty = _hasty(program, order, bound, begin, limit // _AHEAD)
+    budget = limit // _AHEAD
+    hasty = _hasty(program, order, edges, bound, begin, budget, can_wait)
     buffer = list(range(len(sizes)))
     readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
@@ -240,7 +241,13 @@ def order_dependencies(
 
 
 def _hasty(
-    program: Program, order: Sequence[int], bound: int, begin: int, budget: int
+    program: Program,
+    order: Sequence[int],
+    edges: _Edges,
+    bound: int,
+    begin: int,
+    budget: int,
+    can_wait: CanWait,
 ) -> set[int]:
     """Return the small nodes that must wait, lest too much is made ahead of an order.
 
@@ -250,43 +257,41 @@ def _hasty(
     Args:
         program: the nodes and their edges.
         order: all nodes.
+        edges: the edges of the program.
         bound: up to how many bytes a tensor is small.
         begin: from which place in the order on nodes can wait.
-        budget: how much may be made ahead, and how much more of tiny tensors; none may
-            be counted if 0.
+        budget: how much may be made ahead, and as much again of tiny tensors; no bound
+            if 0.
+        can_wait: as in `order_dependencies`.
     """
     found: set[int] = set()
     if not budget:
         return found
     nodes, sizes = program.nodes, program.sizes
     buffer = list(range(len(sizes)))
-    made = {}
-    for i in order:
-        made[i] = [sizes[t] for t in _own(nodes[i], buffer)]
-        made[i] = [*made[i], nodes[i].temporary]
-    large = [place for place, i in enumerate(order) if max(made[i]) > bound]
-    ahead = {tiny: np.zeros(len(large), np.int64) for tiny in (False, True)}
-    maker = {t: i for i, node in enumerate(nodes) for t in node.outputs}
-    # Before which of the large nodes each one can run, with all that it needs.
+    made = {
+        i: [*(sizes[t] for t in _own(nodes[i], buffer)), nodes[i].temporary]
+        for i in order
+    }
+    total = sum(max(parts) > bound for parts in made.values())
+    ahead = {tiny: np.zeros(total, np.int64) for tiny in (False, True)}
+    # How many of the large nodes come before each one, with all that it needs.
     since = [0] * len(nodes)
     number = 0
     for place, i in enumerate(order):
-        node = nodes[i]
-        needed = [maker[t] for t in node.inputs if t in maker]
-        since[i] = max((since[j] for j in (*needed, *node.controls)), default=0)
-        if number < len(large) and large[number] == place:
+        since[i] = max((since[j] for j in edges.needed(i)), default=0)
+        amount, most = sum(made[i]), max(made[i])
+        if most > bound:
             number += 1
             since[i] = number
-            continue
-        amount = sum(made[i])
-        if not amount or since[i] == number or place < begin:
-            continue
-        held = ahead[max(made[i]) * _TINY < bound][since[i] : number]
-        if int(held.max()) + amount > budget and node.queue is not None:
-            found.add(i)
-            since[i] = number
-        else:
-            held += amount
+        elif amount and since[i] < number and place >= begin:
+            held = ahead[most * _TINY < bound][since[i] : number]
+            over = int(held.max()) + amount > budget
+            if over and nodes[i].queue is not None and can_wait(i):
+                found.add(i)
+                since[i] = number
+            else:
+                held += amount
     return found
 
 
@@ -373,6 +378,11 @@ class _Edges:
         """Tell whether a node comes before another one in the order."""
         return self._place[i] < self._place[j]
 
+    def needed(self, i: int) -> list[int]:
+        """Return the nodes that a node reads or waits for, but for those added."""
+        node = self._nodes[i]
+        return [*(self._maker[t] for t in node.inputs), *node.controls]
+
     def add(self, i: int, before: list[int]) -> None:
         """Let a node wait for others."""
         self._added[i] = before
@@ -413,9 +423,7 @@ class _Edges:
         met: set[int] = set()
         while waiting and others:
             j = waiting.pop()
-            node = self._nodes[j]
-            read = [self._maker[t] for t in node.inputs]
-            for before in (*read, *node.controls, *self._added.get(j, ())):
+            for before in (*self.needed(j), *self._added.get(j, ())):
                 if (
                     before not in met
                     and before not in known
