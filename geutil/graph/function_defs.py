@@ -59,7 +59,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     """Give the functions of a `GraphDef` names that no different function has.
 
     Functions that nothing calls are left out, and calls forget the gradient that
-    tracing named (see `call_gradients`). Definitions that are known under their
+    tracing named (see `geutil.graph.gradient_functions`). Definitions that are known under their
     name keep it.
 
     Args:
