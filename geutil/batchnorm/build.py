@@ -17,7 +17,7 @@ from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norm_finding import Moving, Norm
-from geutil.graph import adjacency, creation, op_types, run_hooks, types
+from geutil.graph import adjacency, creation, op_types, run_hooks, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
@@ -232,10 +232,10 @@ def build_waiting(fold: Fold) -> Tensor:
     Cost: that of building, and linear in the ops that make the parameters.
     """
     awaited = _awaited(fold)
-    before = creation.count_ops(fold.end.graph)
+    before = state.count_ops(fold.end.graph)
     result = build(fold)
     if awaited:
-        new = frozenset(creation.ops_since(fold.end.graph, before))
+        new = frozenset(state.ops_since(fold.end.graph, before))
         waiting = _parameter_of(result.op, new)
         present = adjacency.control_inputs(waiting)
         creation.add_control_edges(waiting, [op for op in awaited if op not in present])
@@ -314,11 +314,11 @@ def build_in_place(fold: Fold) -> Operation | None:
     if link is None:
         return None
     run_hooks.check_editable(graph, [end])
-    before = creation.count_ops(graph)
+    before = state.count_ops(graph)
     liveness = Liveness(graph)
     made = build_waiting(fold).op
     if made.type not in op_types.BIAS_ADDITIONS:
-        liveness.abandon(creation.ops_since(graph, before))
+        liveness.abandon(state.ops_since(graph, before))
         return None
     let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))
     return end

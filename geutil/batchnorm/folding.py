@@ -15,7 +15,7 @@ from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.targets import Places
 from geutil.batchnorm.training_fold import Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
-from geutil.graph import creation, edits, types
+from geutil.graph import edits, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -144,11 +144,11 @@ def fold_batch_norms(
 @contextmanager
 def _abandoned_on_error(graph: Graph) -> Iterator[None]:
     """Let ops that are made in a block which raises count no more."""
-    count = creation.count_ops(graph)
+    count = state.count_ops(graph)
     try:
         yield
     except BaseException:
-        Liveness(graph).abandon(creation.ops_since(graph, count))
+        Liveness(graph).abandon(state.ops_since(graph, count))
         raise
 
 

@@ -12,7 +12,7 @@ from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import publish
 from geutil.gradients.tape.building import TapeEngine
-from geutil.memory.sizes import GivenShapes
+from geutil.graph.types import GivenShapes
 
 
 @tf.autograph.experimental.do_not_convert

@@ -13,8 +13,7 @@ from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepa
 from geutil.gradients.report import Report
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
-from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_tensor
-from geutil.memory.sizes import GivenShapes
+from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.select import queries, walks
 from geutil.transform.copying import copy
 

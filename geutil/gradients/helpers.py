@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph import adjacency, creation, types
+from geutil.graph import adjacency, state, types
 from geutil.graph.types import Graph, Operation, Tensor
 
 
@@ -43,11 +43,11 @@ def capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]:
         graph = tf.compat.v1.get_default_graph()
     types.require_graph(graph)
     captured: list[Operation] = []
-    before = creation.count_ops(graph)
+    before = state.count_ops(graph)
     try:
         yield captured
     finally:
-        captured.extend(creation.ops_since(graph, before))
+        captured.extend(state.ops_since(graph, before))
 
 
 def toposort(

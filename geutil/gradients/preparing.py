@@ -17,8 +17,7 @@ from geutil.gradients.selection import Keeping, checked, resolve
 from geutil.gradients.step import build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
-from geutil.graph.types import IdentitySet, Operation, Tensor, type_name
-from geutil.memory.sizes import GivenShapes
+from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, type_name
 from geutil.select.walks import get_backward_walk_ops
 
 MIN_CHECKPOINT_SIZE = 1024

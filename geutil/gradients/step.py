@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
-from geutil.graph import adjacency, creation, runtime
+from geutil.graph import adjacency, runtime, state
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.select.walks import get_backward_walk_ops
 
@@ -111,13 +111,13 @@ def build_step(
         )
     sources = [source_of(x) for x in as_list(xs)]
     seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
-    before = creation.count_ops(graph)
+    before = state.count_ops(graph)
     arguments = (graph, targets, sources, seeds, options or {})
     if engine is None:
         gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    made = creation.ops_since(graph, before)
+    made = state.ops_since(graph, before)
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
     backward = _needed(_dependent(made, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]

@@ -16,8 +16,17 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import adjacency, creation, fetched_subgraph, op_types, types
 from geutil.graph.state import state_of
-from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.memory.sizes import GivenShapes, dims_of, pairs_of, tensor_name
+from geutil.graph.types import (
+    GivenShapes,
+    Graph,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dims_of,
+    pairs_of,
+    tensor_name,
+)
 
 Dims: TypeAlias = tuple[int | None, ...]
 

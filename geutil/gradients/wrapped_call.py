@@ -19,7 +19,7 @@ from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import PlainStep, build_step, tensors_of
-from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.graph import adjacency, creation, state, types, v1_control_flow
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.select.queries import make_view
@@ -134,7 +134,7 @@ def plan_call(
         options: how to choose and hold checkpoints; the mode may be "inputs".
         offload: what is offloaded, and how; the same for all gradients of the call.
     """
-    later = creation.ops_since(call.graph, call.end)
+    later = state.ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
@@ -258,7 +258,7 @@ def move_gradients(
     Cost: linear in the ops that are copied and their inputs.
     """
     there = types.MutableIdentityMap(given)
-    moving = _ops_after(step.seeds, creation.ops_since(step.graph, before))
+    moving = _ops_after(step.seeds, state.ops_since(step.graph, before))
     ops, read = _needed(tensors_of(step.gradients), moving, there)
     for t in read:
         there[t] = creation.capture(graph, t)
@@ -367,7 +367,7 @@ class CallGradients:
             return list(self._step(ys, xs, grad_ys).gradients)
         with creation.neutral(self._call.graph):
             stand_ins = [_like(y) for y in ys]
-            before = creation.count_ops(self._call.graph)
+            before = state.count_ops(self._call.graph)
             step = self._step(ys, xs, stand_ins)
         return move_gradients(step, before, zip(stand_ins, grad_ys, strict=True), graph)
 
@@ -403,8 +403,8 @@ def _is_made_up(grad: Any, outputs: int) -> bool:
     """
     if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
         return False
-    if grad.op not in creation.ops_since(
-        grad.graph, creation.count_ops(grad.graph) - outputs
+    if grad.op not in state.ops_since(
+        grad.graph, state.count_ops(grad.graph) - outputs
     ):
         return False
     return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))

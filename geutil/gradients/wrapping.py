@@ -15,7 +15,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
-from geutil.graph import adjacency, creation, gradient_functions, runtime, types
+from geutil.graph import adjacency, gradient_functions, runtime, state, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
@@ -66,19 +66,17 @@ def call_in_graph(
     Cost: linear in the ops that the function makes.
     """
     graph = tf.compat.v1.get_default_graph()
-    before = creation.count_ops(graph)
+    before = state.count_ops(graph)
     with _entered():
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
     ys = IdentitySet(t for t in leaves if _is_output(t, graph))
-    made = creation.ops_since(graph, before)
+    made = state.ops_since(graph, before)
     inputs = _read_from_outside(ys, frozenset(made))
     if not inputs:
         return result
     first = adjacency.creation_index(made[0]) if made else 0
-    call = WrappedCall(
-        graph, tuple(ys), inputs, first, creation.count_ops(graph), alone
-    )
+    call = WrappedCall(graph, tuple(ys), inputs, first, state.count_ops(graph), alone)
     calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
     return tf.nest.pack_sequence_as(

@@ -378,22 +378,6 @@ def surroundings_of(
         yield
 
 
-def count_ops(graph: Graph) -> int:
-    """Return the number of ops of `graph`, without listing them."""
-    return int(graph.num_operations())
-
-
-def ops_since(graph: Graph, count: int) -> list[Operation]:
-    """Return the ops made since `graph` had `count` of them.
-
-    Cost: none when there are none, else one listing of the ops (some 5 ns each).
-    """
-    if count_ops(graph) == count:
-        return []
-    made: list[Operation] = graph.get_operations()[count:]
-    return made
-
-
 def context_name(op: Operation) -> str | None:
     """Return the name of the version 1 control-flow context that `op` runs in."""
     context = adjacency.control_flow_context(op)

@@ -231,6 +231,8 @@ def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> R
 def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
     """Let gradients follow the inputs of their ops; yield how to take that back."""
     for op in dict.fromkeys(ops):
+        if op.type != gradient_functions.CLOSURE_TYPE:
+            continue
         unfollow = gradient_functions.follow_inputs(op)
         if unfollow is not None:
             yield UndoStep(unfollow, (op,))

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import function_defs, functions, gradient_functions, op_types
+from geutil.graph import function_defs, op_types
 from geutil.graph._tf import FunctionDef, function_def_to_graph
 from geutil.graph.call_graph import Library
 from geutil.graph.gradient_functions import ATTRIBUTE
@@ -128,11 +128,16 @@ class Caller:
         return None
 
 
+def has_function(graph: Graph, name: str) -> bool:
+    """Tell whether `graph` holds a function called `name`."""
+    return bool(graph._is_function(name))
+
+
 def called_function(op: Operation) -> str:
     """Return the name of the function that an op calls and does nothing else; or ""."""
     if op.type in op_types.CALLS:
         return str(op.get_attr("f").name)
-    return str(op.type) if functions.has_function(op.graph, op.type) else ""
+    return str(op.type) if has_function(op.graph, op.type) else ""
 
 
 def is_compiled_call(op: Operation) -> bool:
@@ -222,7 +227,7 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
     _forget_traces(caller)
     if _READ_ONLY in node.attr:
         op._set_attr(_READ_ONLY, AttrValue(list=_NONE))
-    if gradient_functions.names_own_gradient(node):
+    if function_defs.names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
 
@@ -294,5 +299,5 @@ def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
     for stale in (_READ_ONLY, "_output_shapes"):
         if stale in node.attr:
             del node.attr[stale]
-    gradient_functions.forget_own_gradient(node)
+    function_defs.forget_own_gradient(node)
     return node

@@ -18,9 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import _tf, call_graph, creation, gradient_functions
+from geutil.graph import _tf, call_graph, creation, op_types
 from geutil.graph._tf import TF_DeleteFunction, TF_FunctionToFunctionDef, TF_GetBuffer
 from geutil.graph.flat_body import Arg
+from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
 
@@ -59,8 +60,8 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     """Give the functions of a `GraphDef` names that no different function has.
 
     Functions that nothing calls are left out, and calls forget the gradient that
-    tracing named (see `geutil.graph.gradient_functions`). Definitions that are known under their
-    name keep it.
+    tracing named (see `geutil.graph.gradient_functions`). Definitions that are known
+    under their name keep it.
 
     Args:
         graph_def: a `GraphDef`, which is changed.
@@ -90,7 +91,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
         names[name] = definition.signature.name
         kept.append(definition)
     for node in graph_def.node:
-        gradient_functions.forget_own_gradient(node)
+        forget_own_gradient(node)
         call_graph.rename_called(node, names)
     graph_def.library.CopyFrom(_library(library, kept, names))
     return {old: new for old, new in names.items() if old != new}
@@ -119,7 +120,7 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
     unique = FunctionDef()
     unique.CopyFrom(definition)
     for node in unique.node_def:
-        gradient_functions.forget_own_gradient(node)
+        forget_own_gradient(node)
         call_graph.rename_called(node, names)
     name, digest = unique.signature.name, _digest(unique)
     if _taken(name) not in (None, digest):
@@ -318,3 +319,20 @@ def functions_behind(graph: Graph, definition: Any) -> list[Any]:
                 found[name] = called
                 waiting.append(called)
     return list(found.values())
+
+
+_OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")
+"""The name of a gradient that `tf.function` gives by itself."""
+
+
+def names_own_gradient(node: Any) -> bool:
+    """Tell whether a node is a call that names the gradient of a traced function."""
+    if node.op not in op_types.CALLS or ATTRIBUTE not in node.attr:
+        return False
+    return _OWN.fullmatch(node.attr[ATTRIBUTE].s) is not None
+
+
+def forget_own_gradient(node: Any) -> None:
+    """Make a call name no gradient, unless somebody gave it one on purpose."""
+    if names_own_gradient(node):
+        del node.attr[ATTRIBUTE]

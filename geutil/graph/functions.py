@@ -30,11 +30,6 @@ _CONTROL_FLOW = op_types.LOOPS | op_types.BRANCHINGS
 _numbers = itertools.count()
 
 
-def has_function(graph: Graph, name: str) -> bool:
-    """Tell whether `graph` holds a function called `name`."""
-    return bool(graph._is_function(name))
-
-
 def body_graph(graph: Graph, name: str) -> Graph | None:
     """Return the FuncGraph that a function was traced in, None where it is gone."""
     function = graph._get_function(name) if graph._is_function(name) else None
@@ -176,7 +171,7 @@ def library_for_copies(
     Cost: none when the graph holds none of `called`; else one serialization of the
     graph.
     """
-    wanted = dict.fromkeys(name for name in called if has_function(graph, name))
+    wanted = dict.fromkeys(name for name in called if graph._is_function(name))
     library = FunctionDefLibrary()
     if not wanted:
         return library, {}

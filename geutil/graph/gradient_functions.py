@@ -21,7 +21,6 @@ geutil's falls back as before.
 from __future__ import annotations
 
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -144,22 +143,7 @@ def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
     return kind
 
 
-_OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")
-"""What `tf.function` writes there by itself."""
 _SHAPES = "_input_shapes"
-
-
-def names_own_gradient(node: Any) -> bool:
-    """Tell whether a node is a call that names the gradient of a traced function."""
-    if node.op not in op_types.CALLS or ATTRIBUTE not in node.attr:
-        return False
-    return _OWN.fullmatch(node.attr[ATTRIBUTE].s) is not None
-
-
-def forget_own_gradient(node: Any) -> None:
-    """Make a call name no gradient, unless somebody gave it one on purpose."""
-    if names_own_gradient(node):
-        del node.attr[ATTRIBUTE]
 
 
 def _call_gradient(op: Operation, *grads: Any) -> Any:
@@ -244,7 +228,7 @@ def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
     return ConcreteFunction.from_func_graph(body, None, attributes)
 
 
-_TYPE = "IdentityN"
+CLOSURE_TYPE = "IdentityN"
 """The type of the ops that `tf.custom_gradient` makes."""
 
 
@@ -281,7 +265,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
         What takes this back; None if the gradient of the op is no closure, or follows
         its inputs already.
     """
-    gradient = gradient_of(op) if op.type == _TYPE else None
+    gradient = gradient_of(op)
     known = state.state_of(op.graph).rewired_ops
     if gradient is None or gradient in known:
         return None

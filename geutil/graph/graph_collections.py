@@ -3,16 +3,12 @@
 A `tf.Variable` made in a `tf.Graph` is a Python object in the graph's collections
 besides its ops. Without the object a copy has no initializer to run and nothing for
 `tf.compat.v1.train.Saver` to save.
-
-Keras freezes a layer by a flag of its own; the `tf.Variable` behind it stays trainable,
-which cannot be changed for good without breaking the layer when it is thawed again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,31 +17,6 @@ import tensorflow as tf
 from geutil.graph._tf import ResourceVariable, UninitializedVariable, VariableDef
 from geutil.graph.creation import neutral
 from geutil.graph.types import Graph, MutableIdentityMap
-
-_FLAG = "_geutil_trainable"
-
-
-def set_trainable(variable: tf.Variable, trainable: bool) -> None:
-    """Note whether the owner of a variable trains it; the variable stays as it is."""
-    setattr(variable, _FLAG, trainable)
-
-
-def is_trainable(variable: tf.Variable) -> bool:
-    """Tell whether a variable is trained."""
-    return bool(variable.trainable and getattr(variable, _FLAG, True))
-
-
-@contextmanager
-def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say what is noted while the block runs."""
-    frozen = [v for v in variables if v.trainable and not is_trainable(v)]
-    for variable in frozen:
-        variable._trainable = False
-    try:
-        yield
-    finally:
-        for variable in frozen:
-            variable._trainable = True
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,9 @@ class _Series:
     def plan(self, name: str, initial: Any) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
         if initial.shape not in self._patterns:
-            count = creation.count_ops(self._graph)
+            count = state.count_ops(self._graph)
             variable = variable_outside(self._graph, initial, name)
-            nodes = [op.node_def for op in creation.ops_since(self._graph, count)]
+            nodes = [op.node_def for op in state.ops_since(self._graph, count)]
             with creation.neutral(self._graph):
                 self._patterns[initial.shape] = variable.to_proto(), nodes
             return variable

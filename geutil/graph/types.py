@@ -403,3 +403,23 @@ def known_collection_names() -> frozenset[str]:
         for key, value in attributes
         if not key.startswith("__") and isinstance(value, str)
     )
+
+
+GivenShapes: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+"""Shapes of tensors: by tensor, reference or name."""
+
+
+def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
+    """Return the static shape of a tensor, or None where the rank is not known."""
+    shape = tensor.shape
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:
+    """Return the pairs of shapes that are given as a mapping or as pairs."""
+    return shapes.items() if isinstance(shapes, Mapping) else shapes or ()
+
+
+def tensor_name(name: str) -> str:
+    """Return the name of a tensor; that of an op stands for its first output."""
+    return name if ":" in name else f"{name}:0"

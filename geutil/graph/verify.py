@@ -20,7 +20,13 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
-from geutil.graph import adjacency, call_graph, colocation, functions, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    call_graph,
+    colocation,
+    function_calls,
+    v1_control_flow,
+)
 from geutil.graph.types import Graph, Operation, is_graph, type_name
 
 _SHOWN = 10
@@ -268,7 +274,7 @@ def _check_names(ops: list[Operation]) -> Iterator[Violation]:
 def _check_functions(ops: list[Operation]) -> Iterator[Violation]:
     for op in ops:
         for name in call_graph.functions_of_attributes(op.node_def.attr):
-            if name and not functions.has_function(op.graph, name):
+            if name and not function_calls.has_function(op.graph, name):
                 yield Violation(
                     "functions",
                     op.name,

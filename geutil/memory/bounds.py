@@ -24,13 +24,13 @@ import numpy.typing as npt
 
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.graph.types import Tensor
+from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.lifetimes import Buffer, buffers_of
 from geutil.memory.onednn import with_onednn
 from geutil.memory.predicting import executed_program
 from geutil.memory.program import Program, execution_order
 from geutil.memory.simulation import Memory
-from geutil.memory.sizes import GivenShapes, megabytes
+from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import LiveTensor, largest_lines
 
 Ints = npt.NDArray[np.int64]

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.program import Program
-from geutil.memory.sizes import dims_of, dtype_bytes
+from geutil.memory.sizes import dtype_bytes
 
 _WORKING_SET = 30 << 20
 """The cache that TensorFlow takes the processor to have, in bytes."""

@@ -9,18 +9,22 @@ import tensorflow as tf
 
 from geutil.errors import PredictionError
 from geutil.graph import adjacency, functions, op_types
-from geutil.graph.types import Graph, Operation, Tensor, dereference, is_tensor
+from geutil.graph.types import (
+    GivenShapes,
+    Graph,
+    Operation,
+    Tensor,
+    dereference,
+    dims_of,
+    is_tensor,
+    pairs_of,
+    tensor_name,
+)
 from geutil.memory import cpu_kernels, function_memory
 from geutil.memory.cpu_kernels import CHEAP, HELD
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
-from geutil.memory.sizes import (
-    GivenShapes,
-    bytes_of_shape,
-    dims_of,
-    pairs_of,
-    tensor_name,
-)
+from geutil.memory.sizes import bytes_of_shape
 
 _SHOWN = 6
 """How many tensors a message names."""

@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import creation, fetched_subgraph, runtime, types
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.cpu_kernels import with_column_buffers
 from geutil.memory.graph_to_program import Shapes, read_program
 from geutil.memory.onednn import with_onednn
 from geutil.memory.program import Program
 from geutil.memory.simulation import Simulation, simulate
-from geutil.memory.sizes import GivenShapes
 from geutil.memory.timeline import Timeline
 from geutil.select.conversions import get_unique_graph
 

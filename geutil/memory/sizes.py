@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from geutil.graph.types import Tensor, dereference
+from geutil.graph.types import (
+    GivenShapes,
+    Tensor,
+    dereference,
+    dims_of,
+    pairs_of,
+    tensor_name,
+)
 
 
 def megabytes(size: int) -> str:
@@ -24,9 +30,6 @@ def megabytes(size: int) -> str:
     return f"{amount:.1f} MB" if abs(amount) >= 1 else f"{amount:.2g} MB"
 
 
-GivenShapes: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
-"""Shapes of tensors: by tensor, reference or name."""
-
 STRING_BYTES = 24
 """What TensorFlow keeps for one string, besides the characters of a long one."""
 
@@ -40,12 +43,6 @@ def dtype_bytes(dtype: tf.DType) -> int:
     if base in (tf.resource, tf.variant):
         return 0
     return STRING_BYTES if base == tf.string else int(base.size)
-
-
-def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
-    """Return the static shape of a tensor, or None where the rank is not known."""
-    shape = tensor.shape
-    return None if shape.rank is None else tuple(shape.as_list())
 
 
 def bytes_of_shape(dtype: tf.DType, dims: Sequence[int | None] | None) -> int | None:
@@ -88,13 +85,3 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
             dims = tuple(tf.TensorShape(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
-
-
-def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:
-    """Return the pairs of shapes that are given as a mapping or as pairs."""
-    return shapes.items() if isinstance(shapes, Mapping) else shapes or ()
-
-
-def tensor_name(name: str) -> str:
-    """Return the name of a tensor; that of an op stands for its first output."""
-    return name if ":" in name else f"{name}:0"

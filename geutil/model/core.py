@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, graph_collections
+from geutil.graph import functions, state
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import python_gradients, to_function
@@ -176,7 +176,7 @@ class ModelFunction:
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
         """Those of them that are trained."""
-        return tuple(v for v in self.variables if graph_collections.is_trainable(v))
+        return tuple(v for v in self.variables if state.is_trainable(v))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, op_types, run_hooks, state, types
+from geutil.graph import op_types, run_hooks, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -38,12 +38,12 @@ from geutil.transform.step_counter import check_step_variable, step_counter
 @contextmanager
 def undone_on_error(graph: Graph) -> Iterator[None]:
     """Undo the edits of a block that raises; ops that it made count no more."""
-    count = creation.count_ops(graph)
+    count = state.count_ops(graph)
     try:
         with transaction(graph):
             yield
     except BaseException:
-        Liveness(graph).abandon(creation.ops_since(graph, count))
+        Liveness(graph).abandon(state.ops_since(graph, count))
         raise
 
 

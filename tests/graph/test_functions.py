@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.graph import call_graph, functions
+from geutil.graph import call_graph, function_calls, functions
 
 
 @tf.function(autograph=False)
@@ -130,9 +130,9 @@ def test_rename_functions():
 
 def test_has_function(graph):
     (name, *_) = attribute_names(the_op(graph, *WHILE), "body")
-    assert functions.has_function(graph, name)
-    assert not functions.has_function(graph, "no_such_function")
-    assert not functions.has_function(tf.Graph(), name)
+    assert function_calls.has_function(graph, name)
+    assert not function_calls.has_function(graph, "no_such_function")
+    assert not function_calls.has_function(tf.Graph(), name)
 
 
 @pytest.mark.parametrize("types", [WHILE, CASE], ids=str)

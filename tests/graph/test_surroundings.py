@@ -2,12 +2,8 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph.adjacency import control_flow_context
-from geutil.graph.creation import (
-    context_name,
-    count_ops,
-    ops_since,
-    surroundings_of,
-)
+from geutil.graph.creation import context_name, surroundings_of
+from geutil.graph.state import count_ops, ops_since
 from tests.settings import names
 
 

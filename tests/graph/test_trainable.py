@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from geutil.graph.graph_collections import flags_as_noted, is_trainable, set_trainable
+from geutil.graph.state import flags_as_noted, is_trainable, set_trainable
 from tests.settings import V1
 
 pytestmark = pytest.mark.skipif(V1, reason="about eager variables")

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
-from geutil.graph import adjacency, creation, edits, run_hooks, types
+from geutil.graph import adjacency, creation, edits, run_hooks, state, types
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
@@ -70,17 +70,15 @@ def apply_replacement(
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
     run_hooks.check_editable(graph, [*ops, *liveness.readers(root)])
-    count = creation.count_ops(graph)
+    count = state.count_ops(graph)
     awaited = _awaited(ops)
     with creation.surroundings_of(root, awaited):
         result = build()
         if not isinstance(result, str):
             stand_in = [result] if not root.outputs and types.is_op(result) else []
             pairs = _pairs(where, root, None if stand_in else result)
-            pairs = _ordered(
-                pairs, frozenset(creation.ops_since(graph, count)), awaited
-            )
-    new_ops = creation.ops_since(graph, count)
+            pairs = _ordered(pairs, frozenset(state.ops_since(graph, count)), awaited)
+    new_ops = state.ops_since(graph, count)
     if isinstance(result, str):
         liveness.abandon(new_ops)
         return result
@@ -335,14 +333,14 @@ def _join(sets: Iterable[TypeSet]) -> TypeSet:
 @contextmanager
 def undone_on_error(graph: Graph, liveness: Liveness) -> Iterator[None]:
     """Put back all edges when the block raises; the ops that it made count no more."""
-    count = creation.count_ops(graph)
+    count = state.count_ops(graph)
     try:
         # Neutral from here on, so that each replacement has little to set aside.
         with edits.transaction(graph), creation.neutral(graph):
             yield
     except BaseException:
         # The edges are back; what was built for them leads nowhere.
-        liveness.abandon(creation.ops_since(graph, count))
+        liveness.abandon(state.ops_since(graph, count))
         raise
 
 
