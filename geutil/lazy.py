@@ -62,7 +62,7 @@ def watch_what_exists(package: str) -> None:
     """Notice Sessions and functions from now on, if there can be any already.
 
     If not, they are noticed from the first use of a name that needs TensorFlow. See
-    `geutil.graph.run_hooks`.
+    `geutil.graph.state`.
     """
     if _SESSIONS in sys.modules:
-        importlib.import_module(f"{package}.graph.run_hooks")
+        importlib.import_module(f"{package}.graph.state")

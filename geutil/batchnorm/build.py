@@ -17,7 +17,7 @@ from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norm_finding import Moving, Norm
-from geutil.graph import adjacency, creation, op_types, run_hooks, state, types
+from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
@@ -313,7 +313,7 @@ def build_in_place(fold: Fold) -> Operation | None:
     link = _last(fold)
     if link is None:
         return None
-    run_hooks.check_editable(graph, [end])
+    state.check_editable(graph, [end])
     before = state.count_ops(graph)
     liveness = Liveness(graph)
     made = build_waiting(fold).op

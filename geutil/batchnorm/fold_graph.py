@@ -13,7 +13,7 @@ from geutil.batchnorm.norm_path import Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place, inlined, is_convolution_call
 from geutil.batchnorm.training_fold import Training, fold_in_training
-from geutil.graph import creation, edits, run_hooks, state, types
+from geutil.graph import creation, edits, state, types
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.transform.rewrite.applying import replace_each
 from geutil.transform.rewrite.liveness import Liveness
@@ -196,7 +196,7 @@ class Folder:
         if not folds:
             return {}
 
-        run_hooks.check_editable(self._graph, list(folds))
+        state.check_editable(self._graph, list(folds))
         # All are built before the first takes its place, so that the topological order
         # needs to be renewed just once.
         built = {end: build.build_waiting(fold) for end, fold in folds.items()}

@@ -34,13 +34,11 @@ class Offload:
     sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
 
 
-def offloaded(plan: Recomputation, offload: Offload | None) -> list[Tensor]:
+def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
     """Return the kept tensors that go: those that some segment needs.
 
     What the backward pass reads before the first segment would be back at once.
     """
-    if offload is None:
-        return []
     needed = IdentitySet(
         t
         for segment in plan.segments

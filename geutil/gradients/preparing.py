@@ -99,7 +99,7 @@ class Prepared:
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
         warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
-        sent = offloaded(self.plan, self.offload)
+        sent = offloaded(self.plan, self.offload) if self.offload else []
         if sent and compiled:
             warnings.append(_ONE_DEVICE)
             sent = []
@@ -145,7 +145,7 @@ def prepare(
     targets = require_targets(ys)
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
-    engine = engine_of(options.engine)
+    engine = None if options.engine == "tensorflow" else engine_of(options.engine)
     given = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: what does not fit is refused.
     tensor_sizes.settle_shapes(

@@ -26,8 +26,14 @@ from geutil.graph import (
     runtime,
     types,
 )
-from geutil.graph.run_hooks import Use, complete, has_been_run, on_completion
-from geutil.graph.state import fingerprint, state_of
+from geutil.graph.state import (
+    Use,
+    complete,
+    fingerprint,
+    has_been_run,
+    on_completion,
+    state_of,
+)
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.ordering import OrderPlan
 from geutil.select.conversions import get_unique_graph

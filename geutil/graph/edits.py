@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
-from geutil.graph import adjacency, gradient_functions, run_hooks, v1_control_flow
+from geutil.graph import adjacency, gradient_functions, v1_control_flow
 from geutil.graph.adjacency import Rewiring, TopologicalOrder
-from geutil.graph.state import UndoStep, state_of
+from geutil.graph.state import UndoStep, check_editable, state_of
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
 
 _logger = logging.getLogger("geutil")
@@ -106,7 +106,7 @@ def _check(
     ops = [edit.op for edit in inputs] + [change.op for change in controls]
     if not ops:
         return
-    run_hooks.check_editable(graph, ops)
+    check_editable(graph, ops)
     for edit in inputs:
         if edit.tensor is not None:
             v1_control_flow.check_frames(edit.op, edit.tensor)
@@ -187,7 +187,7 @@ def transaction(graph: Graph) -> Iterator[None]:
 
 def _warn_of_runs(graph: Graph, journal: Iterable[UndoStep]) -> None:
     try:
-        run_hooks.check_editable(graph, [op for step in journal for op in step.ops])
+        check_editable(graph, [op for step in journal for op in step.ops])
     except (StaleGraphError, FinalizedGraphError) as error:
         _logger.warning("a transaction is undone, but not for everybody: %s", error)
 

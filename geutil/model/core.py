@@ -16,7 +16,7 @@ from geutil.errors import ModelError
 from geutil.graph import functions, state
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.model import python_gradients, to_function
+from geutil.model import shared_state, to_function
 from geutil.model.programs import Program
 from geutil.model.shared_state import Holdings, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
@@ -349,7 +349,7 @@ class EditableModel(Shown):
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
         if checked:
-            python_gradients.prune(program)
+            shared_state.prune(program)
         return program
 
     def derived(

@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
-from geutil.model import handle_values, programs, python_gradients
+from geutil.model import handle_values, programs, shared_state
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, Value, Version, Versions
 from geutil.model.programs import Program
@@ -268,7 +268,7 @@ def frozen_program(model: EditableModel) -> Program:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    python_gradients.prune(program)
+    shared_state.prune(program)
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program

@@ -1,16 +1,173 @@
-"""State that the signatures of a model share: variables, values, tables, assets."""
+"""State that the graphs of a model share: variables, tables, assets, closures.
+
+`tf.custom_gradient` leaves its gradient as a closure over tensors of the graph that it
+was called in; a graph made from protobufs knows the closure's name alone. Here the ops
+of such a graph get gradients that read their own graph's tensors.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.model.programs import fresh_name
+from geutil.graph import functions, gradient_functions, state
+from geutil.graph.inlining import NodeOrigin
+from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
+from geutil.model.programs import (
+    Ancestor,
+    Program,
+    canonical,
+    fresh_name,
+    node_of,
+    nodes_by_name,
+)
+from geutil.transform import custom_gradients, transformer
+
+_NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class _Closure:
+    """A node of a program whose op has a gradient that exists in Python only.
+
+    Attributes:
+        node: the node.
+        gradient: the name of the gradient.
+        op: the op that it was made from.
+        rename: gives the name in the program of a tensor near that op.
+    """
+
+    node: Any
+    gradient: str
+    op: Operation
+    rename: Callable[[str], str]
+
+    def read(self) -> Iterator[tuple[Tensor, str]]:
+        """Yield what the gradient reads near that op, and what it is in the program."""
+        for t in custom_gradients.read_by_gradient(self.op):
+            # Edits of a program let the node read other tensors than the op does.
+            slots = (i for i, read in enumerate(self.op.inputs) if read is t)
+            slot = next(slots, None)
+            named = self.rename(t.name) if slot is None else self.node.input[slot]
+            yield t, canonical(named)
+
+
+def carry_closures(
+    graph: Graph,
+    nodes: Iterable[Any],
+    ancestors: Iterable[Ancestor],
+    origins: Mapping[str, NodeOrigin],
+) -> None:
+    """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
+
+    Args:
+        graph: the new graph.
+        nodes: the definitions that its ops were made from.
+        ancestors: the graphs whose nodes it was made from.
+        origins: where ops that were in the body of a function come from.
+
+    Cost: linear in the nodes; the gradients are traced.
+    """
+    reads = state.state_of(graph).gradient_reads
+    for closure in _closures(nodes, ancestors, origins):
+        named = [(t, _tensor(graph, name)) for t, name in closure.read()]
+        copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
+        carried = custom_gradients.carried_gradient(
+            closure.op, closure.gradient, graph, copies, transformer.copy_replacing
+        )
+        op_ = graph.get_operation_by_name(closure.node.name)
+        gradient_functions.set_gradient(op_, carried)
+        reads[carried] = list(copies.values())
+
+
+def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> None:
+    """Drop the nodes of a program that neither ends need nor gradients of those.
+
+    Args:
+        program: the program, which is changed.
+        origins: where nodes that were in the body of a function come from.
+
+    Cost: linear in nodes and edges, once for each gradient that reads what only another
+    gradient reads; the gradients are traced.
+    """
+    read: dict[str, None] = {}
+    known = nodes_by_name(program.graph_def)
+    while True:
+        nodes = program.needed(read)
+        names = {node.name for node in nodes}
+        closures = _closures(nodes, program.ancestors, origins)
+        met = (node_of(name) for closure in closures for _, name in closure.read())
+        new = [name for name in met if name in known and name not in names]
+        if not new:
+            program.keep(nodes)
+            return
+        read.update(dict.fromkeys(new))
+
+
+def _closures(
+    nodes: Iterable[Any],
+    ancestors: Iterable[Ancestor],
+    origins: Mapping[str, NodeOrigin],
+) -> Iterator[_Closure]:
+    ancestors = list(ancestors)
+    for node in nodes:
+        # Of an op, TensorFlow tells what attributes it has by raising.
+        if gradient_functions.ATTRIBUTE not in node.attr:
+            continue
+        gradient = node.attr[gradient_functions.ATTRIBUTE].s.decode()
+        if not gradient_functions.is_closure(gradient):
+            continue
+        for ancestor in ancestors:
+            found = _origin(ancestor, node.name, origins.get(node.name))
+            if found and gradient_functions.gradient_of(found[0]) == gradient:
+                yield _Closure(node, gradient, *found)
+                break
+
+
+def _origin(
+    ancestor: Ancestor, name: str, origin: NodeOrigin | None
+) -> tuple[Operation, Callable[[str], str]] | None:
+    """Return the op that a node was made from, and what tensors near it are called."""
+    if origin is not None:
+        body = functions.body_graph(ancestor.graph, origin.function)
+        if body is None:
+            return None
+        op = _op(body, origin.node)
+        return None if op is None else (op, _renaming(body, origin))
+    if not name.startswith(ancestor.prefix):
+        return None
+    op = _op(ancestor.graph, name.removeprefix(ancestor.prefix))
+    return None if op is None else (op, ancestor.tensor)
+
+
+def _renaming(body: Graph, origin: NodeOrigin) -> Callable[[str], str]:
+    """Return what finds the names that tensors of a function's FuncGraph have now."""
+    # The FuncGraph calls its arguments otherwise than the function's definition does.
+    names = (t.name for t in body.inputs)
+    arguments = dict(zip(names, origin.arguments, strict=True))
+    return lambda name: arguments.get(name) or origin.tensor(name)
+
+
+def _op(graph: Graph, name: str) -> Operation | None:
+    try:
+        op: Operation = graph.get_operation_by_name(name)
+    except (KeyError, ValueError):
+        return None
+    return op
+
+
+def _tensor(graph: Graph, name: str) -> Tensor | None:
+    try:
+        tensor: Tensor = graph.get_tensor_by_name(name)
+    except (KeyError, ValueError):
+        return None
+    return tensor
 
 
 @dataclass

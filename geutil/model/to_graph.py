@@ -23,7 +23,7 @@ from geutil.graph import creation, function_defs, functions
 from geutil.graph.call_graph import Effects
 from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
-from geutil.model import programs, python_gradients
+from geutil.model import programs, shared_state
 from geutil.model.programs import Program
 
 # What is behind them runs in a frame of its own, or perhaps not at all.
@@ -150,7 +150,7 @@ def materialize(
     """
     _check_ends(program, what)
     program = replace(program)
-    python_gradients.prune(program)
+    shared_state.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
@@ -172,12 +172,12 @@ def materialize(
     program = replace(
         program, graph_def=graph_def, outputs=outputs, side_effects=effects
     )
-    python_gradients.prune(program, origins)
+    shared_state.prune(program, origins)
     graph_def = program.graph_def
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = programs.fresh_name(programs.nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    python_gradients.carry_closures(graph, graph_def.node, program.ancestors, origins)
+    shared_state.carry_closures(graph, graph_def.node, program.ancestors, origins)
 
     def tensor(name: str) -> Tensor:
         name = programs.canonical(name)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import inserting, quantizing
-from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.report import QuantizeReport
+from geutil.quantize.spec import QuantizeChoices
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import op_types, run_hooks, state, types
+from geutil.graph import op_types, state, types
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -123,9 +123,7 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
-    run_hooks.check_editable(
-        graph, [edge.op for found in edges.values() for edge in found]
-    )
+    state.check_editable(graph, [edge.op for found in edges.values() for edge in found])
     for group in groups:
         if not group.fixed:
             variables.check(group.name, shape_of(group))

@@ -15,11 +15,11 @@ from geutil.graph import edits, state
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
 from geutil.quantize import inserting, lowering
 from geutil.quantize.inserting import Mode
-from geutil.quantize.planning.choices import Override, QuantizeChoices
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.spec import Override, QuantizeChoices
 
 _logger = logging.getLogger("geutil")
 

@@ -10,13 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import adjacency, types
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    type_name,
-)
+from geutil.graph.types import Element, Graph, Operation, Tensor, type_name
 
 
 class ListView(Sequence[Any]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import creation, edits, function_defs, functions, run_hooks
+from geutil.graph import creation, edits, function_defs, functions, state
 from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.function_defs import define
@@ -236,7 +236,7 @@ class OpenedFunctions:
         changed = set(edited)
         if not changed:
             return
-        run_hooks.check_editable(self._graph, [c.op for c in callers_in(self._graph)])
+        state.check_editable(self._graph, [c.op for c in callers_in(self._graph)])
         names: dict[str, str] = {}
         written: dict[str, tuple[OpenedFunction, Any]] = {}
         for function in self._callees_first():

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import geutil as ge
-from geutil.graph import run_hooks
+from geutil.graph import state
 from geutil.graph.state import state_of
 from tests import settings
 from tests.graph.building import snapshot
@@ -620,10 +620,10 @@ def test_watch_wraps_once():
     from tensorflow.python.client.session import BaseSession
 
     wrapper = BaseSession._extend_graph
-    run_hooks.watch_runs()
+    state.watch_runs()
     assert BaseSession._extend_graph is wrapper
 
 
 def test_newest_op_id(net):
-    assert run_hooks.newest_op_id(tf.Graph()) == -1
-    assert run_hooks.newest_op_id(net.graph) == net.z.op._id
+    assert state.newest_op_id(tf.Graph()) == -1
+    assert state.newest_op_id(net.graph) == net.z.op._id

@@ -311,8 +311,8 @@ def _connected(
     ]
 
 
-def engine_of(engine: Any) -> TapeEngine | None:
-    """Return how a tape works; None if TensorFlow's own engine is asked for.
+def engine_of(engine: Any) -> TapeEngine:
+    """Return how a tape works, as an engine or as its name.
 
     Raises:
         ArgumentTypeError: there is no such engine.
@@ -321,8 +321,6 @@ def engine_of(engine: Any) -> TapeEngine | None:
         return engine
     if engine == "tape":
         return TapeEngine()
-    if engine == "tensorflow":
-        return None
     raise ArgumentTypeError(
         f"there is no engine {engine!r}; pass 'tensorflow', 'tape' or a "
         "geutil.gradients.tape.TapeEngine"

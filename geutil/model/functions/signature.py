@@ -3,8 +3,6 @@
 Arguments and results, added and removed with those of callers.
 
 Plan, check, apply: a refusal changes nothing.
-
-Plan, check, apply: a refusal changes nothing.
 """
 
 from __future__ import annotations

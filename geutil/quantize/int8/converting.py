@@ -30,9 +30,9 @@ from geutil.quantize.calibration.ranges import (
 from geutil.quantize.int8 import converter_workarounds, running
 from geutil.quantize.int8.converter_workarounds import Dilated
 from geutil.quantize.partial_copy import Amend, PartialCopy
-from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
 from geutil.quantize.planning.plan import plan_quantization
+from geutil.quantize.spec import QuantizeChoices
 from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
 

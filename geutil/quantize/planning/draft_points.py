@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from geutil.graph import types
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.planning.network import (
     Edge,
     Network,
@@ -23,7 +22,7 @@ from geutil.quantize.planning.network import (
     is_quantized,
     source_of,
 )
-from geutil.quantize.spec import Format, Spec
+from geutil.quantize.spec import Format, QuantizeChoices, Spec
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ import tensorflow as tf
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.planning import fused_ops, int8_kernels
-from geutil.quantize.planning.choices import QuantizeChoices
 from geutil.quantize.planning.draft_points import Draft, Point, RangeGroup, Skip, named
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
@@ -27,7 +26,7 @@ from geutil.quantize.planning.network import (
     is_quantized,
 )
 from geutil.quantize.planning.refusals import BEHIND, Refusals, check_obeyed
-from geutil.quantize.spec import Spec
+from geutil.quantize.spec import QuantizeChoices, Spec
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import is_layer_norm
 

@@ -9,11 +9,11 @@ from geutil.errors import QuantizeError
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.planning import int8_kernels
-from geutil.quantize.planning.choices import Overrides, QuantizeChoices, chosen
 from geutil.quantize.planning.draft_points import Drafts, Point, RangeGroup, Skip
 from geutil.quantize.planning.fused_ops import Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import Network, is_quantized
+from geutil.quantize.spec import Overrides, QuantizeChoices, chosen
 from geutil.select.networks.provenance import FUSED, is_layer_norm
 
 Parameters = Mapping[Operation, Sequence[Point]]

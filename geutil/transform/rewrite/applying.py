@@ -1,4 +1,4 @@
-"""One replacement, the ops to visit after it, and the replacement of known ops.
+"""One application of a rule, and the ops to visit after it.
 
 `apply_replacement` is one step: new ops are built beside the root of a match, and read
 in its place. The driver takes such steps where rules match; `replace_each` takes one
@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
-from geutil.graph import adjacency, creation, edits, run_hooks, state, types
+from geutil.graph import adjacency, creation, edits, state, types
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
 from geutil.transform.rewrite.compiling import TypeSet
@@ -69,7 +69,7 @@ def apply_replacement(
     """
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
-    run_hooks.check_editable(graph, [*ops, *liveness.readers(root)])
+    state.check_editable(graph, [*ops, *liveness.readers(root)])
     count = state.count_ops(graph)
     awaited = _awaited(ops)
     with creation.surroundings_of(root, awaited):

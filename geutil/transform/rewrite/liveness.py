@@ -1,4 +1,6 @@
-"""Live ops: those that still count, since TensorFlow cannot delete what was replaced.
+"""Live ops.
+
+Those that still count, since TensorFlow cannot delete what was replaced.
 
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
 graph, but they are never matched again and do not count as readers. The graph
