@@ -38,7 +38,43 @@ def dead(x):
     return tf.where(x > 0, tf.math.log(tf.nn.relu(x)), x) @ MATRIX
 
 
-MASKED = {"chosen": chosen, "far away": far_away, "added": added, "dead": dead}
+def _earlier(x):
+    """Return 1 for what comes before, which converter and Grappler cannot know."""
+    places = tf.range(tf.shape(x)[0])
+    return tf.cast(places[:, None] >= places, tf.float32)
+
+
+def far_added(x):
+    mask = tf.where(CAUSAL, 0.0, -1e9)
+    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
+
+
+def scaled(x):
+    mask = (1.0 - _earlier(x)) * -1e9
+    return tf.nn.softmax(x @ tf.transpose(x) + mask) @ x
+
+
+def added_before(x):
+    bias = MATRIX[0, 0] + (1.0 - _earlier(x)) * -1e9
+    return tf.nn.softmax(x @ tf.transpose(x) + bias) @ x
+
+
+def subtracted(x):
+    mask = tf.reshape(1e9 * (1.0 - _earlier(x)), [1, 6, 6])
+    logits = tf.reshape(x @ tf.transpose(x), [1, 6, 6])
+    return tf.nn.softmax(logits - mask)[0] @ x
+
+
+MASKED = {
+    "chosen": chosen,
+    "far away": far_away,
+    "added": added,
+    "far added": far_added,
+    "scaled": scaled,
+    "added before": added_before,
+    "subtracted": subtracted,
+    "dead": dead,
+}
 
 
 @pytest.mark.parametrize(("case", "method"), crossed(MASKED, METHODS, together=1))

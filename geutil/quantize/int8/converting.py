@@ -27,7 +27,7 @@ from geutil.quantize.calibration.ranges import (
     range_values,
     variable_values,
 )
-from geutil.quantize.int8 import converter_workarounds, running
+from geutil.quantize.int8 import converter_workarounds, far_addends, running
 from geutil.quantize.int8.converter_workarounds import Dilated
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
@@ -63,6 +63,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     values = range_values(graph) | variable_values(graph)
     dilated = converter_workarounds.find_dilated(graph) if mend else []
     if mend:
+        values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
     known, moves = frozen(values), converter_workarounds.left_out(dilated)
 

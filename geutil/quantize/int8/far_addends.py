@@ -1,0 +1,196 @@
+"""Addends with steps so large that TFLite's ADD ends the process.
+
+A mask adds -1e9, say, to the logits that shall have no share in a softmax, and the sum
+ends at the low end of its range. What an addend says beyond that end, less the other
+addend, makes no difference. TFLite (TensorFlow 2.21) aborts in ADD, and in SUB, where
+the steps of an input are 2^19 times those of the result, and overflows in MUL where the
+product of two steps is about as far from that of the result. So such ranges are cut off
+where no result tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geutil.graph import adjacency, op_types
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.spec import step, with_zero
+
+Array = np.ndarray[Any, Any]
+
+_FAR = 2.0**16
+"""So many times as large as those of the result steps may be; 2^19 is too much."""
+_MOVES = frozenset(
+    (
+        "BroadcastTo",
+        "ExpandDims",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "StridedSlice",
+        "Tile",
+        "Transpose",
+    )
+)
+"""Ops that move the values of their first input, or repeat them."""
+_DIFFERENCES = frozenset(("Sub",))
+
+
+@dataclass(eq=False)
+class _Site:
+    """A FakeQuant op with one range for all channels.
+
+    Attributes:
+        op: the op.
+        low: the low end.
+        high: the high end.
+        step: the distance of two neighbouring values.
+    """
+
+    op: Operation
+    low: float
+    high: float
+    step: float
+
+    @classmethod
+    def of(cls, op: Operation, constants: Mapping[Operation, Array]) -> _Site | None:
+        """Return the site of an op; None if it is no FakeQuant of known range."""
+        ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
+        if len(ends) != 2 or any(end not in constants for end in ends):
+            return None
+        low, high = (constants[end] for end in ends)
+        if np.ndim(low):
+            return None
+        low, high = with_zero(low, high)
+        bits, narrow = op.get_attr("num_bits"), op.get_attr("narrow_range")
+        width = float(step(low, high, int(bits), bool(narrow)))
+        return cls(op, float(low), float(high), width) if width > 0 else None
+
+
+def cut_off(
+    graph: Graph, constants: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return other ends for ranges of addends that reach too far.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        constants: the values of ranges, by the ops that FakeQuant ops read them from.
+
+    Returns:
+        The ends that change, by those ops. A range changes only if all that reads it
+        adds or subtracts it, so that no value of the file becomes another one; or if it
+        scales a factor from 0 up to such an addend, as in `(1 - mask) * -1e9`.
+
+    Cost: linear in the ops and edges between FakeQuant ops.
+    """
+    found: dict[Operation, Array] = {}
+    known = dict(constants)
+    # What a sum is added to is cut off before the sum's own addends.
+    for op in reversed(adjacency.topological_sort(graph.get_operations())):
+        site = _Site.of(op, known)
+        if site is not None:
+            ends = _shortened(site, known)
+            found |= ends
+            known |= ends
+    return found
+
+
+def _shortened(site: _Site, known: Mapping[Operation, Array]) -> dict[Operation, Array]:
+    """Return the ends of a range that all of its readers allow to be cut off."""
+    reaches = []
+    for reader, index in _readers([site.op]):
+        tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
+        reach = tell(site, reader, index, known)
+        if reach is None:
+            return {}
+        reaches.append(reach)
+    if not reaches:
+        return {}
+    low = max(site.low, min(low for low, _ in reaches))
+    high = min(site.high, max(high for _, high in reaches))
+    if site.op.get_attr("narrow_range"):
+        high = max(high, -low)
+        low = -high
+    if (low, high) == (site.low, site.high):
+        return {}
+    ends = [t.op for t in site.op.inputs][1:]
+    values = (np.float32(low), np.float32(high))
+    return dict(zip(ends, map(np.asarray, values), strict=True))
+
+
+def _reach_of_addend(
+    site: _Site, op: Operation, index: int, known: Mapping[Operation, Array]
+) -> tuple[float, float] | None:
+    """Return between which values an addend makes a difference.
+
+    None if it is no addend, or its steps are small enough.
+    """
+    if op.type not in op_types.ADDITIONS | _DIFFERENCES or len(op.inputs) != 2:
+        return None
+    other = _Site.of(_source(op.inputs[1 - index]), known)
+    results = list(_sites(_readers([op]), known))
+    if other is None or not results or None in results:
+        return None
+    sums = [site for site in results if site is not None]
+    if site.step < _FAR * min(each.step for each in sums):
+        return None
+    low, high = min(s.low for s in sums), max(s.high for s in sums)
+    if op.type not in _DIFFERENCES:
+        return low - other.high, high - other.low
+    if index == 0:
+        return low + other.low, high + other.high
+    return other.low - high, other.high - low
+
+
+def _reach_of_factor(
+    site: _Site, op: Operation, index: int, known: Mapping[Operation, Array]
+) -> tuple[float, float] | None:
+    """Return between which values a factor of what was cut off makes a difference.
+
+    The other factor begins at 0; its first step already reaches the end of the product.
+    """
+    other = _Site.of(_source(op.inputs[1 - index]), known)
+    results = list(_sites(_readers([op]), known))
+    if other is None or other.low < 0 or len(results) != 1 or results[0] is None:
+        return None
+    product = results[0]
+    if site.step * other.step < _FAR * product.step:
+        return None
+    return product.low / other.step, product.high / other.step
+
+
+def _sites(
+    readers: Iterable[tuple[Operation, int]], known: Mapping[Operation, Array]
+) -> Iterator[_Site | None]:
+    return (_Site.of(reader, known) for reader, _ in readers)
+
+
+def _readers(ops: list[Operation]) -> list[tuple[Operation, int]]:
+    """Return the ops that read the results of some, seen through moves."""
+    found = []
+    waiting = list(ops)
+    met = set(ops)
+    for op in waiting:
+        for tensor in op.outputs:
+            for reader in dict.fromkeys(tensor.consumers()):
+                if reader.type in _MOVES and reader.inputs[0] is tensor:
+                    if reader not in met:
+                        met.add(reader)
+                        waiting.append(reader)
+                elif reader.type not in op_types.VALUE_BLIND:
+                    inputs = enumerate(reader.inputs)
+                    found += [(reader, place) for place, t in inputs if t is tensor]
+    return found
+
+
+def _source(tensor: Tensor) -> Operation:
+    """Return the op that makes the values of a tensor, seen through moves."""
+    while tensor.op.type in _MOVES:
+        tensor = tensor.op.inputs[0]
+    return tensor.op
