@@ -15,7 +15,7 @@ from zoo.journeys.visit import Visit
 from zoo.plain import fitted, gradients_of, repeated, step_of
 from zoo.results import Cell, judged, none, ok
 from zoo.subject import Function
-from zoo.values import Array, apart
+from zoo.values import Array, Values
 
 LIMIT = 1e-6
 PREDICTED = 0.1
@@ -75,12 +75,26 @@ def fit(visit: Visit) -> Cell:
     checkpointed(subject.network)
     with _Warnings() as warnings:
         found = fitted(subject, visit.made["many"])
-    difference = apart(found or {}, wanted)
+    difference = _weights_apart(found or {}, wanted)
     plain = any("these are plain gradients" in said for said in warnings.said)
     text = "ok, plain gradients" if plain else "ok"
     if difference > LIMIT:
         text = f"differs by {difference:.1e}"
     return judged(difference <= LIMIT, text)
+
+
+def _weights_apart(found: Values, wanted: Values) -> float:
+    """Return the largest difference of weights, each relative to its largest value.
+
+    Their range would be the wrong measure: scales of a norm are all next to 1.
+    """
+    if list(found) != list(wanted):
+        return float("inf")
+    apart = [0.0]
+    for weight, value in wanted.items():
+        difference = float(np.abs(found[weight] - value).max(initial=0.0))
+        apart.append(difference / (float(np.abs(value).max(initial=0.0)) or 1.0))
+    return max(apart)
 
 
 class _Warnings(logging.Handler):
