@@ -288,10 +288,30 @@ def perturb(network: Any) -> None:
     }
     for variable in network.variables:
         last = variable.name.split(":")[0].rsplit("/", 1)[-1]
-        if last in draws:
-            variable.assign(draws[last](variable.shape))
+        # The scale of a norm has other names, too.
+        is_ones = len(variable.shape) == 1 and bool(np.all(np.asarray(variable) == 1))
+        if last in draws or is_ones:
+            variable.assign(draws.get(last, draws["gamma"])(variable.shape))
+    _tell_apart(network, rng)
     for layer in layers_of(network):
         _keep_signals(layer)
+
+
+def _tell_apart(network: Any, rng: np.random.Generator) -> None:
+    """Change matrices that are equal to others, as layers of one initializer have them.
+
+    TFLite's post-training quantization makes one of equal layers, which trained ones
+    never are.
+    """
+    known = set()
+    for variable in network.trainable_variables:
+        values = np.asarray(variable)
+        if values.ndim < 2 or values.dtype.kind != "f":
+            continue
+        if values.tobytes() in known:
+            values = values + 0.3 * values.std() * rng.standard_normal(values.shape)
+            variable.assign(values)
+        known.add(np.asarray(variable).tobytes())
 
 
 def _keep_signals(layer: Any) -> None:

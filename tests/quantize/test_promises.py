@@ -69,11 +69,11 @@ def test_convolutions_in_space_are_float_and_reported():
     assert result.most <= 1
 
 
-@pytest.mark.parametrize("kind", ["conv", "dense", "heads"])
+@pytest.mark.parametrize("kind", ["conv", "dense", "heads", "reshaped"])
 def test_layers_with_the_same_weights(kind):
     values = {"conv": weights(3, 3, 4, 4), "dense": weights(4, 4)}
     first, second = (tf.Variable(values.get(kind, weights(4, 4))) for _ in range(2))
-    if kind == "heads":
+    if kind in ("heads", "reshaped"):
         second.assign(first)
 
     def layer(a, w):
@@ -81,6 +81,9 @@ def test_layers_with_the_same_weights(kind):
             return tf.nn.conv2d(a, w, 1, "SAME")
         if kind == "dense":
             return tf.matmul(a, w)
+        if kind == "reshaped":
+            rows = tf.reshape(a, [-1, 4])
+            return tf.reshape(tf.matmul(rows, w), tf.shape(a))
         return tf.reshape(tf.matmul(a, tf.reshape(w, [4, 4])), [-1, 2, 2])
 
     def function(a):

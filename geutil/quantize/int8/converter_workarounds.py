@@ -278,7 +278,8 @@ def _told_apart(
         simulation = None if layer is None else _source(layer.kernel).op
         if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
             continue
-        data = op.inputs[layer.data]
+        # Equal layers have equal reshapes before them, which become one as well.
+        data = _source(op.inputs[layer.data])
         same = by_data[data] = by_data.get(data, [])
         if simulation not in same:
             same.append(simulation)
