@@ -1,4 +1,9 @@
-"""Runs a model before and after folding, and says how far the outputs are apart."""
+"""Outputs before and after folding, compared relative to the range of each output.
+
+`geutil.model.comparison` compares element by element within tolerances, which says too
+little of a fold: rounding moves values near zero by many times themselves. The two have
+their distances in common (`geutil.select.networks.outputs`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import type_name
-
-Array = np.ndarray[Any, Any]
+from geutil.select.networks.outputs import Array, distances, farthest, widened
 
 
 class CheckError(GeutilError, ValueError):
@@ -159,14 +163,12 @@ class _Worst:
         """Take in one more pair of values."""
         if not a.size:
             return
-        x, y = a.astype(np.float64), b.astype(np.float64)
+        x, y = widened(a), widened(b)
         self._low = min(self._low, float(x.min()))
         self._high = max(self._high, float(x.max()))
-        apart = np.abs(x - y)
-        place = np.unravel_index(int(apart.argmax()), apart.shape)
-        if apart[place] > self._largest:
-            self._largest, self._sample = float(apart[place]), sample
-            self._index = tuple(int(i) for i in place)
+        largest, index = farthest(distances(x, y))
+        if largest > self._largest:
+            self._largest, self._index, self._sample = largest, index, sample
 
     def entry(self, name: str) -> OutputDifference:
         """Return what was found."""
@@ -228,7 +230,7 @@ def _check_values(name: str, a: Array, b: Array, sample: int) -> None:
             f"{list(b.shape)} after, in sample {sample}"
         )
     for value, when in ((a, "before"), (b, "after")):
-        if not np.isfinite(value.astype(np.float64)).all():
+        if not np.isfinite(widened(value)).all():
             raise CheckError(
                 f"output '{name}' has NaN or infinite values {when} folding, in sample "
                 f"{sample}; pass samples that the model can take"

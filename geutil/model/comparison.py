@@ -1,4 +1,8 @@
-"""Outputs of two models side by side: how far they are apart, and where."""
+"""Outputs of two models side by side: how far they are apart, and where.
+
+Element by element within tolerances; `geutil.batchnorm.checking` compares relative to
+the range of an output, and refuses what this reports, such as NaN or another dtype.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,13 @@ from geutil.errors import ModelError
 from geutil.graph.types import Tensor, type_name
 from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
-
-Array = np.ndarray[Any, Any]
+from geutil.select.networks.outputs import (
+    Array,
+    distances,
+    exact_distances,
+    farthest,
+    widened,
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +117,7 @@ def difference(
     if not a.size:
         return Difference(output, True, 0.0, 0.0, None, sample, None)
     absolute, relative, close = _distances(a, b, rtol, atol)
-    place = np.unravel_index(int(np.argmax(absolute)), a.shape)
-    index = tuple(int(i) for i in place)
-    largest = float(absolute[index])
+    largest, index = farthest(absolute)
     return Difference(
         output,
         bool(close.all()),
@@ -145,18 +152,15 @@ def _distances(
         far = np.where(same, 0.0, np.inf)
         return far, far, same
     if a.dtype.kind in "iu":
-        # Python's integers: differences of int64 and uint64 do not fit into either.
-        apart = np.abs(a.astype(object) - b.astype(object)).astype(np.float64)
+        apart = exact_distances(a, b)
         size = np.abs(b.astype(object)).astype(np.float64)
         return apart, _ratio(apart, size), same
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    x, y = a.astype(wide), b.astype(wide)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    y = widened(b)
+    apart = distances(widened(a), y)
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.where(same, 0.0, np.abs(x - y))
-        apart = np.where(np.isnan(apart), np.inf, apart)
         allowed = atol + rtol * np.where(np.isfinite(y), np.abs(y), 0.0)
-        return apart, _ratio(apart, np.abs(y)), same | (apart <= allowed)
+        close = (apart == 0) | (apart <= allowed)
+        return apart, _ratio(apart, np.abs(y)), close
 
 
 def _ratio(apart: Array, size: Array) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from geutil.model.random_samples import Arrays
+from geutil.select.networks.outputs import Array, distances, farthest, widened
 
 _EPS = {
     "float16": 2.0**-10,
@@ -29,7 +30,7 @@ def eps(dtype: Any) -> float:
     return _EPS.get(np.dtype(dtype).name, 0.0)
 
 
-def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+def same_bits(a: Array, b: Array) -> bool:
     """Tell whether two arrays are the same, signs of zero and NaNs' payloads aside."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -71,7 +72,7 @@ def noise(
     return largest
 
 
-def tolerance(references: Sequence[np.ndarray[Any, Any]], measured: float) -> float:
+def tolerance(references: Sequence[Array], measured: float) -> float:
     """Return how far a result may be from the references.
 
     32 times the measured effect of one rounding plus 8 units in the last place; 256
@@ -87,7 +88,6 @@ def tolerance(references: Sequence[np.ndarray[Any, Any]], measured: float) -> fl
     return _MARGIN * measured + 8 * unit * largest
 
 
-Array = np.ndarray[Any, Any]
 _MOST_WINDOWS = 6
 
 
@@ -202,12 +202,4 @@ def distance(a: Array, b: Array) -> float:
         return 0.0
     if a.dtype == object or a.dtype == bool:
         return float("inf")
-    x, y = _wide(a), _wide(b)
-    equal = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(equal, 0.0, np.abs(x - y))
-    return float("inf") if np.isnan(apart).any() else float(apart.max())
-
-
-def _wide(a: Array) -> Array:
-    return a.astype(np.complex128 if np.iscomplexobj(a) else np.float64)
+    return farthest(distances(widened(a), widened(b)))[0]
