@@ -127,6 +127,12 @@ class Caller:
             return list(self.op.inputs)[self.first_argument :]
         return None
 
+    def passed(self, definition: Any) -> dict[str, Tensor]:
+        """Return the inputs that one of the functions gets, by its arguments' names."""
+        arguments = definition.signature.input_arg
+        inputs = self.op.inputs[self.first_argument :]
+        return {arg.name: t for arg, t in zip(arguments, inputs, strict=False)}
+
 
 def has_function(graph: Graph, name: str) -> bool:
     """Tell whether `graph` holds a function called `name`."""

@@ -25,6 +25,7 @@ from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, shared_state
 from geutil.model.programs import Program
+from geutil.transform.function_bodies import SIDE_EFFECTS
 
 # What is behind them runs in a frame of its own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -107,10 +108,6 @@ def without_wrappers(
             node = nodes[programs.node_of(tensor)]
         tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
     return tensors, effect_roots(graph_def, waited)
-
-
-SIDE_EFFECTS = "side_effects"
-"""Name of the op that waits for all that a call runs besides its outputs."""
 
 
 @dataclass

@@ -1,68 +1,121 @@
-"""The functions that the ops of a graph call, opened as graphs that can be edited.
+"""The bodies of functions as graphs that can be edited.
 
-A function cannot be edited: a graph is made of it, and of that graph, once it was
-edited, a function of another name, which its callers call instead.
+A function cannot be edited: a graph is made of it (`read_body`, `add_ends`), and of
+that graph, once it was edited, a function of another name (`define_body`), which its
+callers hold (`hold_functions`) and call instead.
+
+`OpenedFunctions` does so for a graph that stays the caller's: all at once, whatever can
+be opened, within a transaction. A model's functions (`geutil.model.functions`) are
+opened when they are asked for, keep their names for users, and change their arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.graph import creation, edits, function_defs, functions, state
-from geutil.graph.flat_body import FlatBody, flat_body
+from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
-from geutil.graph.function_defs import define
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
 from geutil.select.walks import get_backward_walk_ops
 
 
-def make_arguments(
-    graph: Graph, body: FlatBody, passed: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Make placeholders for the arguments of a body, and return them by name.
+@dataclass(frozen=True, eq=False)
+class ReadBody:
+    """The body of a function as a graph whose ends nothing reads yet.
+
+    Attributes:
+        graph: the graph.
+        inputs: the arguments by name, in order: placeholders.
+        body: the nodes that it was made of, and what they return.
+    """
+
+    graph: Graph
+    inputs: Mapping[str, Tensor]
+    body: FlatBody
+
+    def results(self) -> dict[str, Tensor]:
+        """Return the results by name, in order."""
+        return {r.name: self._tensor(r.tensor) for r in self.body.results}
+
+    def _tensor(self, where: str) -> Tensor:
+        if where in self.inputs:
+            return self.inputs[where]
+        return self.graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
+
+    def side_effects(self) -> list[Operation]:
+        """Return the ops that a call runs besides what the results need.
+
+        Functions of version 1 do not name them: TensorFlow runs all that have a state.
+
+        Cost: linear in the ops.
+        """
+        if self.body.control_results:
+            names = dict.fromkeys(node for _, node in self.body.control_results)
+            return [self.graph.get_operation_by_name(name) for name in names]
+        ends = {r.tensor.partition(":")[0] for r in self.body.results}
+        return [
+            op
+            for op in self.graph.get_operations()
+            if op.op_def.is_stateful
+            and op.name not in ends
+            and op.type != "Placeholder"
+            and not any(t.consumers() for t in op.outputs)
+        ]
+
+
+def read_body(
+    definition: Any,
+    library: Iterable[Any],
+    passed: Mapping[str, Tensor],
+    release: Callable[[Any], None],
+) -> ReadBody:
+    """Make a graph of a function's definition.
 
     Args:
-        graph: the graph.
-        body: the body.
+        definition: a `FunctionDef`.
+        library: those that it calls, however indirectly.
         passed: what a caller passes for arguments: of resources, the placeholders learn
             from it what is behind the handle.
+        release: takes from a `GraphDef` the colocation with nodes that are not in it;
+            TensorFlow refuses that.
 
-    Cost: linear in the arguments.
+    Raises:
+        TransformError: the definition is damaged.
+        ValueError, TypeError, tf.errors.OpError: TensorFlow refuses its nodes.
+
+    Cost: linear in nodes and edges.
     """
-    made = {}
-    for arg in body.args:
-        shapes = arg.attributes.get("_output_shapes")
-        known = shapes.list.shape[0] if shapes and shapes.list.shape else None
-        made[arg.name] = function_defs.make_argument(graph, arg, tf.TensorShape(known))
-        if arg.name in passed and not arg.handle_data:
-            creation.copy_handle_data(passed[arg.name], made[arg.name])
+    library = list(library)
+    flat = flat_body(definition, {d.signature.name: d for d in library})
+    graph = functions.new_function_graph(definition.signature.name)
+    functions.add_functions(graph, library)
+    inputs = {arg.name: _argument(graph, arg, passed) for arg in flat.args}
+    _import_nodes(graph, flat, inputs, release)
+    return ReadBody(graph, inputs, flat)
+
+
+def _argument(graph: Graph, arg: Arg, passed: Mapping[str, Tensor]) -> Tensor:
+    """Make the placeholder of an argument."""
+    shapes = arg.attributes.get("_output_shapes")
+    known = shapes.list.shape[0] if shapes and shapes.list.shape else None
+    made = function_defs.make_argument(graph, arg, tf.TensorShape(known))
+    if arg.name in passed and not arg.handle_data:
+        creation.copy_handle_data(passed[arg.name], made)
     return made
 
 
-def import_nodes(
+def _import_nodes(
     graph: Graph,
     body: FlatBody,
     arguments: Mapping[str, Tensor],
     release: Callable[[Any], None],
-) -> Callable[[str], Tensor]:
-    """Import the nodes of a body.
-
-    Args:
-        graph: the graph.
-        body: the body.
-        arguments: the placeholders of its arguments by name.
-        release: takes from a `GraphDef` the colocation with nodes that are not in it;
-            TensorFlow refuses that.
-
-    Returns:
-        What finds tensors by the names that they have in the body.
-
-    Cost: linear in nodes and edges.
-    """
+) -> None:
+    """Import the nodes of a body, which read the placeholders of its arguments."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.versions.CopyFrom(graph.graph_def_versions)
     graph_def.node.extend(body.node_defs())
@@ -77,37 +130,98 @@ def import_nodes(
     fed = {f"{name}:0": t for name, t in arguments.items() if name in read}
     creation.import_ops(graph, graph_def, fed)
 
-    def tensor(where: str) -> Tensor:
-        if where in arguments:
-            return arguments[where]
-        return graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
 
-    return tensor
-
-
-def side_effects(graph: Graph, body: FlatBody) -> list[Operation]:
-    """Return the ops that a call runs besides what the results need.
-
-    Functions of version 1 do not name them: TensorFlow runs all that have a state.
+def add_ends(
+    graph: Graph,
+    results: Mapping[str, Tensor],
+    side_effects: Sequence[Operation],
+    sink_name: Callable[[str], str],
+) -> tuple[dict[str, Operation], Operation]:
+    """Add the ops that stay the ends of a body while it is edited.
 
     Args:
-        graph: the graph of the body, in which nothing reads the results yet.
-        body: the body.
+        graph: the graph of the body.
+        results: its results by name.
+        side_effects: the ops that a call runs besides.
+        sink_name: gives the name of the op that reads a result from the result's name.
 
-    Cost: linear in the ops.
+    Returns:
+        For each result the Identity that reads it, and an op that waits for the side
+        effects.
     """
-    if body.control_results:
-        names = dict.fromkeys(node for _, node in body.control_results)
-        return [graph.get_operation_by_name(name) for name in names]
-    ends = {r.tensor.partition(":")[0] for r in body.results}
-    return [
-        op
-        for op in graph.get_operations()
-        if op.op_def.is_stateful
-        and op.name not in ends
-        and op.type != "Placeholder"
-        and not any(t.consumers() for t in op.outputs)
-    ]
+    with creation.neutral(graph):
+        effects: Operation = tf.no_op(SIDE_EFFECTS)
+        sinks = {
+            name: tf.identity(t, name=sink_name(name)).op for name, t in results.items()
+        }
+    creation.add_control_edges(effects, side_effects)
+    return sinks, effects
+
+
+SIDE_EFFECTS = "side_effects"
+"""Name of the op that waits for all that a call runs besides its results."""
+
+
+def define_body(
+    graph: Graph,
+    name: str,
+    needed: Collection[Operation],
+    inputs: Mapping[str, Tensor],
+    sinks: Mapping[str, Operation],
+    effects: Operation,
+    like: Any,
+) -> Any:
+    """Return the `FunctionDef` of a body as it is now.
+
+    Args:
+        graph: the graph of the body.
+        name: the name of the function.
+        needed: the ops that a call runs; the ends may be among them.
+        inputs: its arguments by name.
+        sinks: for each result by name the op that reads it.
+        effects: the op that waits for its side effects.
+        like: the `FunctionDef` that the body was read from, for its attributes.
+
+    Raises:
+        ValueError: TensorFlow refuses the function.
+
+    Cost: linear in the ops of the graph.
+    """
+    needed = frozenset(needed)
+    ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
+    return function_defs.define(
+        graph,
+        name,
+        [op for op in graph.get_operations() if op in needed and op not in ends],
+        list(inputs.values()),
+        {result: sink.inputs[0] for result, sink in sinks.items()},
+        effects.control_inputs,
+        like,
+    )
+
+
+Written = Mapping[str, tuple[Graph, Any]]
+"""New functions by name: the graph of the body and its `FunctionDef`."""
+
+
+def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list[str]:
+    """Give a graph new functions, with all that they call.
+
+    Args:
+        graph: the graph of an op that will call them.
+        names: their names.
+        written: the new functions.
+
+    Returns:
+        The names of all functions that the graph was given.
+    """
+    given = []
+    for name in names:
+        source, definition = written[name]
+        behind = function_defs.functions_behind(source, definition)
+        functions.add_functions(graph, [*behind, definition])
+        given += [d.signature.name for d in (*behind, definition)]
+    return given
 
 
 @dataclass(eq=False)
@@ -138,18 +252,18 @@ class OpenedFunction:
 
     def define(self, name: str) -> Any:
         """Return a `FunctionDef` of the body as it is now."""
-        given = list(self.inputs.values())
-        ends = [*self.sinks.values(), self.effects]
-        left_out = {t.op for t in given} | set(ends)
-        behind = get_backward_walk_ops(ends, stop_at_ts=given, control_inputs=True)
-        needed = {op for op in behind if op not in left_out}
-        return define(
+        behind = get_backward_walk_ops(
+            [*self.sinks.values(), self.effects],
+            stop_at_ts=list(self.inputs.values()),
+            control_inputs=True,
+        )
+        return define_body(
             self.graph,
             name,
-            [op for op in self.graph.get_operations() if op in needed],
-            given,
-            {result: sink.inputs[0] for result, sink in self.sinks.items()},
-            self.effects.control_inputs,
+            behind,
+            self.inputs,
+            self.sinks,
+            self.effects,
             self.definition,
         )
 
@@ -238,7 +352,7 @@ class OpenedFunctions:
             return
         state.check_editable(self._graph, [c.op for c in callers_in(self._graph)])
         names: dict[str, str] = {}
-        written: dict[str, tuple[OpenedFunction, Any]] = {}
+        written: dict[str, tuple[Graph, Any]] = {}
         for function in self._callees_first():
             called = _called_others(function.graph, names, written)
             if function not in changed and not called:
@@ -247,7 +361,7 @@ class OpenedFunctions:
             new = definition.signature.name
             function_defs.register(definition)
             names[function.name] = new
-            written[new] = (function, definition)
+            written[new] = (function.graph, definition)
         _called_others(self._graph, names, written)
 
     def _callees_first(self) -> list[OpenedFunction]:
@@ -264,11 +378,7 @@ class OpenedFunctions:
         return [self._by_name[name] for name in names if name in self._by_name]
 
 
-def _called_others(
-    graph: Graph,
-    names: Mapping[str, str],
-    written: Mapping[str, tuple[OpenedFunction, Any]],
-) -> bool:
+def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> bool:
     """Make the ops of a graph call new functions; tell whether one does."""
     found = False
     for caller in callers_in(graph):
@@ -276,14 +386,10 @@ def _called_others(
         if not new or not caller.callees[0].attribute:
             continue
         found = True
-        for name in new:
-            function, definition = written[name]
-            behind = function_defs.functions_behind(function.graph, definition)
-            functions.add_functions(graph, [*behind, definition])
-            if is_func_graph(graph):
-                # What is traced finds the functions it calls outside its graph.
-                listed = [d.signature.name for d in (*behind, definition)]
-                functions.publish_functions(graph, listed)
+        given = hold_functions(graph, new, written)
+        if is_func_graph(graph):
+            # What is traced finds the functions it calls outside its graph.
+            functions.publish_functions(graph, given)
         edits.note_undo(graph, recalling(caller))
         call_others(caller, names)
     return found
@@ -293,28 +399,18 @@ def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
     """Open a function that an op of a graph calls."""
     definition = function_defs.definition_in(host, name)
     behind = function_defs.functions_behind(host, definition)
+    passed = caller.passed(definition)
     try:
-        library = {d.signature.name: d for d in (definition, *behind)}
-        flat = flat_body(definition, library)
-        graph = functions.new_function_graph(name)
-        functions.add_functions(graph, behind)
-        passed = caller.op.inputs[caller.first_argument :]
-        names = (arg.name for arg in flat.args)
-        inputs = make_arguments(graph, flat, dict(zip(names, passed, strict=False)))
-        tensor = import_nodes(graph, flat, inputs, _without_colocation)
+        read = read_body(definition, behind, passed, _without_colocation)
     except (ValueError, TypeError, tf.errors.OpError) as error:
         return Unopened(name, caller.op, (definition, *behind), str(error))
-    awaited = side_effects(graph, flat)
-    with creation.neutral(graph):
-        sinks = {
-            r.name: tf.identity(tensor(r.tensor), name=f"result_{r.name}").op
-            for r in flat.results
-        }
-        effects = tf.no_op("side_effects")
-    creation.add_control_edges(effects, awaited)
-    return OpenedFunction(name, graph, definition, inputs, sinks, effects)
+    sinks, effects = add_ends(
+        read.graph, read.results(), read.side_effects(), "result_{}".format
+    )
+    return OpenedFunction(name, read.graph, definition, read.inputs, sinks, effects)
 
 
 def _without_colocation(graph_def: Any) -> None:
+    """Forget all colocation: an edit may leave out the ops that others stay with."""
     for node in graph_def.node:
         node.attr.pop("_class", None)

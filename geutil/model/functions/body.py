@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError
-from geutil.graph import creation, function_defs, functions
-from geutil.graph.flat_body import flat_body
+from geutil.graph import creation, functions
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, to_function, to_graph
 from geutil.model.core import EditableModel
-from geutil.model.to_graph import SIDE_EFFECTS, Inputs, Outputs, Parts
-from geutil.transform.function_bodies import import_nodes, make_arguments, side_effects
-
-if TYPE_CHECKING:
-    from geutil.model.to_graph import Outputs
+from geutil.model.to_graph import Inputs, Outputs, Parts
+from geutil.transform.function_bodies import add_ends, define_body, read_body
 
 
 def materialize_body(
@@ -39,26 +35,20 @@ def materialize_body(
     """
     name = definition.signature.name
     try:
-        flat = flat_body(definition, library)
-        graph = functions.new_function_graph(name)
-        functions.add_functions(graph, library.values())
-        arguments = make_arguments(graph, flat, handles)
-        tensor = import_nodes(graph, flat, arguments, to_graph.release_colocation)
+        read = read_body(
+            definition, library.values(), handles, to_graph.release_colocation
+        )
     except TransformError as error:
         raise ModelError(f"function '{name}' cannot be opened: {error}") from error
     except Exception as error:
         # The importer raises whatever the C++ status and its own checks make of it.
         raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 
-    results = {r.name: _behind_copies(tensor(r.tensor)) for r in flat.results}
-    effects = side_effects(graph, flat)
-    with creation.neutral(graph):
-        waiting = tf.no_op(SIDE_EFFECTS)
-    creation.add_control_edges(waiting, effects)
-    sinks = {
-        result: to_graph.make_sink(graph, result, t) for result, t in results.items()
-    }
-    return Parts(graph, arguments, sinks, waiting, [])
+    results = {name: _behind_copies(t) for name, t in read.results().items()}
+    sinks, effects = add_ends(
+        read.graph, results, read.side_effects(), programs.legal_name
+    )
+    return Parts(read.graph, dict(read.inputs), sinks, effects, [])
 
 
 def _behind_copies(t: Tensor) -> Tensor:
@@ -87,20 +77,9 @@ def definition_of(
         ModelError: a result depends on a placeholder that is no argument, or TensorFlow
             refuses the function.
     """
-    sinks = outputs.sinks
-    ops = to_function.ops_to_run(graph, inputs, sinks, effects)
-    own = {id(op) for op in (*sinks.values(), effects)}
-    own |= {id(t.op) for t in inputs.values()}
+    needed = to_function.ops_to_run(graph, inputs, outputs.sinks, effects)
     try:
-        return function_defs.define(
-            graph,
-            name,
-            [op for op in ops if id(op) not in own],
-            list(inputs.values()),
-            dict(outputs),
-            effects.control_inputs,
-            like,
-        )
+        return define_body(graph, name, needed, inputs, outputs.sinks, effects, like)
     except (ValueError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 

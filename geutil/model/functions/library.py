@@ -232,11 +232,7 @@ class FunctionLibrary:
         for graph in self.graphs():
             for caller in self.callers_in(graph):
                 if entry.name in caller.names:
-                    passed = caller.op.inputs[caller.first_argument :]
-                    arguments = entry.definition.signature.input_arg
-                    return {
-                        arg.name: t
-                        for arg, t in zip(arguments, passed, strict=False)
-                        if t.dtype in (tf.resource, tf.variant)
-                    }
+                    passed = caller.passed(entry.definition)
+                    kinds = (tf.resource, tf.variant)
+                    return {name: t for name, t in passed.items() if t.dtype in kinds}
         return {}

@@ -24,6 +24,7 @@ from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
 from geutil.model.functions.body import definition_of, materialize_body, result_shapes
 from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.programs import fresh_name
+from geutil.transform.function_bodies import Written, hold_functions
 
 
 @dataclass(frozen=True)
@@ -283,20 +284,20 @@ def write(
     for entry in reversed(order):
         library.open(entry)
     names: dict[str, str] = {}
-    sources: dict[str, Graph] = {}
+    written: dict[str, tuple[Graph, Any]] = {}
     replaced: dict[Operation, Operation] = {}
     for entry in order:
         graph = entry.opened().live
-        replaced |= _update(library, graph, names, sources, rebuilds)
+        replaced |= _update(library, graph, names, written, rebuilds)
         old = entry.name
         definition = draft_of(entry, function_defs.unused_name(old))
         names[old] = definition.signature.name
-        sources[definition.signature.name] = graph
+        written[definition.signature.name] = (graph, definition)
         function_defs.register(definition)
         library.redefine(entry, definition)
         entry.written = entry.opened().state()
         entry.shapes = [t.shape for t in entry.opened().outputs.values()]
-    replaced |= _update(library, library.root, names, sources, rebuilds)
+    replaced |= _update(library, library.root, names, written, rebuilds)
     return replaced
 
 
@@ -373,7 +374,7 @@ def _update(
     library: FunctionLibrary,
     graph: Graph,
     names: Mapping[str, str],
-    sources: Mapping[str, Graph],
+    written: Written,
     rebuilds: Mapping[Operation, Rebuild],
 ) -> dict[Operation, Operation]:
     """Make the ops of one graph call the new functions."""
@@ -382,10 +383,7 @@ def _update(
         called = [names[name] for name in caller.names if name in names]
         if not called:
             continue
-        for name in called:
-            definition = library.entry(name).definition
-            behind = function_defs.functions_behind(sources[name], definition)
-            functions.add_functions(graph, [*behind, definition])
+        hold_functions(graph, called, written)
         if caller.op not in rebuilds and caller.callees[0].attribute:
             call_others(caller, names)
             continue
