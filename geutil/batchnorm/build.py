@@ -16,11 +16,12 @@ import tensorflow as tf
 from geutil.batchnorm import fold_arithmetic, norm_path
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.batchnorm.norm_finding import Moving, Norm
+from geutil.batchnorm.norm_finding import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
+from geutil.select.networks.moving_averages import MovingAverage
 from geutil.transform.rewrite.liveness import Liveness
 
 SUFFIX = "_fold"
@@ -46,7 +47,7 @@ class Fold:
     links: tuple[Link, ...]
     bias: tuple[Link, ...] = ()
     forward: bool = False
-    moving: tuple[Moving, ...] = ()
+    moving: tuple[MovingAverage, ...] = ()
 
     @property
     def end(self) -> Operation:

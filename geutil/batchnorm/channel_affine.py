@@ -8,8 +8,9 @@ from enum import Enum
 import tensorflow as tf
 
 from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.batch_norms import fused_norm, is_layer_norm
 from geutil.select.networks.layers import data_format
-from geutil.select.networks.provenance import FUSED, Origins, is_layer_norm
+from geutil.select.networks.provenance import Origins
 
 SAME = frozenset(
     (
@@ -105,9 +106,6 @@ def _after_transpose(op: Operation, axis: int) -> int | None:
     return listed.index(axis + len(listed)) - len(listed)
 
 
-_AXES = {"NHWC": -1, "NDHWC": -1, "NCHW": -3, "NCDHW": -4}
-
-
 class Kind(Enum):
     """What a step does to x, with its operand v."""
 
@@ -184,8 +182,9 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
     The other operand has to be a parameter, or made of statistics of the batch: a
     residual of batch 1 has the shape of one, but depends on the data.
     """
-    if op.type in FUSED and not is_layer_norm(op):
-        return Step(op, Kind.NORMALIZE, 0, None, _AXES[data_format(op)])
+    fused = fused_norm(op)
+    if fused is not None and not is_layer_norm(op):
+        return Step(op, Kind.NORMALIZE, 0, None, fused.axis)
     if (op.type, 0) not in _KINDS:
         return None
     for index, t in enumerate(op.inputs):

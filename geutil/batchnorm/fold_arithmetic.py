@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.batchnorm.batch_statistics import read_moving, with_moving
 from geutil.batchnorm.channel_affine import Kind, Step
-from geutil.batchnorm.norm_finding import Moving, with_moving
 from geutil.graph.types import Operation, Tensor
-from geutil.select.networks.provenance import FUSED
+from geutil.select.networks.batch_norms import fused_norm
+from geutil.select.networks.moving_averages import MovingAverage
 
 Value = Any
 """A numpy array, a TensorFlow tensor or a number."""
@@ -294,14 +295,14 @@ def composed(steps: Sequence[Step]) -> Affine | None:
     return _composed(steps, values)
 
 
-def computed(steps: Sequence[Step], moving: Sequence[Moving] = ()) -> Affine:
+def computed(steps: Sequence[Step], moving: Sequence[MovingAverage] = ()) -> Affine:
     """Return what steps do to each channel, one after the other, as new tensors.
 
     Args:
         steps: the steps.
         moving: what stands in for statistics of the batch.
     """
-    reads = [(entry.statistic, entry.read()) for entry in moving]
+    reads = [(entry.statistic, read_moving(entry)) for entry in moving]
     new = {id(statistic): read for statistic, read in reads}
 
     def value(tensor: Tensor) -> Tensor:
@@ -311,8 +312,9 @@ def computed(steps: Sequence[Step], moving: Sequence[Moving] = ()) -> Affine:
     values = []
     for step in steps:
         parameters = list(step.parameters)
-        if step.op.type in FUSED:
-            statistics = zip(parameters[2:], step.op.outputs[1:3], strict=True)
+        fused = fused_norm(step.op)
+        if fused is not None:
+            statistics = zip(parameters[2:], fused.moments, strict=True)
             parameters[2:] = [new.get(id(made), read) for read, made in statistics]
         values.append([value(t) for t in parameters])
     return _composed(steps, values)

@@ -13,11 +13,12 @@ import numpy as np
 from geutil.batchnorm import fold_arithmetic, norm_finding, norm_path
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import Kind, Link, as_links, axis_after, link_of
-from geutil.batchnorm.norm_finding import Moving, MovingStatistics, Norm
+from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle, Path
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.moving_averages import MovingAverage, MovingStatistics
 from geutil.select.networks.provenance import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -39,7 +40,7 @@ class WaysOn:
         liveness: Liveness,
         kept: Collection[int],
         steps: Collection[Operation],
-        moving: Mapping[Norm, tuple[Moving, ...]],
+        moving: Mapping[Norm, tuple[MovingAverage, ...]],
     ) -> None:
         self._origins = origins
         self._liveness = liveness
@@ -243,7 +244,7 @@ class Planner:
             for norm in norm_finding.find_norms(graph, self._origins, self._liveness)
             if not norm_finding.is_correction(norm, self._origins)
         ]
-        self._moving: dict[Norm, tuple[Moving, ...]] = {}
+        self._moving: dict[Norm, tuple[MovingAverage, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
         statistics = MovingStatistics(graph, self._origins)
         for norm in self._norms:
@@ -339,7 +340,7 @@ class Planner:
                 "assume_inference=True to use the moving ones instead",
                 op,
             )
-        moving = statistics.of(norm)
+        moving = statistics.of(norm.parameters, norm.fused)
         if moving is None:
             return Obstacle(
                 "normalizes by the statistics of the batch (is_training=True), and no "

@@ -1,19 +1,20 @@
-"""Batch norms, in whatever ops they were written, and their moving statistics."""
+"""Batch norms as runs of ops on the channels of the data, in whatever ops they are.
+
+That is the form that can be folded; see `geutil.select.networks.batch_norms`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import tensorflow as tf
-
 from geutil.batchnorm.channel_affine import Kind, Step, link_of, step_of
-from geutil.graph import adjacency, creation, types
+from geutil.graph import adjacency, types
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.reroute.control_edges import add_control_inputs
+from geutil.select.networks.batch_norms import FusedNorm, fused_norm
 from geutil.select.networks.layers import layer_of
-from geutil.select.networks.provenance import FUSED, Origin, Origins
+from geutil.select.networks.provenance import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -41,6 +42,16 @@ class Norm:
     def result(self) -> Tensor:
         """What it is normalized to."""
         return self.steps[-1].result
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What its steps combine the data with."""
+        return [t for step in self.steps for t in step.parameters]
+
+    @property
+    def fused(self) -> FusedNorm | None:
+        """The norm as a single op, if it is one."""
+        return fused_norm(self.steps[0].op)
 
 
 def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]:
@@ -146,8 +157,9 @@ class _Finder:
         return self._origins.spreads(step.operand)
 
     def _trains(self, steps: list[Step]) -> bool:
-        if steps[0].kind is Kind.NORMALIZE:
-            return bool(steps[0].op.get_attr("is_training"))
+        fused = fused_norm(steps[0].op)
+        if fused is not None:
+            return fused.trains
         return any(
             self._origins.of(t) is Origin.BATCH for s in steps for t in s.parameters
         )
@@ -223,7 +235,7 @@ class _Finder:
 
 def _measures_only(op: Operation, liveness: Liveness) -> bool:
     """Tell whether of a fused norm only statistics are read: it was folded before."""
-    if op.type not in FUSED or not liveness.readers(op):
+    if fused_norm(op) is None or not liveness.readers(op):
         return False
     return all(liveness.is_retired(reader) for reader in op.outputs[0].consumers())
 
@@ -231,136 +243,6 @@ def _measures_only(op: Operation, liveness: Liveness) -> bool:
 def _scope(steps: list[Step]) -> str:
     last = steps[-1].op.name
     return last if len(steps) == 1 else types.scope_dirname(last).rstrip("/") or last
-
-
-_UPDATES = frozenset(
-    (
-        "Assign",
-        "AssignAdd",
-        "AssignAddVariableOp",
-        "AssignSub",
-        "AssignSubVariableOp",
-        "AssignVariableOp",
-    )
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Moving:
-    """A statistic of a batch, and the variable that follows it.
-
-    Attributes:
-        statistic: the mean or variance of the batch.
-        updates: the ops that assign the variable what they make of the statistic.
-    """
-
-    statistic: Tensor
-    updates: tuple[Operation, ...]
-
-    @property
-    def variable(self) -> Tensor:
-        """The handle of the variable, or the reference to it."""
-        return self.updates[0].inputs[0]
-
-    def read(self) -> Tensor:
-        """Return the value that the variable has before it is updated.
-
-        It has the shape of the statistic.
-        """
-        dtype = self.statistic.dtype
-        if self.variable.dtype == tf.resource:
-            value = tf.raw_ops.ReadVariableOp(
-                resource=self.variable, dtype=dtype, name="moving_fold"
-            )
-        else:
-            value = tf.identity(self.variable, "moving_fold")
-        for update in self.updates:
-            add_control_inputs(update, value.op)
-        shape = self.statistic.shape
-        return tf.reshape(value, shape) if shape.is_fully_defined() else value
-
-
-class MovingStatistics:
-    """Finds the moving statistics of norms that normalize by those of the batch.
-
-    A variable follows a statistic if the graph assigns it a value that depends on the
-    statistic, and on no other data: `variable * m + statistic * (1 - m)`, for example.
-
-    Args:
-        graph: the graph.
-        origins: of its tensors.
-
-    Cost: linear in the ops between statistics and assignments.
-    """
-
-    def __init__(self, graph: Graph, origins: Origins) -> None:
-        self._origins = origins
-        self._updates: dict[int, list[tuple[Operation, dict[int, Tensor]]]] = {}
-        for op in graph.get_operations():
-            if op.type not in _UPDATES or origins.of(op.inputs[1]) is not Origin.BATCH:
-                continue
-            behind = self._behind([op.inputs[1]])
-            for t in behind.values():
-                if self._is_root(t):
-                    self._updates.setdefault(id(t), []).append((op, behind))
-
-    def of(self, norm: Norm) -> list[Moving] | None:
-        """Return the moving statistics of a norm; None if they are not known."""
-        if norm.steps[0].kind is Kind.NORMALIZE:
-            return self._of_fused(norm.steps[0].op)
-        used = self._behind(t for step in norm.steps for t in step.parameters)
-        found: dict[int, Moving] = {}
-        for root in [t for t in used.values() if self._is_root(t)]:
-            for update, behind in self._updates.get(id(root), ()):
-                statistic = _last([t for key, t in used.items() if key in behind])
-                if statistic is None:
-                    return None
-                known = found.get(id(statistic))
-                if known is None:
-                    found[id(statistic)] = Moving(statistic, (update,))
-                elif known.variable is not update.inputs[0]:
-                    return None
-                elif update not in known.updates:
-                    updates = (*known.updates, update)
-                    found[id(statistic)] = Moving(statistic, updates)
-        rest = self._behind((t for s in norm.steps for t in s.parameters), found)
-        covered = all(key in found or not self._is_root(t) for key, t in rest.items())
-        return list(found.values()) if covered else None
-
-    def _of_fused(self, op: Operation) -> list[Moving] | None:
-        """Return what follows outputs of a fused norm, if it reads no moving values."""
-        if all(_is_vector(t, op.inputs[1]) for t in op.inputs[3:5]):
-            known = all(self._origins.is_parameter(t) for t in op.inputs[3:5])
-            return [] if known else None
-        found = []
-        for statistic in op.outputs[1:3]:
-            updates = self._updates.get(id(statistic), ())
-            if len(updates) != 1:
-                return None
-            found.append(Moving(statistic, (updates[0][0],)))
-        return found
-
-    def _behind(
-        self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
-    ) -> dict[int, Tensor]:
-        """Return by id what statistics there are behind tensors, roots included."""
-        stop = frozenset(ends)
-        behind: dict[int, Tensor] = {}
-        waiting = list(tensors)
-        while waiting:
-            t = waiting.pop()
-            if id(t) in behind or self._origins.of(t) is not Origin.BATCH:
-                continue
-            behind[id(t)] = t
-            if id(t) not in stop and not self._is_root(t):
-                waiting.extend(t.op.inputs)
-        return behind
-
-    def _is_root(self, t: Tensor) -> bool:
-        """Tell whether a statistic is taken of the data there."""
-        return t.op.type in FUSED or any(
-            self._origins.of(source) is None for source in t.op.inputs
-        )
 
 
 def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
@@ -384,42 +266,3 @@ def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
 _MEASURING = frozenset(
     ("Cast", "Identity", "Mul", "Square", "SquaredDifference", "StopGradient", "Sub")
 )
-
-
-def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return a parameter computed from moving statistics.
-
-    Args:
-        tensor: the parameter, computed from statistics of the batch.
-        reads: pairs (statistic, moving one).
-
-    Cost: linear in the ops between the statistics and the parameter.
-    """
-    new = {id(old): made for old, made in reads}
-    ops: dict[Operation, None] = {}
-    waiting = [tensor]
-    while waiting:
-        t = waiting.pop()
-        if id(t) not in new and t.op not in ops:
-            ops[t.op] = None
-            waiting.extend(t.op.inputs)
-    for op in adjacency.topological_sort(ops):
-        inputs = [new.get(id(t), t) for t in op.inputs]
-        if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):
-            continue
-        node_def = op.node_def
-        node_def.name = types.absolute_unique_name(op.graph, f"{op.name}_moving_fold")
-        made = creation.make_op(op.graph, node_def, inputs)
-        new.update((id(a), b) for a, b in zip(op.outputs, made.outputs, strict=True))
-    return new.get(id(tensor), tensor)
-
-
-def _is_vector(tensor: Tensor, like: Tensor) -> bool:
-    return tensor.shape.rank == 1 and tensor.shape.as_list() == like.shape.as_list()
-
-
-def _last(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor that no other one is computed from, if there is just one."""
-    read = {id(t) for last in tensors for t in last.op.inputs}
-    ends = [t for t in tensors if id(t) not in read]
-    return ends[0] if len(ends) == 1 else None

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.batchnorm.channel_affine import Link, Step, as_links, axis_after, link_of
+from geutil.batchnorm.channel_affine import (
+    Kind,
+    Link,
+    Step,
+    as_links,
+    axis_after,
+    link_of,
+)
 from geutil.batchnorm.norm_finding import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
-from geutil.select.networks.provenance import FUSED, Origin, Origins
+from geutil.select.networks.provenance import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 
@@ -167,7 +174,7 @@ def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
 
 
 def _fits(step: Step, count: int) -> bool:
-    if step.op.type in FUSED:
+    if step.kind is Kind.NORMALIZE:
         return step.op.inputs[1].shape.as_list() in ([count], [None])
     (operand,) = step.parameters
     return step.axis is None or operand.shape.num_elements() == count

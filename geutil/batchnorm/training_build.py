@@ -37,13 +37,14 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from geutil.batchnorm import fold_arithmetic
-from geutil.batchnorm.batch_statistics import Statistics, averaging_factor
+from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.channel_affine import Kind, Link, Step, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.batch_norms import FusedNorm
 from geutil.select.networks.layers import data_format
 
 
@@ -148,10 +149,10 @@ class Moments:
 
 def moments_of(statistics: Statistics) -> Moments:
     """Return the statistics of the batch, built where a fused op has none."""
-    if not statistics.fused:
+    fused = statistics.norm.fused
+    if fused is None:
         return Moments(statistics.mean, statistics.variance)
-    step = statistics.norm.steps[0]
-    op, data = step.op, step.data
+    op, data = fused.op, statistics.norm.input
     layout = data_format(op)
     axis, rank = layout.index("C"), len(layout)
     axes = [i for i in range(rank) if i != axis]
@@ -165,16 +166,16 @@ def moments_of(statistics: Statistics) -> Moments:
         variance = tf.reduce_mean(apart, axes, name="batch_variance")
         count = tf.size(data, tf.int64) // tf.size(mean, tf.int64)
         whole = unbiased(variance, tf.cast(count, variance.dtype))
-        return Moments(mean, variance, _averaged(op, mean, whole))
+        return Moments(mean, variance, _averaged(fused, mean, whole))
 
 
-def _averaged(op: Operation, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def _averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Return what a fused op returns as statistics; no gradients go through them."""
-    factor = averaging_factor(op)
+    factor = norm.averaging_factor
     results = []
-    for index, value in ((3, mean), (4, variance)):
+    for given, value in zip(norm.given, (mean, variance), strict=True):
         if factor != 1.0:
-            value = op.inputs[index] * (1.0 - factor) + value * factor
+            value = given * (1.0 - factor) + value * factor
         results.append(tf.stop_gradient(value))
     return results[0], results[1]
 
@@ -193,7 +194,7 @@ def with_statistics(
     norm = statistics.norm
     steps = norm.steps if mean is not None else scaling(norm.steps)
     with beside(norm.result.op):
-        if statistics.fused:
+        if norm.fused is not None:
             return _fused(steps[0], mean, variance)
         replaced = {id(statistics.variance): _like(variance, statistics.variance)}
         if mean is not None:
@@ -203,7 +204,7 @@ def with_statistics(
 
 def as_it_is(statistics: Statistics, moments: Moments) -> Made:
     """Return a norm with the statistics of the batch."""
-    if statistics.fused:
+    if statistics.norm.fused is not None:
         return with_statistics(statistics, moments.mean, moments.variance)
     return _copied(statistics, statistics.norm.steps, {})
 

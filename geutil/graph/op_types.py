@@ -25,6 +25,8 @@ UNIFORM_DRAWS = frozenset(
     ("RandomUniform", "StatelessRandomUniform", "StatelessRandomUniformV2")
 )
 """Ops that draw floats evenly from 0 to 1."""
+FUSED_NORMS = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
+"""Batch norms that are a single op."""
 CONVOLUTIONS_2D = frozenset(("Conv2D", "DepthwiseConv2dNative"))
 """Convolutions of images."""
 
@@ -61,3 +63,9 @@ REF_VARIABLES = frozenset(("Variable", "VariableV2"))
 """Variables of version 1 that are no resources."""
 VARIABLES = REF_VARIABLES | {"VarHandleOp"}
 """Variables of both kinds."""
+ASSIGNMENTS = frozenset(("Assign", "AssignVariableOp"))
+"""Ops that give a variable a new value."""
+INCREMENTS = frozenset(
+    ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
+)
+"""Ops that add something to a variable, or subtract it."""

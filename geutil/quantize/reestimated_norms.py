@@ -15,10 +15,17 @@ import numpy as np
 from geutil.graph.types import IdentitySet, Operation, Tensor, scope_dirname
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, delayed_input
-from geutil.select.networks.layers import Layer, data_format
-from geutil.select.networks.provenance import FUSED, Origin, scalar_value
+from geutil.select.networks.batch_norms import (
+    SHAPING,
+    FusedNorm,
+    behind_shaping,
+    fused_norm,
+    variance_below,
+)
+from geutil.select.networks.layers import Layer
+from geutil.select.networks.provenance import Origin
 
-_HANDED_ON = frozenset(("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"))
+_HANDED_ON = SHAPING - {"StopGradient"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +81,9 @@ def find_norms(
     finder = _NormFinder(network, handles)
     found: dict[Operation, InferenceNorm | Missed] = {}
     for op in network.ops:
-        if op.type in FUSED:
-            found[op] = finder.fused(op)
+        fused = fused_norm(op)
+        if fused is not None:
+            found[op] = finder.fused(fused)
         for t in op.inputs:
             for root in sorted(network.origins.spreads(t), key=lambda r: r.name):
                 if root not in found:
@@ -88,23 +96,23 @@ class _NormFinder:
         self._network = network
         self._handles = handles
 
-    def fused(self, op: Operation) -> InferenceNorm | Missed:
+    def fused(self, norm: FusedNorm) -> InferenceNorm | Missed:
         """Return the norm that is a single op."""
-        if op.get_attr("is_training"):
+        op = norm.op
+        if norm.trains:
             return Missed(op.name, "normalizes by the statistics of the batch")
-        mean, variance = (self._variable(t) for t in op.inputs[3:5])
+        mean, variance = (self._variable(t) for t in norm.given)
         if mean is None or variance is None:
             return Missed(op.name, "has constants for statistics, which are frozen")
-        axis = -1 if data_format(op).endswith("C") else 1 - len(data_format(op))
-        return InferenceNorm(op.name, mean, variance, op.inputs[0], axis, (op,))
+        return InferenceNorm(op.name, mean, variance, op.inputs[0], norm.axis, (op,))
 
     def norm(self, root: Operation) -> InferenceNorm | Missed:
         """Return the norm that takes a root of a variance."""
         name = scope_dirname(root.name).rstrip("/") or root.name
         if self._network.origins.of(root.outputs[0]) is Origin.BATCH:
             return Missed(name, "normalizes by the statistics of the batch")
-        sums = [t for t in root.inputs[0].op.inputs if scalar_value(t) is None]
-        variance = self._variable(sums[0]) if len(sums) == 1 else None
+        below = variance_below(root)
+        variance = None if below is None else self._variable(below)
         if variance is None:
             return Missed(name, "has a constant for its variance, which is frozen")
         scaled = list(self._scaled(root))
@@ -123,8 +131,7 @@ class _NormFinder:
 
     def _variable(self, tensor: Tensor) -> Any:
         """Return the handle of the variable that a tensor has the value of."""
-        while tensor.op.type in _HANDED_ON:
-            tensor = tensor.op.inputs[0]
+        tensor = behind_shaping(tensor, _HANDED_ON)
         if tensor.op.type != "ReadVariableOp":
             return None
         return self._handles.get(tensor.op.inputs[0])

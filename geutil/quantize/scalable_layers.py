@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.op_types import SHIFTS
+from geutil.graph.op_types import FUSED_NORMS, SHIFTS
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.quantize.planning.network import Edge, Network
 from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import FUSED, reduced_axes
+from geutil.select.networks.provenance import reduced_axes
 
 # f(s * x) = s * f(x) for s > 0, channel by channel.
 _HOMOGENEOUS = frozenset(
@@ -155,7 +155,7 @@ class _Region:
 
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
         kind = op.type
-        if kind in FUSED:
+        if kind in FUSED_NORMS:
             return "is a batch norm; fold it first, with geutil.batchnorm"
         if kind == "Relu6":
             return self._clip(op)

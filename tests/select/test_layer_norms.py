@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from geutil.select.networks.provenance import is_layer_norm
+from geutil.select.networks.batch_norms import is_layer_norm
 from tests.select.layer_norms import fused_layer_norm
 
 

@@ -16,12 +16,13 @@ from geutil.errors import ModelError
 from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.model.programs import short
-from geutil.model.strip import norms_in_training
-from geutil.model.strip.norms_in_training import SHAPING, BatchNorm, StatisticUpdate
 from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import Parts
 from geutil.reroute.tensors import reroute_ts
+from geutil.select.networks import batch_norms, moving_averages
+from geutil.select.networks.batch_norms import SHAPING, BatchMoments
+from geutil.select.networks.moving_averages import MovingAverage
 from geutil.select.walks import get_forward_walk_ops
 
 
@@ -76,9 +77,9 @@ def turn_batch_norms(
     Cost: linear in ops and edges.
     """
     live, norms = _norms(parts)
-    averages = _by_statistic(norms_in_training.moving_averages(parts.graph))
+    averages = _by_statistic(moving_averages.moving_averages(parts.graph))
     turned = Turned()
-    chosen: list[tuple[BatchNorm, _Source, _Source]] = []
+    chosen: list[tuple[BatchMoments, _Source, _Source]] = []
     faults: list[str] = []
     for norm in norms:
         pair = (averages.get(norm.mean, []), averages.get(norm.variance, []))
@@ -111,7 +112,7 @@ def _left(
     parts: Parts,
     options: StripOptions,
     turned: Turned,
-    averages: Mapping[Tensor, list[StatisticUpdate]],
+    averages: Mapping[Tensor, list[MovingAverage]],
 ) -> list[str]:
     """Return what still depends on the batch, in words."""
     live, norms = _norms(parts)
@@ -127,25 +128,23 @@ def _left(
     faults += [
         f"'{update.name}' moves a variable towards '{tensor.name}', which outputs are "
         "computed from and which is no statistic of a batch norm that geutil knows"
-        for update, tensor in norms_in_training.unknown_averages(
-            parts.graph, live, known
-        )
+        for update, tensor in moving_averages.unknown_averages(parts.graph, live, known)
         if not options.keeps(update.name)
     ]
     return faults
 
 
-def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchNorm]]:
+def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchMoments]]:
     live = live_ops(parts)
     fed = frozenset(get_forward_walk_ops(list(parts.inputs.values())))
     ordered = [op for op in parts.graph.get_operations() if op in live]
-    return live, list(norms_in_training.batch_norms(ordered, fed))
+    return live, list(batch_norms.batch_moments(ordered, fed))
 
 
 def _by_statistic(
-    averages: Iterable[StatisticUpdate],
-) -> MutableIdentityMap[list[StatisticUpdate]]:
-    found: MutableIdentityMap[list[StatisticUpdate]] = MutableIdentityMap()
+    averages: Iterable[MovingAverage],
+) -> MutableIdentityMap[list[MovingAverage]]:
+    found: MutableIdentityMap[list[MovingAverage]] = MutableIdentityMap()
     for average in averages:
         if average.statistic not in found:
             found[average.statistic] = []
@@ -153,7 +152,7 @@ def _by_statistic(
     return found
 
 
-def _check_names(options: StripOptions, norms: list[BatchNorm]) -> None:
+def _check_names(options: StripOptions, norms: list[BatchMoments]) -> None:
     known = [norm.name for norm in norms]
     for name in options.statistics:
         if name not in known:
@@ -163,19 +162,19 @@ def _check_names(options: StripOptions, norms: list[BatchNorm]) -> None:
             )
 
 
-def _kept(norm: BatchNorm) -> Stripped:
+def _kept(norm: BatchMoments) -> Stripped:
     return Stripped("kept", "batch norm", norm.name, "it is in keep")
 
 
-def _turned(norm: BatchNorm, mean: _Source, variance: _Source) -> Stripped:
+def _turned(norm: BatchMoments, mean: _Source, variance: _Source) -> Stripped:
     reason = f"it reads the moving mean '{mean.name}' and variance '{variance.name}'"
     return Stripped("turned", "batch norm", norm.name, reason)
 
 
 def _sources(
     parts: Parts,
-    norm: BatchNorm,
-    pair: tuple[list[StatisticUpdate], list[StatisticUpdate]],
+    norm: BatchMoments,
+    pair: tuple[list[MovingAverage], list[MovingAverage]],
     options: StripOptions,
     variable_names: Mapping[int, str],
 ) -> tuple[_Source, _Source] | str:
@@ -195,8 +194,8 @@ def _sources(
     for what, averages in zip(("mean", "variance"), pair, strict=True):
         if not averages:
             return f"nothing that runs moves a variable towards its {what}"
-        names = [_variable_name(a.handle, variable_names) for a in averages]
-        if len({id(a.handle) for a in averages}) > 1:
+        names = [_variable_name(a.variable, variable_names) for a in averages]
+        if len({id(a.variable) for a in averages}) > 1:
             return f"{names} are all moving averages of its {what}"
         sources.append(_Source(names[0], _read(averages[0])))
     return sources[0], sources[1]
@@ -206,19 +205,20 @@ def _variable_name(handle: Tensor, names: Mapping[int, str]) -> str:
     return names.get(id(handle), handle.op.name)
 
 
-def _read(average: StatisticUpdate) -> Tensor:
+def _read(average: MovingAverage) -> Tensor:
     """Return the variable's value, read without waiting for anything."""
-    if average.read is not None and not average.read.op.control_inputs:
-        return average.read
+    if average.value is not None and not average.value.op.control_inputs:
+        return average.value
     dtype = average.update.get_attr("dtype")
     with creation.neutral(average.update.graph):
-        value: Tensor = tf.raw_ops.ReadVariableOp(resource=average.handle, dtype=dtype)
+        handle = average.variable
+        value: Tensor = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
     return value
 
 
 def _apply(
     parts: Parts,
-    chosen: list[tuple[BatchNorm, _Source, _Source]],
+    chosen: list[tuple[BatchMoments, _Source, _Source]],
     live: frozenset[Operation],
     turned: Turned,
 ) -> None:
@@ -246,7 +246,7 @@ def write_fused(graph_def: Any, fused: Mapping[str, tuple[str, str]]) -> None:
 
 
 def _redirect(
-    norm: BatchNorm, statistic: Tensor, value: Tensor, live: frozenset[Operation]
+    norm: BatchMoments, statistic: Tensor, value: Tensor, live: frozenset[Operation]
 ) -> None:
     """Let whoever reads a statistic, in whatever shape, read a variable's value."""
     shapes = [statistic]

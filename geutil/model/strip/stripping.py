@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from geutil.graph.functions import bindings
+from geutil.graph.op_types import FUSED_NORMS
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program, node_of, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
@@ -16,7 +17,6 @@ from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers
 from geutil.model.to_graph import Parts, materialize
-from geutil.select.networks.provenance import FUSED
 
 _SHOWN = 5
 
@@ -55,7 +55,7 @@ def _found(node: Any, functions: dict[str, Any], kinds: EffectKinds) -> Iterator
 
 
 def _serves_training(node: Any) -> bool:
-    if node.op in FUSED:
+    if node.op in FUSED_NORMS:
         return bool(node.attr["is_training"].b)
     return (
         node.op in DIAGNOSTICS

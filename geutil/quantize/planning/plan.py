@@ -27,8 +27,8 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.refusals import BEHIND, Refusals, check_obeyed
 from geutil.quantize.spec import QuantizeChoices, Spec
+from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import is_layer_norm
 
 # What the converter makes of parameters of other ops is as good.
 _WITH_PARAMETERS = frozenset(

@@ -14,7 +14,7 @@ from geutil.quantize.planning.fused_ops import Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import Network, is_quantized
 from geutil.quantize.spec import Overrides, QuantizeChoices, chosen
-from geutil.select.networks.provenance import FUSED, is_layer_norm
+from geutil.select.networks.batch_norms import fused_norm, is_layer_norm
 
 Parameters = Mapping[Operation, Sequence[Point]]
 """The points of the parameters that ops read."""
@@ -156,7 +156,7 @@ class Refusals(Drafts):
         obstacle = self.network.obstacle(op)
         if obstacle:
             return obstacle
-        if op.type in FUSED and not is_layer_norm(op):
+        if fused_norm(op) is not None and not is_layer_norm(op):
             return f"is a batch norm; {_FOLD}"
         if any(self.network.is_statistic(t) for t in op.inputs):
             return f"belongs to a batch norm in training; {_FOLD}"

@@ -13,12 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph.types import Operation, Tensor, type_name
+from geutil.graph.types import Tensor, type_name
+from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
 from geutil.transform.rewrite import patterns
 from geutil.transform.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
-
-MAX_IDENTITIES = 8
-"""How many Identity ops in a row a leaf looks through. A frozen graph has one."""
 
 
 class Leaf(Pattern):
@@ -91,16 +89,6 @@ class Weight(Leaf):
 
     wanted = "a constant or the value of a variable"
     origins = Const.origins | Variable.origins
-
-
-def origin_of(tensor: Tensor) -> Operation:
-    """Return the op behind a tensor, up to eight Identity ops looked through."""
-    op = tensor.op
-    for _ in range(MAX_IDENTITIES):
-        if op.type != "Identity":
-            break
-        op = op.inputs[0].op
-    return op
 
 
 def constant_value(tensor: Tensor) -> np.ndarray:

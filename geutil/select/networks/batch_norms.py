@@ -1,0 +1,285 @@
+"""Batch norms: fused ops, roots of variances, and moments of a batch.
+
+What a batch norm is, clients see differently, since they change different things of it:
+
+- a fold needs the run of ops that scale and shift channels, so as to replace it
+  (`geutil.batchnorm.norm_finding`);
+- stripping needs the mean and the variance over the batch, whatever a norm does with
+  them, so as to put other values in their place (`batch_moments`);
+- re-estimation needs the variables of a norm at inference, and what they are
+  statistics of, in folded layers too (`geutil.quantize.reestimated_norms`).
+
+What they have in common they ask here; the variables that follow moments are in
+`geutil.select.networks.moving_averages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.op_types import FUSED_NORMS, SELECTS
+from geutil.graph.types import Operation, Tensor
+from geutil.select.networks.layers import data_format
+from geutil.select.networks.provenance import origin_of, scalar_value
+from geutil.select.walks import get_backward_walk_ops
+
+# Where the shape of the data is known it is a constant; its product is not folded.
+_LENGTHS = frozenset(("Prod", "Shape", "ShapeN", "Size"))
+
+
+@dataclass(frozen=True, eq=False)
+class FusedNorm:
+    """A batch norm that is a single op.
+
+    Attributes:
+        op: the op; it reads data, scale, offset, mean and variance.
+    """
+
+    op: Operation
+
+    @property
+    def trains(self) -> bool:
+        """Whether it normalizes by the statistics of the batch."""
+        return bool(self.op.get_attr("is_training"))
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels, counted from the end."""
+        layout = data_format(self.op)
+        return layout.index("C") - len(layout)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The mean and the variance that it returns: in training, of the batch."""
+        return self.op.outputs[1], self.op.outputs[2]
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor]:
+        """The mean and the variance that it reads: at inference, to normalize by."""
+        return self.op.inputs[3], self.op.inputs[4]
+
+    @property
+    def averaging_factor(self) -> float:
+        """The part that the batch has in the moments, next to those that are given."""
+        known = {attribute.name for attribute in self.op.op_def.attr}
+        if "exponential_avg_factor" not in known:
+            return 1.0
+        return float(self.op.get_attr("exponential_avg_factor"))
+
+
+def fused_norm(op: Operation) -> FusedNorm | None:
+    """Return an op as a fused batch norm, else None; see `is_layer_norm`."""
+    return FusedNorm(op) if op.type in FUSED_NORMS else None
+
+
+def fused_in_training(op: Operation) -> FusedNorm | None:
+    """Return an op as a fused batch norm that uses the batch's statistics, else None.
+
+    Layer norms are none.
+    """
+    fused = fused_norm(op)
+    if fused is None or not fused.trains or is_layer_norm(op):
+        return None
+    return fused
+
+
+def is_layer_norm(op: Operation) -> bool:
+    """Tell whether a fused batch norm normalizes each example by itself.
+
+    So tf_keras writes a layer norm: examples become the channels of a batch of one,
+    scaled by ones and shifted by zeros, as many as there are examples. No parameter and
+    no moving average has such a length, so no batch norm looks like this.
+
+    Cost: linear in the ops that compute the length.
+    """
+    fused = fused_norm(op)
+    if fused is None or not fused.trains or not data_format(op).startswith("NC"):
+        return False
+    data, scale, offset = op.inputs[:3]
+    # The batch went into the channels.
+    shape = data.shape
+    if data.op.type != "Reshape" or shape.rank is None or shape[0] != 1:
+        return False
+    if any(moment.consumers() for moment in fused.moments):
+        return False
+    return _is_as_long_as_data(scale) and _is_as_long_as_data(offset)
+
+
+def _is_as_long_as_data(t: Tensor) -> bool:
+    """Tell whether a vector of one value has a length that is computed."""
+    if t.op.type != "Fill":
+        return False
+    behind = get_backward_walk_ops([t.op.inputs[0].op])
+    return any(op.type in _LENGTHS for op in behind)
+
+
+def variance_below(root: Operation) -> Tensor | None:
+    """Return the variance that a norm takes the root of, without epsilon; or None.
+
+    Args:
+        root: an op that takes the root of a sum; see `Origins.spreads`.
+    """
+    summands = [t for t in root.inputs[0].op.inputs if scalar_value(t) is None]
+    return summands[0] if len(summands) == 1 else None
+
+
+SHAPING = frozenset(
+    ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
+)
+"""Ops that pass the numbers of their first input on."""
+
+
+def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor:
+    """Return the tensor whose numbers another one holds in another shape or dtype.
+
+    Args:
+        tensor: the other one.
+        passing: the types of ops that are looked through.
+    """
+    while tensor.op.type in passing:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def reduces_batch(op: Operation) -> bool:
+    """Tell whether an op reduces over the first axis, but not over all axes.
+
+    Where channels are one axis, `geutil.select.networks.provenance.is_statistic` asks
+    for more: that all axes but one are reduced.
+    """
+    if op.type not in ("Mean", "Sum") or not is_constant(op.inputs[1]):
+        return False
+    rank = op.inputs[0].shape.rank
+    value = tf.make_ndarray(origin_of(op.inputs[1]).get_attr("value"))
+    axes = np.atleast_1d(value).tolist()
+    if rank is None:
+        return 0 in axes
+    axes = {axis % rank for axis in axes} if rank else set()
+    return 0 in axes and len(axes) < rank
+
+
+def is_constant(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a constant, a few Identity ops looked through."""
+    return origin_of(tensor).type == "Const"
+
+
+def batch_mean(tensor: Tensor) -> Tensor | None:
+    """Return what a mean over the batch is the mean of, or None.
+
+    The mean may be weighted, as Keras does it under a mask: a sum over a sum.
+    """
+    op = tensor.op
+    if op.type == "Mean" and reduces_batch(op):
+        return op.inputs[0]
+    if op.type in ("RealDiv", "Div", "DivNoNan") and reduces_batch(op.inputs[0].op):
+        total = op.inputs[0].op
+        return total.inputs[0] if total.type == "Sum" else None
+    return None
+
+
+def is_batch_moment(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a mean or variance over the batch."""
+    fused = fused_in_training(tensor.op)
+    if fused is not None:
+        return any(tensor is moment for moment in fused.moments)
+    return batch_mean(tensor) is not None or mean_of_difference(tensor) is not None
+
+
+def mean_of_difference(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return (x, mean of x) if a tensor is E[x * x] - E[x] * E[x], or None."""
+    op = tensor.op
+    if op.type != "Sub":
+        return None
+    of_squares, squared_mean = (behind_shaping(t) for t in op.inputs)
+    squares = batch_mean(of_squares)
+    if squares is None or squares.op.type != "Square":
+        return None
+    if squared_mean.op.type != "Square":
+        return None
+    mean = behind_shaping(squared_mean.op.inputs[0])
+    return (squares.op.inputs[0], mean) if batch_mean(mean) is not None else None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMoments:
+    """A mean and a variance over the batch: those of a batch norm in training.
+
+    Attributes:
+        name: the fused op, or the op that yields the variance.
+        mean: the mean, as the reduction yields it.
+        variance: the variance, likewise.
+        fused: the op that also normalizes, if there is one.
+    """
+
+    name: str
+    mean: Tensor
+    variance: Tensor
+    fused: FusedNorm | None = None
+
+
+def batch_moments(
+    ops: Iterable[Operation], fed: frozenset[Operation]
+) -> Iterator[BatchMoments]:
+    """Yield the moments of the batch that some ops compute, in the order of the ops.
+
+    Layer, group and instance norms do not reduce over the batch; what is computed from
+    variables alone, such as the statistics of a kernel, has no batch.
+
+    Args:
+        ops: the ops.
+        fed: the ops that depend on an input.
+
+    Cost: linear in the ops.
+    """
+    for op in ops:
+        if op not in fed:
+            continue
+        fused = fused_in_training(op)
+        if fused is not None:
+            yield BatchMoments(op.name, *fused.moments, fused)
+        elif len(op.outputs) == 1:
+            mean = _mean_below(op.outputs[0])
+            if mean is not None:
+                yield BatchMoments(op.name, mean, op.outputs[0])
+
+
+def _mean_below(variance: Tensor) -> Tensor | None:
+    """Return the batch mean that a batch variance is the variance around, or None."""
+    by_difference = mean_of_difference(variance)
+    if by_difference is not None:
+        return by_difference[1]
+    squares = batch_mean(variance)
+    if squares is None:
+        return None
+    for a, b in _differences(squares):
+        for candidate in (behind_shaping(b), behind_shaping(a)):
+            if batch_mean(candidate) is not None:
+                return candidate
+    return None
+
+
+def _differences(squares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (a, b) if a tensor holds (a - b)^2, perhaps weighted."""
+    squares = _unmasked(squares)
+    factors = [squares]
+    if squares.op.type == "Mul":
+        factors += [behind_shaping(t) for t in squares.op.inputs]
+    for t in factors:
+        if t.op.type == "SquaredDifference":
+            yield t.op.inputs[0], t.op.inputs[1]
+        elif t.op.type == "Square":
+            difference = _unmasked(t.op.inputs[0])
+            if difference.op.type == "Sub":
+                yield difference.op.inputs[0], difference.op.inputs[1]
+
+
+def _unmasked(tensor: Tensor) -> Tensor:
+    """Return what a mask lets through of a tensor: Keras puts zeros for the rest."""
+    tensor = behind_shaping(tensor)
+    if tensor.op.type in SELECTS:
+        return behind_shaping(tensor.op.inputs[1])
+    return tensor

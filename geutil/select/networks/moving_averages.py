@@ -1,0 +1,440 @@
+"""Moving averages: variables that follow statistics of a batch, and their updates.
+
+An update reads the statistic `s` and mostly the variable `v` itself: it is
+`assign(v, v * m + s * (1 - m))`, `assign_sub(v, (v - s) * (1 - m))`, or an assignment
+of what a fused batch norm averaged by itself. Three questions are asked, by clients
+that rely on different things, so they accept different updates:
+
+| | `MovingStatistics.of` | `moving_average` | `moving_averages` |
+| --- | --- | --- | --- |
+| asked by | folds for inference | folds in training | stripping |
+| given | what a norm reads | one statistic | the graph |
+| statistics | whatever is taken of data | that one | means, variances |
+| between `s` and `v` | anything, no other data | `+ - * /` | `+ - *`, choices |
+| reads `v` | does not matter | must | must, or a fused norm |
+| variables | resources, references | resources, references | resources |
+| unclear | None | the reason | left out |
+
+A fold for inference needs values for all that the norm reads of the batch, so it asks
+for the whole of it. A fold in training divides by the average before the step, so it
+needs where that is read. Stripping starts from no layer, and looks at all updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from geutil.graph import op_types
+from geutil.graph.types import Graph, Operation, Tensor, is_reference
+from geutil.select.networks.batch_norms import (
+    SHAPING,
+    FusedNorm,
+    behind_shaping,
+    fused_norm,
+    is_batch_moment,
+    is_constant,
+)
+from geutil.select.networks.provenance import Origin, Origins
+
+_UPDATES = op_types.ASSIGNMENTS | op_types.INCREMENTS
+_RESOURCE_UPDATES = frozenset(t for t in _UPDATES if t.endswith("VariableOp"))
+
+
+@dataclass(frozen=True, eq=False)
+class MovingAverage:
+    """A variable that follows a statistic of the batch.
+
+    Attributes:
+        statistic: the mean or variance of the batch.
+        updates: the ops that move the variable on, at least one; input 1 of each is
+            what it assigns, adds or subtracts.
+        value: what the first update reads of the variable, the average before the step;
+            None if it does not, or if that was not asked for.
+    """
+
+    statistic: Tensor
+    updates: tuple[Operation, ...]
+    value: Tensor | None = None
+
+    @property
+    def update(self) -> Operation:
+        """The first of the updates: most variables have one."""
+        return self.updates[0]
+
+    @property
+    def variable(self) -> Tensor:
+        """The handle of the variable, or the reference to it."""
+        return self.update.inputs[0]
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the update assigns a new value, rather than a difference."""
+        return self.update.type in op_types.ASSIGNMENTS
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a ref variable, whose readers may see its new value."""
+        return is_reference(self.variable)
+
+
+def _walk_back(
+    tensors: Iterable[Tensor], inputs_of: Callable[[Tensor], Sequence[Tensor]]
+) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
+    """Yield tensors and what is behind them, each once, with the inputs it goes on to.
+
+    Cost: linear in what is yielded, and in its inputs.
+    """
+    waiting = list(tensors)
+    seen: set[int] = set()
+    while waiting:
+        t = waiting.pop()
+        if id(t) not in seen:
+            seen.add(id(t))
+            inputs = inputs_of(t)
+            yield t, inputs
+            waiting.extend(inputs)
+
+
+class MovingStatistics:
+    """Finds the moving averages of norms that normalize by statistics of the batch.
+
+    A variable follows a statistic if the graph assigns it a value that depends on the
+    statistic, and on no other data.
+
+    Args:
+        graph: the graph.
+        origins: of its tensors.
+
+    Cost: linear in the ops between statistics and assignments.
+    """
+
+    def __init__(self, graph: Graph, origins: Origins) -> None:
+        self._origins = origins
+        self._updates: dict[int, list[tuple[Operation, dict[int, Tensor]]]] = {}
+        for op in graph.get_operations():
+            if op.type not in _UPDATES or origins.of(op.inputs[1]) is not Origin.BATCH:
+                continue
+            behind = self._behind([op.inputs[1]])
+            for t in behind.values():
+                if self._is_root(t):
+                    self._updates.setdefault(id(t), []).append((op, behind))
+
+    def of(
+        self, parameters: Sequence[Tensor], fused: FusedNorm | None
+    ) -> list[MovingAverage] | None:
+        """Return the moving averages of a norm; None if they are not known.
+
+        Args:
+            parameters: what the norm combines the data with.
+            fused: the norm, if it is a single op.
+        """
+        if fused is not None:
+            return self._of_fused(fused)
+        used = self._behind(parameters)
+        found: dict[int, MovingAverage] = {}
+        for root in [t for t in used.values() if self._is_root(t)]:
+            for update, behind in self._updates.get(id(root), ()):
+                # What the norm and the update have in common last is followed.
+                statistic = _last([t for key, t in used.items() if key in behind])
+                if statistic is None:
+                    return None
+                known = found.get(id(statistic))
+                if known is None:
+                    found[id(statistic)] = MovingAverage(statistic, (update,))
+                elif known.variable is not update.inputs[0]:
+                    return None
+                elif update not in known.updates:
+                    updates = (*known.updates, update)
+                    found[id(statistic)] = MovingAverage(statistic, updates)
+        rest = self._behind(parameters, found)
+        covered = all(key in found or not self._is_root(t) for key, t in rest.items())
+        return list(found.values()) if covered else None
+
+    def _of_fused(self, norm: FusedNorm) -> list[MovingAverage] | None:
+        """Return what follows the moments of a fused norm, if it reads no averages."""
+        if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
+            known = all(self._origins.is_parameter(t) for t in norm.given)
+            return [] if known else None
+        found = []
+        for statistic in norm.moments:
+            updates = self._updates.get(id(statistic), ())
+            if len(updates) != 1:
+                return None
+            found.append(MovingAverage(statistic, (updates[0][0],)))
+        return found
+
+    def _behind(
+        self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
+    ) -> dict[int, Tensor]:
+        """Return by id what statistics there are behind tensors, roots included."""
+        stop = frozenset(ends)
+
+        def inputs_of(t: Tensor) -> list[Tensor]:
+            ended = id(t) in stop or self._is_root(t)
+            return [] if ended else self._of_batch(t.op.inputs)
+
+        walk = _walk_back(self._of_batch(tensors), inputs_of)
+        return {id(t): t for t, _ in walk}
+
+    def _of_batch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [t for t in tensors if self._origins.of(t) is Origin.BATCH]
+
+    def _is_root(self, t: Tensor) -> bool:
+        """Tell whether a statistic is taken of the data there."""
+        return fused_norm(t.op) is not None or any(
+            self._origins.of(source) is None for source in t.op.inputs
+        )
+
+
+def _is_vector(tensor: Tensor, like: Tensor) -> bool:
+    return tensor.shape.rank == 1 and tensor.shape.as_list() == like.shape.as_list()
+
+
+def _last(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the tensor that no other one is computed from, if there is just one."""
+    read = {id(t) for last in tensors for t in last.op.inputs}
+    ends = [t for t in tensors if id(t) not in read]
+    return ends[0] if len(ends) == 1 else None
+
+
+_UNARY = SHAPING | {"Snapshot"}
+_BINARY = op_types.ADDITIONS | op_types.SCALINGS | {"Sub"}
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """Return what a statistic or a handle is but another form of."""
+    return behind_shaping(tensor, _UNARY)
+
+
+@dataclass(frozen=True, eq=False)
+class NoAverage:
+    """Why a statistic has no moving average that is known.
+
+    Attributes:
+        reason: why.
+        op: the op that the reason is about.
+    """
+
+    reason: str
+    op: Operation
+
+
+def moving_average(
+    statistic: Tensor, kind: str, stops: Collection[Operation], origins: Origins
+) -> MovingAverage | NoAverage:
+    """Return the moving average of a statistic of the batch, or why there is none.
+
+    Its update reads the variable and the statistic, and nothing but arithmetic lies
+    between.
+
+    Args:
+        statistic: the mean or variance of the batch.
+        kind: "mean" or "variance", for the reason.
+        stops: ops that belong to another statistic.
+        origins: of the graph's tensors.
+
+    Cost: linear in the ops that read the statistic.
+    """
+    found: dict[Operation, Operation] = {}
+    for op, tensor in _readers_onwards(statistic, stops, origins):
+        if op.type in _UPDATES and op.inputs[1] is tensor:
+            found.setdefault(base_of(op.inputs[0]).op, op)
+    if not found:
+        return NoAverage(
+            f"is the {kind} of the batch, and no moving {kind} is kept of it",
+            statistic.op,
+        )
+    if len(found) > 1:
+        names = ", ".join(f"'{variable.name}'" for variable in found)
+        return NoAverage(
+            f"is the {kind} of the batch, and goes into several variables: {names}",
+            statistic.op,
+        )
+    variable, update = next(iter(found.items()))
+    for tensor, _ in _walk_back([update.inputs[1]], _channelwise_inputs):
+        if _reads(tensor, variable):
+            return MovingAverage(statistic, (update,), tensor)
+    return NoAverage(
+        f"({update.type}) keeps the {kind} of the last batch, and no moving average",
+        update,
+    )
+
+
+def _readers_onwards(
+    start: Tensor, stops: Collection[Operation], origins: Origins
+) -> Iterator[tuple[Operation, Tensor]]:
+    """Yield who reads a statistic, and what is computed of it and of parameters.
+
+    Args:
+        start: the statistic.
+        stops: ops that are not passed.
+        origins: of the graph's tensors.
+
+    Yields:
+        Each reader with what it reads.
+
+    Cost: linear in the readers.
+    """
+    reached: set[Operation] = set()
+    queue = [start]
+    for tensor in queue:
+        for op in tensor.consumers():
+            yield op, tensor
+            if op in reached or op in stops:
+                continue
+            if op.type in _UNARY or (
+                op.type in _BINARY
+                and all(
+                    t is tensor
+                    or t.op in reached
+                    or t.shape.rank == 0
+                    or origins.of(t) is not None
+                    for t in op.inputs
+                )
+            ):
+                reached.add(op)
+                queue.append(op.outputs[0])
+
+
+def _channelwise_inputs(tensor: Tensor) -> list[Tensor]:
+    """Return what a value is computed of, channel by channel.
+
+    A fused batch norm adds a part of what it reads as its mean or variance, if its
+    averaging factor is not 1.
+    """
+    op = tensor.op
+    if op.type in _UNARY:
+        return [op.inputs[0]]
+    if op.type in _BINARY:
+        return list(op.inputs)
+    fused = fused_norm(op)
+    if fused is not None and fused.averaging_factor != 1.0:
+        return [op.inputs[tensor.value_index + 2]]
+    return []
+
+
+def _reads(tensor: Tensor, variable: Operation) -> bool:
+    op = tensor.op
+    if op.type == "ReadVariableOp":
+        return base_of(op.inputs[0]).op is variable
+    return op.type in op_types.REF_VARIABLES and op is variable
+
+
+_ARITHMETIC = op_types.ADDITIONS | {"Mul", "Sub"}
+_MAX_OPS = 64
+"""Ops of an update that are looked at; those of real layers are some ten."""
+
+
+def moving_averages(graph: Graph) -> list[MovingAverage]:
+    """Return the moving averages of a graph, in the order of their updates.
+
+    What is assigned must be made of the variable itself, one statistic of the batch
+    and coefficients, by sums, differences, products and choices alone.
+
+    Cost: linear in the ops.
+    """
+    found = []
+    for op in graph.get_operations():
+        if op.type in _RESOURCE_UPDATES:
+            average = _average_of(op)
+            if average is not None:
+                found.append(average)
+    return found
+
+
+def unknown_averages(
+    graph: Graph, live: frozenset[Operation], known: Iterable[MovingAverage]
+) -> Iterator[tuple[Operation, Tensor]]:
+    """Yield (update, tensor) where a variable tracks what outputs are computed from.
+
+    Nothing live reads the variable, as with the moving average of a batch norm in
+    training; but the tensor is no statistic that is known.
+
+    Args:
+        graph: the graph.
+        live: the ops that outputs are computed by.
+        known: averages whose updates are left out.
+
+    Cost: linear in the ops and the readers of what is tracked.
+    """
+    left_out = frozenset(update for average in known for update in average.updates)
+    for op in graph.get_operations():
+        if op.type not in _RESOURCE_UPDATES or op in left_out:
+            continue
+        handle, value = op.inputs[:2]
+        if any(c in live for c in handle.consumers()):
+            continue
+        parts = _parts(value, handle)
+        if parts is None or not parts.reads:
+            continue
+        for tensor in (*parts.statistics, *parts.others):
+            if tensor.op in live and _is_scaled(value):
+                yield op, tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a value is a linear combination of, coefficients left out."""
+
+    reads: list[Tensor]
+    statistics: list[Tensor]
+    others: list[Tensor]
+
+
+def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
+    """Return what an update makes its value of; None if it is too much."""
+    parts = _Parts([], [], [])
+    walk = _walk_back([value], _linear_inputs)
+    for count, (leaf, inputs) in enumerate(walk, 1):
+        if count > _MAX_OPS:
+            return None
+        if inputs:
+            continue
+        if is_batch_moment(leaf):
+            parts.statistics.append(leaf)
+        elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
+            parts.reads.append(leaf)
+        elif leaf.shape.rank != 0 and not is_constant(leaf):
+            parts.others.append(leaf)
+    return parts
+
+
+def _linear_inputs(tensor: Tensor) -> list[Tensor]:
+    """Return what a value is a linear combination of, down to statistics."""
+    op = tensor.op
+    if is_batch_moment(tensor):
+        return []
+    if op.type in SHAPING:
+        return [op.inputs[0]]
+    if op.type in _ARITHMETIC:
+        return list(op.inputs)
+    if op.type in op_types.SELECTS:
+        return list(op.inputs)[1:]
+    return []
+
+
+def _is_scaled(value: Tensor) -> bool:
+    """Tell whether a value is a product or a sum of products: sums only count up."""
+    value = behind_shaping(value)
+    return value.op.type == "Mul" or any(t.op.type == "Mul" for t in value.op.inputs)
+
+
+def _average_of(update: Operation) -> MovingAverage | None:
+    """Return the moving average that an update moves on, if it is one."""
+    handle, value = update.inputs[:2]
+    parts = _parts(value, handle)
+    if parts is None or len(parts.statistics) != 1 or parts.others:
+        return None
+    (statistic,) = parts.statistics
+    if not parts.reads and not _averages_itself(statistic, handle):
+        return None
+    return MovingAverage(statistic, (update,), next(iter(parts.reads), None))
+
+
+def _averages_itself(statistic: Tensor, handle: Tensor) -> bool:
+    """Tell whether a fused batch norm gives the new average, not the statistic."""
+    fused = fused_norm(statistic.op)
+    return fused is not None and any(
+        t.op.type == "ReadVariableOp" and t.op.inputs[0] is handle for t in fused.given
+    )
