@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.cutting import Selection
 from geutil.model.functions import signature as function_signature
 from geutil.model.functions.body import BodyOutputs, EditableBody
-from geutil.model.functions.library import Entry, FunctionLibrary
+from geutil.model.functions.library import Entry, FunctionLibrary, Functions
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.shared_state import Holdings, restore
@@ -114,7 +114,7 @@ class Model(EditableModel):
             {'y': array(6., dtype=float32)}
         """
         sync(self._library)
-        return Functions(self._library)
+        return Functions[Body](self._library)
 
     @property
     def signatures(self) -> Mapping[str, Model]:
@@ -791,10 +791,10 @@ class Body(EditableBody, Model):
         return self.live
 
     @property
-    def functions(self) -> Functions:
+    def functions(self) -> Functions[Body]:
         """The functions that the body calls; see `Model.functions`."""
         sync_below(self._library, self._entry)
-        return Functions(self._library, self._entry)
+        return Functions[Body](self._library, self._entry)
 
     @property
     def callers(self) -> tuple[Operation, ...]:
@@ -918,32 +918,3 @@ class Body(EditableBody, Model):
         """
         sync(self._library)
         function_signature.remove_output(self._library, self._entry, name)
-
-
-class Functions(Mapping[str, Body]):
-    """The functions that a model calls, by name, each a model.
-
-    Args:
-        library: the functions.
-        start: the body whose functions are meant; None for the model itself.
-    """
-
-    def __init__(self, library: FunctionLibrary, start: Entry | None = None) -> None:
-        self._library = library
-        self._start = start
-
-    def _found(self) -> dict[str, Entry]:
-        return {e.key: e for e in self._library.reachable(self._start)}
-
-    def __getitem__(self, name: str) -> Body:
-        body: Any = self._library.open(self._found()[name])
-        return body
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
-
-    def __len__(self) -> int:
-        return len(self._found())
-
-    def __repr__(self) -> str:
-        return f"Functions({list(self)})"

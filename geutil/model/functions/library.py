@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import tensorflow as tf
 
@@ -236,3 +236,35 @@ class FunctionLibrary:
                     kinds = (tf.resource, tf.variant)
                     return {name: t for name, t in passed.items() if t.dtype in kinds}
         return {}
+
+
+Opened = TypeVar("Opened", bound=EditableBody)
+
+
+class Functions(Mapping[str, Opened], Generic[Opened]):
+    """The functions that a model calls, by name, each a model.
+
+    Args:
+        library: the functions.
+        start: the body whose functions are meant; None for the model itself.
+    """
+
+    def __init__(self, library: FunctionLibrary, start: Entry | None = None) -> None:
+        self._library = library
+        self._start = start
+
+    def _found(self) -> dict[str, Entry]:
+        return {e.key: e for e in self._library.reachable(self._start)}
+
+    def __getitem__(self, name: str) -> Opened:
+        # Which class its bodies are of, only who made the library knows.
+        return cast(Opened, self._library.open(self._found()[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def __repr__(self) -> str:
+        return f"Functions({list(self)})"
