@@ -12,13 +12,8 @@ from geutil.batchnorm.norm_path import Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
 from geutil.reroute.control_edges import add_control_inputs
-from geutil.select.networks.batch_norms import variance_below
-from geutil.select.networks.moving_averages import (
-    MovingAverage,
-    NoAverage,
-    base_of,
-    moving_average,
-)
+from geutil.select.networks import batch_norms, moving_averages
+from geutil.select.networks.moving_averages import MovingVariable, NoAverage
 from geutil.select.networks.provenance import Origin, Origins, is_statistic
 
 
@@ -40,8 +35,8 @@ class Statistics:
     mean: Tensor
     variance: Tensor
     root: Operation
-    moving_variance: MovingAverage
-    moving_mean: MovingAverage | None
+    moving_variance: MovingVariable
+    moving_mean: MovingVariable | None
 
 
 def statistics_of(
@@ -61,14 +56,14 @@ def statistics_of(
     if isinstance(found, Obstacle):
         return found
     mean, variance, root = found
-    first, second = base_of(mean), base_of(variance)
-    moving = moving_average(second, "variance", (), origins)
+    first, second = moving_averages.base_of(mean), moving_averages.base_of(variance)
+    moving = moving_averages.moving_average(second, "variance", (), origins)
     if isinstance(moving, NoAverage):
         return Obstacle(moving.reason, moving.op)
     moving_mean = None
     if with_mean:
         # The variance may be made of the mean; its average is not the mean's.
-        average = moving_average(first, "mean", {second.op}, origins)
+        average = moving_averages.moving_average(first, "mean", {second.op}, origins)
         if isinstance(average, NoAverage):
             return Obstacle(average.reason, average.op)
         moving_mean = average
@@ -85,10 +80,10 @@ def _of_steps(
     if len(roots) != 1:
         return Obstacle(f"takes the roots of {len(roots)} variances", last)
     root = next(iter(roots))
-    variance = variance_below(root)
+    variance = batch_norms.variance_below(root)
     if variance is None or origins.of(variance) is not Origin.BATCH:
         return Obstacle("does not take the root of the batch's variance", root)
-    means = _means(operands, base_of(variance).op, variance.op)
+    means = _means(operands, moving_averages.base_of(variance).op, variance.op)
     if len(means) != 1:
         return Obstacle(
             f"shifts by {len(means)} means of the batch; it can be folded with one",
@@ -114,7 +109,7 @@ def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
     return list(found)
 
 
-def read_moving(average: MovingAverage) -> Tensor:
+def read_moving(average: MovingVariable) -> Tensor:
     """Return the value that a variable has before it is updated.
 
     It has the shape of the statistic.

@@ -21,7 +21,7 @@ from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer
-from geutil.select.networks.moving_averages import MovingAverage
+from geutil.select.networks.moving_averages import MovingVariable
 from geutil.transform.rewrite.liveness import Liveness
 
 SUFFIX = "_fold"
@@ -47,7 +47,7 @@ class Fold:
     links: tuple[Link, ...]
     bias: tuple[Link, ...] = ()
     forward: bool = False
-    moving: tuple[MovingAverage, ...] = ()
+    moving: tuple[MovingVariable, ...] = ()
 
     @property
     def end(self) -> Operation:

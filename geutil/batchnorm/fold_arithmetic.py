@@ -25,7 +25,7 @@ from geutil.batchnorm.batch_statistics import read_moving, with_moving
 from geutil.batchnorm.channel_affine import Kind, Step
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.batch_norms import fused_norm
-from geutil.select.networks.moving_averages import MovingAverage
+from geutil.select.networks.moving_averages import MovingVariable
 
 Value = Any
 """A numpy array, a TensorFlow tensor or a number."""
@@ -295,7 +295,7 @@ def composed(steps: Sequence[Step]) -> Affine | None:
     return _composed(steps, values)
 
 
-def computed(steps: Sequence[Step], moving: Sequence[MovingAverage] = ()) -> Affine:
+def computed(steps: Sequence[Step], moving: Sequence[MovingVariable] = ()) -> Affine:
     """Return what steps do to each channel, one after the other, as new tensors.
 
     Args:

@@ -18,7 +18,7 @@ from geutil.batchnorm.norm_path import Obstacle, Path
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.layers import Layer, layer_of
-from geutil.select.networks.moving_averages import MovingAverage, MovingStatistics
+from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
 from geutil.select.networks.provenance import Origin, Origins
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -40,7 +40,7 @@ class WaysOn:
         liveness: Liveness,
         kept: Collection[int],
         steps: Collection[Operation],
-        moving: Mapping[Norm, tuple[MovingAverage, ...]],
+        moving: Mapping[Norm, tuple[MovingVariable, ...]],
     ) -> None:
         self._origins = origins
         self._liveness = liveness
@@ -244,7 +244,7 @@ class Planner:
             for norm in norm_finding.find_norms(graph, self._origins, self._liveness)
             if not norm_finding.is_correction(norm, self._origins)
         ]
-        self._moving: dict[Norm, tuple[MovingAverage, ...]] = {}
+        self._moving: dict[Norm, tuple[MovingVariable, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
         statistics = MovingStatistics(graph, self._origins)
         for norm in self._norms:

@@ -23,6 +23,7 @@ from geutil.graph.flat_body import FlatBody, flat_body
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
+from geutil.select.networks.provenance import ROOTS
 from geutil.transform.function_bodies import OpenedFunction, OpenedFunctions
 
 _CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
@@ -82,7 +83,7 @@ def _body_of(op: Operation) -> FlatBody | None:
     return body
 
 
-SIGNS = op_types.FUSED_NORMS | {"Rsqrt", "Sqrt", "Pow"}
+SIGNS = op_types.FUSED_NORMS | ROOTS
 """Types of ops of which each batch norm has one."""
 
 

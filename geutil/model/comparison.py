@@ -17,13 +17,8 @@ from geutil.errors import ModelError
 from geutil.graph.types import Tensor, type_name
 from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
-from geutil.select.networks.outputs import (
-    Array,
-    distances,
-    exact_distances,
-    farthest,
-    widened,
-)
+from geutil.select.networks import outputs
+from geutil.select.networks.outputs import Array
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ def difference(
     if not a.size:
         return Difference(output, True, 0.0, 0.0, None, sample, None)
     absolute, relative, close = _distances(a, b, rtol, atol)
-    largest, index = farthest(absolute)
+    largest, index = outputs.farthest(absolute)
     return Difference(
         output,
         bool(close.all()),
@@ -152,11 +147,11 @@ def _distances(
         far = np.where(same, 0.0, np.inf)
         return far, far, same
     if a.dtype.kind in "iu":
-        apart = exact_distances(a, b)
+        apart = outputs.exact_distances(a, b)
         size = np.abs(b.astype(object)).astype(np.float64)
         return apart, _ratio(apart, size), same
-    y = widened(b)
-    apart = distances(widened(a), y)
+    y = outputs.widened(b)
+    apart = outputs.distances(outputs.widened(a), y)
     with np.errstate(invalid="ignore", over="ignore"):
         allowed = atol + rtol * np.where(np.isfinite(y), np.abs(y), 0.0)
         close = (apart == 0) | (apart <= allowed)

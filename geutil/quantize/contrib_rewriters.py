@@ -13,6 +13,7 @@ from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import inserting, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
+from geutil.select.networks.batch_norms import fused_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class RewriteReport:
 
     def _folded(self, tensor: Tensor) -> Tensor:
         op = tensor.op
-        if not op.type.startswith("FusedBatchNorm") or tensor is not op.outputs[0]:
+        if fused_norm(op) is None or tensor is not op.outputs[0]:
             return tensor
         into = [fold.into for fold in self.folds.folded if fold.norm == op.name]
         return op.graph.get_operation_by_name(into[0]).outputs[0] if into else tensor

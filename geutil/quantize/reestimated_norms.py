@@ -15,13 +15,8 @@ import numpy as np
 from geutil.graph.types import IdentitySet, Operation, Tensor, scope_dirname
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, delayed_input
-from geutil.select.networks.batch_norms import (
-    SHAPING,
-    FusedNorm,
-    behind_shaping,
-    fused_norm,
-    variance_below,
-)
+from geutil.select.networks import batch_norms
+from geutil.select.networks.batch_norms import SHAPING, FusedNorm
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origin
 
@@ -81,7 +76,7 @@ def find_norms(
     finder = _NormFinder(network, handles)
     found: dict[Operation, InferenceNorm | Missed] = {}
     for op in network.ops:
-        fused = fused_norm(op)
+        fused = batch_norms.fused_norm(op)
         if fused is not None:
             found[op] = finder.fused(fused)
         for t in op.inputs:
@@ -111,7 +106,7 @@ class _NormFinder:
         name = scope_dirname(root.name).rstrip("/") or root.name
         if self._network.origins.of(root.outputs[0]) is Origin.BATCH:
             return Missed(name, "normalizes by the statistics of the batch")
-        below = variance_below(root)
+        below = batch_norms.variance_below(root)
         variance = None if below is None else self._variable(below)
         if variance is None:
             return Missed(name, "has a constant for its variance, which is frozen")
@@ -131,7 +126,7 @@ class _NormFinder:
 
     def _variable(self, tensor: Tensor) -> Any:
         """Return the handle of the variable that a tensor has the value of."""
-        tensor = behind_shaping(tensor, _HANDED_ON)
+        tensor = batch_norms.behind_shaping(tensor, _HANDED_ON)
         if tensor.op.type != "ReadVariableOp":
             return None
         return self._handles.get(tensor.op.inputs[0])

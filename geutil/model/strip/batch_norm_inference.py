@@ -22,7 +22,7 @@ from geutil.model.to_graph import Parts
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.batch_norms import SHAPING, BatchMoments
-from geutil.select.networks.moving_averages import MovingAverage
+from geutil.select.networks.moving_averages import MovingVariable
 from geutil.select.walks import get_forward_walk_ops
 
 
@@ -112,7 +112,7 @@ def _left(
     parts: Parts,
     options: StripOptions,
     turned: Turned,
-    averages: Mapping[Tensor, list[MovingAverage]],
+    averages: Mapping[Tensor, list[MovingVariable]],
 ) -> list[str]:
     """Return what still depends on the batch, in words."""
     live, norms = _norms(parts)
@@ -142,9 +142,9 @@ def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchMoments]]:
 
 
 def _by_statistic(
-    averages: Iterable[MovingAverage],
-) -> MutableIdentityMap[list[MovingAverage]]:
-    found: MutableIdentityMap[list[MovingAverage]] = MutableIdentityMap()
+    averages: Iterable[MovingVariable],
+) -> MutableIdentityMap[list[MovingVariable]]:
+    found: MutableIdentityMap[list[MovingVariable]] = MutableIdentityMap()
     for average in averages:
         if average.statistic not in found:
             found[average.statistic] = []
@@ -174,7 +174,7 @@ def _turned(norm: BatchMoments, mean: _Source, variance: _Source) -> Stripped:
 def _sources(
     parts: Parts,
     norm: BatchMoments,
-    pair: tuple[list[MovingAverage], list[MovingAverage]],
+    pair: tuple[list[MovingVariable], list[MovingVariable]],
     options: StripOptions,
     variable_names: Mapping[int, str],
 ) -> tuple[_Source, _Source] | str:
@@ -205,7 +205,7 @@ def _variable_name(handle: Tensor, names: Mapping[int, str]) -> str:
     return names.get(id(handle), handle.op.name)
 
 
-def _read(average: MovingAverage) -> Tensor:
+def _read(average: MovingVariable) -> Tensor:
     """Return the variable's value, read without waiting for anything."""
     if average.value is not None and not average.value.op.control_inputs:
         return average.value

@@ -27,14 +27,8 @@ from dataclasses import dataclass
 
 from geutil.graph import op_types
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
-from geutil.select.networks.batch_norms import (
-    SHAPING,
-    FusedNorm,
-    behind_shaping,
-    fused_norm,
-    is_batch_moment,
-    is_constant,
-)
+from geutil.select.networks import batch_norms
+from geutil.select.networks.batch_norms import SHAPING, FusedNorm, fused_norm
 from geutil.select.networks.provenance import Origin, Origins
 
 _UPDATES = op_types.ASSIGNMENTS | op_types.INCREMENTS
@@ -42,7 +36,7 @@ _RESOURCE_UPDATES = frozenset(t for t in _UPDATES if t.endswith("VariableOp"))
 
 
 @dataclass(frozen=True, eq=False)
-class MovingAverage:
+class MovingVariable:
     """A variable that follows a statistic of the batch.
 
     Attributes:
@@ -122,7 +116,7 @@ class MovingStatistics:
 
     def of(
         self, parameters: Sequence[Tensor], fused: FusedNorm | None
-    ) -> list[MovingAverage] | None:
+    ) -> list[MovingVariable] | None:
         """Return the moving averages of a norm; None if they are not known.
 
         Args:
@@ -132,7 +126,7 @@ class MovingStatistics:
         if fused is not None:
             return self._of_fused(fused)
         used = self._behind(parameters)
-        found: dict[int, MovingAverage] = {}
+        found: dict[int, MovingVariable] = {}
         for root in [t for t in used.values() if self._is_root(t)]:
             for update, behind in self._updates.get(id(root), ()):
                 # What the norm and the update have in common last is followed.
@@ -141,17 +135,17 @@ class MovingStatistics:
                     return None
                 known = found.get(id(statistic))
                 if known is None:
-                    found[id(statistic)] = MovingAverage(statistic, (update,))
+                    found[id(statistic)] = MovingVariable(statistic, (update,))
                 elif known.variable is not update.inputs[0]:
                     return None
                 elif update not in known.updates:
                     updates = (*known.updates, update)
-                    found[id(statistic)] = MovingAverage(statistic, updates)
+                    found[id(statistic)] = MovingVariable(statistic, updates)
         rest = self._behind(parameters, found)
         covered = all(key in found or not self._is_root(t) for key, t in rest.items())
         return list(found.values()) if covered else None
 
-    def _of_fused(self, norm: FusedNorm) -> list[MovingAverage] | None:
+    def _of_fused(self, norm: FusedNorm) -> list[MovingVariable] | None:
         """Return what follows the moments of a fused norm, if it reads no averages."""
         if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
             known = all(self._origins.is_parameter(t) for t in norm.given)
@@ -161,7 +155,7 @@ class MovingStatistics:
             updates = self._updates.get(id(statistic), ())
             if len(updates) != 1:
                 return None
-            found.append(MovingAverage(statistic, (updates[0][0],)))
+            found.append(MovingVariable(statistic, (updates[0][0],)))
         return found
 
     def _behind(
@@ -204,7 +198,7 @@ _BINARY = op_types.ADDITIONS | op_types.SCALINGS | {"Sub"}
 
 def base_of(tensor: Tensor) -> Tensor:
     """Return what a statistic or a handle is but another form of."""
-    return behind_shaping(tensor, _UNARY)
+    return batch_norms.behind_shaping(tensor, _UNARY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +216,7 @@ class NoAverage:
 
 def moving_average(
     statistic: Tensor, kind: str, stops: Collection[Operation], origins: Origins
-) -> MovingAverage | NoAverage:
+) -> MovingVariable | NoAverage:
     """Return the moving average of a statistic of the batch, or why there is none.
 
     Its update reads the variable and the statistic, and nothing but arithmetic lies
@@ -254,7 +248,7 @@ def moving_average(
     variable, update = next(iter(found.items()))
     for tensor, _ in _walk_back([update.inputs[1]], _channelwise_inputs):
         if _reads(tensor, variable):
-            return MovingAverage(statistic, (update,), tensor)
+            return MovingVariable(statistic, (update,), tensor)
     return NoAverage(
         f"({update.type}) keeps the {kind} of the last batch, and no moving average",
         update,
@@ -326,7 +320,7 @@ _MAX_OPS = 64
 """Ops of an update that are looked at; those of real layers are some ten."""
 
 
-def moving_averages(graph: Graph) -> list[MovingAverage]:
+def moving_averages(graph: Graph) -> list[MovingVariable]:
     """Return the moving averages of a graph, in the order of their updates.
 
     What is assigned must be made of the variable itself, one statistic of the batch
@@ -344,7 +338,7 @@ def moving_averages(graph: Graph) -> list[MovingAverage]:
 
 
 def unknown_averages(
-    graph: Graph, live: frozenset[Operation], known: Iterable[MovingAverage]
+    graph: Graph, live: frozenset[Operation], known: Iterable[MovingVariable]
 ) -> Iterator[tuple[Operation, Tensor]]:
     """Yield (update, tensor) where a variable tracks what outputs are computed from.
 
@@ -391,11 +385,11 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
             return None
         if inputs:
             continue
-        if is_batch_moment(leaf):
+        if batch_norms.is_batch_moment(leaf):
             parts.statistics.append(leaf)
         elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
             parts.reads.append(leaf)
-        elif leaf.shape.rank != 0 and not is_constant(leaf):
+        elif leaf.shape.rank != 0 and not batch_norms.is_constant(leaf):
             parts.others.append(leaf)
     return parts
 
@@ -403,7 +397,7 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
 def _linear_inputs(tensor: Tensor) -> list[Tensor]:
     """Return what a value is a linear combination of, down to statistics."""
     op = tensor.op
-    if is_batch_moment(tensor):
+    if batch_norms.is_batch_moment(tensor):
         return []
     if op.type in SHAPING:
         return [op.inputs[0]]
@@ -416,11 +410,11 @@ def _linear_inputs(tensor: Tensor) -> list[Tensor]:
 
 def _is_scaled(value: Tensor) -> bool:
     """Tell whether a value is a product or a sum of products: sums only count up."""
-    value = behind_shaping(value)
+    value = batch_norms.behind_shaping(value)
     return value.op.type == "Mul" or any(t.op.type == "Mul" for t in value.op.inputs)
 
 
-def _average_of(update: Operation) -> MovingAverage | None:
+def _average_of(update: Operation) -> MovingVariable | None:
     """Return the moving average that an update moves on, if it is one."""
     handle, value = update.inputs[:2]
     parts = _parts(value, handle)
@@ -429,7 +423,7 @@ def _average_of(update: Operation) -> MovingAverage | None:
     (statistic,) = parts.statistics
     if not parts.reads and not _averages_itself(statistic, handle):
         return None
-    return MovingAverage(statistic, (update,), next(iter(parts.reads), None))
+    return MovingVariable(statistic, (update,), next(iter(parts.reads), None))
 
 
 def _averages_itself(statistic: Tensor, handle: Tensor) -> bool:

@@ -175,7 +175,8 @@ _NEVER = frozenset(
 )
 # How a branch or a loop of version 1 gets what does not change inside.
 LED_IN = op_types.ENTERS | op_types.SWITCHES
-_ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
+ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
+"""Ops that may take the root of a variance."""
 
 
 class Origin(IntEnum):
@@ -266,7 +267,7 @@ class Origins:
 
 
 def _is_spread(op: Operation) -> bool:
-    if op.type not in _ROOTS or op.inputs[0].op.type not in op_types.ADDITIONS:
+    if op.type not in ROOTS or op.inputs[0].op.type not in op_types.ADDITIONS:
         return False
     # A scalar is the scale of an attention, say.
     if op.outputs[0].shape.rank == 0:
