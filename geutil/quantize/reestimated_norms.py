@@ -1,7 +1,9 @@
 """Batch norms at inference, found by their variables, and the report on them.
 
 A norm multiplies by the root of a variance and a small constant. Where it was folded,
-that root is in the weights of a layer, `weights * scale`, and its bias.
+that root is in the weights of a layer, `weights * scale`, and its bias. So norms are
+found from their roots on, and not along the data (see
+`geutil.select.networks.batch_norms` for what else finds norms).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from geutil.select.networks.batch_norms import SHAPING, FusedNorm
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origin
 
+# Through StopGradient neither variables nor weights are looked for.
 _HANDED_ON = SHAPING - {"StopGradient"}
 
 
