@@ -8,17 +8,25 @@ iterations at once: each of 32 would hold gradients of all weights of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import tensorflow as tf
 
 from geutil.gradients import segments, tensor_sizes
-from geutil.graph import creation, function_calls, op_types, state, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    creation,
+    function_calls,
+    op_types,
+    state,
+    v1_control_flow,
+)
 from geutil.graph.types import Operation, Tensor, is_reference
 from geutil.memory import function_memory, graph_to_program, onednn
 from geutil.memory.ordering import OrderPlan, plan_order
+from geutil.memory.scheduling import negligible_size
 
 SCOPE = "ordered"
 
@@ -26,6 +34,8 @@ _SUMS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _PRODUCTS = frozenset(("Div", "Mul", "Neg", "RealDiv", "Square"))
 _JOINED = _SUMS | _PRODUCTS
 _JOINED_WITH = _JOINED | {"Const", "Erf", "Sigmoid", "Tanh"}
+_REORDERED = frozenset(("Add", "AddV2", "Mul"))
+"""Ops of two inputs that Grappler's constant push-down reorders."""
 _NEVER_WAIT = frozenset(
     (
         # Grappler adds up in one what a chain of them adds.
@@ -109,6 +119,7 @@ def order_step(
         ends = [ops[i] for j in awaited for i in _ends(groups[j], ops)]
         op = ops[groups[number][0]]
         waits.append(add_order_dependency(op, places[number], ends))
+    waits += _keep_constants_out(queues, negligible_size(fused))
     if waits:
         state.forget_order(waits[0].graph)
     return OrderedStep(plan, tuple(waits))
@@ -129,6 +140,43 @@ def add_order_dependency(
     creation.add_control_edges(stand_in.op, awaited)
     creation.set_new_input(op, place, stand_in)
     return stand_in.op
+
+
+def _keep_constants_out(running: Collection[Operation], small: int) -> list[Operation]:
+    """Keep Grappler from pushing constants into large products and sums.
+
+    Of `(x * y) * c` it makes `x * (c * y)`, and of sums alike (TensorFlow 2.21). Then
+    `c * y` runs as soon as y is there, however late x comes, or takes a buffer of its
+    own where `x * y` had that of y; and what waits for the op `x * y` waits for a
+    constant.
+
+    Returns:
+        The ops that stand between such a product and its reader.
+    """
+    apart = []
+    for op in running:
+        if op.type not in _REORDERED:
+            continue
+        output = op.outputs[0]
+        readers = [r for r in output.consumers() if r in running]
+        if (
+            len(readers) == 1
+            and readers[0].type in _REORDERED
+            and any(map(_is_constant, readers[0].inputs))
+            and not any(map(_is_constant, op.inputs))
+            and _has_values(output)
+            and tensor_sizes.tensor_bytes(output) > small
+        ):
+            (place,) = adjacency.input_indices(readers[0], output)
+            apart.append(add_order_dependency(readers[0], place, ()))
+    return apart
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    op = tensor.op
+    while op.type in ("Cast", "Identity"):
+        op = op.inputs[0].op
+    return op.type == "Const"
 
 
 def _queues(ops: Sequence[Operation]) -> Mapping[Operation, str]:

@@ -236,3 +236,26 @@ def test_weight_gradients_do_not_wait_for_sums_over_towers():
         assert both
         waited = {c for op in waiting(graph) for c in op.control_inputs}
         assert not waited & both
+
+
+def gelu(x):
+    """Return Keras' formula, in whose gradient products meet constants."""
+    return 0.5 * x * tf.math.erfc(-x * 0.5**0.5)
+
+
+@pytest.mark.parametrize("checkpoints", [None, "memory"])
+def test_constants_that_grappler_pushes_down_let_nothing_run_early(checkpoints):
+    with tf.Graph().as_default():
+        random = np.random.default_rng(0)
+
+        def weight(*size):
+            return tf.constant(random.normal(scale=0.05, size=size), tf.float32)
+
+        x = h = v1.placeholder(tf.float32, [2048, 64])
+        for block in range(4):
+            h = tf.nn.l2_normalize(h, 1)
+            h = h + tf.matmul(gelu(tf.matmul(h, weight(64, 256))), weight(256, 64))
+            h = h[::2] if block else h
+        z = tf.reduce_sum(tf.tanh(h))
+        fetch = tf.reduce_sum(gradients(z, x, checkpoints=checkpoints)[0])
+        assert predict(fetch).peak < 1.05 * last_report().peak
