@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,15 +73,20 @@ def test_what_is_chosen_is_quick():
         thorough.chosen("abc", "d")
 
 
-def test_few_examples_where_it_has_to_be_quick(monkeypatch):
-    counts = {}
+def test_few_examples_and_short_chains_where_it_has_to_be_quick(monkeypatch):
+    counts, lengths = {}, {}
     for expression in ("", "smoke", thorough.QUICK, f"smoke and {thorough.QUICK}"):
         monkeypatch.setattr(thorough, "_quick", False)
         thorough.select(expression)
         counts[expression] = [thorough.examples(n).max_examples for n in (3, 40, 150)]
+        lengths[expression] = [thorough.length(n) for n in (300, 20_000, 200_000)]
     everything, *_ = counts.values()
     assert everything == [3, 40, 150]
     assert list(counts.values()) == [everything] * 2 + [[3, 8, 30]] * 2
+    everything, *_ = lengths.values()
+    assert everything == [300, 20_000, 200_000]
+    assert list(lengths.values()) == [everything] * 2 + [[300, 5_000, 10_000]] * 2
+    assert sys.getrecursionlimit() < 5_000
 
 
 def test_make_selects_by_the_same_expression():

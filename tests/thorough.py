@@ -39,6 +39,14 @@ def examples(most: int, **options: Any) -> hypothesis.settings:
     return hypothesis.settings(max_examples=count, deadline=None, **options)
 
 
+def length(most: int) -> int:
+    """Return how long a chain is to be: so long, or, where it has to be quick, less.
+
+    Never so little that a recursion would find room on Python's stack.
+    """
+    return max(most // 20, min(most, 5_000)) if is_quick() else most
+
+
 def crossed(*lists: Iterable[Any], together: int = 2) -> list[Any]:
     """Return the product of lists as parameters, all but a covering part thorough.
 

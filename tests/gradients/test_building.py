@@ -3,12 +3,14 @@
 import time
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import by_name, gradients, last_report
 from tests.gradients.checking import run
 from tests.settings import slow
+from tests.thorough import thorough
 
 pytestmark = slow
 
@@ -41,9 +43,10 @@ def seconds(count):
     return taken
 
 
-def test_time_is_linear():
+@pytest.mark.parametrize("count", [300, pytest.param(1_000, marks=thorough)])
+def test_time_is_linear(count):
     seconds(500)
-    assert seconds(10_000) <= 20 * seconds(1_000)
+    assert seconds(10 * count) <= 20 * seconds(count)
 
 
 def test_a_long_chain_gives_the_right_value():

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.graph import building
+from tests.thorough import length
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def loops(control_flow_v1):
 
 @pytest.fixture(scope="session")
 def chain():
-    """A graph of 100,000 ops in a row; whoever edits it puts it back.
+    """A graph of 100,000 ops in a row, or fewer; whoever edits it puts it back.
 
     Tests may add ops beside the chain, so they ask for its ops by `chain_ops`.
     """
-    return building.chain(100_000)
+    return building.chain(length(100_000))
 
 
 @pytest.fixture
 def chain_ops(chain):
     """The ops of the chain alone, in a new list."""
-    return chain.get_operations()[:100_000]
+    return chain.get_operations()[: length(100_000)]

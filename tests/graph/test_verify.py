@@ -417,7 +417,8 @@ def test_a_cycle_around_a_long_chain_is_found(chain, chain_ops):
     root = chain_ops[1].inputs[0]
     chain_ops[1]._update_input(0, chain_ops[-1].outputs[0])
     try:
-        violation = only(ge.find_violations(chain_ops[-50_000:] + chain_ops[:-50_000]))
+        half = len(chain_ops) // 2
+        violation = only(ge.find_violations(chain_ops[half:] + chain_ops[:half]))
     finally:
         chain_ops[1]._update_input(0, root)
     assert (violation.invariant, violation.op) == ("acyclic", chain_ops[1].name)

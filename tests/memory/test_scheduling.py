@@ -10,6 +10,7 @@ from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
 from geutil.memory.scheduling import frugal_order, negligible_size, planned_order
 from tests.memory.test_simulation import chain, programs
+from tests.thorough import length
 
 RANKS = ("length", "usual", "creation")
 
@@ -202,7 +203,8 @@ def test_a_cycle_is_refused():
 
 
 def test_long_chains_in_place():
-    program = chain(100_000, reuses=[(0, 0)])
+    count = length(100_000)
+    program = chain(count, reuses=[(0, 0)])
     nodes = [program.nodes[0].changed(reuses=()), *program.nodes[1:]]
     program = Program(nodes, program.sizes, program.fetched)
-    assert frugal_order(program) == list(range(100_000))
+    assert frugal_order(program) == list(range(count))

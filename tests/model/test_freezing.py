@@ -24,7 +24,7 @@ from tests.model.frozen_samples import (
     variable,
     version_1_loop,
 )
-from tests.thorough import crossed
+from tests.thorough import crossed, length
 
 VARIABLE_OPS = {
     "VarHandleOp",
@@ -411,14 +411,15 @@ def test_a_mixture_of_handles_in_a_merge_is_refused():
     refused(opened, "'mixed' (Merge)")
 
 
-def test_a_chain_of_100_000_ops_and_of_1_000_functions_is_no_deeper_than_any_other():
+def test_a_very_long_chain_and_1_000_functions_are_no_deeper_than_any_other():
+    count = length(100_000)
     resource, single = tf.resource.as_datatype_enum, tf.float32.as_datatype_enum
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.add(name="n0", op="Const")
-    for i in range(1, 100_000):
+    for i in range(1, count):
         node = graph_def.node.add(name=f"n{i}", op="Identity", input=[f"n{i - 1}"])
         node.attr["T"].type = resource
-    call = graph_def.node.add(name="y", op="PartitionedCall", input=["n99999"])
+    call = graph_def.node.add(name="y", op="PartitionedCall", input=[f"n{count - 1}"])
     for i in range(1_000):
         call.attr["Tin"].list.type.append(resource)
         call.attr["f"].func.name = f"f{i}"
