@@ -13,16 +13,16 @@ import sys
 import pytest
 
 import geutil as ge
-from tests.processes import ROOT
+from tests.processes import ROOT, run_python
 
 PACKAGES = ["batchnorm", "gradients", "memory", "model", "quantize"]
 TIMES = 5
 AT_MOST_SECONDS = 0.3
 
 
-def run(code, *arguments):
+def run(code):
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -67,16 +67,17 @@ def test_the_modules_of_extras_are_found():
 
 
 def test_no_extra_is_imported():
-    imports = "".join(f"import geutil.{name}\n" for name in PACKAGES)
-    code = f"import sys, json\nimport geutil\n{imports}"
-    code += "[getattr(geutil, name) for name in geutil.__all__]\n"
-    code += "print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
-    found = set(json.loads(run(code).splitlines()[-1]))
-    assert {"tensorflow", "geutil"} <= found
+    told = "print(json.dumps([m.partition('.')[0] for m in sys.modules]))\n"
     # What TensorFlow and Keras import by themselves, if it is there, is theirs.
-    plain = "import sys, json, tensorflow as tf, keras\ntf.lite, tf.keras.Model\n"
-    plain += "print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
-    by_tensorflow = set(json.loads(run(plain).splitlines()[-1]))
+    code = "import sys, json, tensorflow as tf, keras\ntf.lite, tf.keras.Model\n"
+    code += f"{told}import geutil\n"
+    code += "".join(f"import geutil.{name}\n" for name in PACKAGES)
+    code += f"[getattr(geutil, name) for name in geutil.__all__]\n{told}"
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr.decode()
+    by_tensorflow, found = (set(json.loads(s)) for s in done.stdout.splitlines()[-2:])
+    assert "geutil" not in by_tensorflow
+    assert {"tensorflow", "geutil"} <= found
     assert (found - by_tensorflow) & modules_of_extras() == set()
 
 
@@ -111,7 +112,7 @@ for _ in range(int(sys.argv[1])):
     assert hasattr(BaseSession._extend_graph, "__wrapped__")
 print(*times)
 """
-    times = [float(t) for t in run(code, str(TIMES)).split()]
+    times = [float(t) for t in run_python("-c", code, str(TIMES)).stdout.split()]
     assert min(times) < AT_MOST_SECONDS
 
 

@@ -91,7 +91,7 @@ class Case:
         self.exact_report = fold_batch_norms(self.exact)
 
 
-QUICK = "MobileNet", "Xception", "ResNet50V2"
+QUICK = "MobileNet", "ResNet50V2"
 
 
 @pytest.fixture(params=chosen(NETWORKS, *QUICK), scope="module")

@@ -23,6 +23,7 @@ from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
 from tests.documentation.shell import Shell, asks_for_the_code, sessions
+from tests.processes import forked
 
 DOCS = str(Path(__file__).parents[2] / "docs")
 _PAGE = "__page__"
@@ -49,6 +50,8 @@ def enter(namespace: dict[str, Any]) -> None:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="page"))
     stack.callback(os.chdir, Path.cwd())
     os.chdir(folder)
+    # Pages measure; a process that starts TensorFlow takes seconds.
+    stack.enter_context(forked())
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(0)
     namespace.update({_PAGE: stack, "__name__": "page"})

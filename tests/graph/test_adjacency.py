@@ -1,8 +1,5 @@
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -10,8 +7,7 @@ import tensorflow as tf
 from geutil.graph import adjacency
 from tests import settings
 from tests.graph import building
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import run_python
 
 
 def fan_out(readers):
@@ -68,13 +64,8 @@ print(json.dumps([op.name for op in consumers(x)]))
 
 def test_consumers_are_the_same_in_another_process():
     # TensorFlow's own order hangs on the addresses of the edges.
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(junk=37)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    result = run_python("-c", SCRIPT.format(junk=37))
+    assert result.returncode == 0, result.stderr.decode()
     assert json.loads(result.stdout) == [f"r{i}" for i in range(25)]
 
 

@@ -6,7 +6,6 @@ out the same each time: TensorFlow numbers functions by process.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import text_format
 
+from tests.processes import run_python
+
 tf1 = tf.compat.v1
-ROOT = Path(__file__).parents[2]
 
 
 def frozen_graph_def():
@@ -89,12 +89,9 @@ def save_lookup(folder: Path) -> Path:
 
 def write_all(folder: Path) -> None:
     """Write a model of each kind, in a process of its own."""
-    command = [sys.executable, "-m", "tests.model.samples", str(folder)]
-    child = subprocess.run(
-        command, cwd=ROOT, capture_output=True, check=False, text=True
-    )
+    child = run_python("-m", "tests.model.samples", folder)
     if child.returncode:
-        raise RuntimeError(child.stderr)
+        raise RuntimeError(child.stderr.decode())
 
 
 def main() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +10,8 @@ import tensorflow as tf
 
 from geutil import model as geutil_model
 from geutil.model import ModelError
+from tests.processes import run_python
 
-ROOT = Path(__file__).parents[2]
 X = np.float32([[1, 2, 3]])
 
 
@@ -169,15 +166,7 @@ else:
 
 
 def in_a_child(path, how):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), how],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-c", CHILD, path, how)
 
 
 def test_a_file_system_that_is_full(tmp_path):
@@ -185,7 +174,7 @@ def test_a_file_system_that_is_full(tmp_path):
     geutil_model.open(affine(1.0).f).save(path)
     before = contents(tmp_path)
     child = in_a_child(path, "full")
-    assert child.stdout.strip() in ("ModelError", "OSError"), child.stderr
+    assert child.stdout.strip() in (b"ModelError", b"OSError"), child.stderr
     assert contents(tmp_path) == before
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -13,7 +11,7 @@ import tensorflow as tf
 
 import geutil.model
 from geutil.quantize import create_training_graph, quantize
-from tests.processes import ROOT
+from tests.processes import run_python
 from tests.quantize.tiny import (
     averaged,
     check_fake_quant,
@@ -369,7 +367,8 @@ def test_replicas_of_a_mirrored_strategy(tmp_path):
     """In a process of its own, since the number of devices is fixed at the start."""
     path = tmp_path / "ranges.json"
     script = f"PATH = {str(path)!r}\n{MIRRORED}"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+    done = run_python("-c", script)
+    assert done.returncode == 0, done.stderr.decode()
     found = json.loads(path.read_text())
     assert sorted(found) == [
         f"{name}/{end}"

@@ -1,7 +1,5 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
+import contextlib
+import io
 
 import networkx as nx
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import geutil as ge
+from tests.processes import run_python
 from tests.random_graphs import drawn_graphs
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import NAMES, Setting, names
@@ -285,24 +284,15 @@ with tf.Graph().as_default() as graph:
 
 def test_order_is_the_same_in_every_process():
     # The hash of a string and the place of an object differ between processes.
-    root = Path(__file__).parents[2]
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PRINT_ORDERS],
-            cwd=root,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(root),
-                "PYTHONHASHSEED": seed,
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for seed in ("1", "2")
-    ]
-    (first, errors), (second, _) = (run.communicate(timeout=120) for run in runs)
+    code = f"{_PRINT_ORDERS}\nprint(hash('reader0'))"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    first, here = printed.getvalue().strip().rsplit("\n", 1)
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr.decode()
+    second, there = done.stdout.decode().strip().rsplit("\n", 1)
+    assert here != there
     readers = [f"reader{i}" for i in range(40)]
     waiting = [f"waits{i}" for i in range(40)]
     assert [line.split() for line in first.splitlines()] == [
@@ -316,7 +306,7 @@ def test_order_is_the_same_in_every_process():
         readers,
         ["last", *waiting, "source"],
         waiting,
-    ], errors
+    ]
     assert second == first
 
 

@@ -69,9 +69,15 @@ def test_the_best_cuts_of_nearly_any_graph_are_found(seed):
     assert_nearly_best(random_step(seed, layers=4), MISSED.get(seed, AS_GOOD))
 
 
-def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
+@pytest.fixture(scope="module")
+def long_chain():
+    """A chain of a hundred layers, and the choice for it."""
     step = chain_step([64] * 101)
-    choice = choose(step)
+    return step, choose(step)
+
+
+def test_a_long_chain_takes_little_and_no_op_runs_twice_again(long_chain):
+    step, choice = long_chain
     assert choice.reason is None
     # 100 activations and as many weight gradients of a quarter: of 125, at least 25.
     assert choice.peak < 0.4 * choice.plain_peak
@@ -80,11 +86,16 @@ def test_a_long_chain_takes_little_and_no_op_runs_twice_again():
     assert len(again) == len(set(again))
 
 
+@pytest.fixture(scope="module")
+def straight():
+    """The choice for a chain of twenty layers, made in their order."""
+    return choose(chain_step([64] * 21))
+
+
 @pytest.mark.parametrize(
     "order", [range(20)[::-1], [*range(1, 20, 2), *range(0, 20, 2)]]
 )
-def test_the_order_of_creation_does_not_matter(order):
-    straight = choose(chain_step([64] * 21))
+def test_the_order_of_creation_does_not_matter(order, straight):
     step = rewired_chain_step(order)
     choice = choose(step)
     assert choice.reason is None
@@ -114,11 +125,10 @@ def test_batch_norms_that_were_folded_for_training():
     assert choice.peak < 0.6 * choice.plain_peak
 
 
-def test_segments_are_shorter_near_the_loss():
+def test_segments_are_shorter_near_the_loss(long_chain):
     """There the backward pass finds all that is kept."""
-    step = chain_step([64] * 101)
     # In the order of the backward pass; the last one may be what is left over.
-    lengths = [len(segment.ops) for segment in plan_of(step, choose(step)).segments]
+    lengths = [len(segment.ops) for segment in plan_of(*long_chain).segments]
     third = len(lengths) // 3
     assert third
     assert sum(lengths[:third]) < sum(lengths[-third - 1 : -1])

@@ -1,4 +1,7 @@
-"""Steps measured in processes of their own: few, since each takes seconds."""
+"""Steps measured in processes of their own.
+
+Most of them are forked: one that starts takes seconds. `of_plain_graph` starts one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from geutil.errors import MeasurementError
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Measurement, Timeline, measure
 from geutil.memory.measuring.job import ALLOCATOR, RESIDENT, TRACE
+from tests.processes import forked
 
 MIB = 2**20
 SIDE = 512
@@ -57,6 +61,12 @@ def training_graph():
         flowing = tf.compat.v1.placeholder(tf.float32, [None, SIDE], name="flowing")
         tf.compat.v1.placeholder(tf.float32, [], name="not_needed")
         return graph, tf.gradients(h, [weights], [flowing]), x
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork():
+    with forked():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,7 @@ from tests.model.networks.fresh import FreshProcesses
 
 @pytest.fixture(scope="session")
 def fresh():
-    processes = FreshProcesses()
-    yield processes
-    processes.close()
+    return FreshProcesses()
 
 
 @pytest.fixture

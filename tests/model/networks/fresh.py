@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.processes import run_python
+
 Calls = list[tuple[Any, ...]]
 
 
 class FreshProcesses:
-    """Gives each request a process that has imported TensorFlow and done no more.
-
-    A server imports TensorFlow once and forks for each request; it never imports
-    geutil.
-    """
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        environment.pop("PYTHONPATH", None)
-        server = Path(__file__).with_name("fresh_server.py")
-        self._server = subprocess.Popen(
-            [sys.executable, str(server)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-            env=environment,
-        )
+    """Gives each request a process that has imported TensorFlow and done no more."""
 
     def do(self, path: Path, calls: Calls, plain: bool = False) -> list[Any]:
         """Load a SavedModel and do some things with it, one after the other.
@@ -46,13 +30,13 @@ class FreshProcesses:
 
         With `plain`, TensorFlow runs the ops as they are in the graph: no Grappler.
         """
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        pickle.dump((str(path.resolve()), calls, plain), self._server.stdin)
-        self._server.stdin.flush()
-        error, results = pickle.load(self._server.stdout)
-        assert not error, f"in the fresh process: {error}"
-        return results
+        with tempfile.TemporaryDirectory() as name:
+            request, reply = Path(name, "request"), Path(name, "reply")
+            request.write_bytes(pickle.dumps((str(path.resolve()), calls, plain)))
+            done = run_python("-m", "tests.model.networks.fresh_child", request, reply)
+            assert done.returncode == 0, f"in the process: {done.stderr.decode()}"
+            results: list[Any] = pickle.loads(reply.read_bytes())
+            return results
 
     def run(
         self, path: Path, inputs: dict[str, Any], signature: str = "serving_default"
@@ -60,7 +44,3 @@ class FreshProcesses:
         """Return the outputs of one signature."""
         (outputs,) = self.do(path, [("run", signature, inputs)])
         return outputs
-
-    def close(self) -> None:
-        self._server.stdin.close()
-        self._server.wait(60)

@@ -9,7 +9,7 @@ from tests.thorough import chosen
 NAMES = ["EfficientNetB0", "DenseNet121", "InceptionV3"]
 
 
-@pytest.fixture(scope="module", params=chosen(NAMES, "EfficientNetB0"))
+@pytest.fixture(scope="module", params=chosen(NAMES))
 def network(request, tmp_path_factory):
     return Network(request.param, tmp_path_factory.mktemp("networks"))
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +9,7 @@ import tensorflow as tf
 from geutil import model as geutil_model
 from tests.model.networks import version_1
 from tests.model.networks.version_1 import IMAGES, WORDS
+from tests.processes import run_python
 
 TRAINED = [
     "net/beta",
@@ -26,14 +23,8 @@ MOVING = ["net/mean", "net/variance"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("version_1")
-    script = Path(version_1.__file__)
-    child = subprocess.run(
-        [sys.executable, str(script), str(folder)],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    child = run_python("-m", version_1.__name__, folder)
+    assert child.returncode == 0, child.stderr.decode()
     return folder
 
 

@@ -1,7 +1,8 @@
-"""Writes models of version 1, as a script in a process of its own.
+"""Writes models of version 1, in a process of its own.
 
-`python version_1.py FOLDER` writes `resource` and `ref`, two SavedModels with a loop, a
-partitioned variable, a table with an asset and two signatures; and `frozen.pb`.
+`python -m tests.model.networks.version_1 FOLDER` writes `resource` and `ref`, two
+SavedModels with a loop, a partitioned variable, a table with an asset and two
+signatures; and `frozen.pb`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The server of `fresh.py`: run as a script, and forked for each request."""
+"""What a process of `fresh.py` does: `python -m ...fresh_child REQUEST REPLY`."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
-import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,44 +12,16 @@ import tensorflow as tf
 
 
 def main() -> None:
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # Whatever TensorFlow prints must not come between the replies.
-    os.dup2(2, 1)
-    while True:
-        try:
-            request = pickle.load(requests)
-        except EOFError:
-            return
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(read)
-            with os.fdopen(write, "wb") as pipe:
-                pickle.dump(_answer(*request), pipe)
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read, "rb") as pipe:
-            reply = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if not reply:
-            reply = pickle.dumps((f"the process ended with status {status}", []))
-        replies.write(reply)
-        replies.flush()
+    request, reply = map(Path, sys.argv[1:])
+    answer = _answer(*pickle.loads(request.read_bytes()))
+    reply.write_bytes(pickle.dumps(answer))
 
 
-def _answer(
-    path: str, calls: list[tuple[Any, ...]], plain: bool
-) -> tuple[str, list[Any]]:
-    results: list[Any] = []
-    try:
-        assert "geutil" not in sys.modules
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": plain})
-        loaded = tf.saved_model.load(path)
-        for kind, *arguments in calls:
-            results.append(_ACTIONS[kind](loaded, *arguments))
-    except Exception:
-        return traceback.format_exc(), []
-    return "", results
+def _answer(path: str, calls: list[tuple[Any, ...]], plain: bool) -> list[Any]:
+    assert "geutil" not in sys.modules
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": plain})
+    loaded = tf.saved_model.load(path)
+    return [_ACTIONS[kind](loaded, *arguments) for kind, *arguments in calls]
 
 
 def _tensors(function: Any, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
