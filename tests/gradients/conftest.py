@@ -5,9 +5,12 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 from tests.gradients.networks import SMALL, small_step, trace_forward
+from tests.thorough import chosen
 
 
-@pytest.fixture(scope="session", params=SMALL)
+@pytest.fixture(
+    scope="session", params=chosen(SMALL, "chain", "MobileNetV2", "U-Net", "encoder")
+)
 def step(request):
     """The training step of each network in turn."""
     return small_step(request.param)

@@ -12,6 +12,7 @@ from geutil.graph.verify import verify
 from geutil.quantize import create_eval_graph, experimental_create_training_graph
 from tests.quantize.tiny import close, of_ranges, session, types
 from tests.quantize.trained_net import build
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 NORMS = ["fused", "unfused", "none"]
@@ -22,7 +23,7 @@ STEPS = [
 ]
 
 
-@pytest.fixture(params=RESOURCE)
+@pytest.fixture
 def resource(request):
     """Let `get_variable` make variables of a kind."""
     before = v1.resource_variables_enabled()
@@ -56,9 +57,13 @@ class Graphs:
         verify(self.eval)
 
 
-@pytest.mark.parametrize("freeze, delay", [(None, 0), (2, 3)], ids=["at once", "late"])
-@pytest.mark.parametrize("norms", NORMS)
-def test_ranges_have_the_same_names_and_shapes(resource, norms, freeze, delay):
+@pytest.mark.parametrize(
+    ("resource", "norms", "when"),
+    crossed(RESOURCE, NORMS, ["at once", "late"]),
+    indirect=["resource"],
+)
+def test_ranges_have_the_same_names_and_shapes(resource, norms, when):
+    freeze, delay = (2, 3) if when == "late" else (None, 0)
     graphs = Graphs(norms, freeze=freeze, delay=delay)
     trained, evaluated = graphs.trained.variables, graphs.evaluated.variables
     assert {n: v.shape for n, v in of_ranges(trained).items()} == {
@@ -110,7 +115,11 @@ def test_an_eval_graph_assigns_nothing(norms):
     assert {op.name for op in assigns} - saved == initializers
 
 
-@pytest.mark.parametrize("norms", NORMS)
+@pytest.mark.parametrize(
+    ("resource", "norms"),
+    crossed(RESOURCE, NORMS, together=1),
+    indirect=["resource"],
+)
 def test_a_checkpoint_is_restored_by_name(resource, norms, tmp_path):
     """The train graph with frozen norms, and ranges as a step left them."""
     graphs = Graphs(norms, freeze=2, delay=3)

@@ -25,6 +25,7 @@ from geutil.quantize import (
 from tests.quantize.tiny import check_fake_quant, close, fake_quants, session, types
 from tests.quantize.trained_net import build, norm
 from tests.settings import edges, needs_eager
+from tests.thorough import crossed
 
 v1 = tf.compat.v1
 TRAINING = {
@@ -52,8 +53,7 @@ def _bytes(graph):
     return graph.as_graph_def(add_shapes=True).SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("norms", NORMS)
-@pytest.mark.parametrize("name", REWRITERS)
+@pytest.mark.parametrize(("name", "norms"), crossed(REWRITERS, NORMS, together=1))
 def test_a_second_call_changes_nothing(name, norms):
     graph, _, logits = _net(name, norms)
     first = REWRITERS[name](graph)
