@@ -102,7 +102,7 @@ def forked() -> Iterator[None]:
     start = subprocess.run
 
     def run(command: Any, **options: Any) -> Any:
-        known = {"check", "capture_output", "env", "timeout"}
+        known = {"check", "capture_output", "env", "text", "timeout"}
         if (
             command[:2] != [sys.executable, "-m"]
             or not options.keys() <= known
@@ -111,9 +111,13 @@ def forked() -> Iterator[None]:
             return start(command, **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess, "run", start)
-            return run_python(
-                *command[1:], folder=Path.cwd(), environment=options["env"]
+            environment = options.get("env", os.environ)
+            done: Any = run_python(
+                *command[1:], folder=Path.cwd(), environment=environment
             )
+        if options.get("text"):
+            done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+        return done
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run)

@@ -15,7 +15,7 @@ from geutil.memory.scheduling import frugal_order
 from geutil.memory.simulation import simulate
 from tests.gradients.networks import small_step, trace_forward
 from tests.gradients.planning.graphs import chain_step, random_step
-from tests.thorough import some
+from tests.thorough import chosen, some
 
 v1 = tf.compat.v1
 
@@ -39,7 +39,10 @@ def assert_as_built(step):
     assert predicted == simulate(built, order).peak
 
 
-@pytest.mark.parametrize("name", ["chain", "EfficientNetB0", "U-Net", "encoder"])
+NETWORKS = ["chain", "EfficientNetB0", "U-Net", "encoder"]
+
+
+@pytest.mark.parametrize("name", chosen(NETWORKS, "chain", "U-Net", "encoder"))
 def test_networks(name):
     forward = trace_forward(small_step(name))
     with forward.graph.as_default():

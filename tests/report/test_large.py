@@ -44,6 +44,7 @@ def best(act):
     return min(seconds)
 
 
+@thorough
 def test_the_page_of_resnet152_is_ready_in_three_seconds(resnet152, context, keep):
     path, count = resnet152
     assert count > 5000

@@ -125,9 +125,11 @@ def test_a_model_has_a_limit_of_time(tmp_path):
     assert read_row(tmp_path, "Cond") == row
 
 
-def test_a_process_that_dies_is_a_cell(tmp_path):
-    cells = take("no model", tmp_path, ["open", "fold"], 100.0, lambda _: None)
-    assert [(c.state, c.text) for c in cells.values()] == [(DIED, "ended with 1")] * 2
+@pytest.mark.parametrize("journeys", chosen([["open"], ["open", "fold"]], ["open"]))
+def test_a_process_that_dies_is_a_cell(journeys, tmp_path):
+    cells = take("no model", tmp_path, journeys, 100.0, lambda _: None)
+    assert list(cells) == journeys
+    assert {(c.state, c.text) for c in cells.values()} == {(DIED, "ended with 1")}
     assert cells["open"].note == "KeyError: 'no model'"
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients import gradients
@@ -15,6 +15,7 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from tests.gradients.planning.graphs import chain_step, random_step
+from tests.thorough import examples
 
 v1 = tf.compat.v1
 # What holds copies back.
@@ -30,7 +31,7 @@ def planned(step):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 14))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_no_plan_holds_more_than_plain_gradients(seed, layers):
     step = random_step(seed, layers)
     plain = StepProgram(step).peak()
@@ -46,7 +47,7 @@ def test_no_plan_holds_more_than_plain_gradients(seed, layers):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 14))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_at_most_one_more_forward_pass(seed, layers):
     step = random_step(seed, layers)
     before = len(step.graph.get_operations())

@@ -1,5 +1,7 @@
 """Checkpointed Keras layers and models train as plain ones do."""
 
+from functools import cache
+
 import keras
 import numpy as np
 import pytest
@@ -102,16 +104,19 @@ def train(make, wrap, size=8, epochs=2, **options):
     return model.get_weights(), history.history["loss"]
 
 
+@cache
+def trained_plainly(make):
+    keras.utils.set_random_seed(3)
+    return train(make, no)
+
+
 @pytest.mark.parametrize(
     ("wrap", "make"),
     crossed([whole, by_policy, each_layer, both], [functional, Subclassed], together=1),
 )
 def test_fit(make, wrap):
-    if make is Subclassed:
-        keras.utils.set_random_seed(3)
-    expected = train(make, no)
-    if make is Subclassed:
-        keras.utils.set_random_seed(3)
+    expected = trained_plainly(make)
+    keras.utils.set_random_seed(3)
     assert_same(train(make, wrap), expected)
 
 
@@ -121,8 +126,10 @@ def test_loss_scaling(wrap):
     assert_same(train(functional, wrap), train(functional, no))
 
 
-@pytest.mark.parametrize("wrap", [whole, each_layer])
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("policy", "wrap"),
+    crossed(["mixed_float16", "mixed_bfloat16"], [whole, each_layer], together=1),
+)
 def test_mixed_precision(policy, wrap):
     """Compared with `tf.gradients`: a tape sums in another order, and rounds more."""
     keras.config.set_dtype_policy(policy)
@@ -157,7 +164,7 @@ def test_fit_under_xla():
 
 
 def test_fit_eagerly():
-    expected = train(functional, no)
+    expected = trained_plainly(functional)
     # Op by op, other kernels are fused than in a graph.
     assert_same(train(functional, whole, run_eagerly=True), expected, 1e-5)
 

@@ -9,6 +9,7 @@ from geutil.gradients import checkpointed, last_report
 from tests.gradients.wrapped.comparing import assert_same, peak_bytes
 from tests.gradients.wrapped.test_memory import pytestmark as needs_statistics
 from tests.settings import slow
+from tests.thorough import thorough
 
 pytestmark = [*needs_statistics, slow]
 
@@ -112,7 +113,12 @@ def assert_close_altogether(found, expected):
 
 @pytest.mark.parametrize(
     ("place", "wrap"),
-    [("function", whole), ("function", nested), ("eager", whole), ("xla", whole)],
+    [
+        ("function", whole),
+        pytest.param("function", nested, marks=thorough),
+        ("eager", whole),
+        pytest.param("xla", whole, marks=thorough),
+    ],
 )
 def test_gradients_state_and_peak(place, wrap, model, plain):
     expected, state, plain_peak = plain(place)
@@ -129,6 +135,7 @@ def test_gradients_state_and_peak(place, wrap, model, plain):
     assert peak < LESS[place] * plain_peak
 
 
+@thorough
 def test_fit(model):
     def fit():
         model.compile(
