@@ -266,7 +266,7 @@ def test_with_scopes(layer, norm, variables):
     _run(graph, trials, outside.values())
 
 
-@pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS))
+@pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS, together=1))
 def test_without_a_scope(layer, norm, variables):
     case = layer, norm, variables
     for delay, per_channel in _forms(case, 1):

@@ -15,7 +15,7 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from tests.gradients.planning.graphs import chain_step, random_step
-from tests.thorough import examples
+from tests.thorough import examples, thorough
 
 v1 = tf.compat.v1
 # What holds copies back.
@@ -119,7 +119,10 @@ def test_a_trial_takes_work_in_proportion_to_the_ops():
     assert second - first > 0.95 * first
 
 
-@pytest.mark.parametrize(("layers", "most"), [(5, 400), (40, 60), (250, 60), (900, 17)])
+@pytest.mark.parametrize(
+    ("layers", "most"),
+    [(5, 400), (40, 60), (250, 60), pytest.param(900, 17, marks=thorough)],
+)
 def test_of_large_graphs_few_choices_are_tried(layers, most, monkeypatch):
     """So the work of all trials is bounded, but for a few of the whole step."""
     step = chain_step([8] * (layers + 1), rows=4096)

@@ -11,7 +11,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import by_type, checkpointed
 from tests.gradients.wrapped.comparing import assert_same
 from tests.settings import needs_eager
-from tests.thorough import chosen, crossed
+from tests.thorough import chosen, crossed, thorough
 
 pytestmark = needs_eager
 
@@ -148,6 +148,7 @@ def test_mixed_precision(policy, wrap):
     assert_same(gradients(wrap), gradients(no))
 
 
+@thorough
 def test_fit_under_xla():
     def smooth():
         # XLA rounds what is recomputed in another way. A ReLU of nearly nothing, which

@@ -116,7 +116,7 @@ def assert_close_altogether(found, expected):
     [
         ("function", whole),
         pytest.param("function", nested, marks=thorough),
-        ("eager", whole),
+        pytest.param("eager", whole, marks=thorough),
         pytest.param("xla", whole, marks=thorough),
     ],
 )

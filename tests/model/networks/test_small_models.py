@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model as geutil_model
+from tests.thorough import chosen
 
 WORDS = ["a", "cat", "dog", "the"]
 layers = tf.keras.layers
@@ -85,7 +86,10 @@ KERAS = {
 }
 
 
-@pytest.fixture(scope="module", params=KERAS)
+QUICK = "transformer", "lstm", "several_ends", "lookup"
+
+
+@pytest.fixture(scope="module", params=chosen(KERAS, *QUICK))
 def keras(request, tmp_path_factory):
     """A Keras model, its inputs, and its export by Keras alone."""
     build, inputs = KERAS[request.param]
