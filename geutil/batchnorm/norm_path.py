@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.batchnorm.channel_affine import (
-    Kind,
-    Link,
-    Step,
-    as_links,
-    axis_after,
-    link_of,
-)
+from geutil.batchnorm import channel_affine
+from geutil.batchnorm.channel_affine import Kind, Link, Step
 from geutil.batchnorm.norm_finding import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
@@ -88,7 +82,7 @@ def path_to(
 
     Cost: linear in the ops between the two, and in what reads them.
     """
-    links = as_links(norm.steps)[::-1]
+    links = channel_affine.as_links(norm.steps)[::-1]
     tensor = norm.input
     while (layer := layer_of(tensor.op, origins)) is None:
         op = tensor.op
@@ -97,7 +91,7 @@ def path_to(
                 f"is part of '{barred[op].name}', which is not folded",
                 op,
             )
-        link = link_of(op, origins)
+        link = channel_affine.link_of(op, origins)
         if link is None:
             return _no_layer(op)
         if measures(link, origins):
@@ -155,7 +149,7 @@ def _across(axis: int, links: Sequence[Link]) -> Obstacle | None:
                     link.op,
                 )
             continue
-        after = axis_after(link.op, axis)
+        after = channel_affine.axis_after(link.op, axis)
         if after is None:
             return Obstacle("does not hand on each channel as it is", link.op)
         axis = after

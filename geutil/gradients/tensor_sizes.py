@@ -23,9 +23,6 @@ from geutil.graph.types import (
     MutableIdentityMap,
     Operation,
     Tensor,
-    dims_of,
-    pairs_of,
-    tensor_name,
 )
 
 Dims: TypeAlias = tuple[int | None, ...]
@@ -48,7 +45,7 @@ def known_dims(tensor: Tensor) -> Dims | None:
 
     None where the rank is not known.
     """
-    dims = dims_of(tensor)
+    dims = types.dims_of(tensor)
     if dims is not None and None not in dims:
         return dims
     shapes: OpenShapes | None = state_of(tensor.graph).open_shapes
@@ -68,7 +65,7 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
             known, or leaves a dimension open.
     """
     found = []
-    for key, shape in pairs_of(shapes):
+    for key, shape in types.pairs_of(shapes):
         tensor = _found(graph, types.dereference(key))
         try:
             told = tf.TensorShape(shape)
@@ -87,7 +84,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
     if types.is_tensor(key) and key.graph is graph:
         return key
     try:
-        return graph.get_tensor_by_name(tensor_name(key))
+        return graph.get_tensor_by_name(types.tensor_name(key))
     except (KeyError, ValueError, TypeError):
         name = getattr(key, "name", key)
         raise SelectionError(
@@ -143,7 +140,7 @@ class OpenShapes:
         """Tell whether a size depends on what is not known of a tensor's shape."""
         if tensor.dtype in _ELSEWHERE or tensor in self.known:
             return False
-        dims = dims_of(tensor)
+        dims = types.dims_of(tensor)
         return dims is None or None in dims
 
     def _behind(self, ops: Iterable[Operation]) -> list[Operation]:
@@ -198,7 +195,7 @@ class OpenShapes:
     def _assume_outputs(self, tensors: Iterable[Tensor]) -> bool:
         found = False
         for t in tensors:
-            dims = dims_of(t)
+            dims = types.dims_of(t)
             if dims is not None:
                 found = True
                 self.known[t] = tuple(UNKNOWN if d is None else d for d in dims)
@@ -224,7 +221,7 @@ class OpenShapes:
             self.refusal = str(error).splitlines()[0]
             return
         for t in (t for op in members for t in op.outputs if self.is_open(t)):
-            dims = dims_of(scratch.get_tensor_by_name(t.name))
+            dims = types.dims_of(scratch.get_tensor_by_name(t.name))
             if dims is not None and None not in dims:
                 self.known[t] = dims
 

@@ -8,18 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PredictionError
-from geutil.graph import adjacency, functions, op_types
-from geutil.graph.types import (
-    GivenShapes,
-    Graph,
-    Operation,
-    Tensor,
-    dereference,
-    dims_of,
-    is_tensor,
-    pairs_of,
-    tensor_name,
-)
+from geutil.graph import adjacency, functions, op_types, types
+from geutil.graph.types import GivenShapes, Graph, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory
 from geutil.memory.cpu_kernels import CHEAP, HELD
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
@@ -46,7 +36,7 @@ class Shapes:
         self._graph = graph
         self._given = {
             _found(graph, key).name: tf.TensorShape(shape)
-            for key, shape in pairs_of(given)
+            for key, shape in types.pairs_of(given)
         }
         self._open: list[Tensor] = []
 
@@ -73,7 +63,7 @@ class Shapes:
 
         0 where they are not known; `check` then says so.
         """
-        dims = dims_of(tensor)
+        dims = types.dims_of(tensor)
         size = bytes_of_shape(tensor.dtype, dims)
         if size is None and hasattr(tensor.graph, "outer_graph"):
             size = bytes_of_shape(tensor.dtype, self._in_a_function(tensor))
@@ -127,11 +117,11 @@ class Shapes:
 
 
 def _found(graph: Graph, key: Any) -> Tensor:
-    key = dereference(key)
-    if is_tensor(key):
+    key = types.dereference(key)
+    if types.is_tensor(key):
         return key
     try:
-        return graph.get_tensor_by_name(tensor_name(key))
+        return graph.get_tensor_by_name(types.tensor_name(key))
     except (KeyError, ValueError, TypeError):
         raise PredictionError(
             f"shapes= names {key!r}, but the graph has no such tensor"

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from geutil.graph.types import (
-    GivenShapes,
-    Tensor,
-    dereference,
-    dims_of,
-    pairs_of,
-    tensor_name,
-)
+from geutil.graph import types
+from geutil.graph.types import GivenShapes, Tensor
 
 
 def megabytes(size: int) -> str:
@@ -79,9 +73,11 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         >>> print(bytes_of(x), bytes_of(x, {"x": [8, 10]}))
         None 320
     """
-    dims = dims_of(tensor)
-    for key, shape in pairs_of(shapes):
-        key = dereference(key)
-        if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
+    dims = types.dims_of(tensor)
+    for key, shape in types.pairs_of(shapes):
+        key = types.dereference(key)
+        if key is tensor or (
+            isinstance(key, str) and types.tensor_name(key) == tensor.name
+        ):
             dims = tuple(tf.TensorShape(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)

@@ -19,14 +19,8 @@ from geutil.errors import ModelError
 from geutil.graph import functions, gradient_functions, state
 from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
-from geutil.model.programs import (
-    Ancestor,
-    Program,
-    canonical,
-    fresh_name,
-    node_of,
-    nodes_by_name,
-)
+from geutil.model import programs
+from geutil.model.programs import Ancestor, Program
 from geutil.transform import custom_gradients, transformer
 
 _NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
@@ -55,7 +49,7 @@ class _Closure:
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
             named = self.rename(t.name) if slot is None else self.node.input[slot]
-            yield t, canonical(named)
+            yield t, programs.canonical(named)
 
 
 def carry_closures(
@@ -97,12 +91,14 @@ def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> 
     gradient reads; the gradients are traced.
     """
     read: dict[str, None] = {}
-    known = nodes_by_name(program.graph_def)
+    known = programs.nodes_by_name(program.graph_def)
     while True:
         nodes = program.needed(read)
         names = {node.name for node in nodes}
         closures = _closures(nodes, program.ancestors, origins)
-        met = (node_of(name) for closure in closures for _, name in closure.read())
+        met = (
+            programs.node_of(name) for closure in closures for _, name in closure.read()
+        )
         new = [name for name in met if name in known and name not in names]
         if not new:
             program.keep(nodes)
@@ -193,7 +189,7 @@ class Holdings:
             if id(variable) not in known:
                 known.add(id(variable))
                 name = given or variable.name.partition(":")[0]
-                self.variables[fresh_name(self.variables, name)] = variable
+                self.variables[programs.fresh_name(self.variables, name)] = variable
 
     def merged(self, other: Holdings) -> Holdings:
         """Return the holdings of both; variables of the same name are numbered."""

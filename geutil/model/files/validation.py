@@ -15,13 +15,8 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.graph.protos import FunctionDef, GraphDef
-from geutil.model.files import tensor_checks
-from geutil.model.files.node_checks import (
-    CheckedNode,
-    check_hazards,
-    check_nodes,
-    label,
-)
+from geutil.model.files import node_checks, tensor_checks
+from geutil.model.files.node_checks import CheckedNode
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures, Types
 
 _SHOWN = 8
@@ -168,7 +163,9 @@ class GraphInputs(InputResolver):
         node = self.nodes.get(producer)
         if node is None:
             raise ModelError(f"its input '{name}' does not exist")
-        return node, _taken(node.outputs, int(number), name, label(node.proto))
+        return node, _taken(
+            node.outputs, int(number), name, node_checks.label(node.proto)
+        )
 
 
 class BodyInputs(InputResolver):
@@ -206,10 +203,12 @@ class BodyInputs(InputResolver):
             self._outputs[first] = outputs
         if rest[0] not in outputs:
             raise ModelError(
-                f"its input '{name}' does not exist: {label(node.proto)} has the "
-                f"outputs {list(outputs)}"
+                f"its input '{name}' does not exist: {node_checks.label(node.proto)} "
+                f"has the outputs {list(outputs)}"
             )
-        return node, _taken(outputs[rest[0]], int(number), name, label(node.proto))
+        return node, _taken(
+            outputs[rest[0]], int(number), name, node_checks.label(node.proto)
+        )
 
 
 def check_edges(
@@ -235,7 +234,7 @@ def check_edges(
         try:
             producers.append(_check_inputs(node, inputs))
         except ModelError as error:
-            raise ModelError(f"{label(node.proto)}: {error}") from error
+            raise ModelError(f"{node_checks.label(node.proto)}: {error}") from error
     return producers
 
 
@@ -255,7 +254,7 @@ def _check_inputs(node: CheckedNode, inputs: InputResolver) -> list[int]:
         types.append(found)
         data.append(producer)
     check_types(node.inputs, types, names)
-    check_hazards(node.proto, [p and p.proto for p in data])
+    node_checks.check_hazards(node.proto, [p and p.proto for p in data])
     return [p.place for p in (*data, *waits_for) if p is not None]
 
 
@@ -363,7 +362,7 @@ def _functions(library: Any) -> dict[str, FunctionDef]:
 
 
 def _check_graph(graph_def: GraphDef, signatures: OpSignatures) -> None:
-    nodes = check_nodes(graph_def.node, signatures, in_function=False)
+    nodes = node_checks.check_nodes(graph_def.node, signatures, in_function=False)
     producers = check_edges(nodes, GraphInputs(nodes))
     check_cycles(graph_def.node, producers)
 
@@ -374,7 +373,7 @@ def _check_body(function: FunctionDef, signatures: OpSignatures) -> None:
     arguments = argument_types(function.signature.input_arg)
     if len(arguments) < len(function.signature.input_arg):
         raise ModelError("two of its arguments have the same name")
-    nodes = check_nodes(function.node_def, signatures, in_function=True)
+    nodes = node_checks.check_nodes(function.node_def, signatures, in_function=True)
     inputs = BodyInputs(nodes, arguments)
     producers = check_edges(nodes, inputs)
     check_cycles(function.node_def, producers)
