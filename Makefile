@@ -33,7 +33,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-all test-oldest
-.PHONY: test-version test-versions lint format bench house zoo docs clean dist check-dist browser
+.PHONY: coverage mutants test-version test-versions lint format bench house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -115,6 +115,17 @@ test: $(READY) $(VIEWER) ## Run the tests and doctests (ARGS="..." goes to pytes
 
 test-all: $(READY) $(VIEWER) ## Run them with the thorough ones, too
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)
+
+# All tests take about an hour with it; `make mutants` needs what it writes.
+COVERED := --cov=geutil --cov-branch --cov-context=test --cov-report=
+coverage: $(READY) $(VIEWER) ## Print what the tests run of the code, quick and all
+	@mkdir -p build/coverage
+	COVERAGE_FILE=build/coverage/quick $(VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) $(QUICK) $(COVERED)
+	COVERAGE_FILE=build/coverage/all $(VENV)/bin/python -m pytest -q $(PYTEST_FLAGS) $(COVERED)
+	@$(VENV)/bin/python -m tools.strength coverage
+
+mutants: $(READY) $(VIEWER) ## Change the code in 60 places, and print who notices (ARGS="...")
+	@$(VENV)/bin/python -m tools.strength mutants $(ARGS)
 
 test-oldest: $(OLDEST_READY) $(VIEWER) ## Run them on the oldest supported TensorFlow
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(ARGS)

@@ -64,6 +64,9 @@ EXTRAS = {
         "nbclient>=0.10,<1",
         "nbformat>=5.10,<6",
         "ipykernel>=6.29,<8",
+        # Tell what the quick tests run of what all run.
+        "coverage>=7.6,<8",
+        "pytest-cov>=6,<8",
     ],
     "lint": [
         # Linter and formatter. Held to one minor version, since a minor release
