@@ -10,9 +10,9 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
+from geutil.memory import simulate
 from geutil.memory.ordering import with_controls
 from geutil.memory.scheduling import frugal_order
-from geutil.memory.simulation import simulate
 from tests.gradients.networks import small_step, trace_forward
 from tests.gradients.planning.graphs import chain_step, random_step
 from tests.thorough import chosen, some

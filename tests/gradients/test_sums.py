@@ -7,7 +7,7 @@ from tensorflow.python.eager import context
 
 from geutil.gradients import gradients
 from geutil.gradients.tape.building import additions
-from geutil.select.walks import get_backward_walk_ops
+from geutil.select import get_backward_walk_ops
 from tests.gradients.checking import assert_close, assert_same, flat, run
 from tests.settings import slow
 from tests.thorough import some

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph import verify
 from geutil.graph.resource_variables import variable_outside, variables_outside
-from geutil.graph.verify import verify
 
 v1 = tf.compat.v1
 WANTED = [

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
-from geutil.memory import Node, Program, predict, simulate, worst_case
+from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
-from geutil.memory.program import execution_order
 from tests.memory.test_simulation import chain, programs
 from tests.thorough import length
 

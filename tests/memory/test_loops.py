@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from geutil.gradients import gradients, last_report, order_updates
 from geutil.graph.function_calls import body_for_call
-from geutil.memory import predict, worst_case
+from geutil.memory import bytes_of, predict, worst_case
 from geutil.memory.graph_to_program import calls_in
-from geutil.memory.sizes import bytes_of
 from tests.memory.tracing import peak_of, trace
 
 WIDTH = 128

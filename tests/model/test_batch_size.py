@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil import model
+from geutil.model import Model
 from geutil.model.batch_size.batch_axes import Sizes, batch_axis_after_reshape
 from geutil.model.batch_size.row_equivalence import RowVerdict, judge, windows
-from geutil.model.model import Model
 from tests.thorough import crossed, examples, some
 
 W = np.random.default_rng(1).normal(size=[6, 6]).astype(np.float32)

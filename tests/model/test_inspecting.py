@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from benchmarks.inspecting import in_a_child
 from geutil.errors import ModelError
 from geutil.graph.protos import SavedModel
-from geutil.model.files.inspecting import inspect
+from geutil.model import inspect
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model import fuzzing
 from tests.processes import forked

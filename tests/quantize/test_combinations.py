@@ -28,7 +28,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import quantize
 from tests.quantize.combined_nets import ACTIVATIONS, LAYERS, SIZE, Net
 from tests.quantize.tiny import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import calibrate, create_training_graph, quantize
 from tests.quantize.converted import opened
 from tests.quantize.tiny import check_fake_quant, session

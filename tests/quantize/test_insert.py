@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError, StaleGraphError
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import fixed_quantize, insert_quant_op, quantize
 from tests.quantize.tiny import (
     averaged,

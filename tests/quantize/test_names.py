@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import create_eval_graph, experimental_create_training_graph
 from tests.quantize.tiny import close, of_ranges, session, types
 from tests.quantize.trained_net import build

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import (
     fixed_quantize,
     last_value_quantize,

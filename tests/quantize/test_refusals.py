@@ -16,7 +16,7 @@ from geutil.errors import (
     StaleGraphError,
     TransformError,
 )
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import Spec, quantize
 from tests.quantize.tiny import check_fake_quant, fake_quants, session
 from tests.settings import edges, needs_eager

@@ -15,7 +15,7 @@ from geutil.errors import (
     QuantizeError,
     StaleGraphError,
 )
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import (
     create_eval_graph,
     create_training_graph,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.quantize import quantize
 from tests.quantize.tiny import (
     averaged,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model, report
-from geutil.model.strip.report import Stripped, StripReport
+from geutil.model import Stripped, StripReport
 from geutil.report.differences import ADDED, REMOVED, REWIRED
 from tests.report import samples
 

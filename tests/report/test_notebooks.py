@@ -12,7 +12,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import memory
 from geutil.errors import ReportError
-from geutil.model.strip.report import Stripped, StripReport
+from geutil.model import Stripped, StripReport
 from geutil.report import page
 from geutil.report.rows import rows_of
 from geutil.transform.rewrite import RewriteReport, Rewritten

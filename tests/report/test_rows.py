@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
-from geutil.model.strip.report import Stripped, StripReport
+from geutil.model import Stripped, StripReport
 from geutil.quantize import CalibrationReport
 from geutil.report.rows import Row, rows_of
 from geutil.transform.rewrite import Any, Op, Rule, rewrite

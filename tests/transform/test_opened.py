@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.graph.edits import transaction
+from geutil.graph import transaction
 from geutil.transform.function_bodies import OpenedFunctions
 from tests.settings import evaluate, needs_eager
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph.verify import verify
+from geutil.graph import verify
 from geutil.transform.op_templates import Stencils
 from tests.settings import default_graph
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.graph.verify import verify
+from geutil.graph import verify
 
 CHANNELS = 6
 MOMENTUM = 0.9
