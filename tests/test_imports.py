@@ -94,8 +94,8 @@ def test_geutil_alone_imports_neither_tensorflow_nor_numpy():
 
 
 def test_it_takes_little_longer_than_importing_tensorflow():
-    # Of processor time, and the best of several, since others use the machine, too. With
-    # TensorFlow there first, geutil also looks for Sessions, each time.
+    # Of processor time, and the best of several, since others use the machine, too.
+    # With TensorFlow there first, geutil also looks for Sessions, each time.
     code = """
 import sys, time
 import tensorflow
