@@ -35,7 +35,13 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
-from geutil.gradients.segments import Recomputation, Segment, is_parameter
+from geutil.gradients.segments import (
+    KEYS,
+    Recomputation,
+    Segment,
+    is_parameter,
+    source_of,
+)
 from geutil.graph import creation, types
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 
@@ -288,14 +294,25 @@ def _wait(tensor: Tensor, held: Tensor, gate: Operation) -> Tensor:
 def _delayed(segment: Segment) -> IdentitySet:
     """Return the kept tensors that need a stand-in, so that each op has to wait.
 
-    Variables and constants are read directly where something else delays the op.
+    Variables and constants are read directly where something else delays the op. Shapes
+    are, too, since shape functions have to know them; what reads nothing else, such as
+    the list that a loop fills, holds nothing by itself.
     """
     kept = IdentitySet(segment.kept)
     delayed = IdentitySet(t for t in kept if not is_parameter(t.op))
     for op in segment.ops:
-        if all(t in kept and t not in delayed for t in op.inputs):
-            delayed.add(op.inputs[0])
+        if not all(t in kept and t not in delayed for t in op.inputs):
+            continue
+        first = KEYS.get(op.type)
+        numbers = [t for t in op.inputs if not _is_shape(t)]
+        for t in numbers[:1] if first is None else [op.inputs[first]]:
+            delayed.add(t)
     return delayed
+
+
+def _is_shape(tensor: Tensor) -> bool:
+    """Tell whether a parameter may be a shape: constant integers."""
+    return tensor.dtype.is_integer and source_of(tensor.op).type == "Const"
 
 
 class DataDelays:

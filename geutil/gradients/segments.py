@@ -66,6 +66,10 @@ def source_of(op: Operation) -> Operation:
     return op
 
 
+KEYS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1}
+"""Where ops that read only integers can wait: what is no shape."""
+
+
 def is_parameter(op: Operation) -> bool:
     """Tell whether an op yields a variable or constant, or hands one on."""
     return source_of(op).type in PARAMETERS

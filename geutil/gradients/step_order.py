@@ -44,9 +44,6 @@ _NEVER_WAIT = frozenset(
         "BiasAddGrad",
     )
 )
-_KEYS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1}
-"""Where ops that read only integers can wait: what is no shape."""
-
 
 Phase: TypeAlias = tuple[Sequence[Operation], Sequence[Operation]]
 """The first ops of a backward pass, and the last of the forward pass before it."""
@@ -206,8 +203,8 @@ def _place_to_wait(op: Operation) -> int | None:
     Grappler joins sums, and products with constants or beside such; what comes between
     them would change how they round. So they wait on what is neither.
     """
-    if op.type in _KEYS:
-        return _KEYS[op.type]
+    if op.type in segments.KEYS:
+        return segments.KEYS[op.type]
     if op.type in _NEVER_WAIT:
         return None
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]

@@ -264,3 +264,29 @@ def test_second_gradients_through_a_loop():
         (first,) = gradients(y, x, checkpoints=[before, after], min_checkpoint_size=0)
         (ours,) = tf.gradients(tf.reduce_sum(tf.square(first)), x)
         assert_close(*run(graph, ([ours], [plain])))
+
+
+def listed(x):
+    rows = tf.TensorArray(tf.float32, size=4)
+    for i in tf.range(4):
+        rows = rows.write(i, tf.tanh(x) * tf.cast(i + 1, tf.float32))
+    return tf.reduce_sum(rows.stack(), 0)
+
+
+def test_a_list_that_is_made_again_has_a_shape_that_can_be_read():
+    @tf.function(input_signature=[tf.TensorSpec([8, 8])])
+    def step(x):
+        kept = [tf.sin(x)]
+        for _ in range(2):
+            kept.append(tf.sin(listed(tf.tanh(kept[-1]))))
+        y = tf.reduce_sum(tf.sin(kept[-1]))
+        return gradients(y, x, checkpoints=kept)[0], tf.gradients(y, x)[0]
+
+    function = step.get_concrete_function()
+    made = {op.op_type for op in last_report().recomputed}
+    assert "TensorListReserve" in made
+    # TensorFlow reads the shape again where the graph is imported or saved.
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(function.graph.as_graph_def())
+    ours, plain = function(tf.ones([8, 8]))
+    assert_close([ours], [plain])
