@@ -36,7 +36,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import (
-    KEYS,
+    PLACES_TO_WAIT,
     Recomputation,
     Segment,
     is_parameter,
@@ -294,24 +294,19 @@ def _wait(tensor: Tensor, held: Tensor, gate: Operation) -> Tensor:
 def _delayed(segment: Segment) -> IdentitySet:
     """Return the kept tensors that need a stand-in, so that each op has to wait.
 
-    Variables and constants are read directly where something else delays the op. Shapes
-    are, too, since shape functions have to know them; what reads nothing else, such as
-    the list that a loop fills, holds nothing by itself.
+    Variables and constants are read directly where something else delays the op.
+    Constant integers come last: they may be a shape, which shape functions need.
     """
     kept = IdentitySet(segment.kept)
     delayed = IdentitySet(t for t in kept if not is_parameter(t.op))
     for op in segment.ops:
-        if not all(t in kept and t not in delayed for t in op.inputs):
-            continue
-        first = KEYS.get(op.type)
-        numbers = [t for t in op.inputs if not _is_shape(t)]
-        for t in numbers[:1] if first is None else [op.inputs[first]]:
-            delayed.add(t)
+        if all(t in kept and t not in delayed for t in op.inputs):
+            numbers = [t for t in op.inputs if not _is_constant_integer(t)]
+            delayed.add([*numbers, op.inputs[PLACES_TO_WAIT.get(op.type, 0)]][0])
     return delayed
 
 
-def _is_shape(tensor: Tensor) -> bool:
-    """Tell whether a parameter may be a shape: constant integers."""
+def _is_constant_integer(tensor: Tensor) -> bool:
     return tensor.dtype.is_integer and source_of(tensor.op).type == "Const"
 
 

@@ -66,7 +66,12 @@ def source_of(op: Operation) -> Operation:
     return op
 
 
-KEYS = {"StatelessRandomUniformV2": 1, "StatelessRandomNormalV2": 1}
+PLACES_TO_WAIT = {
+    "EmptyTensorList": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessRandomUniformV2": 1,
+    "TensorListReserve": 1,
+}
 """Where ops that read only integers can wait: what is no shape."""
 
 

@@ -203,8 +203,8 @@ def _place_to_wait(op: Operation) -> int | None:
     Grappler joins sums, and products with constants or beside such; what comes between
     them would change how they round. So they wait on what is neither.
     """
-    if op.type in segments.KEYS:
-        return segments.KEYS[op.type]
+    if op.type in segments.PLACES_TO_WAIT:
+        return segments.PLACES_TO_WAIT[op.type]
     if op.type in _NEVER_WAIT:
         return None
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
