@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from geutil.cli.output import counted, working
-from tests.cli.processes import COMMAND, environment, run
+from tests.cli.processes import COMMAND, environment
+from tests.processes import run_python
 from tests.settings import needs_eager
 
 pty = pytest.importorskip("pty", reason="needs a Unix terminal")
@@ -105,11 +106,15 @@ def test_a_pipe_gets_the_result_alone(folder, tmp_path):
     file = tmp_path / "net.tflite"
     arguments = ["-o", file, "--data", folder / "data.npz"]
     # Wishes for colours are for terminals.
-    done = run("quantize", folder / "net", *arguments, FORCE_COLOR="1")
+    done = run_python(
+        *COMMAND[1:],
+        *("quantize", folder / "net", *arguments),
+        environment=environment(FORCE_COLOR="1"),
+    )
     assert done.returncode == 0
-    assert done.stderr == ""
-    assert "\x1b" not in done.stdout
-    assert "coverage 1.000" in done.stdout
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert b"coverage 1.000" in done.stdout
 
 
 def test_who_reads_may_leave(folder):

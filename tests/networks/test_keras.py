@@ -6,9 +6,10 @@ import tensorflow as tf
 
 import geutil as ge
 from tests.settings import evaluate
+from tests.thorough import chosen
 
 
-@pytest.fixture(params=["mobilenet", "efficientnet"])
+@pytest.fixture(params=chosen(["mobilenet", "efficientnet"], "mobilenet"))
 def network(request):
     return request.getfixturevalue(request.param)
 

@@ -11,7 +11,8 @@ from tests.gradients.wrapped.test_memory import pytestmark as needs_statistics
 from tests.settings import slow
 from tests.thorough import thorough
 
-pytestmark = [*needs_statistics, slow]
+# A smaller network with norms is in test_keras, and peaks are in test_memory.
+pytestmark = [*needs_statistics, slow, thorough]
 
 BATCH, PIXELS, CLASSES = 8, 96, 5
 X = np.random.default_rng(0).normal(size=(BATCH, PIXELS, PIXELS, 3)).astype(np.float32)
@@ -113,12 +114,7 @@ def assert_close_altogether(found, expected):
 
 @pytest.mark.parametrize(
     ("place", "wrap"),
-    [
-        ("function", whole),
-        pytest.param("function", nested, marks=thorough),
-        pytest.param("eager", whole, marks=thorough),
-        pytest.param("xla", whole, marks=thorough),
-    ],
+    [("function", whole), ("function", nested), ("eager", whole), ("xla", whole)],
 )
 def test_gradients_state_and_peak(place, wrap, model, plain):
     expected, state, plain_peak = plain(place)
@@ -135,7 +131,6 @@ def test_gradients_state_and_peak(place, wrap, model, plain):
     assert peak < LESS[place] * plain_peak
 
 
-@thorough
 def test_fit(model):
     def fit():
         model.compile(

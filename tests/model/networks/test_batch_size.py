@@ -90,7 +90,6 @@ def check(m, network, batch, scale=1.0):
 
 
 QUICK = [n for n in NETWORKS if not hasattr(keras.applications, n)]
-QUICK += ["MobileNetV3Small"]
 
 
 @pytest.mark.parametrize("name", chosen(NETWORKS, *QUICK))
