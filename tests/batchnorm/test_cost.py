@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.checking import Builder
+from tests.thorough import crossed
 
 
 def behind(b, y):
@@ -47,8 +48,10 @@ def calls(block, count, parameters):
     return made
 
 
-@pytest.mark.parametrize("parameters", ("constants", "resource variables"))
-@pytest.mark.parametrize("block", (behind, before, refused))
+@pytest.mark.parametrize(
+    ("block", "parameters"),
+    crossed([behind, before, refused], ["constants", "resource variables"], together=1),
+)
 def test_folding_is_linear_in_the_layers(block, parameters):
     calls(block, 1, parameters)
     assert calls(block, 100, parameters) < 12 * calls(block, 10, parameters)

@@ -12,8 +12,9 @@ from tests.thorough import chosen
 HERE = Path(__file__).parent
 # What is run with which environment.
 PROCESSES = {
-    "two_devices": (
-        ["apart/test_two_devices.py", "apart/test_two_devices_wrapped.py"],
+    "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
+    "two_devices, wrapped": (
+        ["apart/test_two_devices_wrapped.py"],
         {VARIABLE: "two_devices"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),

@@ -12,6 +12,7 @@ from geutil.memory.onednn import with_onednn
 from geutil.memory.predicting import with_constants_merged
 from tests.memory.networks import NETWORKS, residual, training_step, unet
 from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
+from tests.thorough import crossed
 
 MEGABYTE = 2**20
 
@@ -30,8 +31,9 @@ of_each_network = pytest.mark.parametrize(
 )
 
 
-@of_each_network
-@pytest.mark.parametrize("grappler", [True, False])
+@pytest.mark.parametrize(
+    ("network", "grappler"), crossed(NETWORKS, [True, False], together=1)
+)
 def test_a_step_is_predicted_in_the_order_in_which_it_ran(network, grappler):
     step = training_step(network)
     program = with_onednn(step_program(step.fetches, grappler=grappler))
