@@ -10,7 +10,6 @@ from geutil.quantize import compare_int8, quantize, to_int8
 from geutil.quantize.planning import plan
 from tests.quantize.converted import converted, is_simulated, opened, samples, spec
 from tests.settings import needs_eager
-from tests.thorough import crossed
 
 pytestmark = needs_eager
 
@@ -30,10 +29,9 @@ BIASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("bias", "activation", "batch"),
-    crossed(BIASES, [tf.nn.relu, tf.nn.relu6, None], [2, None]),
-)
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.relu6, None])
+@pytest.mark.parametrize("bias", BIASES)
 def test_transposed_convolutions(bias, activation, batch):
     kernel = weights(3, 3, 4, 4)
 
