@@ -156,3 +156,20 @@ def test_another_backend_is_refused(monkeypatch):
         ModelError, match=r"computes with jax.*KERAS_BACKEND=tensorflow"
     ):
         model.open(net)
+
+
+def test_a_size_that_a_layer_needs_and_the_model_leaves_open():
+    class Rows(tf.keras.layers.Layer):
+        def call(self, x):
+            if not tf.is_tensor(x):
+                return x
+            return sum(x[:, i] for i in range(x.shape[1]))
+
+        def compute_output_shape(self, shape):
+            return (shape[0], shape[2])
+
+    image = tf.keras.Input([None, 4], name="image")
+    network = tf.keras.Model(image, Rows()(image), name="net")
+    with pytest.raises(ModelError, match=r"'net' cannot.*image \(None, None, 4\)") as e:
+        model.open(network)
+    assert "keras.Input" in str(e.value)

@@ -235,8 +235,8 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
     variables that it reads: the states of layers that keep one between calls.
 
     Raises:
-        ModelError: the model does not know the shapes of its inputs yet, or does not
-            compute with TensorFlow.
+        ModelError: the model does not know the shapes of its inputs yet, cannot be
+            called with sizes that it leaves open, or does not compute with TensorFlow.
     """
     _check_backend(model)
     specs = _input_specs(model)
@@ -246,7 +246,15 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
         return model(inputs, training=False)
 
     flat = tf.nest.flatten(specs)
-    function = tf.function(call, autograph=False).get_concrete_function(*flat)
+    try:
+        function = tf.function(call, autograph=False).get_concrete_function(*flat)
+    except Exception as error:  # Whatever the layers raise.
+        shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in flat)
+        raise ModelError(
+            f"Keras model '{model.name}' cannot be called with the inputs that it "
+            f"declares, {shapes}: {type(error).__name__}; where a layer needs a size "
+            "that is open there, build the model with a keras.Input that has it"
+        ) from error
     program = program_of_function(function)
     placeholders = list(program.inputs.values())
     program.inputs = dict(zip([s.name for s in flat], placeholders, strict=True))
