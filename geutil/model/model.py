@@ -202,6 +202,7 @@ class Model(EditableModel):
         """
         return restore(self._holdings, str(checkpoint))
 
+    @tf.autograph.experimental.do_not_convert
     def to_function(self) -> ModelFunction:
         """Return the model, as it is now, as a callable of tensors.
 

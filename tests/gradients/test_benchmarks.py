@@ -11,6 +11,7 @@ from benchmarks.gradients.rows import Outcome, StepRow
 from benchmarks.gradients.ways import RATE, WAYS, Way, traced
 from benchmarks.networks import NETWORKS
 from tests.gradients.networks import SMALL, small_step
+from tests.thorough import thorough
 
 CASE = Case("chain", "", DEFAULT, 0.5, 1.4)
 MB = 10**6
@@ -79,6 +80,7 @@ def test_a_way_that_forgets_a_variable_is_no_way():
         traced(way, small_step("chain"), DEFAULT)
 
 
+@thorough
 def test_what_a_child_raises_is_told():
     with pytest.raises(ChildError, match=r"^KeyError: 'no such way'$"):
         in_a_child("peak", "chain", DEFAULT, "no such way")

@@ -188,7 +188,7 @@ def test_copies_of_a_model_are_edited_apart(m, product):
 
 
 def test_an_edit_inside_of_a_running_function(m):
-    @tf.function(autograph=False)
+    @tf.function
     def f(x):
         return m.to_function()(x)["y"]
 

@@ -92,7 +92,7 @@ class Case:
         self.comparison = compare_int8(self.model, self.blob, self.sample)
 
 
-@pytest.fixture(params=chosen(NETWORKS, "MobileNetV3Small", "encoder"), scope="module")
+@pytest.fixture(params=chosen(NETWORKS, "encoder"), scope="module")
 def case(request):
     return Case(NETWORKS[request.param])
 

@@ -12,7 +12,8 @@ import pytest
 
 import geutil
 
-pytestmark = pytest.mark.smoke
+# What they show, other tests show as well, where geutil is not installed.
+pytestmark = [pytest.mark.smoke, pytest.mark.thorough]
 has_extra = importlib.util.find_spec("typer") is not None
 COMMAND = Path(sys.executable).parent / "geutil"
 

@@ -15,7 +15,8 @@ import pytest
 
 import geutil
 
-pytestmark = pytest.mark.smoke
+# What they show, other tests show as well, where geutil is not installed.
+pytestmark = [pytest.mark.smoke, pytest.mark.thorough]
 INSTALLED_IN = os.environ.get("GEUTIL_INSTALLED_IN")
 installed = pytest.mark.skipif(INSTALLED_IN is None, reason="runs from the tree")
 

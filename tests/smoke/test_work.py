@@ -9,7 +9,8 @@ import tensorflow as tf
 import geutil as ge
 from geutil import batchnorm, gradients, memory, model, quantize, report
 
-pytestmark = pytest.mark.smoke
+# What they show, other tests show as well, where geutil is not installed.
+pytestmark = [pytest.mark.smoke, pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+import tensorflow as tf
+
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import types
 from geutil.graph.adjacency import topological_sort
@@ -144,6 +146,7 @@ def _circle(path: list[_Application], match: Match) -> TransformError:
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def rewrite(
     graph: Graph,
     rules: Rule | Iterable[Any],

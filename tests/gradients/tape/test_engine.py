@@ -21,7 +21,7 @@ WITH_CHECKPOINTS = [
     pytest.param("DenseNet121", "memory", marks=thorough),
     pytest.param("U-Net", "speed", marks=thorough),
     ("U-Net", "memory"),
-    ("encoder", "memory"),
+    pytest.param("encoder", "memory", marks=thorough),
 ]
 WAYS = {"nothing": None, "speed": "speed", "memory": "memory"}
 

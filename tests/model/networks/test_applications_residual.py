@@ -9,7 +9,7 @@ from tests.thorough import chosen
 NAMES = ["ResNet50", "MobileNetV2", "MobileNetV3Small", "ConvNeXtTiny"]
 
 
-@pytest.fixture(scope="module", params=chosen(NAMES, "MobileNetV2"))
+@pytest.fixture(scope="module", params=chosen(NAMES))
 def network(request, tmp_path_factory):
     return Network(request.param, tmp_path_factory.mktemp("networks"))
 

@@ -109,7 +109,7 @@ def test_keras_layers_in_training(make):
     )
     reports = []
 
-    @tf.function(autograph=False)
+    @tf.function
     def training(x):
         y = tf.identity(model(x, training=True))
         reports.append(rewrite(default_graph(), dropout_removal(), debug=True))

@@ -7,6 +7,9 @@ from geutil.transform.rewrite import rewrite
 from geutil.transform.rewrite.rules import identity_elimination
 from tests.graph.building import snapshot
 from tests.settings import default_graph, evaluate, names, needs_eager
+from tests.thorough import chosen
+
+COPIES = ["efficientnet_copy", "mobilenet_copy"]
 
 
 def test_a_run_of_identities_goes():
@@ -115,7 +118,7 @@ def freeze_weights(graph):
 
 
 @needs_eager
-@pytest.mark.parametrize("network", ["efficientnet_copy", "mobilenet_copy"])
+@pytest.mark.parametrize("network", chosen(COPIES, "mobilenet_copy"))
 def test_a_network_with_frozen_weights(network, request):
     network = request.getfixturevalue(network)
     frozen = freeze_weights(network.graph)
