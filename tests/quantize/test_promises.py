@@ -14,14 +14,7 @@ from tests.settings import needs_eager
 pytestmark = needs_eager
 
 random = np.random.default_rng(0)
-_START = random.bit_generator.state
 IMAGE = spec(2, 6, 6, 4)
-
-
-@pytest.fixture(autouse=True)
-def same_draws():
-    """Let what a test draws not depend on which ran before."""
-    random.bit_generator.state = _START
 
 
 def weights(*shape):
