@@ -116,7 +116,7 @@ def order_step(
         ends = [ops[i] for j in awaited for i in _ends(groups[j], ops)]
         op = ops[groups[number][0]]
         waits.append(add_order_dependency(op, places[number], ends))
-    waits += _keep_constants_out(queues, negligible_size(fused))
+    waits += _keep_constants_out(queues, negligible_size(fused), may_await)
     if waits:
         state.forget_order(waits[0].graph)
     return OrderedStep(plan, tuple(waits))
@@ -139,7 +139,11 @@ def add_order_dependency(
     return stand_in.op
 
 
-def _keep_constants_out(running: Collection[Operation], small: int) -> list[Operation]:
+def _keep_constants_out(
+    running: Collection[Operation],
+    small: int,
+    may_await: Callable[[Operation, Operation], bool],
+) -> list[Operation]:
     """Keep Grappler from pushing constants into large products and sums.
 
     Of `(x * y) * c` it makes `x * (c * y)`, and of sums alike (TensorFlow 2.21). Then
@@ -163,6 +167,7 @@ def _keep_constants_out(running: Collection[Operation], small: int) -> list[Oper
             and not any(map(_is_constant, op.inputs))
             and _has_values(output)
             and tensor_sizes.tensor_bytes(output) > small
+            and may_await(readers[0], op)
         ):
             (place,) = adjacency.input_indices(readers[0], output)
             apart.append(add_order_dependency(readers[0], place, ()))

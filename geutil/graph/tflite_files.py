@@ -27,11 +27,14 @@ class FileOp:
         result: the name of the first tensor that it makes.
         types: the types of the tensors that it reads and makes, in order, such as
             "INT8"; those of constants are among them.
+        steps: the sizes of the steps that they are stored in; 0 of those that are
+            stored as they are, of those with several the largest.
     """
 
     kind: str
     result: str
     types: tuple[str, ...]
+    steps: tuple[float, ...]
 
     @property
     def is_float(self) -> bool:
@@ -71,4 +74,11 @@ def _op(kind: str, op: Any, graph: Any) -> FileOp:
     # Inputs that are left out have the index -1.
     tensors = [graph.Tensors(i) for i in (*read, *made) if i >= 0]
     result = graph.Tensors(made[0]).Name().decode() if made else ""
-    return FileOp(kind, result, tuple(_TYPES[t.Type()] for t in tensors))
+    types = tuple(_TYPES[t.Type()] for t in tensors)
+    return FileOp(kind, result, types, tuple(map(_step, tensors)))
+
+
+def _step(tensor: Any) -> float:
+    quantization = tensor.Quantization()
+    count = 0 if quantization is None else quantization.ScaleLength()
+    return max((float(quantization.Scale(i)) for i in range(count)), default=0.0)

@@ -96,11 +96,20 @@ def assert_as_near(actual: Sequence[Any], expected: Sequence[Any]) -> None:
     compare(actual, expected)
 
 
-def assert_close(actual: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Check that values agree to 1e-6 of the largest of each."""
+def assert_close(
+    actual: Sequence[Any], expected: Sequence[Any], summands: float = 0.0
+) -> None:
+    """Check that values agree to 1e-6 of the largest of each.
+
+    Args:
+        actual: the values.
+        expected: what they should be.
+        summands: how large the numbers are that some of them are sums of. Where these
+            cancel, rounding errors are left.
+    """
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
-        largest = np.max(np.abs(b), initial=0.0)
+        largest = np.max(np.abs(b), initial=summands)
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest)
 
 

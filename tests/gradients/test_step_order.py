@@ -259,3 +259,16 @@ def test_constants_that_grappler_pushes_down_let_nothing_run_early(checkpoints):
         z = tf.reduce_sum(tf.tanh(h))
         fetch = tf.reduce_sum(gradients(z, x, checkpoints=checkpoints)[0])
         assert predict(fetch).peak < 1.05 * last_report().peak
+
+
+def test_products_that_a_session_has_run_are_left_alone():
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(np.ones([64, WIDTH], np.float32))
+        y = tf.sin(x) * tf.cos(x) * 3.0
+        with v1.Session() as session:
+            session.run(y)
+            before = [list(op.inputs) for op in graph.get_operations()]
+            gradients(tf.reduce_sum(tf.sin(y)), x, checkpoints=None)
+            after = [list(op.inputs) for op in graph.get_operations()][: len(before)]
+        for old, new in zip(before, after, strict=True):
+            assert all(a is b for a, b in zip(old, new, strict=True))

@@ -38,6 +38,7 @@ def test_float_ops():
     found = ops_of(converted(convolved, [1, 8, 8, 3]))
     assert [op.kind for op in found] == ["CONV_2D", "SOFTMAX"]
     assert found[0].types == ("FLOAT32",) * 4
+    assert not any(found[0].steps)
     assert all(op.is_float for op in found)
     assert all(op.result for op in found)
 
@@ -53,6 +54,7 @@ def test_int8_ops():
         )
     )
     assert (op.kind, op.types, op.is_float) == ("RELU", ("INT8", "INT8"), False)
+    assert op.steps == pytest.approx((6 / 255, 3 / 255))
 
 
 def test_ops_of_all_subgraphs():

@@ -146,3 +146,45 @@ def test_large_numbers_that_are_no_mask_count():
     quantize(m, is_training=False)
     report = calibrate(m, [samples(m.inputs)], "min_max")
     assert min(low for low, _ in report.ranges.values()) == -1e4
+
+
+def test_a_mask_that_is_an_output_is_not_cut_off():
+    def both(x):
+        mask = (1.0 - _earlier(x)) * -1e9
+        return {"y": tf.nn.softmax(x @ tf.transpose(x) + mask) @ x, "mask": mask}
+
+    data = [samples(opened(both, ROWS).inputs, -0.5, 0.5)]
+
+    def converted(*skipped):
+        m = opened(both, ROWS)
+        overrides = {f"^{name}$": "skip" for name in skipped}
+        quantize(m, is_training=False, overrides=overrides)
+        calibrate(m, data)
+        return m, to_int8(m)
+
+    for skipped in ([], ["add"], ["mul", "add"]):
+        with pytest.raises(QuantizeError, match=r"TFLite would end the process: ADD"):
+            converted(*skipped)
+    m, blob = converted("mul")
+    assert compare_int8(m, blob, data).most <= 2
+
+
+SCALES = [1e-5, 1e-3, 0.01, 0.1, 1.0, 100.0, 250.0, 260.0, 1e3, 1e6]
+COMPARED = {
+    "data": lambda y, scale: y > tf.nn.relu(y)[::-1],
+    "zero": lambda y, scale: y >= 0.0,
+    "a number": lambda y, scale: 0.12 * scale < y,
+    "numbers": lambda y, scale: tf.less_equal(y, MATRIX[:, :4] * scale),
+    "equal": lambda y, scale: tf.equal(y, tf.nn.relu(y)),
+}
+
+
+@pytest.mark.parametrize(("case", "scale"), crossed(COMPARED, SCALES, together=1))
+def test_comparisons_are_right_at_any_scale(case, scale):
+    m = opened(lambda x: tf.where(COMPARED[case](x * scale, scale), x, -x), spec(4, 4))
+    quantize(m, is_training=False)
+    data = [samples(m.inputs, -0.5, 0.5, seed) for seed in range(3)]
+    calibrate(m, data, "min_max")
+    comparison = compare_int8(m, to_int8(m), data)
+    assert comparison.float_ops == ()
+    assert comparison.most <= 1

@@ -251,6 +251,7 @@ class Run:
         incoming = [self._take(number) for number in entry.output_ids]
         if any(gradient is not None for gradient in incoming):
             self._fill(entry, incoming)
+            self._watch(entry, incoming)
             outgoing = _listed(entry.backward_function(*incoming))
             del incoming
             if len(outgoing) != len(entry.input_ids):
@@ -269,10 +270,7 @@ class Run:
         """Return the whole gradient of an output; None if none arrived."""
         if number in self._stops:
             return None
-        gradient = self._pending.take(number)
-        if number in self._watched and gradient is not None:
-            self._totals[number] = gradient
-        return gradient
+        return self._pending.take(number)
 
     def _fill(self, entry: TapeEntry, incoming: list[Any]) -> None:
         """Put zeros where no gradient arrived and one is needed."""
@@ -280,6 +278,20 @@ class Run:
         for place, kind in enumerate(entry.output_shape_and_dtype):
             if incoming[place] is None and kind is not None and place not in accepted:
                 incoming[place] = self._zeros_of(kind)
+
+    def _watch(self, entry: TapeEntry, incoming: Sequence[Any]) -> None:
+        """Keep the gradients of outputs that are wanted as well.
+
+        Where another output of the op has one, TensorFlow gives zeros, not None.
+        """
+        for place, number in enumerate(entry.output_ids):
+            kind = entry.output_shape_and_dtype[place]
+            if number not in self._watched or number in self._totals:
+                continue
+            if incoming[place] is not None:
+                self._totals[number] = incoming[place]
+            elif kind is not None:
+                self._totals[number] = self._zeros_of(kind)
 
     def _zeros_of(self, kind: tuple[Any, Any]) -> Any:
         shape, dtype = kind

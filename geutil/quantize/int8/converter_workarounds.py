@@ -28,12 +28,17 @@ file runs (TensorFlow 2.21: "data[i] != 0 was not true"). The converter chooses 
 wherever FakeQuant ops lie around a division. There is none for powers, so that one of
 -1 is computed in float.
 
+Comparisons in int8 count in units of 1/256, whatever the steps are (TensorFlow 2.21,
+kernels of TFLite): with steps below that near values are the same, and with steps of 1
+or more the result is wrong. So both sides are scaled by a power of two.
+
 It makes one kernel of the three ops where the batch is known (TensorFlow 2.21); else it
 leaves them, and the convolution computes in float.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +50,22 @@ from geutil.graph import creation, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning import int8_kernels
-from geutil.quantize.planning.int8_kernels import DIVISIONS, FAKE_QUANT, PASSING, Moved
-from geutil.quantize.spec import Range, nudged, step
+from geutil.quantize.planning.int8_kernels import (
+    COMPARISONS,
+    DIVISIONS,
+    FAKE_QUANT,
+    PASSING,
+    Moved,
+)
+from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origins
 from geutil.transform.rewrite.liveness import Liveness
 
 Array = np.ndarray[Any, Any]
 
+_FINEST_COMPARED = 2.0**-5
+"""Steps in which comparisons go wrong by an eighth of a step at most."""
 _TRIED_SIZES = (61, 64, 66, 71)
 """Sizes that stand for unknown ones, in images that are large enough."""
 
@@ -180,6 +193,89 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
                 if t is op.outputs[0]:
                     creation.set_new_input(reader, index, quotient)
     return [found.get(t, t) for t in results]
+
+
+def with_fitting_comparisons(graph: Graph) -> None:
+    """Scale what is compared in int8 so that the larger step is next to 1.
+
+    Args:
+        graph: the graph, which is changed, with ranges that are constants; the caller
+            is in it.
+
+    Cost: linear in the ops of the graph.
+    """
+    for op in graph.get_operations():
+        if op.type not in COMPARISONS:
+            continue
+        sides = [_Side.of(t) for t in op.inputs]
+        known = [side for side in sides if side is not None]
+        if len(known) < len(sides) or not any(side.simulation for side in known):
+            continue
+        largest = max(side.step for side in known)
+        if not 0 < largest < np.inf or _FINEST_COMPARED <= largest < 1:
+            continue
+        factor = 2.0 ** -(math.floor(math.log2(largest)) + 1)
+        for index, side in enumerate(known):
+            creation.set_new_input(op, index, side.times(factor))
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """What is compared in int8: data that are quantized, or numbers.
+
+    Attributes:
+        tensor: what is compared.
+        simulation: the FakeQuant op that the data come from; None for numbers.
+        ends: the range that they are stored in.
+    """
+
+    tensor: Tensor
+    simulation: Operation | None
+    ends: tuple[float, float]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Side | None:
+        """Return a side of a comparison; None if it is not known how it is stored."""
+        value = tf.get_static_value(tensor)
+        if value is not None:
+            held = np.asarray(value)
+            if held.dtype != np.float32 or not held.size or not np.isfinite(held).all():
+                return None
+            low, high = with_zero(held.min(), held.max())
+            return cls(tensor, None, (float(low), float(high)))
+        op = _source(tensor).op
+        if op.type == "FakeQuantWithMinMaxArgs":
+            return cls(tensor, op, (op.get_attr("min"), op.get_attr("max")))
+        if op.type != "FakeQuantWithMinMaxVars":
+            return None
+        low, high = (tf.get_static_value(t) for t in list(op.inputs)[1:])
+        known = low is not None and high is not None
+        return cls(tensor, op, (float(low), float(high))) if known else None
+
+    @property
+    def step(self) -> float:
+        """The size of a step that it is stored in."""
+        return float(step(*self.ends, *self._bits))
+
+    @property
+    def _bits(self) -> tuple[int, bool]:
+        if self.simulation is None:
+            return 8, False
+        get = self.simulation.get_attr
+        return int(get("num_bits")), bool(get("narrow_range"))
+
+    def times(self, factor: float) -> Tensor:
+        """Return it times a factor, stored in the same integers."""
+        if self.ends == (0.0, 0.0):
+            return self.tensor
+        simulate = tf.quantization.fake_quant_with_min_max_vars
+        if self.simulation is None:
+            product = tf.constant(tf.get_static_value(self.tensor) * np.float32(factor))
+        else:
+            one = simulate(tf.constant(factor, tf.float32), 0.0, factor)
+            product = self.tensor * one
+        low, high = (end * factor for end in self.ends)
+        return simulate(product, low, high, *self._bits)
 
 
 def _quotient(op: Operation, divisor: int) -> Tensor:

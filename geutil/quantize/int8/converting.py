@@ -85,6 +85,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with creation.neutral(copy.graph):
         if mend:
+            converter_workarounds.with_fitting_comparisons(copy.graph)
             made = _parted(converter_workarounds.without_divisions(copy.graph, made))
         results = {
             name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)

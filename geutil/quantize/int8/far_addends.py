@@ -5,12 +5,13 @@ ends at the low end of its range. What an addend says beyond that end, less the 
 addend, makes no difference. TFLite (TensorFlow 2.21) aborts in ADD, and in SUB, where
 the steps of an input are 2^19 times those of the result, and overflows in MUL where the
 product of two steps is about as far from that of the result. So such ranges are cut off
-where no result tells.
+where no result tells. Files that would still end the process are not run; see
+`running`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ from geutil.quantize.spec import step, with_zero
 
 Array = np.ndarray[Any, Any]
 
+_SUMS = op_types.ADDITIONS | {"Sub"}
 _FAR = 2.0**16
-"""So many times as large as those of the result steps may be; 2^19 is too much."""
+"""Steps of an input that are so many times those of the result are cut off."""
 _MOVES = frozenset(
     (
         "BroadcastTo",
@@ -39,7 +41,6 @@ _MOVES = frozenset(
     )
 )
 """Ops that move the values of their first input, or repeat them."""
-_DIFFERENCES = frozenset(("Sub",))
 
 
 @dataclass(eq=False)
@@ -61,7 +62,7 @@ class _Site:
     @classmethod
     def of(cls, op: Operation, constants: Mapping[Operation, Array]) -> _Site | None:
         """Return the site of an op; None if it is no FakeQuant of known range."""
-        ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
+        ends = _ends(op)
         if len(ends) != 2 or any(end not in constants for end in ends):
             return None
         low, high = (constants[end] for end in ends)
@@ -84,33 +85,49 @@ def cut_off(
 
     Returns:
         The ends that change, by those ops. A range changes only if all that reads it
-        adds or subtracts it, so that no value of the file becomes another one; or if it
+        adds or subtracts it, so that no sum of the file becomes another one; or if it
         scales a factor from 0 up to such an addend, as in `(1 - mask) * -1e9`.
 
     Cost: linear in the ops and edges between FakeQuant ops.
     """
     found: dict[Operation, Array] = {}
     known = dict(constants)
+    ops = adjacency.topological_sort(graph.get_operations())
+    # Several FakeQuant ops may share a range; it changes for all of them.
+    sharing: dict[tuple[Operation, ...], list[Operation]] = {}
+    for op in ops:
+        if _Site.of(op, known) is not None:
+            sharing.setdefault(_ends(op), []).append(op)
     # What a sum is added to is cut off before the sum's own addends.
-    for op in reversed(adjacency.topological_sort(graph.get_operations())):
-        site = _Site.of(op, known)
-        if site is not None:
-            ends = _shortened(site, known)
+    for op in reversed(ops):
+        together = sharing.get(_ends(op), ())
+        if together and together[0] is op:
+            ends = _shortened(together, known)
             found |= ends
             known |= ends
     return found
 
 
-def _shortened(site: _Site, known: Mapping[Operation, Array]) -> dict[Operation, Array]:
+def _ends(op: Operation) -> tuple[Operation, ...]:
+    """Return the ops that a FakeQuant op reads its range from."""
+    return tuple(t.op for t in op.inputs[1:]) if op.type in FAKE_QUANT else ()
+
+
+def _shortened(
+    together: Sequence[Operation], known: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
     """Return the ends of a range that all of its readers allow to be cut off."""
+    site = _Site.of(together[0], known)
     reaches = []
-    for reader, index in _readers([site.op]):
+    for reader, index in _readers(together):
+        if site is None or reader in together:
+            continue
         tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
         reach = tell(site, reader, index, known)
         if reach is None:
             return {}
         reaches.append(reach)
-    if not reaches:
+    if site is None or not reaches:
         return {}
     low = max(site.low, min(low for low, _ in reaches))
     high = min(site.high, max(high for _, high in reaches))
@@ -119,9 +136,8 @@ def _shortened(site: _Site, known: Mapping[Operation, Array]) -> dict[Operation,
         low = -high
     if (low, high) == (site.low, site.high):
         return {}
-    ends = [t.op for t in site.op.inputs][1:]
     values = (np.float32(low), np.float32(high))
-    return dict(zip(ends, map(np.asarray, values), strict=True))
+    return dict(zip(_ends(site.op), map(np.asarray, values), strict=True))
 
 
 def _reach_of_addend(
@@ -131,7 +147,7 @@ def _reach_of_addend(
 
     None if it is no addend, or its steps are small enough.
     """
-    if op.type not in op_types.ADDITIONS | _DIFFERENCES or len(op.inputs) != 2:
+    if op.type not in _SUMS or len(op.inputs) != 2:
         return None
     other = _Site.of(_source(op.inputs[1 - index]), known)
     results = list(_sites(_readers([op]), known))
@@ -141,7 +157,7 @@ def _reach_of_addend(
     if site.step < _FAR * min(each.step for each in sums):
         return None
     low, high = min(s.low for s in sums), max(s.high for s in sums)
-    if op.type not in _DIFFERENCES:
+    if op.type != "Sub":
         return low - other.high, high - other.low
     if index == 0:
         return low + other.low, high + other.high
@@ -171,15 +187,19 @@ def _sites(
     return (_Site.of(reader, known) for reader, _ in readers)
 
 
-def _readers(ops: list[Operation]) -> list[tuple[Operation, int]]:
-    """Return the ops that read the results of some, seen through moves."""
+def _readers(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:
+    """Return the ops that read the results of some, seen through moves.
+
+    A move that nothing reads is an output, and counts as a reader.
+    """
     found = []
     waiting = list(ops)
     met = set(ops)
     for op in waiting:
         for tensor in op.outputs:
             for reader in dict.fromkeys(tensor.consumers()):
-                if reader.type in _MOVES and reader.inputs[0] is tensor:
+                moves = reader.type in _MOVES and reader.inputs[0] is tensor
+                if moves and reader.outputs[0].consumers():
                     if reader not in met:
                         met.add(reader)
                         waiting.append(reader)

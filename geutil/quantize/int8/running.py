@@ -5,18 +5,20 @@ from __future__ import annotations
 import keyword
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.tflite_files import FileOp, ops_of
 from geutil.graph.types import type_name
 
 Array = np.ndarray[Any, Any]
 
 _LARGE = 256
+_TOO_FAR = 2.0**19
 _OTHER = "it is of another model, or was not made by geutil.quantize.to_int8"
 
 
@@ -116,6 +118,8 @@ def interpreter_of(blob: bytes) -> Any:
     Raises:
         ArgumentTypeError: it is no bytes.
         QuantizeError: it is no TFLite file, or cannot be run.
+
+    Cost: TFLite's own, and a walk over the file's ops.
     """
     if not isinstance(blob, bytes | bytearray):
         raise ArgumentTypeError(
@@ -131,10 +135,26 @@ def interpreter_of(blob: bytes) -> Any:
                 model_content=bytes(blob),
                 experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             )
+        _check_sums(ops_of(blob))
         _allocate(interpreter)
     except (ValueError, RuntimeError) as error:
         raise QuantizeError(f"TFLite cannot run the file: {error}") from error
     return interpreter
+
+
+def _check_sums(ops: Iterable[FileOp]) -> None:
+    """Refuse sums at which TFLite ends the process (TensorFlow 2.21)."""
+    for op in ops:
+        if op.kind not in ("ADD", "SUB") or set(op.types) != {"INT8"}:
+            continue
+        *added, made = op.steps
+        if max(added) >= _TOO_FAR * made:
+            raise QuantizeError(
+                f"TFLite would end the process: {op.kind} '{op.result}' adds in steps "
+                f"of {max(added):.2g} to a result in steps of {made:.2g}. Let the "
+                "model add smaller numbers, -1e4 for example in a mask of -1e9; or "
+                "leave what makes them float, with overrides={name: 'skip'}"
+            )
 
 
 def _allocate(interpreter: Any) -> None:

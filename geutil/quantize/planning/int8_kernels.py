@@ -335,18 +335,10 @@ PRODUCTS = frozenset(
 
 DIVISIONS = {"Inv": 0, "RealDiv": 1, "Reciprocal": 0}
 """Types of ops that divide, and which of their inputs is the divisor."""
-DECISIONS = frozenset(
-    (
-        "ArgMax",
-        "ArgMin",
-        "Equal",
-        "Greater",
-        "GreaterEqual",
-        "Less",
-        "LessEqual",
-        "NotEqual",
-    )
+COMPARISONS = frozenset(
+    ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 )
+DECISIONS = COMPARISONS | {"ArgMax", "ArgMin"}
 """Types of ops that read values, and whose results are no values."""
 
 FAKE_QUANT = frozenset(
