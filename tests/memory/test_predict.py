@@ -318,3 +318,23 @@ def test_parts_are_views_where_kernels_make_them_views(name):
             fetches = [tf.reduce_sum(taken), other]
     traced = peak_of(trace(graph, fetches, {x: np.zeros(shape)}, grappler=False))
     assert predict(fetches, grappler=False).peak == pytest.approx(traced, abs=600)
+
+
+EINSUMS = {
+    "as they are": ("ab,bc->ac", ([256, 64], [64, 128])),
+    "a copy of an operand": ("abc,bd->acd", ([64, 32, 16], [32, 64])),
+    "a copy of the result": ("ab,bc->ca", ([256, 64], [64, 128])),
+    "both": ("abc,bd->dac", ([64, 32, 16], [32, 64])),
+    "heads": ("bthc,bshc->bhts", ([4, 96, 8, 32], [4, 128, 8, 32])),
+}
+
+
+@pytest.mark.parametrize("name", EINSUMS)
+def test_einsums_count_the_copies_that_they_work_on(name):
+    equation, shapes = EINSUMS[name]
+    with tf.Graph().as_default() as graph:
+        xs = [tf.compat.v1.placeholder(tf.float32, shape) for shape in shapes]
+        y = tf.einsum(equation, *xs)
+    data = {x: np.ones(x.shape) for x in xs}
+    traced = peak_of(trace(graph, [y], data, grappler=False))
+    assert predict(y, grappler=False).peak == pytest.approx(traced, rel=0.02)

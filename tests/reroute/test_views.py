@@ -144,6 +144,18 @@ def test_a_passthrough_beside_ops_stays_one(setting):
     setting.run(body)
 
 
+def test_a_passthrough_that_is_no_input_stays_as_it_is(setting):
+    def body():
+        g = chains()
+        view = ge.SubGraphView(g.c.op, g.w).remap_inputs([0])
+        ge.swap_inputs(view, [g.b])
+        assert names(view.inputs) == ["b:0"]
+        assert names(view.outputs) == ["c:0", "w:0"]
+        assert names(view.passthroughs) == ["w:0"]
+
+    setting.run(body)
+
+
 def test_remapped_inputs(setting):
     def body():
         g = chains()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from geutil.errors import QuantizeError
-from geutil.quantize.spec import Range, levels, nudged, step, with_zero
+from geutil.quantize.spec import Range, nudged, step, with_zero
 
 Array = np.ndarray[Any, Any]
 
@@ -178,8 +178,8 @@ def _rounded(values: Array, low: float, high: float, bits: int) -> Array:
 
 
 def _places(values: Array, low: float, high: float, bits: int) -> Array:
-    places = np.round((values - low) / step(low, high, bits)).astype(int)
-    return np.clip(places, 0, levels(bits) - 1)
+    """Return which levels values within a range are next to."""
+    return np.round((values - low) / step(low, high, bits)).astype(int)
 
 
 @dataclass(frozen=True)
