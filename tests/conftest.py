@@ -1,5 +1,6 @@
 """Fixtures that tests of all layers share."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -15,6 +16,13 @@ if settings.V1:
 
 def pytest_configure(config):
     thorough.select(config.getoption("markexpr"))
+
+
+def pytest_collection_finish():
+    # What is imported stays; each full collection would go through all of it.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 25)
 
 
 @pytest.fixture(params=settings.NAMES)

@@ -12,7 +12,7 @@ from geutil.memory.onednn import with_onednn
 from geutil.memory.predicting import with_constants_merged
 from tests.memory.networks import NETWORKS, residual, training_step, unet
 from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
-from tests.thorough import crossed
+from tests.thorough import crossed, thorough
 
 MEGABYTE = 2**20
 
@@ -82,6 +82,7 @@ def test_the_order_without_grappler():
         assert meets(predict(step.fetches, grappler=False).peak, peak_of(stats))
 
 
+@thorough
 def test_a_training_step_without_onednn_is_predicted():
     step = training_step(unet)
     measured = measure((step.graph, step.fetches, step.feeds), steps=1, onednn=False)

@@ -51,12 +51,22 @@ class Opened:
         self.page = page
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
+        self._heard = {
+            "console": self._hear,
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, listener in self._heard.items():
+            page.on(event, listener)
         self.url = path.as_uri()
         page.goto(self.url)
         page.wait_for_selector("body[data-ready]")
+
+    def close(self) -> None:
+        """Leave the page; the tab is as good as new."""
+        self.page.goto("about:blank")
+        for event, listener in self._heard.items():
+            self.page.remove_listener(event, listener)
 
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.thorough import chosen
+from tests.thorough import chosen, thorough
 from zoo import page
 from zoo.models import (
     MODELS,
@@ -125,7 +125,8 @@ def test_a_model_has_a_limit_of_time(tmp_path):
     assert read_row(tmp_path, "Cond") == row
 
 
-@pytest.mark.parametrize("journeys", chosen([["open"], ["open", "fold"]], ["open"]))
+@thorough
+@pytest.mark.parametrize("journeys", [["open"], ["open", "fold"]])
 def test_a_process_that_dies_is_a_cell(journeys, tmp_path):
     cells = take("no model", tmp_path, journeys, 100.0, lambda _: None)
     assert list(cells) == journeys
