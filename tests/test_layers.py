@@ -262,7 +262,11 @@ WRONG = [
     (layer_faults, "reroute.tensors", "from geutil.edit import detach"),
     (layer_faults, "gradients.plan", "from geutil.batchnorm import fold"),
     (layer_faults, "batchnorm.apply", "from geutil.quantize import insert"),
-    (layer_faults, "quantize.insertion", "from geutil.batchnorm import FoldReport"),
+    (
+        layer_faults,
+        "quantize.single_insertion",
+        "from geutil.batchnorm import FoldReport",
+    ),
     (
         layer_faults,
         "quantize.contrib_rewriters",

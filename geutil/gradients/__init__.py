@@ -6,8 +6,8 @@ from geutil.gradients.api import (
     gradients_memory,
     gradients_speed,
 )
-from geutil.gradients.explaining import explain
-from geutil.gradients.helpers import capture_ops, format_ops, toposort
+from geutil.gradients.dry_run import explain
+from geutil.gradients.op_lists import capture_ops, format_ops, toposort
 from geutil.gradients.policies import (
     Policy,
     all_of,

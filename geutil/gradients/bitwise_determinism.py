@@ -134,7 +134,7 @@ _SAME_BUFFER = frozenset(
 """Types of ops that hand on the buffer of what they read."""
 
 
-def hold_for_sums(
+def pin_sum_inputs(
     step: PlainStep, before: Readers, copies: Iterable[tuple[Operation, Operation]]
 ) -> None:
     """Hold the inputs of sums as long as the backward pass held them.

@@ -47,7 +47,7 @@ def build_recomputation(
             for segment, gate in zip(plan.segments, delays.gates, strict=True)
             for op in segment.ops
         ]
-        bitwise_determinism.hold_for_sums(plan.step, readers, delayed)
+        bitwise_determinism.pin_sum_inputs(plan.step, readers, delayed)
         bitwise_determinism.keep_apart(
             plan.step,
             readers,

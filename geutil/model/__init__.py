@@ -3,7 +3,7 @@
 from geutil.errors import ModelError
 from geutil.model.comparison import Comparison, Difference
 from geutil.model.core import ModelFunction
-from geutil.model.files.inspecting import inspect
+from geutil.model.files.inspect_files import inspect
 from geutil.model.files.inspection import Inspection
 from geutil.model.model import Body, Model
 from geutil.model.opening import open

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -15,17 +15,106 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import functions, state
 from geutil.graph.state import fingerprint
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import shared_state, to_function
 from geutil.model.programs import Program
-from geutil.model.shared_state import Holdings, check_initialized
+from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
-from geutil.model.to_graph import Inputs, Outputs, Parts, materialize
+from geutil.model.to_graph import Parts, make_sink, materialize
 from geutil.notebook_display import Shown
 from geutil.select.walks import get_backward_walk_ops
 
 Opened = TypeVar("Opened")
+
+
+class Inputs(Mapping[str, Tensor]):
+    """The inputs of a model by name, in order: placeholders of its graph."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"{{{_listed(self)}}}"
+
+
+class Outputs(MutableMapping[str, Tensor]):
+    """The outputs of a model by name, in order.
+
+    An output follows the edits of the graph: `geutil.reroute_ts(new, outputs["y"])`
+    makes `new` the output. Assigning does the same; assigning to a new name adds an
+    output, and deleting takes one away.
+
+    Args:
+        graph: the graph of the model.
+        inputs: the inputs of the model.
+        sinks: for each output the Identity that reads it.
+    """
+
+    def __init__(
+        self, graph: Graph, inputs: Inputs, sinks: Mapping[str, Operation]
+    ) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._sinks = dict(sinks)
+        self._publish()
+
+    @property
+    def sinks(self) -> dict[str, Operation]:
+        """The ops that read the outputs."""
+        return dict(self._sinks)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._sinks[name].inputs[0]
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        require_tensor(tensor)
+        if tensor.graph is not self._graph:
+            raise ModelError(
+                f"'{tensor.name}' cannot be output '{name}': it is in another graph; "
+                "make it under `with model.graph.as_default():`"
+            )
+        if tensor.dtype in (tf.resource, tf.variant):
+            raise ModelError(
+                f"'{tensor.name}' is a {tensor.dtype.name} and cannot be output "
+                f"'{name}'; take what is read from it"
+            )
+        # A new op, because an old one would keep the static shape that it has.
+        self._sinks[name] = make_sink(self._graph, name, tensor)
+        self._publish()
+
+    def __delitem__(self, name: str) -> None:
+        if len(self._sinks) == 1 and name in self._sinks:
+            raise ModelError(f"'{name}' is the only output; a model needs one")
+        del self._sinks[name]
+        self._publish()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sinks)
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def __repr__(self) -> str:
+        return f"{{{_listed(self)}}}"
+
+    def _publish(self) -> None:
+        """Tell the graph; rewrite rules leave its outputs as they are."""
+        results = [sink.outputs[0] for sink in self._sinks.values()]
+        functions.set_ends(self._graph, self._inputs.values(), results)
+
+
+def _listed(ends: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"'{name}': {t!r}" for name, t in ends.items())
 
 
 class Signatures(Mapping[str, Opened], Generic[Opened]):
@@ -45,7 +134,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         inline: bool,
         opened: Mapping[str, Opened],
         names: tuple[str, ...],
-        make: Callable[[Parts, str, Signatures[Opened], Holdings], Opened],
+        make: Callable[[Parts, str, Signatures[Opened], SharedState], Opened],
     ) -> None:
         self._source = source
         self._inline = inline
@@ -71,7 +160,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
     def __repr__(self) -> str:
         return f"Signatures({list(self._names)})"
 
-    def new(self, name: str, parts: Parts, holdings: Holdings) -> Opened:
+    def new(self, name: str, parts: Parts, holdings: SharedState) -> Opened:
         """Make a model of parts, and take it in as the signature of that name."""
         model = self._make(parts, name, self, holdings)
         self.take_in(name, model)
@@ -106,7 +195,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
 
     def alone(self) -> Signatures[Opened]:
         """Return no signatures, to begin anew."""
-        source = Source(self._source.what, {}, Holdings())
+        source = Source(self._source.what, {}, SharedState())
         return Signatures(source, self._inline, {}, (), self._make)
 
 
@@ -236,7 +325,7 @@ class EditableModel(Shown):
         parts: Parts,
         signature: str,
         signatures: Signatures[Any],
-        holdings: Holdings,
+        holdings: SharedState,
     ) -> None:
         self._graph: Graph = parts.graph
         self.inputs = Inputs(parts.inputs)
@@ -293,7 +382,7 @@ class EditableModel(Shown):
         return {name: np.asarray(results[name].numpy()) for name in self.outputs}
 
     @property
-    def holdings(self) -> Holdings:
+    def holdings(self) -> SharedState:
         """What the signatures share: variables, tables, assets."""
         return self._holdings
 
@@ -356,7 +445,7 @@ class EditableModel(Shown):
         self: M,
         program: Program,
         *,
-        holdings: Holdings | None = None,
+        holdings: SharedState | None = None,
         signature: str | None = None,
         alone: bool = False,
     ) -> M:
@@ -371,7 +460,7 @@ class EditableModel(Shown):
         )
         return derived
 
-    def rebuilt(self: M, programs: Mapping[str, Program], holdings: Holdings) -> M:
+    def rebuilt(self: M, programs: Mapping[str, Program], holdings: SharedState) -> M:
         """Return a model with a new program for each signature."""
         signatures = self._signatures.alone()
         for name, program in programs.items():

@@ -14,7 +14,7 @@ from geutil.graph.types import Tensor, is_op, is_tensor, type_name
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 
 Selection = Mapping[str, Any] | Iterable[Any] | Any
 
@@ -239,7 +239,7 @@ def _possible_side_effects(model: EditableModel, program: Program) -> list[str]:
     return possible
 
 
-def _holdings(model: EditableModel, program: Program) -> Holdings:
+def _holdings(model: EditableModel, program: Program) -> SharedState:
     """Return what the part needs of what the model holds."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)
@@ -248,7 +248,7 @@ def _holdings(model: EditableModel, program: Program) -> Holdings:
     }
     held = model.holdings
     resources = [r for r in held.resources if id(r.resource_handle) in captured]
-    return Holdings(
+    return SharedState(
         {n: v for n, v in held.variables.items() if id(v.handle) in captured},
         resources,
         list(held.assets) if resources else [],

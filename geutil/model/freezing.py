@@ -19,7 +19,7 @@ from geutil.model import handle_values, programs, shared_state
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, Value, Version, Versions
 from geutil.model.programs import Program
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
@@ -232,7 +232,7 @@ def freeze(model: M) -> M:
                 f"{error}"
             ) from error
     held = model.holdings
-    return model.rebuilt(frozen, Holdings({}, held.resources, held.assets))
+    return model.rebuilt(frozen, SharedState({}, held.resources, held.assets))
 
 
 def frozen_program(model: EditableModel) -> Program:
@@ -335,5 +335,5 @@ def _insert_constants(
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:
         if node.name in by_name:
-            programs.become_const(node, node.name, by_name[node.name].value())
+            programs.set_constant(node, node.name, by_name[node.name].value())
     return names

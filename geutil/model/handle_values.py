@@ -289,7 +289,7 @@ OUTPUT_NAMES = {"ReadVariableOp": "value", "VarIsInitializedOp": "is_initialized
 """Names of outputs of ops that are called `output` in what takes their place."""
 
 
-def become(node: Any, op: str, **types: int) -> None:
+def set_op_type(node: Any, op: str, **types: int) -> None:
     """Change the type of a node; attributes that start with `_` stay."""
     for name in [name for name in node.attr if not name.startswith("_")]:
         del node.attr[name]
@@ -300,29 +300,29 @@ def become(node: Any, op: str, **types: int) -> None:
 
 
 def _read(node: Any, value: Value) -> None:
-    become(node, "Identity", T=value.dtype)
+    set_op_type(node, "Identity", T=value.dtype)
 
 
 def _gather(node: Any, value: Value) -> None:
     indices = node.attr["Tindices"].type
     batch_dims = node.attr["batch_dims"].i
     axis = tf.int32.as_datatype_enum
-    become(node, "GatherV2", Tparams=value.dtype, Tindices=indices, Taxis=axis)
+    set_op_type(node, "GatherV2", Tparams=value.dtype, Tindices=indices, Taxis=axis)
     node.attr["batch_dims"].i = batch_dims
 
 
 def _gather_nd(node: Any, value: Value) -> None:
     indices = node.attr["Tindices"].type
-    become(node, "GatherNd", Tparams=value.dtype, Tindices=indices)
+    set_op_type(node, "GatherNd", Tparams=value.dtype, Tindices=indices)
 
 
 def _shape(node: Any, value: Value) -> None:
     out_type = node.attr["out_type"].type or tf.int32.as_datatype_enum
-    become(node, "Shape", T=value.dtype, out_type=out_type)
+    set_op_type(node, "Shape", T=value.dtype, out_type=out_type)
 
 
 def _is_initialized(node: Any, _: Value) -> None:
-    become(node, "Const")
+    set_op_type(node, "Const")
     node.attr["dtype"].type = tf.bool.as_datatype_enum
     true = const_node("", tf.constant(True))
     node.attr["value"].CopyFrom(true.attr["value"])

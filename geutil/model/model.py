@@ -29,7 +29,7 @@ from geutil.model.functions.body import BodyOutputs, EditableBody
 from geutil.model.functions.library import Entry, FunctionLibrary, Functions
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
-from geutil.model.shared_state import Holdings, restore
+from geutil.model.shared_state import SharedState, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
 from geutil.model.to_graph import Parts
@@ -55,7 +55,7 @@ class Model(EditableModel):
         parts: Parts,
         signature: str,
         signatures: Signatures[Model],
-        holdings: Holdings,
+        holdings: SharedState,
         library: FunctionLibrary | None = None,
     ) -> None:
         super().__init__(parts, signature, signatures, holdings)

@@ -16,7 +16,7 @@ from geutil.model.core import Signatures
 from geutil.model.files import inspection, reading, validation
 from geutil.model.model import Model
 from geutil.model.programs import Ancestor, Program
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 from geutil.model.sources import graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
@@ -193,7 +193,7 @@ def _of_graph(
 def _of_keras_model(model: Any, name: str) -> Source:
     program, read = objects.program_of_keras_model(model)
     weights = objects.weights_of(model)
-    holdings = Holdings()
+    holdings = SharedState()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
     for weight in weights:
         state.set_trainable(weight.variable, weight.trainable)
@@ -208,7 +208,7 @@ def _of_keras_model(model: Any, name: str) -> Source:
 
 def _of_function(function: Any, name: str) -> Source:
     what = f"function '{tf.compat.as_str(function.name)}'"
-    holdings = Holdings()
+    holdings = SharedState()
     try:
         read = objects.ordered(function.variables, function.captured_inputs)
         holdings.add_variables(read)
@@ -222,7 +222,7 @@ def _of_function(function: Any, name: str) -> Source:
     return _single(what, name, program, holdings)
 
 
-def _single(what: str, name: str, program: Program, holdings: Holdings) -> Source:
+def _single(what: str, name: str, program: Program, holdings: SharedState) -> Source:
     return Source(what, {name: partial(_same, program)}, holdings)
 
 

@@ -19,13 +19,13 @@ from geutil.graph.types import Graph
 
 
 def const_node(name: str, value: Any) -> Any:
-    """Return the node of a constant; see `become_const`."""
+    """Return the node of a constant; see `set_constant`."""
     node = tf.compat.v1.NodeDef()
-    become_const(node, name, value)
+    set_constant(node, name, value)
     return node
 
 
-def become_const(node: Any, name: str, value: Any) -> None:
+def set_constant(node: Any, name: str, value: Any) -> None:
     """Turn a node into a constant, in place.
 
     Args:

@@ -23,7 +23,7 @@ from geutil.formats import refusal
 from geutil.graph import op_types, protos, state
 from geutil.model.core import EditableModel
 from geutil.model.frozen_graphs import stateless_program, write_graph_def, write_pbtxt
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -172,7 +172,7 @@ def write_tflite_with_tf_ops(model: EditableModel, path: Path) -> None:
 
 def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
     program = stateless_program(model)
-    frozen = model.derived(program, holdings=Holdings(), alone=True)
+    frozen = model.derived(program, holdings=SharedState(), alone=True)
     # The converter wants to know an owner of variables, of which there are none.
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [frozen.concrete_function()], protos.new_trackable()

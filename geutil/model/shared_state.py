@@ -167,7 +167,7 @@ def _tensor(graph: Graph, name: str) -> Tensor | None:
 
 
 @dataclass
-class Holdings:
+class SharedState:
     """What a model holds besides its graphs.
 
     Attributes:
@@ -191,9 +191,9 @@ class Holdings:
                 name = given or variable.name.partition(":")[0]
                 self.variables[programs.fresh_name(self.variables, name)] = variable
 
-    def merged(self, other: Holdings) -> Holdings:
+    def merged(self, other: SharedState) -> SharedState:
         """Return the holdings of both; variables of the same name are numbered."""
-        both = Holdings(
+        both = SharedState(
             dict(self.variables),
             _unique([*self.resources, *other.resources]),
             _unique([*self.assets, *other.assets]),
@@ -206,12 +206,12 @@ class Holdings:
         return {id(v.handle): v for v in self.variables.values()}
 
 
-def holdings_of(root: Any) -> Holdings:
+def holdings_of(root: Any) -> SharedState:
     """Return what a trackable object and its parts hold.
 
     Cost: linear in the objects that can be reached.
     """
-    holdings = Holdings()
+    holdings = SharedState()
     variables = []
     for obj in tf.train.TrackableView(root).descendants():
         if isinstance(obj, tf.Variable):
@@ -229,7 +229,7 @@ def _unique(objects: Iterable[Any]) -> list[Any]:
 
 
 def check_initialized(
-    holdings: Holdings, variables: Iterable[tf.Variable], error: Exception
+    holdings: SharedState, variables: Iterable[tf.Variable], error: Exception
 ) -> None:
     """Raise, in place of an error of TensorFlow, if variables have no values.
 
@@ -246,7 +246,7 @@ def check_initialized(
         ) from error
 
 
-def restore(holdings: Holdings, checkpoint: str) -> list[str]:
+def restore(holdings: SharedState, checkpoint: str) -> list[str]:
     """Assign the values of a checkpoint by name; see `Model.restore`."""
     try:
         reader = tf.train.load_checkpoint(checkpoint)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.model import core, programs
 from geutil.model.programs import Program
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 from geutil.select.conversions import make_regex
 
 _logger = logging.getLogger("geutil")
@@ -68,7 +68,7 @@ def thaw(model: core.M, regex: str | re.Pattern[str]) -> core.M:
     thawed = {
         name: _thawed(untouched[name], matches[name].found, variables) for name in order
     }
-    holdings = model.holdings.merged(Holdings())
+    holdings = model.holdings.merged(SharedState())
     named = variables.named()
     holdings.add_variables(named.values(), named)
     return model.rebuilt({name: thawed[name] for name in model.signatures}, holdings)

@@ -15,7 +15,7 @@ from geutil.errors import ModelError
 from geutil.graph import creation, functions
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.model.programs import fresh_name
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import copying, custom_gradients
 
@@ -101,7 +101,7 @@ def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tenso
 
 
 def variables_of(
-    graph: Graph, captures: Iterable[tuple[Any, Tensor]], holdings: Holdings
+    graph: Graph, captures: Iterable[tuple[Any, Tensor]], holdings: SharedState
 ) -> list[tf.Variable]:
     """Return the variables whose handles are captured, and hold them from now on."""
     holdings.add_variables(functions.seen_variables(graph))
@@ -116,7 +116,7 @@ def build(
     inputs: Mapping[str, Tensor],
     sinks: Mapping[str, Operation],
     side_effects: Operation,
-    holdings: Holdings,
+    holdings: SharedState,
 ) -> Any:
     """Return a concrete function of a graph as it is now.
 

@@ -14,7 +14,6 @@ from geutil.quantize.equalizing import (
     NotEqualized,
     equalize,
 )
-from geutil.quantize.insertion import InsertReport, insert_quant_op
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
 from geutil.quantize.quantizers import (
@@ -26,6 +25,7 @@ from geutil.quantize.quantizing import quantize
 from geutil.quantize.reestimated_norms import Missed, Reestimated, ReestimateReport
 from geutil.quantize.reestimating import reestimate_batch_norm
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.single_insertion import InsertReport, insert_quant_op
 from geutil.quantize.spec import Spec
 
 __all__ = [

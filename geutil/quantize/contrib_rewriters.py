@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize import inserting, quantizing
+from geutil.quantize import plan_insertion, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
 from geutil.select.networks.batch_norms import fused_norm
@@ -234,7 +234,7 @@ def experimental_create_eval_graph(
         >>> print(report.quantization.quantized[1].result)
         16 bits
     """
-    inserting.checked_delay(quant_delay, is_training=False)
+    plan_insertion.checked_delay(quant_delay, is_training=False)
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
     return _eval_graph(input_graph, choices)
 
@@ -242,9 +242,9 @@ def experimental_create_eval_graph(
 def _training_graph(
     graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any
 ) -> RewriteReport:
-    delay = inserting.checked_delay(delay, is_training=True)
+    delay = plan_insertion.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
-    with inserting.undone_on_error(graph):
+    with plan_insertion.undone_on_error(graph):
         folds = fold_batch_norms(
             graph,
             is_training=True,
@@ -256,7 +256,7 @@ def _training_graph(
 
 def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
     graph = _graph_or_default(graph)
-    with inserting.undone_on_error(graph):
+    with plan_insertion.undone_on_error(graph):
         folds = fold_batch_norms(graph, scope=choices.scope)
         return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
 
@@ -280,5 +280,5 @@ def _graph_or_default(graph: Any) -> Graph:
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
     require_graph(graph)
-    inserting.refuse_training_ops(graph)
+    plan_insertion.refuse_training_ops(graph)
     return graph

@@ -13,8 +13,8 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import edits, state
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
-from geutil.quantize import inserting, lowering
-from geutil.quantize.inserting import Mode
+from geutil.quantize import lowering, plan_insertion
+from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
 from geutil.quantize.range_variables import RangeVariables
@@ -131,7 +131,7 @@ result 8 bits (conv/act_quant)
         frozenset(activations),
     )
     mode = Mode(
-        is_training, inserting.checked_delay(quant_delay, is_training, step), step
+        is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
     )
     reports = []
     places = _places(graph_or_model)
@@ -148,7 +148,7 @@ result 8 bits (conv/act_quant)
     known = dict(variables or {})
     with ExitStack() as stack:
         for _, graph, _ in places:
-            stack.enter_context(inserting.undone_on_error(graph))
+            stack.enter_context(plan_insertion.undone_on_error(graph))
         for (name, graph, _), plan in zip(places, plans, strict=True):
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
@@ -157,7 +157,7 @@ result 8 bits (conv/act_quant)
                 again = replace(choices, stands_for=stands_for)
                 plan = plan_quantization(graph, results[name], again)
             ranges = RangeVariables(graph, known, vars_collection)
-            made = inserting.insert(graph, plan.groups, mode, ranges)
+            made = plan_insertion.insert(graph, plan.groups, mode, ranges)
             known.update(ranges.by_name)
             counter = state.state_of(graph).step_counter
             steps = None if counter is None else counter.variable
@@ -214,7 +214,7 @@ def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
     if mode.is_training or not results:
-        inserting.refuse_training_ops(graph)
+        plan_insertion.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 

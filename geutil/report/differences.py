@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from geutil.report.accepted_inputs import Subject, subject_of
 from geutil.report.graphs import altered_attributes
-from geutil.report.subjects import Subject, subject_of
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation

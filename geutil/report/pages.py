@@ -12,11 +12,11 @@ from geutil.errors import ArgumentTypeError, ReportError
 from geutil.graph.types import type_name
 from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.model import Model
+from geutil.report.accepted_inputs import Subject, subject_of
 from geutil.report.differences import pairs_of, statuses
 from geutil.report.graphs import PHASES, timeline_data
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
-from geutil.report.subjects import Subject, subject_of
 from geutil.select.subgraph import SubGraphView
 from geutil.version import __version__
 

@@ -62,7 +62,7 @@ def rows_of(report: object) -> Rows:
 
 
 @rows_of.register
-def _(report: FoldReport) -> Rows:
+def _fold_rows(report: FoldReport) -> Rows:
     folded = [
         Row(
             "folded",
@@ -83,7 +83,7 @@ def _(report: FoldReport) -> Rows:
 
 
 @rows_of.register
-def _(report: QuantizeReport) -> Rows:
+def _quantize_rows(report: QuantizeReport) -> Rows:
     quantized = [
         Row("quantized", True, q.op, f"{q.op_type}: {q}", _named(q.op, q.into))
         for q in report.quantized
@@ -97,7 +97,7 @@ def _(report: QuantizeReport) -> Rows:
 
 
 @rows_of.register
-def _(report: StripReport) -> Rows:
+def _strip_rows(report: StripReport) -> Rows:
     rows = tuple(
         Row(e.action, e.action != "kept", f"{e.kind} {e.name}", e.reason, (e.name,))
         for e in report.entries
@@ -106,7 +106,7 @@ def _(report: StripReport) -> Rows:
 
 
 @rows_of.register
-def _(report: RewriteReport) -> Rows:
+def _rewrite_rows(report: RewriteReport) -> Rows:
     done = [
         Row("rewritten", True, e.op, str(e), (*e.new_ops, *e.ops))
         for e in report.rewritten
@@ -119,7 +119,7 @@ def _(report: RewriteReport) -> Rows:
 
 
 @rows_of.register
-def _(report: GradientReport) -> Rows:
+def _gradient_rows(report: GradientReport) -> Rows:
     kept = [
         Row("kept", True, k.name, f"{k.op_type}, {k.bytes:,} bytes: {k.reason}", ())
         for k in report.kept
@@ -141,7 +141,7 @@ def _(report: GradientReport) -> Rows:
 
 
 @rows_of.register
-def _(report: CalibrationReport) -> Rows:
+def _calibration_rows(report: CalibrationReport) -> Rows:
     rows = tuple(
         Row("set", True, name, range_text(ends), (name,))
         for name, ends in report.ranges.items()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from geutil import report
+from geutil.report.accepted_inputs import Subject
 from geutil.report.differences import pairs_of
-from geutil.report.subjects import Subject
 from tests.report import samples
 
 

@@ -12,8 +12,8 @@ from geutil.graph import creation, functions
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, to_function, to_graph
-from geutil.model.core import EditableModel
-from geutil.model.to_graph import Inputs, Outputs, Parts
+from geutil.model.core import EditableModel, Inputs, Outputs
+from geutil.model.to_graph import Parts
 from geutil.transform.function_bodies import add_ends, define_body, read_body
 
 

@@ -15,7 +15,7 @@ from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
 from geutil.model.programs import fresh_name
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 from geutil.model.to_graph import Parts
 
 
@@ -77,7 +77,7 @@ class FunctionLibrary:
         retired: ops that other ops have replaced; they do not count as callers.
     """
 
-    def __init__(self, root: Graph, holdings: Holdings, make_body: MakeBody) -> None:
+    def __init__(self, root: Graph, holdings: SharedState, make_body: MakeBody) -> None:
         self.root = root
         self.holdings = holdings
         self.retired: set[Operation] = set()

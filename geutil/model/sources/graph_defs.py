@@ -18,7 +18,7 @@ from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.model import programs
 from geutil.model.programs import Program
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 from geutil.model.sources import v1_variables
 from geutil.model.sources.v1_variables import GraphResource
 
@@ -172,7 +172,7 @@ def programs_of_graph_def(
     facts: Mapping[str, VariableFacts] | None = None,
     value_of: Callable[[str, Any], np.ndarray[Any, Any] | None] = lambda _name, _: None,
     assets: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Program], Holdings]:
+) -> tuple[dict[str, Program], SharedState]:
     """Return programs that share one graph, and the variables and tables made for it.
 
     Args:
@@ -191,7 +191,7 @@ def programs_of_graph_def(
     v1_variables.with_resource_variables(graph_def)
     assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
     needed = _needed(graph_def, signatures.values())
-    holdings = Holdings()
+    holdings = SharedState()
     captures: dict[str, Any] = {}
     shared: dict[bytes, tf.Variable] = {}
     for node in graph_def.node:

@@ -15,7 +15,7 @@ from geutil.graph.functions import bindings, side_effects
 from geutil.graph.types import Graph, Tensor
 from geutil.model.files.inspection import refuse_code
 from geutil.model.programs import Ancestor, Program, nodes_by_name
-from geutil.model.shared_state import Holdings
+from geutil.model.shared_state import SharedState
 
 CONSTANT_LIMIT = 64 * 2**20
 """Captured values of at most so many bytes become constants of the graph."""
@@ -333,7 +333,7 @@ class Source:
 
     what: str
     signatures: dict[str, Callable[[], Program]]
-    holdings: Holdings = field(default_factory=Holdings)
+    holdings: SharedState = field(default_factory=SharedState)
     functions: dict[str, Any] = field(default_factory=dict)
 
     def chosen(self, signature: str | None) -> str:

@@ -49,13 +49,13 @@ import tensorflow as tf
 from geutil.graph import creation, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning import int8_kernels
+from geutil.quantize.planning import fused_ops
+from geutil.quantize.planning.fused_ops import Moved
 from geutil.quantize.planning.int8_kernels import (
     COMPARISONS,
     DIVISIONS,
     FAKE_QUANT,
     PASSING,
-    Moved,
 )
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.select.networks.layers import Layer, layer_of
@@ -111,7 +111,7 @@ def find_dilated(graph: Graph) -> list[Dilated]:
     Cost: linear in ops and edges; a few runs of what computes paddings, where sizes of
     images are not known.
     """
-    found_moved = int8_kernels.find_moved(graph.get_operations(), Liveness(graph))
+    found_moved = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
     moved = [each for each in found_moved if _is_computed_from_shapes(each)]
     tried = [_moves(moved, size) for size in _TRIED_SIZES]
     found = (_dilated(each, moves) for each, *moves in zip(moved, *tried, strict=True))

@@ -1,4 +1,4 @@
-"""Points where FakeQuant ops go: drafted, named, and which of them share a range.
+"""Points where FakeQuant ops go: drafted, refused, named, sharing ranges.
 
 A name says where in the network a range belongs: `<context>/<slot>`, as in
 `block1/conv/weights_quant`. The context is the name scope of the op, or its whole name
@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from geutil.graph import types
+from geutil.graph.op_types import FUSED_NORMS, SUMS
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.planning import int8_kernels
+from geutil.quantize.planning.fused_ops import Composite
+from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
     Edge,
     Network,
@@ -23,6 +27,7 @@ from geutil.quantize.planning.network import (
     source_of,
 )
 from geutil.quantize.spec import Format, QuantizeChoices, Spec
+from geutil.select.networks.batch_norms import is_layer_norm
 
 
 @dataclass(eq=False)
@@ -245,17 +250,31 @@ def _bare(name: str) -> str:
     return types.scope_dirname(name) + base.removesuffix(_FOLD)
 
 
+BEHIND = (
+    "is behind the last layer, and may be part of a loss; an override with a "
+    "geutil.quantize.Spec for it quantizes it"
+)
+_FOLD_FIRST = "fold it first, with geutil.batchnorm.fold_batch_norms"
+_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
+
+
 class Drafts:
-    """The tensors of a network that shall be quantized, and those that are.
+    """The tensors of a network that shall be quantized, those that are, and refusals.
 
     Args:
         network: the network.
         choices: what the caller asks for.
+
+    Attributes:
+        composites: activations that are several ops, by their last op.
+        inner: their other ops.
     """
 
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         self.network = network
         self.choices = choices
+        self.composites: dict[Operation, Composite] = {}
+        self.inner: set[Operation] = set()
         self.overrides = choices.matcher(network.ops)
         self.shared = SharedRanges()
         self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
@@ -380,3 +399,56 @@ class Drafts:
         if draft.readers is not None:
             draft.readers.append(edge)
         return draft
+
+    def refusal(self, op: Operation) -> str:
+        """Return why an op is not quantized; "" if it can be."""
+        if not self.choices.in_scope(op):
+            return f"is outside the scope '{self.choices.scope}'"
+        if self.overrides.skipped(op):
+            return "is skipped by an override"
+        obstacle = self.network.obstacle(op)
+        if obstacle:
+            return obstacle
+        if op.type in FUSED_NORMS and not is_layer_norm(op):
+            return f"is a batch norm; {_FOLD_FIRST}"
+        if any(self.network.is_statistic(t) for t in op.inputs):
+            return f"belongs to a batch norm in training; {_FOLD_FIRST}"
+        kernel = int8_kernels.KERNELS.get(op.type)
+        if kernel and kernel.activation not in ("", *self.choices.activations):
+            return f"is no activation that is asked for ({kernel.activation})"
+        behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
+        return BEHIND if behind and not self._may_end(op, kernel) else ""
+
+    def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
+        """Tell whether an op behind the last layer is still part of the network."""
+        if kernel is None or kernel.treatment in _MORE_AT_THE_END:
+            return kernel is not None and self._reads_network(op)
+        return op.type in (
+            *SUMS,
+            *int8_kernels.FUSED_ACTIVATIONS,
+        ) and self._reads_network(op)
+
+    def _reads_network(self, op: Operation) -> bool:
+        data = [t for t in op.inputs if self.network.is_data(t)]
+        return bool(data) and all(
+            t in self.carried or self._is_asked_for(t) for t in data
+        )
+
+    def _is_asked_for(self, tensor: Tensor) -> bool:
+        """Tell whether the network reads a tensor quantized, its input for example."""
+        source, _ = self.origin.get(tensor, (tensor, None))
+        return source in self.drafts
+
+    def may_take(self, op: Operation) -> bool:
+        """Tell whether an op may become part of the kernel before it."""
+        statistic = any(self.network.is_statistic(t) for t in op.inputs)
+        if op in self.inner or op in self.composites:
+            return False
+        if statistic:
+            return self.choices.in_scope(op) and not self.overrides.skipped(op)
+        kernel = int8_kernels.KERNELS.get(op.type)
+        passes = kernel is not None and kernel.treatment is Treatment.PASSES
+        fuses = passes or op.type in (*int8_kernels.FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
+        if fuses and self.network.is_behind_layers(op):
+            return self.choices.in_scope(op) and not self.overrides.skipped(op)
+        return self.refusal(op) == ""

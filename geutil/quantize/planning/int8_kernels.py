@@ -5,110 +5,16 @@ The ranges that they ask for, by the type of the TensorFlow op.
 Measured with TensorFlow 2.21: an op between FakeQuant ops is converted, and stays
 int8 or not. `tests/quantize/test_kernels.py` measures it again. The kernels that older
 releases do not have are left out where one of these runs.
-
-SpaceToBatch hands on every n-th row and column as an image of its own, an ordinary
-convolution follows, and BatchToSpace puts the rows and columns back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 import tensorflow as tf
 
-from geutil.graph.op_types import CONVOLUTIONS_2D
-from geutil.graph.types import Operation, Tensor
-from geutil.select.networks.layers import data_format
-from geutil.transform.rewrite.liveness import Liveness
-
-
-@dataclass(frozen=True, eq=False)
-class Moved:
-    """A convolution between two moves, which only such read the inside of.
-
-    Attributes:
-        spread: the SpaceToBatchND before it.
-        convolution: the convolution.
-        gathered: the BatchToSpaceND behind it.
-        axis: the axis of size 1 that a convolution along one axis is given in between;
-            None for two.
-    """
-
-    spread: Operation
-    convolution: Operation
-    gathered: Operation
-    axis: int | None
-
-    @property
-    def numbers(self) -> list[Tensor]:
-        """Blocks and paddings of the first move, then blocks and crops of the last."""
-        return [*list(self.spread.inputs)[1:], *list(self.gathered.inputs)[1:]]
-
-
-def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
-    """Yield the convolutions between moves that can be written as dilated ones.
-
-    Args:
-        ops: the ops to look at.
-        live: tells who reads what.
-
-    Cost: linear in ops.
-    """
-    for op in ops:
-        if op.type == "SpaceToBatchND" and not live.is_retired(op):
-            # Folded for training, a layer runs twice on what is spread once.
-            found = [_moved_behind(op, reader, live) for reader in live.readers(op)]
-            moved = [m for m in found if m is not None and not _crops_data(m)]
-            if len(moved) == len(found):
-                yield from moved
-
-
-def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
-    middle, axis = reader, None
-    if middle.type == "ExpandDims":
-        axis = _positive(tf.get_static_value(middle.inputs[1]))
-        middle = _only_reader(middle, live) if axis in (1, 2) else None
-    if middle is None or not _is_plain(middle):
-        return None
-    end = _only_reader(middle, live)
-    if end is not None and axis is not None:
-        removed = end.get_attr("squeeze_dims") if end.type == "Squeeze" else []
-        removes = [_positive(index) for index in removed] == [axis]
-        end = _only_reader(end, live) if removes else None
-    if end is None or end.type != "BatchToSpaceND":
-        return None
-    return Moved(spread, middle, end, axis)
-
-
-def _positive(axis: int | None) -> int | None:
-    """Return an axis of images counted from the first one."""
-    return None if axis is None else int(axis) % 4
-
-
-def _only_reader(op: Operation, live: Liveness) -> Operation | None:
-    readers = tuple(live.readers(op))
-    return readers[0] if len(readers) == 1 and len(op.outputs) == 1 else None
-
-
-def _is_plain(op: Operation) -> bool:
-    """Tell whether an op is a convolution that looks at each place, without zeros."""
-    if op.type not in CONVOLUTIONS_2D or data_format(op) != "NHWC":
-        return False
-    ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
-    window = op.inputs[1].shape
-    known = window.rank == 4 and None not in window.as_list()[:2]
-    return ones and known and bool(op.get_attr("padding") == b"VALID")
-
-
-def _crops_data(moved: Moved) -> bool:
-    """Tell whether more is cropped than zeros were added, as far as that is known."""
-    before, padding, after, crops = (tf.get_static_value(t) for t in moved.numbers)
-    if any(value is None for value in (before, padding, after, crops)):
-        return False
-    return not np.array_equal(before, after) or bool(np.any(padding < crops))
+from geutil.graph.types import Operation
 
 
 class Treatment(Enum):
@@ -172,7 +78,7 @@ def _fixed(name: str, low: float, high: float) -> Kernel:
 
 
 _REDUCING = Kernel(Treatment.MAKES, (0,), slot="reduce_quant")
-_KEEPING = Kernel(Treatment.KEEPS, (0,), slot="keep_quant")
+KEEPING = Kernel(Treatment.KEEPS, (0,), slot="keep_quant")
 _POOLING = Kernel(Treatment.KEEPS, (0,), slot="pool_quant")
 
 FUSED_ACTIVATIONS = {"Relu": "relu", "Relu6": "relu6"}
@@ -235,10 +141,10 @@ _NEWEST: dict[str, Kernel] = {
     ),
     "IdentityN": _passing_all(),
     # They pass ranges on, but the converter wants to see them at the end of a model.
-    **dict.fromkeys(("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack"), _KEEPING),
+    **dict.fromkeys(("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack"), KEEPING),
     "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),
     "AvgPool": _POOLING,
-    "ResizeBilinear": _KEEPING,
+    "ResizeBilinear": KEEPING,
     "ConcatV2": Kernel(Treatment.JOINS, None, slot="concat_quant"),
     "Pack": Kernel(Treatment.JOINS, None, slot="concat_quant"),
     "SelectV2": Kernel(Treatment.JOINS, (1, 2), slot="select_quant"),
@@ -285,31 +191,12 @@ def kernels_of(version: Version) -> dict[str, Kernel]:
     }
     if (2, 20) <= version < (2, 21):
         # Its converter wants to see what a BroadcastTo makes quantized, too.
-        found["BroadcastTo"] = _KEEPING
+        found["BroadcastTo"] = KEEPING
     return found
 
 
 KERNELS = kernels_of(version_of(tf.__version__))
 """The kernels of the TensorFlow that runs."""
-
-
-def kernel_of(op: Operation) -> Kernel | None:
-    """Return what computes an op in int8; None if nothing does.
-
-    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
-    as a product with ones, which are a constant if the shape is known, and else are
-    made in float. A SquaredDifference of more than four it writes as a difference and
-    its square, between which no FakeQuant lies.
-    """
-    kernel = KERNELS.get(op.type)
-    if op.type == "SquaredDifference":
-        rank = op.outputs[0].shape.rank
-        return None if rank is None or rank > 4 else kernel
-    if kernel is not None or op.type != "BroadcastTo":
-        return kernel
-    shape = op.outputs[0].shape
-    known = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
-    return _KEEPING if known else None
 
 
 PASSING = frozenset(

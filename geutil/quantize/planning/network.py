@@ -217,7 +217,6 @@ class Network:
     Attributes:
         ops: the ops, in topological order.
         layers: those of them that multiply data by weights, and have int8 kernels.
-        gathered: the last ops of dilated convolutions that are written as three.
         unfed: ops that could, and read constants and variables only.
 
     Cost: linear in ops and edges.
@@ -239,9 +238,6 @@ class Network:
             for op, layer in layers.items()
             if op.type not in int8_kernels.FLOAT_LAYERS
         }
-        self.gathered = frozenset(
-            m.gathered for m in int8_kernels.find_moved(self.ops, self.live)
-        )
         self.unfed = [
             op
             for op in everything

@@ -13,7 +13,15 @@ import tensorflow as tf
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.planning import fused_ops, int8_kernels
-from geutil.quantize.planning.draft_points import Draft, Point, RangeGroup, Skip, named
+from geutil.quantize.planning.draft_points import (
+    BEHIND,
+    Draft,
+    Drafts,
+    Point,
+    RangeGroup,
+    Skip,
+    named,
+)
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
@@ -25,7 +33,7 @@ from geutil.quantize.planning.network import (
     format_of,
     is_quantized,
 )
-from geutil.quantize.planning.refusals import BEHIND, Refusals, check_obeyed
+from geutil.quantize.planning.override_checks import check_obeyed
 from geutil.quantize.spec import QuantizeChoices, Spec
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
@@ -102,7 +110,7 @@ def plan_quantization(
     return _PointPlanner(Network(graph, results), choices).plan()
 
 
-class _PointPlanner(Refusals):
+class _PointPlanner(Drafts):
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
@@ -150,7 +158,8 @@ class _PointPlanner(Refusals):
         for op, drafts in self.constants.items():
             more = [points[draft.tensor] for draft in drafts]
             parameters[op] = [*parameters.get(op, ()), *more]
-        check_obeyed(self.overrides, plan, parameters, self.network)
+        if self.overrides.specs:
+            check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
 
     def _share_with_twins(self) -> None:
@@ -233,7 +242,7 @@ class _PointPlanner(Refusals):
             return
         composite = self.composites.get(op)
         layer = self.network.layers.get(op)
-        kernel = int8_kernels.kernel_of(op)
+        kernel = _kernel_of(op)
         if composite is not None:
             self._composite(composite)
         elif layer is not None:
@@ -399,3 +408,22 @@ class _PointPlanner(Refusals):
         if draft.shapes and not any(statistics):
             # Else a shape may be read to make what the result depends on.
             draft.shapes = (*draft.shapes, *chain.inside)
+
+
+def _kernel_of(op: Operation) -> Kernel | None:
+    """Return what computes an op in int8; None if nothing does.
+
+    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
+    as a product with ones, which are a constant if the shape is known, and else are
+    made in float. A SquaredDifference of more than four it writes as a difference and
+    its square, between which no FakeQuant lies.
+    """
+    kernel = int8_kernels.KERNELS.get(op.type)
+    if op.type == "SquaredDifference":
+        rank = op.outputs[0].shape.rank
+        return None if rank is None or rank > 4 else kernel
+    if kernel is not None or op.type != "BroadcastTo":
+        return kernel
+    shape = op.outputs[0].shape
+    known = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
+    return int8_kernels.KEEPING if known else None

@@ -12,8 +12,8 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph import state, types
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import inserting
-from geutil.quantize.inserting import Mode
+from geutil.quantize import plan_insertion
+from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.planning.network import Edge, quantized_value
@@ -135,9 +135,9 @@ def insert_quant_op(
     group = _range(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, inserting.checked_delay(quant_delay, is_training))
+    mode = Mode(is_training, plan_insertion.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    inserting.refuse_training_ops(graph)
+    plan_insertion.refuse_training_ops(graph)
     there = quantized_value(producer.outputs[0])
     reason = _reason(producer, there, producer_scope)
     if reason:
@@ -150,7 +150,7 @@ def insert_quant_op(
     )
     if not chosen:
         return InsertReport(None, skipped=skipped)
-    with inserting.undone_on_error(graph):
+    with plan_insertion.undone_on_error(graph):
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )
@@ -159,7 +159,7 @@ def insert_quant_op(
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
-        made = inserting.insert(graph, [group], mode, ranges)
+        made = plan_insertion.insert(graph, [group], mode, ranges)
     counter = state.state_of(graph).step_counter
     return InsertReport(
         made[point.tensor],
