@@ -24,15 +24,8 @@ from geutil.graph import (
     creation,
     fetched_subgraph,
     runtime,
+    state,
     types,
-)
-from geutil.graph.state import (
-    Use,
-    complete,
-    fingerprint,
-    has_been_run,
-    on_completion,
-    state_of,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.ordering import OrderPlan
@@ -143,7 +136,7 @@ def order_updates(*fetches: Any) -> Report | None:
         return last_report(default)
     found = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
     graph = get_unique_graph(found)
-    orders: _Orders | None = state_of(graph).step_order
+    orders: _Orders | None = state.state_of(graph).step_order
     if orders is None:
         raise SelectionError(
             "the graph has no gradients whose ops are ordered; build them by "
@@ -201,7 +194,7 @@ class _Orders:
         """Order the updates behind some fetches, or say why that cannot be done."""
         if self._waits is None and self._was_run():
             raise StaleGraphError(_TOO_LATE.format(peak=self._peak))
-        complete(self._graph, fetches)
+        state.complete(self._graph, fetches)
         if self._waits is None:
             names = ", ".join(f"'{f.name}'" for f in fetches[:3])
             raise SelectionError(
@@ -209,20 +202,23 @@ class _Orders:
                 "geutil.gradients; pass the train op"
             )
 
-    def __call__(self, use: Use) -> None:
+    def __call__(self, use: state.Use) -> None:
         """Put the steps in order as far as their graph is complete."""
         targets = [*use.targets, *(t.op for t in use.tensors)]
         if use.is_function:
-            done = (fingerprint(self._graph), tuple(map(id, targets)))
+            done = (state.fingerprint(self._graph), tuple(map(id, targets)))
             if self._ordered != done:
                 self._order(targets, use)
-                self._ordered = (fingerprint(self._graph), tuple(map(id, targets)))
+                self._ordered = (
+                    state.fingerprint(self._graph),
+                    tuple(map(id, targets)),
+                )
         elif self._waits is None:
             self._order_for_session(targets, use)
         else:
             self._check(targets, use)
 
-    def _order(self, targets: Sequence[Operation], use: Use) -> None:
+    def _order(self, targets: Sequence[Operation], use: state.Use) -> None:
         ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         if self._backward.keys().isdisjoint(ops):
             return
@@ -232,7 +228,7 @@ class _Orders:
             )
         self._tell(order_step(ops, use.tensors, phases=self._phases), whole=True)
 
-    def _order_for_session(self, targets: Sequence[Operation], use: Use) -> None:
+    def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
         after = _after(ops, self._backward)
         if not any(call_graph.changes_state(op) for op in after):
@@ -264,7 +260,7 @@ class _Orders:
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 
-    def _check(self, targets: Sequence[Operation], use: Use) -> None:
+    def _check(self, targets: Sequence[Operation], use: state.Use) -> None:
         """Refuse a run that would change state only because others wait for that."""
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
@@ -277,7 +273,7 @@ class _Orders:
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
 
-    def _obstacle(self, use: Use) -> str | None:
+    def _obstacle(self, use: state.Use) -> str | None:
         """Return why updates cannot be ordered for a run, or None."""
         if self._graph.finalized:
             return _FINALIZED
@@ -288,7 +284,7 @@ class _Orders:
         return None
 
     def _was_run(self) -> bool:
-        return has_been_run(self._graph, self._backward)
+        return state.has_been_run(self._graph, self._backward)
 
     def _may_await(self, op: Operation, other: Operation) -> bool:
         """Tell whether an op may wait for another in a graph that a Session runs.
@@ -297,7 +293,7 @@ class _Orders:
         that would run a part of the backward pass whenever the forward pass is run.
         """
         adds = op in self._forward and other not in self._forward
-        return not adds and not has_been_run(self._graph, (op,))
+        return not adds and not state.has_been_run(self._graph, (op,))
 
     @property
     def _peak(self) -> int:
@@ -368,11 +364,11 @@ def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
 
 def orders_of(graph: Graph) -> _Orders:
     """Return the steps of a graph that are put in order."""
-    state = state_of(graph)
-    if state.step_order is None:
-        state.step_order = _Orders(graph)
-        on_completion(graph, state.step_order)
-    orders: _Orders = state.step_order
+    held = state.state_of(graph)
+    if held.step_order is None:
+        held.step_order = _Orders(graph)
+        state.on_completion(graph, held.step_order)
+    orders: _Orders = held.step_order
     return orders
 
 

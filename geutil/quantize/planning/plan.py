@@ -12,16 +12,8 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.quantize.planning import fused_ops, int8_kernels
-from geutil.quantize.planning.draft_points import (
-    BEHIND,
-    Draft,
-    Drafts,
-    Point,
-    RangeGroup,
-    Skip,
-    named,
-)
+from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
+from geutil.quantize.planning.draft_points import Draft, Drafts, Point
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
@@ -78,9 +70,9 @@ class QuantizePlan:
         unfed: products of constants and variables, which may have been meant.
     """
 
-    groups: list[RangeGroup] = field(default_factory=list)
+    groups: list[draft_points.RangeGroup] = field(default_factory=list)
     kernels: dict[Operation, Operation] = field(default_factory=dict)
-    skips: dict[Operation, Skip] = field(default_factory=dict)
+    skips: dict[Operation, draft_points.Skip] = field(default_factory=dict)
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
@@ -114,7 +106,7 @@ class _PointPlanner(Drafts):
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
-        self.skips: dict[Operation, Skip] = {}
+        self.skips: dict[Operation, draft_points.Skip] = {}
         # Ops that hand on what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in fused_ops.find_composites(
@@ -138,7 +130,9 @@ class _PointPlanner(Drafts):
                 self.kernels[op] = op
         prelus = self._prelus()
         inside = {op for prelu in prelus for op in prelu.ops}
-        groups, points = named(list(self.drafts.values()), self.network, self.shared)
+        groups, points = draft_points.named(
+            list(self.drafts.values()), self.network, self.shared
+        )
         weights = {op: points[draft.tensor] for op, draft in self.weights.items()}
         plan = QuantizePlan(
             groups,
@@ -270,9 +264,9 @@ class _PointPlanner(Drafts):
         # What is in a body may well have kernels.
         known = op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
         known = known or function_calls.called_function(op) != ""
-        in_loss = reason == BEHIND and self.network.leads_to_loss(op)
+        in_loss = reason == draft_points.BEHIND and self.network.leads_to_loss(op)
         has_kernel = known and not in_loss and reason != _DIVIDES
-        self.skips[op] = Skip(op, reason, has_kernel)
+        self.skips[op] = draft_points.Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
