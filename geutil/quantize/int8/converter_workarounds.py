@@ -215,8 +215,10 @@ def with_fitting_comparisons(graph: Graph) -> None:
         if not 0 < largest < np.inf or _FINEST_COMPARED <= largest < 1:
             continue
         factor = 2.0 ** -(math.floor(math.log2(largest)) + 1)
-        for index, side in enumerate(known):
-            creation.set_new_input(op, index, side.times(factor))
+        with tf.name_scope(f"{op.name}/scaled"):
+            scaled = [side.times(factor) for side in known]
+        for index, tensor in enumerate(scaled):
+            creation.set_new_input(op, index, tensor)
 
 
 @dataclass(frozen=True, eq=False)
