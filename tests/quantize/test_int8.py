@@ -26,6 +26,7 @@ X = normal(4, 8, 8, 3, seed=9)
 WEIGHTS = normal(3, 3, 3, 8)
 BIAS = normal(8, seed=1)
 NEXT = normal(1, 1, 8, 5, seed=2)
+SQUARE = normal(4, 4, seed=3)
 
 
 def network(weights=WEIGHTS, bias=BIAS, second=None, **options):
@@ -254,3 +255,33 @@ def test_a_saved_model_is_converted(tmp_path):
     m = calibrated(second=NEXT)
     reopened = model.open(m.save(tmp_path / "saved"))
     assert steps(reopened, to_int8(reopened)) <= 1
+
+
+OUTPUTS_MADE_BY = {
+    "a product": lambda x: x * BIAS[:4],
+    "an activation": tf.nn.relu,
+    "a sum": lambda x: x + BIAS[:4],
+    "a layer": lambda x: tf.nn.relu(x @ SQUARE),
+    "a normalization": lambda x: (
+        tf.tanh(x)
+        * tf.math.rsqrt(tf.reduce_mean(tf.nn.relu(x), -1, keepdims=True) + 0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS_MADE_BY)
+def test_outputs_whose_shape_is_read_are_made_in_int8(case):
+    def function(x):
+        hidden = OUTPUTS_MADE_BY[case](x)
+        sizes = tf.shape(hidden)
+        rows = tf.reshape(hidden, [-1, 4]) @ SQUARE
+        return {"hidden": hidden, "y": tf.reshape(rows, [sizes[0], sizes[1], 4])}
+
+    m = opened(function, spec([None, None, 4], "x"))
+    quantize(m, is_training=False)
+    data = [{"x": normal(2, 3, 4)}]
+    calibrate(m, data)
+    comparison = compare_int8(m, to_int8(m), data)
+    assert comparison.float_ops == ()
+    # A step of what is hidden is more than one behind the layer.
+    assert comparison.most <= 2

@@ -95,7 +95,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
 
 
 def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return outputs that no op shares which reads them in float.
+    """Return outputs that no op shares which reads them in float, or their shape.
 
     The converter gives both the same tensor, in float, and takes that away where the
     output becomes int8 (TensorFlow 2.21: "Tensor at index 0 was optional"). Those of
@@ -110,6 +110,11 @@ def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
             continue
         deciding = [op for op in output.consumers() if op.type in DECISIONS]
         in_float = any(op.type not in _IN_INT8 for op in output.consumers())
+        made = output.op.inputs[0]
+        shaped = [op for op in made.consumers() if op.type in op_types.VALUE_BLIND]
+        if shaped:
+            # What makes it would be in float for them.
+            _read_instead(shaped, made, _twin(output, 1.0 + _ROUNDING))
         if deciding:
             # In int8, but only by itself.
             _read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
