@@ -240,7 +240,7 @@ class Link:
 def link_of(op: Operation, origins: Origins) -> Link | None:
     """Return an op that may stand between a layer and a norm as a link, or None.
 
-    Whether it hands on the channels is for `axis_after` to say.
+    Whether it forwards the channels is for `axis_after` to say.
     """
     step = step_of(op, origins)
     if step is not None:

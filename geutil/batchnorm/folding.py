@@ -51,7 +51,7 @@ def fold_batch_norms(
 
     Norms in the bodies of loops, of conditionals and of functions that are called are
     folded there, if their layer is in the same body and its weights reach the body as
-    constants or variables. Of a model, all signatures are folded.
+    constants or variables. All signatures of a model are folded.
 
     A norm that nothing reads, such as one that is fetched, or returned by a function
     that is being traced, is folded too. Where it ends in a sum that op stays, and
@@ -115,7 +115,7 @@ def fold_batch_norms(
     passed = targets.constants_passed(places.listed)
     settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
-        # Before anything is touched: functions of a model need not be made anew.
+        # Before anything is touched: functions of a model need not be rebuilt.
         refusals = [r for f in settled for r in f.refusals()]
         _check_none(FoldReport((), (*refusals, *places.unopened)), scope)
     with ExitStack() as stack:

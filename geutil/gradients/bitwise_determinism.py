@@ -131,7 +131,7 @@ _SAME_BUFFER = frozenset(
         "StopGradient",
     )
 )
-"""Types of ops that hand on the buffer of what they read."""
+"""Types of ops that forward the buffer of what they read."""
 
 
 def pin_sum_inputs(
@@ -168,7 +168,7 @@ def pin_sum_inputs(
 
 
 def _same_buffer(tensor: Tensor, before: Readers) -> Iterator[Tensor]:
-    """Yield the tensor and what hands on its buffer."""
+    """Yield the tensor and what forwards its buffer."""
     waiting = [tensor]
     while waiting:
         t = waiting.pop()

@@ -55,7 +55,7 @@ def why_kept(op: Operation) -> str | None:
 
 
 def source_of(op: Operation) -> Operation:
-    """Return the op whose first output an op hands on as it is, itself if it does not.
+    """Return the op whose first output an op forwards as it is, itself if it does not.
 
     Reads of version 1 variables are such: an Identity hands out the variable's buffer.
 
@@ -76,7 +76,7 @@ PLACES_TO_WAIT = {
 
 
 def is_parameter(op: Operation) -> bool:
-    """Tell whether an op yields a variable or constant, or hands one on."""
+    """Tell whether an op yields a variable or constant, or forwards one."""
     return source_of(op).type in PARAMETERS
 
 

@@ -403,7 +403,7 @@ def _with_readers(
 
 
 def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> bool:
-    """Let updates read gradients directly that one op hands on together.
+    """Let updates read gradients directly that one op forwards together.
 
     Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
     them that is left where there is one replica: none could be used up before all are

@@ -332,7 +332,7 @@ def make_stand_in(
 ) -> Tensor:
     """Return what can be read instead of a tensor.
 
-    The op hands on what it reads, without a copy, on the tensor's device. No optimizer
+    The op forwards what it reads, without a copy, on the tensor's device. No optimizer
     of TensorFlow removes it.
 
     Args:

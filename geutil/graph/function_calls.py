@@ -289,7 +289,7 @@ def _traces(caller: Caller) -> list[str]:
 
 
 def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
-    """Return the node of an op, calling other functions, to be made anew.
+    """Return the node of an op, calling other functions, to be rebuilt.
 
     Facts about the old functions are left out.
     """

@@ -135,7 +135,7 @@ def has_gradient(tensor: Any) -> bool:
 def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
     """Return the shape and dtype of the gradient of a tensor; None if it has none.
 
-    Of a variable's handle they are those of the variable, if they are known.
+    For a variable's handle: those of the variable, if they are known.
     """
     if not has_gradient(tensor) or not _tf.supports_default_grad(tensor):
         return None

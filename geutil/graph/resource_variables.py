@@ -3,8 +3,8 @@
 TensorFlow's tracer notes it on the loop; an import does not. A second gradient of a
 loop that reads a variable needs it.
 
-One made by TensorFlow takes some 2 ms. Of each shape one is, and serves as a pattern:
-the ops of the others are copies of its nodes, imported together.
+TensorFlow takes some 2 ms to make a variable. One of each shape serves as a pattern:
+the others are copies of its nodes, imported together.
 """
 
 from __future__ import annotations

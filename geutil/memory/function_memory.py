@@ -328,7 +328,7 @@ def called_functions(
 ) -> dict[Operation, Called]:
     """Return what the functions hold that a graph's ops run.
 
-    Of a conditional the larger branch counts. Of a loop two iterations do, since one
+    The larger branch of a conditional counts; of a loop two iterations, since one
     begins before the last one has ended, and the lists that it adds to each time, if
     constants tell how often it runs.
 

@@ -33,9 +33,9 @@ class Buffer:
 def buffers_of(program: Program) -> list[Buffer]:
     """Return the buffers of a program, as they are whatever the schedule.
 
-    Tensors share a buffer if they do so under every schedule: an op that hands on its
+    Tensors share a buffer if they do so under every schedule: an op that forwards its
     input, or one that takes over a buffer which nobody else can still hold then. What
-    might be taken over is taken to be made anew, so no schedule holds more than these
+    might be taken over is taken to be new, so no schedule holds more than these
     buffers do.
 
     Args:

@@ -22,7 +22,7 @@ class Subject:
     Attributes:
         label: what to call it.
         graph: the graph.
-        ops: the ops of it to draw; None for all. Of a model, those that it runs.
+        ops: the ops of it to draw; None for all: those that a model runs.
         ends: what to call ops that are ends of the model, by their names.
         bodies: the functions that its ops call.
         left_out: how many ops of a model are not drawn, since it does not run them.

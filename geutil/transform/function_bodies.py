@@ -334,7 +334,7 @@ class OpenedFunctions:
     def write_back(self, edited: Collection[OpenedFunction]) -> None:
         """Make functions of edited bodies, and let all callers call them.
 
-        Functions that call edited ones are made anew as well. Within a transaction of
+        Functions that call edited ones are rebuilt as well. Within a transaction of
         the graph, the calls go back when it is undone.
 
         Args:

@@ -100,7 +100,7 @@ def _taken_over(
 ) -> Iterator[str]:
     """Yield the tensors whose buffers a value may lie in.
 
-    An op that allocates nothing writes into, or hands on, a buffer of what it reads: a
+    An op that allocates nothing writes into, or forwards, a buffer of what it reads: a
     gradient's is multiplied in place, subtracted from the variable in place, assigned.
     What was `seen` on the way from another value is not followed again.
     """

@@ -206,7 +206,7 @@ def with_resource_variables(graph_def: Any) -> None:
 def _variable_behind(graph_def: Any, variables: Iterable[str]) -> dict[str, str]:
     """Map each node that hands a reference out to its variable.
 
-    An assignment hands on what it changes. The nodes may come in any order.
+    An assignment forwards what it changes. The nodes may come in any order.
     """
     readers: dict[str, list[Any]] = {}
     for node in graph_def.node:

@@ -455,7 +455,7 @@ def _simulated_operands(
 
 
 def _source(tensor: Tensor) -> Tensor:
-    """Return where values come from that other ops only hand on."""
+    """Return where values come from that other ops only forward."""
     while tensor.op.type in PASSING:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -368,7 +368,7 @@ def _is_correction(op: Operation, index: int, network: Network) -> bool:
 class Moved:
     """A convolution between two moves, which only such read the inside of.
 
-    SpaceToBatch hands on every n-th row and column as an image of its own, an ordinary
+    SpaceToBatch forwards every n-th row and column as an image of its own, an ordinary
     convolution follows, and BatchToSpace puts the rows and columns back.
 
     Attributes:

@@ -20,9 +20,9 @@ from geutil.graph.types import Operation
 class Treatment(Enum):
     """What an op asks of the ranges of its result."""
 
-    PASSES = "hands on values, and with them their range"
+    PASSES = "forwards values, and with them their range"
     KEEPS = "makes values between those it reads, in the same range"
-    JOINS = "hands on values of several tensors, in one range"
+    JOINS = "forwards values of several tensors, in one range"
     MAKES = "makes values of another range"
     FIXED = "makes values of a range that is known"
 

@@ -72,7 +72,7 @@ def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
 
 
 def delayed_input(op: Operation) -> Tensor | None:
-    """Return the tensor that an op hands on until quantization starts.
+    """Return the tensor that an op forwards until quantization starts.
 
     None if it is another op: one that chooses between two tensors of the network, say.
     """

@@ -107,7 +107,7 @@ class _PointPlanner(Drafts):
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
         self.skips: dict[Operation, draft_points.Skip] = {}
-        # Ops that hand on what is not quantized (yet), with what they read.
+        # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in fused_ops.find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
@@ -283,7 +283,7 @@ class _PointPlanner(Drafts):
         self._end(chain, slot, spec)
 
     def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
-        """Tell whether the converter forgets the range of what an op hands on.
+        """Tell whether the converter forgets the range of what an op forwards.
 
         It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
         """

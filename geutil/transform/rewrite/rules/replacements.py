@@ -28,10 +28,9 @@ def swap_op(
 
     Args:
         pattern: a pattern; or a type of op, several types, or a predicate on ops.
-        function: builds the new tensors: one for each output of the root. Of a pattern
-            it gets what is captured, by keyword, and None for what an alternative that
-            was not taken would have captured. Of a type it gets the inputs of the op,
-            in order.
+        function: builds the new tensors: one for each output of the root. For a
+            pattern it gets the captures by keyword, None for those of an alternative
+            that did not match; for a type the inputs of the op, in order.
         check: as in `Rule`.
         name: as in `Rule`; None is the name of the function.
 
