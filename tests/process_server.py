@@ -43,8 +43,10 @@ def _become(
         flags = os.O_WRONLY | os.O_APPEND if descriptor else os.O_RDONLY
         os.dup2(os.open(path, flags), descriptor)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    seed = os.environ["PYTHONHASHSEED"]
     os.environ.clear()
-    os.environ.update(environment)
+    # The server's seed is that of its forks, whatever they were asked for.
+    os.environ.update(environment | {"PYTHONHASHSEED": seed})
     os.chdir(folder)
     given = environment.get("PYTHONPATH", "")
     sys.path[0:1] = ["", *filter(None, given.split(os.pathsep))]
