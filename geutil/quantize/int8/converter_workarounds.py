@@ -1,6 +1,6 @@
 """Rewrites around faults of TFLite's converter.
 
-Values, divisions, dilated convolutions.
+Values, divisions, comparisons, dilated convolutions.
 
 With TensorFlow 2.21 the converter goes wrong with these:
 
@@ -221,6 +221,16 @@ def with_fitting_comparisons(graph: Graph) -> None:
             creation.set_new_input(op, index, tensor)
 
 
+def fixed_range(op: Operation) -> tuple[float, float] | None:
+    """Return the range of a FakeQuant op, one for all channels; None if not known."""
+    if op.type == "FakeQuantWithMinMaxArgs":
+        return op.get_attr("min"), op.get_attr("max")
+    if op.type != "FakeQuantWithMinMaxVars":
+        return None
+    low, high = (tf.get_static_value(t) for t in list(op.inputs)[1:])
+    return None if low is None or high is None else (float(low), float(high))
+
+
 @dataclass(frozen=True, eq=False)
 class _Side:
     """What is compared in int8: data that are quantized, or numbers.
@@ -246,13 +256,8 @@ class _Side:
             low, high = with_zero(held.min(), held.max())
             return cls(tensor, None, (float(low), float(high)))
         op = _source(tensor).op
-        if op.type == "FakeQuantWithMinMaxArgs":
-            return cls(tensor, op, (op.get_attr("min"), op.get_attr("max")))
-        if op.type != "FakeQuantWithMinMaxVars":
-            return None
-        low, high = (tf.get_static_value(t) for t in list(op.inputs)[1:])
-        known = low is not None and high is not None
-        return cls(tensor, op, (float(low), float(high))) if known else None
+        ends = fixed_range(op)
+        return None if ends is None else cls(tensor, op, ends)
 
     @property
     def step(self) -> float:

@@ -118,16 +118,18 @@ def _shortened(
 ) -> dict[Operation, Array]:
     """Return the ends of a range that all of its readers allow to be cut off."""
     site = _Site.of(together[0], known)
-    reaches = []
+    if site is None:
+        return {}
+    same, reaches = frozenset(together), []
     for reader, index in _readers(together):
-        if site is None or reader in together:
+        if reader in same:
             continue
         tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
         reach = tell(site, reader, index, known)
         if reach is None:
             return {}
         reaches.append(reach)
-    if site is None or not reaches:
+    if not reaches:
         return {}
     low = max(site.low, min(low for low, _ in reaches))
     high = min(site.high, max(high for _, high in reaches))
