@@ -221,7 +221,7 @@ def with_fitting_comparisons(graph: Graph) -> None:
             creation.set_new_input(op, index, tensor)
 
 
-def fixed_range(op: Operation) -> tuple[float, float] | None:
+def _fixed_range(op: Operation) -> tuple[float, float] | None:
     """Return the range of a FakeQuant op, one for all channels; None if not known."""
     if op.type == "FakeQuantWithMinMaxArgs":
         return op.get_attr("min"), op.get_attr("max")
@@ -256,7 +256,7 @@ class _Side:
             low, high = with_zero(held.min(), held.max())
             return cls(tensor, None, (float(low), float(high)))
         op = _source(tensor).op
-        ends = fixed_range(op)
+        ends = _fixed_range(op)
         return None if ends is None else cls(tensor, op, ends)
 
     @property
