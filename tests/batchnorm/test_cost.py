@@ -1,12 +1,11 @@
 """Ten times the layers take ten times the work."""
 
-import sys
-
 import pytest
 import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.checking import Builder
+from tests.call_counts import count_calls
 from tests.thorough import crossed
 
 
@@ -32,20 +31,10 @@ def calls(block, count, parameters):
         for _ in range(count):
             y = block(b, y)
         tf.identity(y, "out")
-    made = 0
-
-    def count_call(frame, event, argument):
-        nonlocal made
-        made += event in ("call", "c_call")
-
-    sys.setprofile(count_call)
-    try:
-        report = fold_batch_norms(graph)
-    finally:
-        sys.setprofile(None)
+    count_of_calls, report = count_calls(lambda: fold_batch_norms(graph))
     assert len(report.folded) == (0 if block is refused else count)
     assert len(report.refused) == (count if block is refused else 0)
-    return made
+    return count_of_calls
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What holds of the choice for memory whatever the graph is."""
 
-import sys
-
 import pytest
 import tensorflow as tf
 from hypothesis import given
@@ -14,6 +12,7 @@ from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
+from tests.call_counts import count_calls
 from tests.gradients.planning.graphs import chain_step, random_step
 from tests.thorough import examples, thorough
 
@@ -97,18 +96,7 @@ def calls_of_a_trial(layers):
     step = chain_step([8] * (layers + 1))
     trials = Trials(step, AlwaysKept(step))
     kept = [op.outputs[0] for op in step.graph.get_operations() if op.type == "Tanh"]
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        trials.run(kept[4::5])
-    finally:
-        sys.setprofile(None)
-    return calls
+    return count_calls(lambda: trials.run(kept[4::5]))[0]
 
 
 def test_a_trial_takes_work_in_proportion_to_the_ops():
