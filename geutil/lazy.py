@@ -40,17 +40,17 @@ def names(
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")
         if name in exported:
-            wanted = aliases.get(name, name)
+            exported_name = aliases.get(name, name)
             for home in homes:
                 place = importlib.import_module(f"{package}.{home}")
-                if wanted in place.__all__:
-                    return getattr(place, wanted)
+                if exported_name in place.__all__:
+                    return getattr(place, exported_name)
         raise AttributeError(f"module '{package}' has no attribute '{name}'")
 
     def get_attribute(name: str) -> Any:
-        found = find(name)
-        setattr(module, name, found)
-        return found
+        attribute = find(name)
+        setattr(module, name, attribute)
+        return attribute
 
     def list_names() -> list[str]:
         return sorted({*vars(module), *exported, *submodules})

@@ -52,10 +52,10 @@ def statistics_of(
     Cost: linear in the ops that compute and read the statistics.
     """
     fused = norm.fused
-    found = (*fused.moments, fused.op) if fused else _of_steps(norm, origins)
-    if isinstance(found, Obstacle):
-        return found
-    mean, variance, root = found
+    moments_and_root = (*fused.moments, fused.op) if fused else _of_steps(norm, origins)
+    if isinstance(moments_and_root, Obstacle):
+        return moments_and_root
+    mean, variance, root = moments_and_root
     first, second = moving_averages.base_of(mean), moving_averages.base_of(variance)
     moving = moving_averages.moving_average(second, "variance", (), origins)
     if isinstance(moving, NoAverage):
@@ -94,7 +94,7 @@ def _of_steps(
 
 def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
     """Return the means of the batch that operands are made of, the variance apart."""
-    found: dict[Operation, None] = {}
+    means: dict[Operation, None] = {}
     seen: set[Operation] = set(stops)
     queue = [t.op for t in operands]
     while queue:
@@ -103,10 +103,10 @@ def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
             continue
         seen.add(op)
         if op.type == "Mean" and is_statistic(op):
-            found[op] = None
+            means[op] = None
         else:
             queue += [t.op for t in op.inputs]
-    return list(found)
+    return list(means)
 
 
 def read_moving(average: MovingVariable) -> Tensor:
@@ -136,7 +136,7 @@ def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tenso
 
     Cost: linear in the ops between the statistics and the parameter.
     """
-    new = {id(old): made for old, made in reads}
+    new = {id(old): replacement for old, replacement in reads}
     ops: dict[Operation, None] = {}
     waiting = [tensor]
     while waiting:
@@ -150,6 +150,8 @@ def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tenso
             continue
         node_def = op.node_def
         node_def.name = types.absolute_unique_name(op.graph, f"{op.name}_moving_fold")
-        made = creation.make_op(op.graph, node_def, inputs)
-        new.update((id(a), b) for a, b in zip(op.outputs, made.outputs, strict=True))
+        replacement = creation.make_op(op.graph, node_def, inputs)
+        new.update(
+            (id(a), b) for a, b in zip(op.outputs, replacement.outputs, strict=True)
+        )
     return new.get(id(tensor), tensor)

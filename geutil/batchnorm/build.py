@@ -75,8 +75,8 @@ def _behind(fold: Fold) -> Tensor:
             weights = weights * _spread(layer, scale, layer.outputs)
         folded = _stored(weights, layer.kernel.dtype, "weights")
         bias = filled(affine.offset, layer)
-    made = copy_op(layer.op, {layer.weights: folded})
-    return _finished(fold, made.outputs[0], bias, fold.links)
+    folded_layer = copy_op(layer.op, {layer.weights: folded})
+    return _finished(fold, folded_layer.outputs[0], bias, fold.links)
 
 
 def _before(fold: Fold) -> Tensor:
@@ -107,8 +107,8 @@ def _before(fold: Fold) -> Tensor:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
         norm_path.hand_over_shapes(link.op.outputs[0], tensor)
-    made = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
-    return _finished(fold, made.outputs[0], bias, fold.bias)
+    folded_layer = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
+    return _finished(fold, folded_layer.outputs[0], bias, fold.bias)
 
 
 def _finished(
@@ -256,8 +256,10 @@ def _awaited(fold: Fold) -> list[Operation]:
         if op not in gone:
             gone[op] = None
             waiting += [t.op for t in op.inputs]
-    found = dict.fromkeys(c for op in gone for c in adjacency.control_inputs(op))
-    return adjacency.graph_order(op for op in found if op not in gone)
+    control_inputs = dict.fromkeys(
+        c for op in gone for c in adjacency.control_inputs(op)
+    )
+    return adjacency.graph_order(op for op in control_inputs if op not in gone)
 
 
 def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
@@ -266,8 +268,8 @@ def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
     TensorFlow may put a layer and its bias into one op, where an edge onto the sum has
     no place.
     """
-    made = (t.op for t in op.inputs[1:] if t.op in new)
-    return next(made, op)
+    producers = (t.op for t in op.inputs[1:] if t.op in new)
+    return next(producers, op)
 
 
 def can_stay(fold: Fold) -> bool:
@@ -317,11 +319,11 @@ def build_in_place(fold: Fold) -> Operation | None:
     state.check_editable(graph, [end])
     before = state.count_ops(graph)
     liveness = Liveness(graph)
-    made = build_waiting(fold).op
-    if made.type not in op_types.BIAS_ADDITIONS:
+    new_end = build_waiting(fold).op
+    if new_end.type not in op_types.BIAS_ADDITIONS:
         liveness.abandon(state.ops_since(graph, before))
         return None
-    let_stay(link, made, _for_end(end, made, made.inputs[1]), _replaced(fold))
+    let_stay(link, new_end, _for_end(end, new_end, new_end.inputs[1]), _replaced(fold))
     return end
 
 

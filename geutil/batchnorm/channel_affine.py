@@ -57,8 +57,10 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
     if kind == "ExpandDims":
         return _after_expansion(op, axis)
     if kind == "Reshape":
-        kept = axis == -1 and last is not None and op.inputs[0].shape[-1:] == [last]
-        return axis if kept else _after_reshape(op, axis)
+        keeps_last_axis = (
+            axis == -1 and last is not None and op.inputs[0].shape[-1:] == [last]
+        )
+        return axis if keeps_last_axis else _after_reshape(op, axis)
     if kind == "Transpose":
         return _after_transpose(op, axis)
     return None
@@ -191,8 +193,8 @@ def step_of(op: Operation, origins: Origins) -> Step | None:
         kind = _KINDS.get((op.type, index))
         other = op.inputs[1 - index]
         if kind and origins.of(t) is None and origins.of(other) is not None:
-            axis, known = _axis(op, other, t)
-            return Step(op, kind, index, other, axis) if known else None
+            axis, fits_one_axis = _axis(op, other, t)
+            return Step(op, kind, index, other, axis) if fits_one_axis else None
     return None
 
 

@@ -135,7 +135,7 @@ def check(
         True
     """
     run, run_ = _runner(before), _runner(after)
-    found: dict[str, _Worst] = {}
+    worst_by_name: dict[str, _Worst] = {}
     count = 0
     for count, sample in enumerate(_listed(samples), 1):
         if not isinstance(sample, Mapping):
@@ -144,11 +144,11 @@ def check(
         _check_names(ours, theirs)
         for name, a in ours.items():
             _check_values(name, a, theirs[name], count - 1)
-            found.setdefault(name, _Worst()).add(a, theirs[name], count - 1)
-    if not found:
+            worst_by_name.setdefault(name, _Worst()).add(a, theirs[name], count - 1)
+    if not worst_by_name:
         what = "the models have no outputs" if count else "samples holds nothing"
         raise CheckError(f"{what}; there is nothing to compare")
-    return CheckResult(tuple(w.entry(name) for name, w in found.items()), count)
+    return CheckResult(tuple(w.entry(name) for name, w in worst_by_name.items()), count)
 
 
 class _Worst:

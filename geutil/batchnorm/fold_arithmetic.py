@@ -196,20 +196,20 @@ def constant(tensor: Tensor) -> np.ndarray[Any, Any] | None:
 
     Cost: linear in the ops behind the tensor.
     """
-    known: dict[Operation, np.ndarray[Any, Any] | None] = {}
+    value_by_op: dict[Operation, np.ndarray[Any, Any] | None] = {}
     waiting = [tensor.op]
     while waiting:
         op = waiting[-1]
-        if op in known:
+        if op in value_by_op:
             waiting.pop()
             continue
-        missing = [t.op for t in op.inputs if t.op not in known]
+        missing = [t.op for t in op.inputs if t.op not in value_by_op]
         if op.type == "Const" or not missing:
-            known[op] = _value(op, known)
+            value_by_op[op] = _value(op, value_by_op)
             waiting.pop()
         else:
             waiting += missing
-    return known[tensor.op]
+    return value_by_op[tensor.op]
 
 
 def _value(
@@ -240,14 +240,14 @@ def ops_behind(tensors: Iterable[Tensor]) -> list[Operation]:
 
     Cost: linear in these.
     """
-    found: dict[Operation, None] = {}
+    ops: dict[Operation, None] = {}
     waiting = [t.op for t in tensors]
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found[op] = None
+        if op not in ops:
+            ops[op] = None
             waiting.extend(t.op for t in op.inputs)
-    return list(found)
+    return list(ops)
 
 
 def unrounded(tensor: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def computed(steps: Sequence[Step], moving: Sequence[MovingVariable] = ()) -> Af
         fused = fused_norm(step.op)
         if fused is not None:
             statistics = zip(parameters[2:], fused.moments, strict=True)
-            parameters[2:] = [new.get(id(made), read) for read, made in statistics]
+            parameters[2:] = [new.get(id(moment), read) for read, moment in statistics]
         values.append([value(t) for t in parameters])
     return _composed(steps, values)
 

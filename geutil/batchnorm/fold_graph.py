@@ -91,11 +91,11 @@ class Folder:
         refused = self._refused(behind)
         if self._training is not None:
             plan = self._training.plan(self._graph, self._choices.scope)
-            taken = {fold.end for fold in plan.folds}
+            training_ends = {fold.end for fold in plan.folds}
             refused = [
                 plan.refused.get(n.result.op, (n, o))
                 for n, o in refused
-                if n.result.op not in taken
+                if n.result.op not in training_ends
             ]
         if not self._fixed:
             calls = _convolution_calls(refused)
@@ -137,8 +137,10 @@ class Folder:
         return bool(calls)
 
     def _planner(self) -> Planner:
-        kept = frozenset(id(t) for t in (*edits.results_of(self._graph), *self._kept))
-        return Planner(self._graph, kept, self._choices)
+        kept_ids = frozenset(
+            id(t) for t in (*edits.results_of(self._graph), *self._kept)
+        )
+        return Planner(self._graph, kept_ids, self._choices)
 
     def _refused(self, plan: Plan) -> list[tuple[Norm, Obstacle]]:
         """Return what is refused before anything is built."""
@@ -163,16 +165,16 @@ class Folder:
         """Carry out a plan; return what is refused, then or now."""
         refused = self._refused(plan)
         staying = [fold for fold in plan.folds if build.can_stay(fold)]
-        held = build.held_ends(self._graph, staying, self._kept)
+        held_ends = build.held_ends(self._graph, staying, self._kept)
         folds = {f.end: f for f in plan.folds if self._objection(f) is None}
         into: dict[Operation, Operation] = {}
         for end, fold in folds.items():
-            if end in held and build.build_in_place(fold) is not None:
+            if end in held_ends and build.build_in_place(fold) is not None:
                 into[end] = end
         rest = {end: fold for end, fold in folds.items() if end not in into}
-        kept = {end.name: _KEPT for end in rest if self._is_kept(end)}
-        rest = {end: fold for end, fold in rest.items() if end.name not in kept}
-        reasons = kept | self._replace(rest, into)
+        keep_reasons = {end.name: _KEPT for end in rest if self._is_kept(end)}
+        rest = {end: fold for end, fold in rest.items() if end.name not in keep_reasons}
+        reasons = keep_reasons | self._replace(rest, into)
         for end, fold in folds.items():
             if end.name in reasons:
                 obstacle = Obstacle(reasons[end.name], end)

@@ -116,13 +116,13 @@ class WaysOn:
         ahead = [s.axis for n in later.norms[:1] for s in n.steps if s.axis is not None]
         if axis is not None and ahead and ahead[0] != axis:
             return Obstacle("works along another axis than the norm", later.links[0].op)
-        found = self._into(norm, later.layer, [*links, *later.links], later.layer.axis)
-        if isinstance(found, Obstacle):
-            return found
+        fold = self._into(norm, later.layer, [*links, *later.links], later.layer.axis)
+        if isinstance(fold, Obstacle):
+            return fold
         return replace(
-            found,
+            fold,
             norms=(norm, *later.norms),
-            moving=(*found.moving, *later.moving),
+            moving=(*fold.moving, *later.moving),
         )
 
     def _into(
@@ -263,14 +263,14 @@ class Planner:
         plan = Plan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
-            found = self._objections.get(norm) or self._way_back(norm)
-            if isinstance(found, Obstacle):
-                plan.refused.append((norm, found))
+            path = self._objections.get(norm) or self._way_back(norm)
+            if isinstance(path, Obstacle):
+                plan.refused.append((norm, path))
                 continue
             norms, moving = [norm], [*self._moving.get(norm, ())]
             # A norm further on takes along the norms before it that nobody else reads.
-            members = {link.op for link in found.links}
-            for link in reversed(found.links):
+            members = {link.op for link in path.links}
+            for link in reversed(path.links):
                 earlier = folds.get(link.op)
                 if earlier is None:
                     continue
@@ -280,7 +280,7 @@ class Planner:
                 ):
                     norms = [*folds.pop(link.op).norms, *norms]
                 break
-            fold = Fold(tuple(norms), found.layer, found.links, moving=tuple(moving))
+            fold = Fold(tuple(norms), path.layer, path.links, moving=tuple(moving))
             folds[fold.end] = fold
         plan.folds.extend(folds.values())
         return plan
@@ -293,19 +293,19 @@ class Planner:
                 ops they end in, since other folds may have come in between.
         """
         plan = Plan()
-        wanted = {norm.result.op for norm in norms}
+        ends = {norm.result.op for norm in norms}
         ahead: dict[Operation, Fold] = {}
         for norm in reversed(self._norms):
-            if norm.result.op not in wanted:
+            if norm.result.op not in ends:
                 continue
-            found = self._objections.get(norm) or self._ways_on.from_norm(norm, ahead)
-            if isinstance(found, Fold):
+            fold = self._objections.get(norm) or self._ways_on.from_norm(norm, ahead)
+            if isinstance(fold, Fold):
                 # A norm further back takes along those behind it.
-                for later in found.norms[1:]:
+                for later in fold.norms[1:]:
                     ahead.pop(later.steps[0].op, None)
-                ahead[norm.steps[0].op] = found
+                ahead[norm.steps[0].op] = fold
             else:
-                plan.refused.append((norm, found))
+                plan.refused.append((norm, fold))
         plan.folds.extend(reversed(ahead.values()))
         plan.refused.reverse()
         return plan
@@ -352,12 +352,12 @@ class Planner:
         return None
 
     def _way_back(self, norm: Norm) -> Path | Obstacle:
-        found = norm_path.path_to(
+        path = norm_path.path_to(
             norm, self._origins, self._liveness, self._kept, self._barred
         )
-        if isinstance(found, Path):
-            return self._objection_to(found) or found
-        return found
+        if isinstance(path, Path):
+            return self._objection_to(path) or path
+        return path
 
     def _objection_to(self, path: Path) -> Obstacle | None:
         """Return why a norm may not be folded into a layer along a path, or None."""

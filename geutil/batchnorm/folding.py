@@ -108,10 +108,12 @@ def fold_batch_norms(
           norm  into Conv2D 'conv'
     """
     places = Places(graph_or_model)
-    kept = _kept(keep, places)
+    kept_tensors = _kept(keep, places)
     training = _training(is_training, freeze_batch_norm_delay, step, assume_inference)
     choices = Choices(scope, clone_shared, assume_inference)
-    folders = [Folder(place, choices, kept, training) for place in places.listed]
+    folders = [
+        Folder(place, choices, kept_tensors, training) for place in places.listed
+    ]
     passed = targets.constants_passed(places.listed)
     settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
@@ -186,7 +188,7 @@ def _check_none(report: FoldReport, scope: str | None) -> None:
 def _kept(keep: Any, places: Places) -> IdentitySet:
     """Return the tensors to keep, those of ops among them."""
     graphs = [place.graph for place in places.listed]
-    kept: IdentitySet = IdentitySet()
+    tensors: IdentitySet = IdentitySet()
     for element in types.as_list(keep):
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
@@ -198,5 +200,5 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
                 "fold in"
             )
         for t in element.outputs if types.is_op(element) else [element]:
-            kept.add(t)
-    return kept
+            tensors.add(t)
+    return tensors

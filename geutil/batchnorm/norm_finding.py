@@ -103,24 +103,26 @@ class _Finder:
 
     def find(self) -> list[Norm]:
         """Return the norms."""
-        found = [self._whole(group) for group in self._groups()]
-        taken = {step.op for steps in found for step in steps}
+        norm_steps = [self._whole(group) for group in self._groups()]
+        norm_ops = {step.op for steps in norm_steps for step in steps}
         bare = [
             steps
             for op, step in self._steps.items()
-            if op not in taken and (steps := self._bare(step, taken))
+            if op not in norm_ops and (steps := self._bare(step, norm_ops))
         ]
         if bare:
             place = {op: i for i, op in enumerate(self._steps)}
-            found = sorted([*found, *bare], key=lambda steps: place[steps[-1].op])
-        scopes = Counter(_scope(steps) for steps in found)
+            norm_steps = sorted(
+                [*norm_steps, *bare], key=lambda steps: place[steps[-1].op]
+            )
+        scopes = Counter(_scope(steps) for steps in norm_steps)
         return [
             Norm(
                 tuple(steps),
                 self._trains(steps),
                 _scope(steps) if scopes[_scope(steps)] == 1 else steps[-1].op.name,
             )
-            for steps in found
+            for steps in norm_steps
         ]
 
     def _groups(self) -> Iterable[list[Step]]:

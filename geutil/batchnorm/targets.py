@@ -47,20 +47,20 @@ def inlined(op: Operation) -> Tensor:
     if body is None:
         return op.outputs[0]
     scope = types.scope_dirname(op.name)
-    made: dict[str, Any] = {
+    tensor_by_name: dict[str, Any] = {
         arg.name: t for arg, t in zip(body.args, op.inputs, strict=True)
     }
     for node_def in body.node_defs():
         if node_def.op == "NoOp":
             continue
-        inputs = [made[name] for name in node_def.input if name[0] != "^"]
+        inputs = [tensor_by_name[name] for name in node_def.input if name[0] != "^"]
         inside = node_def.name
         node_def.name = types.absolute_unique_name(op.graph, f"{scope}{inside}")
         node_def.device = node_def.device or op.device
         new = creation.make_op(op.graph, node_def, inputs)
         creation.add_control_edges(new, op.control_inputs)
-        made[inside] = new.outputs[0]
-    return made[body.results[0].tensor]
+        tensor_by_name[inside] = new.outputs[0]
+    return tensor_by_name[body.results[0].tensor]
 
 
 def _body_of(op: Operation) -> FlatBody | None:
@@ -74,12 +74,12 @@ def _body_of(op: Operation) -> FlatBody | None:
     if len(convolutions) != 1 or not _BESIDES.issuperset({*kinds} - _CONVOLUTIONS):
         return None
     body = flat_body(definition, {})
-    made = {arg.name for arg in body.args}
+    names = {arg.name for arg in body.args}
     for node in body.nodes:
         # Nodes may come in any order; what is made here has to come in this one.
-        if any(name not in made for name in node.inputs if name[0] != "^"):
+        if any(name not in names for name in node.inputs if name[0] != "^"):
             return None
-        made.add(node.name)
+        names.add(node.name)
     return body
 
 
@@ -151,10 +151,10 @@ class Places:
                 reason = f"cannot be opened: {error}"
                 self.unopened.append(Refused(key, reason, key, signature))
         graphs = [model.graph, *(body.graph for body in bodies.values())]
-        known = {caller.op: caller for g in graphs for caller in callers_in(g)}
+        caller_by_op = {caller.op: caller for g in graphs for caller in callers_in(g)}
         for key, body in bodies.items():
             ops = body.callers
-            callers = [known[op] for op in ops if op in known]
+            callers = [caller_by_op[op] for op in ops if op in caller_by_op]
             # A list of callers is of use only if it is complete.
             place = Place(
                 body.graph,
@@ -235,19 +235,19 @@ def constants_passed(places: Sequence[Place]) -> list[Passed]:
 
     Cost: linear in the ops of the bodies, and in the bytes of the constants.
     """
-    wanted = _wanted(places)
-    known: MutableIdentityMap[Operation] = MutableIdentityMap()
+    graph_ids = _wanted(places)
+    constant_by_argument: MutableIdentityMap[Operation] = MutableIdentityMap()
     listed: list[Passed] = []
     for place in places:
         listed.append([])
-        if not place.callers or place.fixed or id(place.graph) not in wanted:
+        if not place.callers or place.fixed or id(place.graph) not in graph_ids:
             continue
         for index, argument in enumerate(place.inputs):
             if not argument.dtype.is_floating or not _readers(place, argument):
                 continue
-            constant = _passed(place, index, known)
+            constant = _passed(place, index, constant_by_argument)
             if constant is not None:
-                known[argument] = constant
+                constant_by_argument[argument] = constant
                 listed[-1].append((argument, constant))
     return listed
 
@@ -273,12 +273,12 @@ def raise_constants(sunk: Sunk) -> None:
 
 def _wanted(places: Sequence[Place]) -> frozenset[int]:
     """Return the ids of the bodies that may hold norms, and of those that call them."""
-    wanted: set[int] = set()
+    graph_ids: set[int] = set()
     for place in reversed(places):
-        if id(place.graph) in wanted or _may_hold_norms(place.graph):
-            wanted.add(id(place.graph))
-            wanted.update(id(caller.op.graph) for caller in place.callers)
-    return frozenset(wanted)
+        if id(place.graph) in graph_ids or _may_hold_norms(place.graph):
+            graph_ids.add(id(place.graph))
+            graph_ids.update(id(caller.op.graph) for caller in place.callers)
+    return frozenset(graph_ids)
 
 
 def _may_hold_norms(graph: Graph) -> bool:
@@ -293,7 +293,7 @@ def _passed(
     place: Place, index: int, known: IdentityMap[Operation]
 ) -> Operation | None:
     """Return the constant that all callers pass as an argument, if they do."""
-    found: Operation | None = None
+    constant: Operation | None = None
     for caller in place.callers:
         if caller.is_loop and not _is_handed_on(place, index):
             return None
@@ -303,10 +303,10 @@ def _passed(
         op = known.get(source, source.op)
         if op.type != "Const":
             return None
-        if found is not None and op.get_attr("value") != found.get_attr("value"):
+        if constant is not None and op.get_attr("value") != constant.get_attr("value"):
             return None
-        found = op
-    return found
+        constant = op
+    return constant
 
 
 def _is_handed_on(place: Place, index: int) -> bool:

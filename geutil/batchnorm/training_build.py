@@ -173,9 +173,9 @@ def _averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, 
     """Return what a fused op returns as statistics; no gradients go through them."""
     factor = norm.averaging_factor
     results = []
-    for given, value in zip(norm.given, (mean, variance), strict=True):
+    for old_average, value in zip(norm.given, (mean, variance), strict=True):
         if factor != 1.0:
-            value = given * (1.0 - factor) + value * factor
+            value = old_average * (1.0 - factor) + value * factor
         results.append(tf.stop_gradient(value))
     return results[0], results[1]
 
@@ -239,21 +239,25 @@ def _copied(
     """Copy what lies between the statistics and the steps."""
     root = statistics.root
     operands = [s.operand for s in steps if s.operand is not None]
-    made = dict(replaced)
+    replacement_by_id = dict(replaced)
     ends = [*(t.op for t in operands), root] if replaced else []
     for op in _between(ends, (statistics.mean, statistics.variance)):
-        inputs = {i: made[id(t)] for i, t in enumerate(op.inputs) if id(t) in made}
+        inputs = {
+            i: replacement_by_id[id(t)]
+            for i, t in enumerate(op.inputs)
+            if id(t) in replacement_by_id
+        }
         if inputs:
             for old, new in zip(op.outputs, copy_op(op, inputs).outputs, strict=True):
-                made[id(old)] = new
-    deviation = made.get(id(root.outputs[0]), root.outputs[0])
+                replacement_by_id[id(old)] = new
+    deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
     with beside(root):
         vector = fold_arithmetic.as_vector(deviation)
     return Made(
         tuple(
             s
             if s.operand is None
-            else replace(s, operand=made.get(id(s.operand), s.operand))
+            else replace(s, operand=replacement_by_id.get(id(s.operand), s.operand))
             for s in steps
         ),
         vector,
@@ -267,15 +271,15 @@ def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operat
     Cost: linear in the ops between.
     """
     stops = {id(t) for t in starts}
-    found: dict[Operation, None] = {}
+    ops: dict[Operation, None] = {}
     queue = list(ends)
     while queue:
         op = queue.pop()
-        if op in found:
+        if op in ops:
             continue
-        found[op] = None
+        ops[op] = None
         queue += [t.op for t in op.inputs if id(t) not in stops]
-    return adjacency.topological_sort(found)
+    return adjacency.topological_sort(ops)
 
 
 def _is_inverse(root: Operation) -> bool:
@@ -375,8 +379,8 @@ def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
         update = moving.update
         value = update.inputs[1]
         with creation.surroundings_of(update):
-            kept = moving.value if moving.replaces else tf.zeros_like(value)
-            chosen = tf.where(freeze(), kept, value, name=f"frozen{SUFFIX}")
+            frozen_value = moving.value if moving.replaces else tf.zeros_like(value)
+            chosen = tf.where(freeze(), frozen_value, value, name=f"frozen{SUFFIX}")
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 

@@ -57,11 +57,11 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
     for norm in find_norms(graph, planner.origins, planner.liveness):
         if not norm.training or is_correction(norm, planner.origins):
             continue
-        found = planner.fold_of(norm)
-        if isinstance(found, Obstacle):
-            plan.refused[norm.result.op] = norm, found
+        fold = planner.fold_of(norm)
+        if isinstance(fold, Obstacle):
+            plan.refused[norm.result.op] = norm, fold
         else:
-            plan.folds.append(found)
+            plan.folds.append(fold)
     return plan
 
 
@@ -82,12 +82,12 @@ class _Planner:
         objection = self._objection(norm, path)
         if objection is not None:
             return objection
-        found = batch_statistics.statistics_of(
+        statistics = batch_statistics.statistics_of(
             norm, self.origins, with_mean=self._freezes
         )
-        if isinstance(found, Obstacle):
-            return found
-        return TrainingFold((norm,), path.layer, path.links, statistics=found)
+        if isinstance(statistics, Obstacle):
+            return statistics
+        return TrainingFold((norm,), path.layer, path.links, statistics=statistics)
 
     def _objection(self, norm: Norm, path: Path) -> Obstacle | None:
         layer = path.layer
@@ -128,12 +128,12 @@ def stay(fold: TrainingFold, built: Built) -> None:
         fold: a fold whose end can stay.
         built: what was built for it; the sum there is not needed any more.
     """
-    last, made = fold.links[-1], built.result.op
+    last, sum_op = fold.links[-1], built.result.op
     with creation.surroundings_of(last.op):
         # TensorFlow lets an op read another tensor only if that has the same shape.
-        bias = tf.reshape(made.inputs[1], last.op.inputs[1 - last.index].shape)
+        bias = tf.reshape(sum_op.inputs[1], last.op.inputs[1 - last.index].shape)
     inside = [step.op for step in fold.statistics.norm.steps[:-1]]
-    build.let_stay(last, made, bias, inside)
+    build.let_stay(last, sum_op, bias, inside)
 
 
 @dataclass(frozen=True)
@@ -212,14 +212,14 @@ def fold_in_training(
         return [], refused
     freeze = training.freeze(graph)
     into: dict[Operation, Operation] = {}
-    held = build.held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
+    held_ends = build.held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
     for fold in plan.folds:
-        if fold.end in held:
+        if fold.end in held_ends:
             built = training_build.build_training(fold, freeze, end_stays=True)
             stay(fold, built)
             training_build.settle(fold, built, freeze)
             into[fold.end] = fold.end
-    rest = {fold.end: fold for fold in plan.folds if fold.end not in held}
+    rest = {fold.end: fold for fold in plan.folds if fold.end not in held_ends}
     for end, outcome in _replace(graph, rest, freeze).items():
         if isinstance(outcome, Obstacle):
             refused[end] = rest[end].statistics.norm, outcome
@@ -241,8 +241,8 @@ def _replace(
     built: dict[Operation, Built] = {}
 
     def fold_batch_norm(end: Operation) -> list[Tensor | None]:
-        made = built[end] = training_build.build_training(folds[end], freeze)
-        return [made.result, *made.rest]
+        built_fold = built[end] = training_build.build_training(folds[end], freeze)
+        return [built_fold.result, *built_fold.rest]
 
     done = replace_each(graph, folds, fold_batch_norm, name="fold_batch_norm")
     outcomes: dict[Operation, Operation | Obstacle] = {}

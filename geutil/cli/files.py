@@ -41,19 +41,19 @@ def start_tensorflow() -> None:
 @contextmanager
 def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
     """Hold back what TensorFlow's C++ part writes to the process's stderr."""
-    with tempfile.TemporaryFile() as held:
-        kept = os.dup(_STDERR)
-        os.dup2(held.fileno(), _STDERR)
+    with tempfile.TemporaryFile() as capture_file:
+        original_stderr = os.dup(_STDERR)
+        os.dup2(capture_file.fileno(), _STDERR)
         try:
             yield
         except BaseException:
             if told_after_errors:
-                held.seek(0)
-                os.write(kept, held.read())
+                capture_file.seek(0)
+                os.write(original_stderr, capture_file.read())
             raise
         finally:
-            os.dup2(kept, _STDERR)
-            os.close(kept)
+            os.dup2(original_stderr, _STDERR)
+            os.close(original_stderr)
 
 
 _SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
@@ -182,8 +182,8 @@ def _arrays(file: Path) -> dict[str, Any]:
     import numpy as np
 
     try:
-        with np.load(file) as held:
-            return {name: held[name] for name in held.files}
+        with np.load(file) as archive:
+            return {name: archive[name] for name in archive.files}
     # A .npy file gives an array, which has no `files` and is no context.
     except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as why:
         raise CommandError(

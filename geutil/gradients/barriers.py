@@ -100,13 +100,15 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     if not tensors or not after:
         return list(tensors)
     never = _never(after)
-    given = [is_given(t.op) for t in tensors]
-    looped = _loop(never, [t for t, g in zip(tensors, given, strict=True) if not g])
-    held = [
+    are_inputs = [is_given(t.op) for t in tensors]
+    looped = _loop(
+        never, [t for t, g in zip(tensors, are_inputs, strict=True) if not g]
+    )
+    stand_ins = [
         _choose(never, t) if g else next(looped)
-        for t, g in zip(tensors, given, strict=True)
+        for t, g in zip(tensors, are_inputs, strict=True)
     ]
-    return _passing_gradients_on(tensors, held)
+    return _passing_gradients_on(tensors, stand_ins)
 
 
 def is_expanded(op: Operation) -> bool:
@@ -264,9 +266,9 @@ class ControlDelays:
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
         stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-        moved = self._moved[stage]
+        replacements = self._moved[stage]
         for t in _delayed(self._segments[stage]):
-            stand_ins[t] = _wait(t, moved.get(t, t), self.gates[stage])
+            stand_ins[t] = _wait(t, replacements.get(t, t), self.gates[stage])
         return stand_ins
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
@@ -297,10 +299,10 @@ def _delayed(segment: Segment) -> IdentitySet:
     Variables and constants are read directly where something else delays the op.
     Constant integers come last: they may be a shape, which shape functions need.
     """
-    kept = IdentitySet(segment.kept)
-    delayed = IdentitySet(t for t in kept if not is_parameter(t.op))
+    kept_tensors = IdentitySet(segment.kept)
+    delayed = IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
     for op in segment.ops:
-        if all(t in kept and t not in delayed for t in op.inputs):
+        if all(t in kept_tensors and t not in delayed for t in op.inputs):
             numbers = [t for t in op.inputs if not _is_constant_integer(t)]
             delayed.add([*numbers, op.inputs[PLACES_TO_WAIT.get(op.type, 0)]][0])
     return delayed
@@ -334,13 +336,13 @@ class DataDelays:
         return self.copies(stage)
 
     def _make(self, segment: Segment) -> IdentityMap[Tensor]:
-        held = _held_back(segment)
+        tensors = _held_back(segment)
         # One barrier after the other over the same tensor, so that XLA needs no copy.
-        newest = [self._newest.get(t, t) for t in held]
+        newest = [self._newest.get(t, t) for t in tensors]
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
         graph = self._plan.step.graph
         with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
-            stand_ins = list(zip(held, data_barrier(newest, after), strict=True))
+            stand_ins = list(zip(tensors, data_barrier(newest, after), strict=True))
         self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
         return IdentityMap(stand_ins)
 
@@ -353,15 +355,17 @@ def _held_back(segment: Segment) -> list[Tensor]:
     """
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept = IdentitySet((*segment.kept, *(read.tensor for read in segment.direct)))
-    held = IdentitySet(
+    kept_tensors = IdentitySet(
+        (*segment.kept, *(read.tensor for read in segment.direct))
+    )
+    read_tensors = IdentitySet(
         t
         for op, t in readers
-        if t in kept and not (is_parameter(t.op) and op.type in PRODUCTS)
+        if t in kept_tensors and not (is_parameter(t.op) and op.type in PRODUCTS)
     )
     return [
         t
-        for t in held
+        for t in read_tensors
         if t.op.type != "Const" and can_wait(t) and not _may_be_a_shape(t)
     ]
 

@@ -104,17 +104,17 @@ def without_joined(
     backward = frozenset(step.backward)
     waiting = list(awaited)[::-1]
     met = set(waiting)
-    found: dict[Operation, None] = {}
+    ops_to_await: dict[Operation, None] = {}
     while waiting:
         op = waiting.pop()
         producers = [t.op for t in op.inputs if t.op in backward]
         if not producers or not _is_joined(op):
-            found[op] = None
+            ops_to_await[op] = None
             continue
         fresh = [p for p in reversed(dict.fromkeys(producers)) if p not in met]
         met.update(fresh)
         waiting += fresh
-    return tuple(found)
+    return tuple(ops_to_await)
 
 
 def _is_joined(op: Operation) -> bool:
@@ -149,14 +149,14 @@ def pin_sum_inputs(
     """
     backward = frozenset(step.backward)
     added: MutableIdentityMap[Tensor] = MutableIdentityMap()
-    held = {
+    summands = {
         (id(t), sum_): (t, later)
         for op, later in copies
         for output in op.outputs
         for sum_, t in _summed(output, before)
         if _is_held(output, before, backward) and sum_ not in backward
     }
-    for (_, sum_), (t, later) in held.items():
+    for (_, sum_), (t, later) in summands.items():
         (total,) = sum_.outputs
         if _may_be_joined(total, before):
             continue

@@ -88,11 +88,11 @@ def explain(
         order,
         shapes,
     )
-    given = [None] if grad_ys is None else step.as_list(grad_ys)
+    output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
     if checkpoints == "collection":
         named = selection.collected(targets[0].graph)
-    scratch = _Scratch([*targets, *step.tensors_of(given), *named])
+    scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named])
     stopped = kwargs.get("stop_gradients")
     if stopped is not None:
         kwargs["stop_gradients"] = scratch.sources(stopped)
@@ -100,7 +100,9 @@ def explain(
         prepared = prepare(
             [scratch.of(y) for y in targets],
             scratch.sources(xs),
-            None if grad_ys is None else [scratch.gradient(g) for g in given],
+            None
+            if grad_ys is None
+            else [scratch.gradient(g) for g in output_gradients],
             scratch.options(options),
             kwargs,
         )
@@ -167,8 +169,8 @@ class _Scratch:
 
     def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:
         """Return what is told of the tensors that have a copy."""
-        told = tensor_sizes.given_shapes(self._source, shapes)
-        return [(self._copy[t], dims) for t, dims in told if t in self._copy]
+        tensor_dims = tensor_sizes.given_shapes(self._source, shapes)
+        return [(self._copy[t], dims) for t, dims in tensor_dims if t in self._copy]
 
     def _checkpoints(self, checkpoints: Any) -> Any:
         if checkpoints is None:

@@ -81,14 +81,14 @@ def toposort(
         >>> [[t.name for t in generation] for generation in toposort([z, x])]
         [['x:0'], ['z:0']]
     """
-    wanted = types.unique(tensors)
-    for t in wanted:
+    unique_tensors = types.unique(tensors)
+    for t in unique_tensors:
         types.require_tensor(t)
     allowed = None if within_ops is None else frozenset(within_ops)
-    ends = {t.op: None for t in wanted}
+    ends = {t.op: None for t in unique_tensors}
     generation = _generations(list(ends), frozenset(ends), allowed)
     sorted_: dict[int, list[Tensor]] = {}
-    for t in wanted:
+    for t in unique_tensors:
         sorted_.setdefault(generation[t.op], []).append(t)
     return [sorted_[number] for number in sorted(sorted_)]
 
@@ -102,11 +102,11 @@ def _generations(
 
     The op itself counts when it is a member.
     """
-    found: dict[Operation, int] = {}
+    generation_of: dict[Operation, int] = {}
     waiting = list(ends)
     while waiting:
         op = waiting[-1]
-        if op in found:
+        if op in generation_of:
             waiting.pop()
             continue
         behind = [
@@ -114,14 +114,14 @@ def _generations(
             for p in adjacency.predecessors(op)
             if p in members or allowed is None or p in allowed
         ]
-        missing = [p for p in behind if p not in found]
+        missing = [p for p in behind if p not in generation_of]
         if missing:
             waiting += missing
             continue
-        longest = max((found[p] for p in behind), default=0)
-        found[op] = longest + (op in members)
+        longest = max((generation_of[p] for p in behind), default=0)
+        generation_of[op] = longest + (op in members)
         waiting.pop()
-    return found
+    return generation_of
 
 
 def format_ops(ops: Any, sort_outputs: bool = True) -> list[str]:

@@ -100,10 +100,10 @@ def by_type(*types: str) -> Policy:
     for name in types:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"a type of op is a string, got {type_name(name)}")
-    wanted = frozenset(types)
+    op_types = frozenset(types)
     return _Named(
         f"by_type({', '.join(map(repr, types))})",
-        lambda tensor: tensor.op.type in wanted,
+        lambda tensor: tensor.op.type in op_types,
     )
 
 
@@ -138,10 +138,10 @@ def inside(scope: str) -> Policy:
         >>> inside("stereo")(x), inside("net/stereo/")(x), inside("ster")(x)
         (True, True, False)
     """
-    wanted = f"/{scope.strip('/')}/"
+    scope_path = f"/{scope.strip('/')}/"
     return _Named(
         f"inside({scope!r})",
-        lambda tensor: wanted in f"/{tensor.op.name.rpartition('/')[0]}/",
+        lambda tensor: scope_path in f"/{tensor.op.name.rpartition('/')[0]}/",
     )
 
 

@@ -51,8 +51,8 @@ class StepProgram:
         self._wanted = [n for t in fetched for n in self._numbers([t])]
         self._starts = step.seeds
         self._ends = unique(y.op for y in step.ys)
-        held = fetched if step.holds_gradients else step.ys
-        self._held = [n for t in held for n in self._numbers([t])]
+        held_tensors = fetched if step.holds_gradients else step.ys
+        self._held = [n for t in held_tensors for n in self._numbers([t])]
 
     @property
     def ops(self) -> list[Operation]:
@@ -153,8 +153,8 @@ class StepProgram:
                 for number in self._nodes[place].outputs:
                     sizes[number] = self._sizes[number]
         program = Program(self._nodes, sizes, self._held)
-        held = simulation.simulate(program, range(len(self._nodes))).held
-        return [0 if place is None else held[place] for place in places]
+        held_bytes = simulation.simulate(program, range(len(self._nodes))).held
+        return [0 if place is None else held_bytes[place] for place in places]
 
     def _add(self, op: Operation) -> None:
         """Add the node of an op, without what is held all the time."""
@@ -210,8 +210,8 @@ class StepProgram:
         return list(awaited)
 
     def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
-        found = (self._number.get(id(t)) for t in tensors)
-        return [number for number in found if number is not None]
+        numbers = (self._number.get(id(t)) for t in tensors)
+        return [number for number in numbers if number is not None]
 
     def _places(self, op: Operation) -> dict[int, int]:
         """Map the place of each input to its place without what is always held."""
@@ -251,9 +251,9 @@ class StepProgram:
     def _rewire(
         self, nodes: list[Node], place: int, segment: Segment, copies: dict[int, int]
     ) -> None:
-        kept = frozenset(self._numbers(segment.kept))
+        kept_numbers = frozenset(self._numbers(segment.kept))
         node = nodes[place]
-        inputs = [n if n in kept else copies.get(n, n) for n in node.inputs]
+        inputs = [n if n in kept_numbers else copies.get(n, n) for n in node.inputs]
         nodes[place] = node._replace(inputs=inputs)
 
 
@@ -276,11 +276,11 @@ def _pruned(
                 needed[place] = True
                 waiting.append(place)
     left = [place for place, is_needed in enumerate(needed) if is_needed]
-    moved = dict(zip(left, range(len(left)), strict=True))
+    new_place = dict(zip(left, range(len(left)), strict=True))
     final = [nodes[place] for place in left]
     for place, node in enumerate(final):
         if node.controls:
-            controls = [moved[control] for control in node.controls]
+            controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
     return Program(final, sizes, held)
 

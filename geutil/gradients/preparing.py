@@ -146,10 +146,10 @@ def prepare(
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
-    given = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
+    tensor_dims = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: what does not fit is refused.
     tensor_sizes.settle_shapes(
-        get_backward_walk_ops(targets, control_inputs=True), given
+        get_backward_walk_ops(targets, control_inputs=True), tensor_dims
     )
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine

@@ -114,10 +114,12 @@ def _copy(plan: Recomputation) -> TransformerInfo:
     backward pass themselves, lie in segments that come later.
     """
     ops = [op for segment in plan.segments for op in segment.ops]
-    kept = IdentityMap((t, t) for segment in plan.segments for t in segment.kept)
+    replacements = IdentityMap(
+        (t, t) for segment in plan.segments for t in segment.kept
+    )
     _, info = copy_replacing(
         make_view(ops),
-        kept,
+        replacements,
         plan.step.graph,
         SCOPE,
         "",

@@ -299,14 +299,14 @@ class _Last:
     def publish(self, report: Report) -> None:
         with self._lock:
             self._take_over_from_ended()
-            found = _Published(next(self._numbers), report)
-            self._of[threading.current_thread()] = found
+            numbered_report = _Published(next(self._numbers), report)
+            self._of[threading.current_thread()] = numbered_report
 
     def replace(self, old: Report, new: Report) -> None:
         with self._lock:
-            for found in (*self._of.values(), self._of_ended):
-                if found is not None and found.report is old:
-                    found.report = new
+            for numbered_report in (*self._of.values(), self._of_ended):
+                if numbered_report is not None and numbered_report.report is old:
+                    numbered_report.report = new
 
     def report(self) -> Report | None:
         with self._lock:
@@ -340,8 +340,8 @@ def publish(report: Report, graph: Graph) -> None:
         graph: the graph of what is differentiated. Graphs around it know it as well,
             and the one that is being made, where gradients may go.
     """
-    for known in (graph, tf.compat.v1.get_default_graph()):
-        for around in _and_around(known):
+    for inner_graph in (graph, tf.compat.v1.get_default_graph()):
+        for around in _and_around(inner_graph):
             state_of(around).report = report
     _last.publish(report)
     for warning in report.warnings:

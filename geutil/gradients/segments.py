@@ -339,10 +339,10 @@ def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomput
     """Return a recomputation of groups of ops, with the waits of each segment."""
     newest = _newest_dependencies(step, groups)
     direct: dict[int, list[Read]] = {}
-    held = IdentitySet()
+    kept_set = IdentitySet()
     for read in backward_edges(step).reads:
         if keeps(read.tensor):
-            held.add(read.tensor)
+            kept_set.add(read.tensor)
             # A read belongs to the newest segment that its reader depends on.
             direct.setdefault(newest[read.op], []).append(read)
     reading = {read.op for group in groups for read in group.reads}
@@ -351,7 +351,7 @@ def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomput
     for stage, group in enumerate(groups):
         inputs = IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
         for t in inputs:
-            held.add(t)
+            kept_set.add(t)
         segments.append(
             Segment(
                 tuple(group.ops),
@@ -361,8 +361,10 @@ def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomput
                 waits[stage],
             )
         )
-    kept = sorted(held, key=lambda t: (adjacency.creation_index(t.op), t.value_index))
-    return Recomputation(step, tuple(kept), tuple(segments))
+    kept_tensors = sorted(
+        kept_set, key=lambda t: (adjacency.creation_index(t.op), t.value_index)
+    )
+    return Recomputation(step, tuple(kept_tensors), tuple(segments))
 
 
 def _newest_dependencies(

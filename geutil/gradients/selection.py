@@ -99,13 +99,13 @@ class AlwaysKept:
 
     def __init__(self, step: PlainStep) -> None:
         self._step = step
-        given = (*step.seeds, *(x.op for x in step.xs))
-        self._given = frozenset(given)
+        input_ops = (*step.seeds, *(x.op for x in step.xs))
+        self._given = frozenset(input_ops)
         self._known: MutableIdentityMap[str | None] = MutableIdentityMap()
         read = IdentitySet(t for _, _, t in segments.forward_inputs(step))
-        held = (t for t in read if not segments.is_parameter(t.op))
+        activations = (t for t in read if not segments.is_parameter(t.op))
         self._negligible = tensor_sizes.negligible_bytes(
-            tensor_sizes.tensor_bytes(t) for t in held
+            tensor_sizes.tensor_bytes(t) for t in activations
         )
 
     def __call__(self, tensor: Tensor) -> bool:

@@ -104,22 +104,23 @@ def build_step(
     """
     targets = require_targets(ys)
     graph = targets[0].graph
-    given = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
-    if len(given) != len(targets):
+    output_gradients = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
+    if len(output_gradients) != len(targets):
         raise ArgumentTypeError(
-            f"there are {len(targets)} ys and {len(given)} grad_ys; pass one for each y"
+            f"there are {len(targets)} ys and {len(output_gradients)} grad_ys; "
+            "pass one for each y"
         )
     sources = [source_of(x) for x in as_list(xs)]
-    seeds = [_seed(y, g) for y, g in zip(targets, given, strict=True)]
+    seeds = [_seed(y, g) for y, g in zip(targets, output_gradients, strict=True)]
     before = state.count_ops(graph)
     arguments = (graph, targets, sources, seeds, options or {})
     if engine is None:
         gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    made = state.ops_since(graph, before)
+    new_ops = state.ops_since(graph, before)
     starts = unique(t.op for t in map(_values, seeds) if t is not None)
-    backward = _needed(_dependent(made, starts), gradients)
+    backward = _needed(_dependent(new_ops, starts), gradients)
     tensors = [x for x in sources if is_tensor(x)]
     return PlainStep(
         graph,

@@ -215,8 +215,8 @@ def _place_to_wait(op: Operation) -> int | None:
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     if op.type in _JOINED:
         places = [i for i in places if op.inputs[i].op.type not in _JOINED_WITH]
-    given = [i for i in places if segments.is_parameter(op.inputs[i].op)]
-    for place in [i for i in places if i not in given] + given:
+    parameter_places = [i for i in places if segments.is_parameter(op.inputs[i].op)]
+    for place in [i for i in places if i not in parameter_places] + parameter_places:
         return place
     return None
 

@@ -64,20 +64,22 @@ def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor,
         SelectionError: the graph has no such tensor; or the shape does not fit what is
             known, or leaves a dimension open.
     """
-    found = []
+    tensor_dims = []
     for key, shape in types.pairs_of(shapes):
         tensor = _found(graph, types.dereference(key))
         try:
-            told = tf.TensorShape(shape)
+            tensor_shape = tf.TensorShape(shape)
         except (TypeError, ValueError) as error:
             raise ArgumentTypeError(f"shapes= has {shape!r}: {error}") from None
-        if not told.is_fully_defined() or not told.is_compatible_with(tensor.shape):
+        if not tensor_shape.is_fully_defined() or not tensor_shape.is_compatible_with(
+            tensor.shape
+        ):
             raise SelectionError(
-                f"shapes= says {told} of '{tensor.name}' {tensor.shape}; pass a shape "
-                "without open dimensions that fits"
+                f"shapes= says {tensor_shape} of '{tensor.name}' {tensor.shape}; "
+                "pass a shape without open dimensions that fits"
             )
-        found.append((tensor, tuple(told.as_list())))
-    return found
+        tensor_dims.append((tensor, tuple(tensor_shape.as_list())))
+    return tensor_dims
 
 
 def _found(graph: Graph, key: Any) -> Tensor:
@@ -109,13 +111,13 @@ class OpenShapes:
 
     def tell(self, given: Iterable[tuple[Tensor, Dims]]) -> None:
         """Take in what the caller says. Nothing holds that was assumed without it."""
-        told = list(given)
-        if told:
-            kept = [(t, self.known[t]) for t in self._given]
-            self.known = MutableIdentityMap((*kept, *told))
+        new_dims = list(given)
+        if new_dims:
+            earlier_dims = [(t, self.known[t]) for t in self._given]
+            self.known = MutableIdentityMap((*earlier_dims, *new_dims))
             self.assumed = MutableIdentityMap()
             self.refusal = ""
-            for t, _ in told:
+            for t, _ in new_dims:
                 self._given.add(t)
 
     def settle(self, ops: Sequence[Operation]) -> None:
@@ -128,8 +130,8 @@ class OpenShapes:
             left = self._open(ops)
             if not left or self.refusal:
                 return
-            found = self._assume(self._behind(left), sources=not again)
-            if again and not found:
+            assumed_any = self._assume(self._behind(left), sources=not again)
+            if again and not assumed_any:
                 return
             self._infer(self._behind(self._open(left)))
 
@@ -175,15 +177,15 @@ class OpenShapes:
             sources: whether only those are assumed that cannot follow from anything.
         """
         follows: set[Operation] = set()
-        found = False
+        assumed_any = False
         for op in members:
             left = [t for t in op.outputs if self.is_open(t)]
             if any(self._may_tell(t, follows, sources=sources) for t in op.inputs):
                 follows.add(op)
             elif left:
                 follows.add(op)
-                found = self._assume_outputs(left) or found
-        return found
+                assumed_any = self._assume_outputs(left) or assumed_any
+        return assumed_any
 
     def _may_tell(
         self, tensor: Tensor, follows: set[Operation], *, sources: bool
@@ -193,15 +195,15 @@ class OpenShapes:
         return of_use or self.is_open(tensor) or tensor.op in follows
 
     def _assume_outputs(self, tensors: Iterable[Tensor]) -> bool:
-        found = False
+        assumed_any = False
         for t in tensors:
             dims = types.dims_of(t)
             if dims is not None:
-                found = True
+                assumed_any = True
                 self.known[t] = tuple(UNKNOWN if d is None else d for d in dims)
                 if t.op.type not in _OF_NO_SIZE:
                     self.assumed[t] = self.known[t]
-        return found
+        return assumed_any
 
     def _infer(self, members: Sequence[Operation]) -> None:
         """Have TensorFlow infer the shapes that follow."""
@@ -271,10 +273,10 @@ def settle_shapes(
     if not ops:
         return
     shapes = open_shapes_of(ops[0].graph)
-    told = list(given)
-    shapes.tell(told)
+    tensor_dims = list(given)
+    shapes.tell(tensor_dims)
     shapes.settle(ops)
-    if told and shapes.refusal:
+    if tensor_dims and shapes.refusal:
         raise SelectionError(f"shapes= does not fit the graph: {shapes.refusal}")
 
 
@@ -289,8 +291,10 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
         return None
     why = "these do not follow from other shapes"
     if shapes.refusal:
-        told = ", ".join(f"'{t.name}' {list(d)}" for t, d in shapes.assumed.items())
-        why = f"TensorFlow refuses the assumed {told}: {shapes.refusal}"
+        assumed_shapes = ", ".join(
+            f"'{t.name}' {list(d)}" for t, d in shapes.assumed.items()
+        )
+        why = f"TensorFlow refuses the assumed {assumed_shapes}: {shapes.refusal}"
     return (
         f"the sizes of {len(left)} tensors, '{left[0].name}' among them, are guesses, "
         f"so predicted peaks are: an unknown dimension counts as {UNKNOWN}, an unknown "

@@ -134,15 +134,15 @@ def order_updates(*fetches: Any) -> Report | None:
     default = tf.compat.v1.get_default_graph()
     if types.is_func_graph(default):
         return last_report(default)
-    found = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
-    graph = get_unique_graph(found)
+    targets = [_op_or_tensor(f) for f in types.flatten(list(fetches))]
+    graph = get_unique_graph(targets)
     orders: _Orders | None = state.state_of(graph).step_order
     if orders is None:
         raise SelectionError(
             "the graph has no gradients whose ops are ordered; build them by "
             "geutil.gradients.gradients(..., order=True)"
         )
-    orders.order_now(found)
+    orders.order_now(targets)
     return last_report(graph)
 
 
@@ -181,14 +181,14 @@ class _Orders:
 
     def order_gradients(self, step: PlainStep) -> None:
         """Order the forward and backward pass of a step."""
-        wanted = [*step.ys, *tensors_of(step.gradients)]
-        held = wanted if step.holds_gradients else step.ys
+        fetched_tensors = [*step.ys, *tensors_of(step.gradients)]
+        held_tensors = fetched_tensors if step.holds_gradients else step.ys
         ops = adjacency.topological_sort(
-            fetched_subgraph.step_ops([t.op for t in wanted], IdentitySet())
+            fetched_subgraph.step_ops([t.op for t in fetched_tensors], IdentitySet())
         )
         forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
         self._forward.update(dict.fromkeys(forward))
-        self._tell(order_step(ops, held, self._may_await, self._phases))
+        self._tell(order_step(ops, held_tensors, self._may_await, self._phases))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -265,11 +265,11 @@ class _Orders:
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
             return
-        asked = frozenset(
+        needed_ops = frozenset(
             fetched_subgraph.step_ops(targets, use.feeds, without=self._waits or ())
         )
         for op in fetched_subgraph.step_ops(targets, use.feeds):
-            if op not in asked and call_graph.changes_state(op):
+            if op not in needed_ops and call_graph.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
 
@@ -306,23 +306,23 @@ class _Orders:
 
     def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
         """Bring the report up to date; the updates are known if the step is whole."""
-        known = self._report
-        if known is None:
+        old_report = self._report
+        if old_report is None:
             return
-        report = known
+        report = old_report
         warnings = list(report.warnings)
         if whole and not self._holds_gradients:
             if _are_held(ordered.plan, self._gradients):
                 report = holding_gradients(report)
-            held = _held_gradients(ordered.plan, self._gradients)
-            if held > _MUCH * ordered.plan.peak:
-                note = _HOLDS.format(held=held, peak=ordered.plan.peak)
+            held_bytes = _held_gradients(ordered.plan, self._gradients)
+            if held_bytes > _MUCH * ordered.plan.peak:
+                note = _HOLDS.format(held=held_bytes, peak=ordered.plan.peak)
                 warnings.append(note)
                 self._warn(note)
         self._report = replace(
             report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
         )
-        replace_last(known, self._report, self._graph)
+        replace_last(old_report, self._report, self._graph)
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
@@ -342,13 +342,13 @@ def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
 def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
     """Tell whether a plan holds most gradients until the last of them is there."""
     run = plan.simulation
-    made = [run.program.nodes[i].name for i in run.order]
-    places = [place for place, name in enumerate(made) if name in names]
+    node_names = [run.program.nodes[i].name for i in run.order]
+    places = [place for place, name in enumerate(node_names) if name in names]
     if not places:
         return False
     # The last may be the largest, and is there whatever becomes of it.
-    others = {made[place] for place in places[:-1]}
-    step = places[-1] if others else len(made) - 1
+    others = {node_names[place] for place in places[:-1]}
+    step = places[-1] if others else len(node_names) - 1
     return bool(_held_at(plan, others or names, step))
 
 
@@ -356,19 +356,21 @@ def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
     """Return what a plan holds of gradients at a step if most of them are there."""
     run = plan.simulation
     alive = frozenset(run.alive(step))
-    made = [t for node in run.program.nodes if node.name in names for t in node.outputs]
-    total = sum(run.program.sizes[t] for t in made)
-    held = sum(run.program.sizes[t] for t in made if t in alive)
-    return held if 2 * held > total else 0
+    gradients = [
+        t for node in run.program.nodes if node.name in names for t in node.outputs
+    ]
+    total = sum(run.program.sizes[t] for t in gradients)
+    held_bytes = sum(run.program.sizes[t] for t in gradients if t in alive)
+    return held_bytes if 2 * held_bytes > total else 0
 
 
 def orders_of(graph: Graph) -> _Orders:
     """Return the steps of a graph that are put in order."""
-    held = state.state_of(graph)
-    if held.step_order is None:
-        held.step_order = _Orders(graph)
-        state.on_completion(graph, held.step_order)
-    orders: _Orders = held.step_order
+    graph_state = state.state_of(graph)
+    if graph_state.step_order is None:
+        graph_state.step_order = _Orders(graph)
+        state.on_completion(graph, graph_state.step_order)
+    orders: _Orders = graph_state.step_order
     return orders
 
 
@@ -393,13 +395,13 @@ def _with_readers(
     ops: Sequence[Operation], starts: Iterable[Operation]
 ) -> frozenset[Operation]:
     """Return some ops and all that read them or wait for them."""
-    found = set(starts)
+    downstream = set(starts)
     for op in ops:
-        if any(t.op in found for t in op.inputs) or not found.isdisjoint(
+        if any(t.op in downstream for t in op.inputs) or not downstream.isdisjoint(
             op.control_inputs
         ):
-            found.add(op)
-    return frozenset(found)
+            downstream.add(op)
+    return frozenset(downstream)
 
 
 def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> bool:
@@ -414,15 +416,15 @@ def _pass_by_joints(ops: Sequence[Operation], backward: Iterable[Operation]) -> 
     """
     backward = frozenset(backward)
     after = _after(ops, backward)
-    found = False
+    has_joint = False
     for op in after:
         joins = op.type == "IdentityN" and len(op.inputs) > 1
         if not joins or op.control_inputs:
             continue
-        found = True
+        has_joint = True
         for read, handed_on in zip(list(op.inputs), op.outputs, strict=True):
             for reader in handed_on.consumers():
                 for place, t in enumerate(reader.inputs):
                     if t is handed_on:
                         creation.set_new_input(reader, place, read)
-    return found
+    return has_joint

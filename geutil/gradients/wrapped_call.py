@@ -81,19 +81,19 @@ class GraphCalls:
 
         Cost: linear in the backward ops in between, and their inputs.
         """
-        found: dict[Operation, None] = {}
+        call_ends: dict[Operation, None] = {}
         waiting = list(ops)
         met = set(waiting)
         while waiting:
             op = waiting.pop()
             if op in self.ends:
-                found.update(dict.fromkeys(self.ends[op]))
+                call_ends.update(dict.fromkeys(self.ends[op]))
                 continue
             for t in op.inputs:
                 if t.op not in met and adjacency.creation_index(t.op) >= self.first:
                     met.add(t.op)
                     waiting.append(t.op)
-        return tuple(found)
+        return tuple(call_ends)
 
 
 def calls_in(graph: Graph) -> GraphCalls:
@@ -210,9 +210,9 @@ def _pays(call: WrappedCall, keeping: Keeping, plan: Recomputation, size: int) -
 
     What is chosen is held by each of the calls, and one works at a time.
     """
-    held = sum(map(tensor_sizes.tensor_bytes, keeping.chosen))
+    checkpoint_bytes = sum(map(tensor_sizes.tensor_bytes, keeping.chosen))
     working = max(map(_bytes_of, plan.segments), default=0)
-    return calls_in(call.graph).count * held + working < size
+    return calls_in(call.graph).count * checkpoint_bytes + working < size
 
 
 def _bytes_of(segment: Segment) -> int:

@@ -71,11 +71,11 @@ def call_in_graph(
         result = function()
     leaves = tf.nest.flatten(result, expand_composites=True)
     ys = IdentitySet(t for t in leaves if _is_output(t, graph))
-    made = state.ops_since(graph, before)
-    inputs = _read_from_outside(ys, frozenset(made))
+    new_ops = state.ops_since(graph, before)
+    inputs = _read_from_outside(ys, frozenset(new_ops))
     if not inputs:
         return result
-    first = adjacency.creation_index(made[0]) if made else 0
+    first = adjacency.creation_index(new_ops[0]) if new_ops else 0
     call = WrappedCall(graph, tuple(ys), inputs, first, state.count_ops(graph), alone)
     calls_in(graph).count += 1
     stand_ins = IdentityMap(zip(ys, _tell(call, options), strict=True))
@@ -97,18 +97,18 @@ def _read_from_outside(
     ys: IdentitySet, made: frozenset[Operation]
 ) -> tuple[Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
-    found = IdentitySet()
+    outside_tensors = IdentitySet()
     waiting = list(ys)
     met = set()
     while waiting:
         t = waiting.pop()
         if t.op not in made or _is_given(t):
             if runtime.is_differentiable(t):
-                found.add(t)
+                outside_tensors.add(t)
         elif t.op not in met:
             met.add(t.op)
             waiting.extend(t.op.inputs)
-    return tuple(found)
+    return tuple(outside_tensors)
 
 
 def _is_given(t: Tensor) -> bool:
@@ -128,12 +128,12 @@ def _tell(call: WrappedCall, options: Options) -> Sequence[Tensor]:
     gradients = CallGradients(call, options)
     count = len(call.ys)
     with tf.device(call.ys[0].device):
-        made = runtime.without_recording(
+        identities = runtime.without_recording(
             lambda: tf.raw_ops.IdentityN(
                 input=[*call.ys, *call.inputs], name="checkpointed"
             )
         )
-    stand_ins = made[:count]
+    stand_ins = identities[:count]
     for t, t_ in zip(call.ys, stand_ins, strict=True):
         runtime.carry_marks(t, t_)
 

@@ -152,8 +152,8 @@ class Rewiring:
         """Return what one of these ops will depend on."""
         read = (self.inputs.get((op, i), t.op) for i, t in enumerate(op.inputs))
         awaited = self.controls.get(op, op.control_inputs)
-        found = (p for p in (*read, *awaited) if p is not None)
-        return {p: None for p in found if not is_back_edge(p, op)}
+        dependencies = (p for p in (*read, *awaited) if p is not None)
+        return {p: None for p in dependencies if not is_back_edge(p, op)}
 
 
 def topological_sort(ops: Iterable[Operation]) -> list[Operation]:

@@ -191,22 +191,22 @@ class Effects:
         self._functions = functions
         self._reads = reads
         callers: dict[str, list[str]] = {}
-        found: dict[str, None] = {}
+        effective_names: dict[str, None] = {}
         for name, function in functions.items():
             for node in function.node_def:
                 if self.depends(node):
                     for called in names_of_functions(node):
                         callers.setdefault(called, []).append(name)
                 if self._by_itself(node):
-                    found[name] = None
+                    effective_names[name] = None
         # Effects pass from functions to their callers until no new function has one.
-        waiting = list(found)
+        waiting = list(effective_names)
         while waiting:
             for caller in callers.get(waiting.pop(), ()):
-                if caller not in found:
-                    found[caller] = None
+                if caller not in effective_names:
+                    effective_names[caller] = None
                     waiting.append(caller)
-        self._found = found
+        self._found = effective_names
 
     def of(self, node: Any) -> bool:
         """Tell whether a node has an effect."""
@@ -342,23 +342,27 @@ class Library:
         """Return a library of the functions that `nodes` call, however indirectly."""
         library = self._library
         registered = [r.gradient_func for r in library.registered_gradients]
-        found: dict[str, None] = {}
+        reachable_names: dict[str, None] = {}
         waiting = [
             *registered,
             *(n for node in nodes for n in names_of_functions(node)),
         ]
         while waiting:
             name = waiting.pop()
-            if name in found or name not in self.functions:
+            if name in reachable_names or name not in self.functions:
                 continue
-            found[name] = None
+            reachable_names[name] = None
             for node in self.functions[name].node_def:
                 waiting.extend(names_of_functions(node))
             if name in self.gradients:
                 waiting.append(self.gradients[name])
         result = FunctionDefLibrary()
-        result.function.extend(f for f in library.function if f.signature.name in found)
-        result.gradient.extend(g for g in library.gradient if g.function_name in found)
+        result.function.extend(
+            f for f in library.function if f.signature.name in reachable_names
+        )
+        result.gradient.extend(
+            g for g in library.gradient if g.function_name in reachable_names
+        )
         result.registered_gradients.extend(library.registered_gradients)
         return result
 

@@ -55,9 +55,11 @@ def drop_missing_colocation(op: Operation) -> None:
     entries = class_entries(op)
     if not entries:
         return
-    kept = rename_entries(entries, lambda n: n if _has_op(op.graph, n) else None)
-    if kept != entries:
-        set_class_entries(op, kept)
+    remaining_entries = rename_entries(
+        entries, lambda n: n if _has_op(op.graph, n) else None
+    )
+    if remaining_entries != entries:
+        set_class_entries(op, remaining_entries)
 
 
 def _has_op(graph: Graph, name: str) -> bool:

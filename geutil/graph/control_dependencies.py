@@ -93,23 +93,23 @@ def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
 
 def _behind(plan: CallerPlan, starts: Iterable[str]) -> set[str]:
     """Return `starts` and all that comes behind one of them."""
-    found = set(starts)
-    for name in plan.order if found else ():
-        if not found.isdisjoint(plan.needs[name]):
-            found.add(name)
-    return found
+    reachable = set(starts)
+    for name in plan.order if reachable else ():
+        if not reachable.isdisjoint(plan.needs[name]):
+            reachable.add(name)
+    return reachable
 
 
 def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
     """Return the nodes whose outputs reach an effect or one of `results`."""
-    found = set(results)
-    before = {*plan.effective, *found}
+    early_nodes = set(results)
+    before = {*plan.effective, *early_nodes}
     inputs = {node.name: node.inputs for node in plan.body.nodes}
     for name in reversed(plan.order) if before else ():
         if name in before:
             before.update(plan.needs[name])
-            found.update(producer_of(r) for r in inputs[name] if r[:1] != "^")
-    return found
+            early_nodes.update(producer_of(r) for r in inputs[name] if r[:1] != "^")
+    return early_nodes
 
 
 def _told(
@@ -130,17 +130,17 @@ def _told(
     # A bit for each argument that a node comes behind.
     bits = {name: 1 << i for i, name in enumerate(args)}
     every = (1 << len(args)) - 1
-    told = []
+    unordered_members = []
     for name in plan.order:
         # A call that reads the arguments finds the nodes to tell in its own body.
         own = _union(bits, plan.needs[name])
         if name in members and own != every:
-            told.append(name)
+            unordered_members.append(name)
             bits[name] = every
         elif own:
             sure = strict or name not in plan.calls
             bits[name] = own if sure else _union(bits, plan.reliable_needs(name))
-    return told
+    return unordered_members
 
 
 def _union(bits: Mapping[str, int], names: Iterable[str]) -> int:

@@ -292,21 +292,21 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
             "tf.load_op_library first"
         )
     node_def = op.node_def
-    known = {attribute.name for attribute in definition.attr}
+    attribute_names = {attribute.name for attribute in definition.attr}
     for name in list(node_def.attr):
-        if name not in known and not name.startswith("_"):
+        if name not in attribute_names and not name.startswith("_"):
             del node_def.attr[name]
     node_def.op = op_type
     node_def.name = types.absolute_unique_name(op.graph, op.name)
     try:
-        made = make_op(op.graph, node_def, list(op.inputs))
+        new_op = make_op(op.graph, node_def, list(op.inputs))
     # TensorFlow looks for missing inputs by index.
     except (ValueError, TypeError, IndexError) as error:
         raise TransformError(
             f"a '{op_type}' cannot stand in for '{op.name}' ({op.type}): {error}"
         ) from error
-    add_control_edges(made, op.control_inputs)
-    return made
+    add_control_edges(new_op, op.control_inputs)
+    return new_op
 
 
 def python_gradient(op: Operation) -> tuple[Any, Any]:

@@ -257,8 +257,8 @@ def _control_steps(
     An op whose inputs change lists its control inputs in another order afterwards.
     """
     changed = dict.fromkeys(edit.op for edit in controls)
-    moved = dict.fromkeys(edit.op for edit in inputs)
-    for op in moved:
+    rewired_ops = dict.fromkeys(edit.op for edit in inputs)
+    for op in rewired_ops:
         if op not in changed and op.control_inputs:
             changed[op] = None
     for op in changed:

@@ -34,9 +34,9 @@ def bound_arguments(
         values = [tf.convert_to_tensor(value) for value in args]
     else:
         values = _canonical(function.function_type, args, kwargs, traced_from)
-    wanted = len(inputs) - len(captured)
-    if len(values) != wanted:
-        raise TypeError(f"{len(values)} values for {wanted} tensor arguments")
+    argument_count = len(inputs) - len(captured)
+    if len(values) != argument_count:
+        raise TypeError(f"{len(values)} values for {argument_count} tensor arguments")
     return list(zip([*values, *captured], inputs, strict=True))
 
 
@@ -44,12 +44,14 @@ def _canonical(
     kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> list[Tensor]:
     """Return the tensors that a call passes to a trace of some type."""
-    asked, defaults = kind, None
+    function_type, defaults = kind, None
     if traced_from is not None:
-        asked, defaults = traced_from.function_type, traced_from._default_values
+        function_type, defaults = traced_from.function_type, traced_from._default_values
     else:
         kwargs = {**_fixed(kind, args, kwargs), **kwargs}
-    bound = _tf.canonicalize_function_inputs(tuple(args), dict(kwargs), asked, defaults)
+    bound = _tf.canonicalize_function_inputs(
+        tuple(args), dict(kwargs), function_type, defaults
+    )
     # A trace has a parameter for each value that `*args` takes.
     bound = kind.bind(*bound.args, **bound.kwargs)
     return list(kind.unpack_inputs(bound))
@@ -57,11 +59,12 @@ def _canonical(
 
 def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of Python that a trace was made for and a call leaves out."""
-    given = kind.bind_partial(*args, **kwargs).arguments
+    call_arguments = kind.bind_partial(*args, **kwargs).arguments
     return {
         name: parameter.type_constraint.value
         for name, parameter in kind.parameters.items()
-        if name not in given and isinstance(parameter.type_constraint, TraceLiteral)
+        if name not in call_arguments
+        and isinstance(parameter.type_constraint, TraceLiteral)
     }
 
 
@@ -106,17 +109,17 @@ def step_ops(
 
     Cost: linear in the ops and edges behind the fetches.
     """
-    found = dict.fromkeys(fetches)
-    waiting = list(found)
+    needed_ops = dict.fromkeys(fetches)
+    waiting = list(needed_ops)
     while waiting:
         op = waiting.pop()
         behind = [t.op for t in op.inputs if t not in feeds]
         awaited = () if op in without else op.control_inputs
         for needed in (*behind, *awaited):
-            if needed not in found:
-                found[needed] = None
+            if needed not in needed_ops:
+                needed_ops[needed] = None
                 waiting.append(needed)
-    return adjacency.graph_order(found)
+    return adjacency.graph_order(needed_ops)
 
 
 def step_graph_def(

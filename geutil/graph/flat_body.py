@@ -263,8 +263,8 @@ def _args(function_def: Any, bound: Mapping[str, Any]) -> Iterator[Arg]:
     for index, arg in enumerate(function_def.signature.input_arg):
         _refuse_list(function_def.signature.name, arg)
         dtype = _dtype(function_def.signature.name, arg, bound)
-        known = index in function_def.arg_attr
-        attributes = dict(function_def.arg_attr[index].attr) if known else {}
+        has_attributes = index in function_def.arg_attr
+        attributes = dict(function_def.arg_attr[index].attr) if has_attributes else {}
         yield Arg(arg.name, dtype, attributes, tuple(arg.handle_data))
 
 

@@ -38,14 +38,14 @@ def body_for_call(
 
     Cost: linear in the ops of the body, and of the functions behind it.
     """
-    held = function_defs.definition_in(graph, name)
-    if held is None:
+    original_definition = function_defs.definition_in(graph, name)
+    if original_definition is None:
         return None
     definition = FunctionDef()
-    definition.CopyFrom(held)
+    definition.CopyFrom(original_definition)
     # A resource's own shape says nothing of what it refers to.
-    taken = list(arguments or ())[: len(definition.signature.input_arg)]
-    shapes = [None if t.dtype == tf.resource else t.shape for t in taken]
+    own_arguments = list(arguments or ())[: len(definition.signature.input_arg)]
+    shapes = [None if t.dtype == tf.resource else t.shape for t in own_arguments]
     for i, shape in enumerate(shapes):
         # TensorFlow would take the shape of the trace instead.
         if shape is not None and shape.rank is not None and i in definition.arg_attr:
@@ -122,8 +122,8 @@ class Caller:
 
         A function that an op of tf.data maps gets elements, which are no input.
         """
-        known = self.is_loop or self.is_branching or self.is_call
-        if known or self.op.type == _GRADIENT:
+        passes_inputs = self.is_loop or self.is_branching or self.is_call
+        if passes_inputs or self.op.type == _GRADIENT:
             return list(self.op.inputs)[self.first_argument :]
         return None
 
@@ -178,7 +178,7 @@ def callers_in(graph: Graph) -> list[Caller]:
     Cost: linear in the ops, and cheap for those of a type that cannot call.
     """
     attributes: dict[str, list[str]] = {}
-    found = []
+    callers = []
     for op in graph.get_operations():
         kind = op.type
         if kind not in attributes:
@@ -186,8 +186,8 @@ def callers_in(graph: Graph) -> list[Caller]:
         if attributes[kind]:
             callees = tuple(_callees(op, attributes[kind]))
             if callees:
-                found.append(Caller(op, callees))
-    return found
+                callers.append(Caller(op, callees))
+    return callers
 
 
 def _function_attributes(op: Operation) -> list[str]:
@@ -260,12 +260,16 @@ def recalling(caller: Caller) -> UndoStep:
     """Note which functions an op calls, and what else `call_others` changes."""
     op = caller.op
     node = op.node_def
-    named = [callee.attribute for callee in caller.callees]
-    kept = [name for name in (*named, _READ_ONLY, ATTRIBUTE) if name in node.attr]
+    callee_attributes = [callee.attribute for callee in caller.callees]
+    saved_attributes = [
+        name
+        for name in (*callee_attributes, _READ_ONLY, ATTRIBUTE)
+        if name in node.attr
+    ]
     traced = {name: getattr(op, name, None) for name in _traces(caller)}
 
     def undo() -> None:
-        for name in kept:
+        for name in saved_attributes:
             op._set_attr(name, node.attr[name])
         for name, value in traced.items():
             if value is not None:

@@ -79,21 +79,24 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     gradients = {g.function_name: g.gradient_func for g in library.gradient}
 
     def callees(name: str) -> Iterator[str]:
-        found = [*called_names(definitions[name].node_def), gradients.get(name, "")]
-        return (f for f in dict.fromkeys(found) if f in definitions)
+        callee_names = [
+            *called_names(definitions[name].node_def),
+            gradients.get(name, ""),
+        ]
+        return (f for f in dict.fromkeys(callee_names) if f in definitions)
 
     registered = [g.gradient_func for g in library.registered_gradients]
     roots = [*registered, *called_names(graph_def.node)]
     names: dict[str, str] = {}
-    kept: list[Any] = []
+    unique_definitions: list[Any] = []
     for name in callees_first((r for r in roots if r in definitions), callees):
         definition = _unique(definitions[name], names)
         names[name] = definition.signature.name
-        kept.append(definition)
+        unique_definitions.append(definition)
     for node in graph_def.node:
         forget_own_gradient(node)
         call_graph.rename_called(node, names)
-    graph_def.library.CopyFrom(_library(library, kept, names))
+    graph_def.library.CopyFrom(_library(library, unique_definitions, names))
     return {old: new for old, new in names.items() if old != new}
 
 
@@ -304,21 +307,21 @@ def _describe_handle(arg: Any, t: Tensor) -> None:
     """Write into a signature what a resource refers to."""
     if t.dtype != tf.resource or arg.handle_data:
         return
-    for known in _tf.get_handle_data(t).shape_and_type:
-        arg.handle_data.add(shape=known.shape, dtype=known.dtype)
+    for shape_and_type in _tf.get_handle_data(t).shape_and_type:
+        arg.handle_data.add(shape=shape_and_type.shape, dtype=shape_and_type.dtype)
 
 
 def functions_behind(graph: Graph, definition: Any) -> list[Any]:
     """Return the functions of a graph that a definition calls, however indirectly."""
     waiting = [definition]
-    found: dict[str, Any] = {}
+    definition_by_name: dict[str, Any] = {}
     while waiting:
         for name in called_names(waiting.pop().node_def):
-            called = None if name in found else definition_in(graph, name)
+            called = None if name in definition_by_name else definition_in(graph, name)
             if called is not None:
-                found[name] = called
+                definition_by_name[name] = called
                 waiting.append(called)
-    return list(found.values())
+    return list(definition_by_name.values())
 
 
 _OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")

@@ -48,11 +48,11 @@ def merge_libraries(into: Any, added: Any) -> None:
 
     Cost: linear in the functions and the nodes of `added`.
     """
-    known = {f.signature.name: f for f in into.library.function}
+    existing_functions = {f.signature.name: f for f in into.library.function}
     renamed: dict[str, str] = {}
     for function in added.library.function:
         name = function.signature.name
-        if name in known and known[name] != function:
+        if name in existing_functions and existing_functions[name] != function:
             renamed[name] = f"{name}_merged_{next(_numbers)}"
     if renamed:
         bodies = (function.node_def for function in added.library.function)
@@ -67,7 +67,7 @@ def merge_libraries(into: Any, added: Any) -> None:
             name = gradient.gradient_func
             gradient.gradient_func = renamed.get(name, name)
     for function in added.library.function:
-        if function.signature.name not in known:
+        if function.signature.name not in existing_functions:
             into.library.function.append(function)
     present = {g.function_name for g in into.library.gradient}
     into.library.gradient.extend(
@@ -171,9 +171,9 @@ def library_for_copies(
     Cost: none when the graph holds none of `called`; else one serialization of the
     graph.
     """
-    wanted = dict.fromkeys(name for name in called if graph._is_function(name))
+    root_names = dict.fromkeys(name for name in called if graph._is_function(name))
     library = FunctionDefLibrary()
-    if not wanted:
+    if not root_names:
         return library, {}
     whole = graph.as_graph_def().library
     bodies = {function.signature.name: function for function in whole.function}
@@ -181,8 +181,8 @@ def library_for_copies(
     fresh: dict[str, str] = {}
     _extend(fresh, (name for name in renamed if name in bodies))
     # A body can be needed under its old name, its new one, or both.
-    queue = [(name, name in fresh) for name in wanted]
-    known = set(queue)
+    queue = [(name, name in fresh) for name in root_names]
+    seen = set(queue)
     for name, anew in queue:
         for node in bodies[name].node_def:
             names = [
@@ -194,16 +194,16 @@ def library_for_copies(
             else:
                 needed = [(n, False) for n in names]
             needed.append((node.op, False))
-            _enqueue(queue, known, [pair for pair in needed if pair[0] in bodies])
+            _enqueue(queue, seen, [pair for pair in needed if pair[0] in bodies])
         if gradients.get(name) in bodies:
-            _enqueue(queue, known, [(gradients[name], False)])
+            _enqueue(queue, seen, [(gradients[name], False)])
     for name, anew in queue:
         if anew:
             _rename_body(library.function.add(), bodies[name], fresh)
         else:
             library.function.append(bodies[name])
     library.gradient.extend(
-        g for g in whole.gradient if (g.function_name, False) in known
+        g for g in whole.gradient if (g.function_name, False) in seen
     )
     return library, fresh
 

@@ -123,8 +123,8 @@ def is_symbolic_call(op: Any) -> bool:
 
 
 def _symbolic_gradient(op: Any, *gradients: Any) -> list[Any]:
-    found: list[Any] = _tf.symbolic_gradient(op, list(gradients))
-    return found
+    input_gradients: list[Any] = _tf.symbolic_gradient(op, list(gradients))
+    return input_gradients
 
 
 def has_gradient(tensor: Any) -> bool:
@@ -153,11 +153,11 @@ def _call_gradient(op: Operation, *grads: Any) -> Any:
     of the op has to know them, so the op remembers what differentiates it.
     """
     if not any(state.is_own_graph(graph) for graph in _around(op.graph)):
-        known = [
+        output_gradients = [
             tf.zeros_like(t) if grad is None else grad
             for grad, t in zip(grads, op.outputs, strict=True)
         ]
-        return _tf.symbolic_gradient(op, known)
+        return _tf.symbolic_gradient(op, output_gradients)
     gradient = _function_of(op)._get_gradient_function()
     op._gradient_function = gradient
     return gradient(op, *grads)
@@ -172,11 +172,11 @@ def _function_of(op: Operation) -> Any:
     """Return a concrete function of what `op` calls; calls that are alike share it."""
     name = op.get_attr("f").name
     graph = _holder(op.graph, name)
-    known = state.state_of(graph).call_functions
+    call_functions = state.state_of(graph).call_functions
     key = (name, *(_kind(t) for t in op.inputs))
-    if key not in known:
-        known[key] = _concrete_function(graph, name, op)
-    return known[key]
+    if key not in call_functions:
+        call_functions[key] = _concrete_function(graph, name, op)
+    return call_functions[key]
 
 
 def _kind(t: Tensor) -> tuple[str, bytes]:
@@ -211,8 +211,8 @@ def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
     Its loops and conditionals have bodies of their own: TensorFlow names what it makes
     of a body after the body, and two such things must not have the same name.
     """
-    known = graph._get_function(name).cached_definition
-    definition, library = functions.with_own_control_flow(graph, known)
+    original_definition = graph._get_function(name).cached_definition
+    definition, library = functions.with_own_control_flow(graph, original_definition)
     functions.add_functions(graph, library.function)
     handles = (tf.resource, tf.variant)
     shapes = [None if t.dtype in handles else t.shape for t in op.inputs]
@@ -251,11 +251,11 @@ class RewiredOp:
 
         None for a tensor that was read twice, in whose place two are read.
         """
-        found: MutableIdentityMap[Tensor | None] = MutableIdentityMap()
+        current_of: MutableIdentityMap[Tensor | None] = MutableIdentityMap()
         for before, now in zip(self.inputs, self.op.inputs, strict=True):
-            same = before not in found or found[before] is now
-            found[before] = now if same else None
-        return IdentityMap((t, t_) for t, t_ in found.items() if t_ is not t)
+            same = before not in current_of or current_of[before] is now
+            current_of[before] = now if same else None
+        return IdentityMap((t, t_) for t, t_ in current_of.items() if t_ is not t)
 
 
 def follow_inputs(op: Operation) -> Callable[[], None] | None:
@@ -266,8 +266,8 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
         its inputs already.
     """
     gradient = gradient_of(op)
-    known = state.state_of(op.graph).rewired_ops
-    if gradient is None or gradient in known:
+    rewired_ops = state.state_of(op.graph).rewired_ops
+    if gradient is None or gradient in rewired_ops:
         return None
     if not is_closure(gradient):
         return None
@@ -286,12 +286,12 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
 
     name = register(following)
     # On the graph, which the registry would keep alive as long as the process.
-    known[name] = RewiredOp(op, tuple(op.inputs), gradient)
+    rewired_ops[name] = RewiredOp(op, tuple(op.inputs), gradient)
     set_gradient(op, name)
 
     def undo() -> None:
         set_gradient(op, gradient)
-        known.pop(name, None)
+        rewired_ops.pop(name, None)
 
     return undo
 

@@ -74,21 +74,21 @@ class Wiring:
 
         Cost: constant, on average over the calls passed through.
         """
-        known = self.tensors
-        if reference not in known:
+        tensor_by_reference = self.tensors
+        if reference not in tensor_by_reference:
             return reference
-        passed: dict[str, None] = {}
+        path: dict[str, None] = {}
         end = reference
-        while end in known:
-            if end in passed:
+        while end in tensor_by_reference:
+            if end in path:
                 raise TransformError(
                     f"'{reference}' depends on itself through calls that return "
                     "their arguments; the graph is damaged"
                 )
-            passed[end] = None
-            end = known[end]
-        for name in passed:
-            known[name] = end
+            path[end] = None
+            end = tensor_by_reference[end]
+        for name in path:
+            tensor_by_reference[name] = end
         return end
 
     def settle(self, reference: str) -> str:
@@ -237,14 +237,14 @@ class Expansion:
         """
         site = self._site
         if site.controls:
-            told = self._after_controls()
+            added_controls = self._after_controls()
         elif site.branched and site.inputs:
-            told = self._brought_in()
+            added_controls = self._brought_in()
         else:
-            told = {}
-        self._tell(told, site.ties.told_late, site.around.late)
-        self._tell(told, site.ties.told_seen, site.around.seen)
-        return told
+            added_controls = {}
+        self._tell(added_controls, site.ties.told_late, site.around.late)
+        self._tell(added_controls, site.ties.told_seen, site.around.seen)
+        return added_controls
 
     def _tell(
         self, told: dict[str, list[str]], names: Sequence[str], args: Sequence[str]
@@ -278,16 +278,16 @@ class Expansion:
         gates = {args[name] for name in results if name in args}
         if site.branched:
             gates |= self._branch_gates()
-        told = []
+        waiting_names = []
         for node in site.plan.waiting:
             gate = self._gate(node)
             if gate is None:
-                told.append(node.name)
+                waiting_names.append(node.name)
             else:
                 gates.add(gate)
-        controls = self._joined(site.controls, len(gates) + len(told))
+        controls = self._joined(site.controls, len(gates) + len(waiting_names))
         self._add_gates(gates, controls)
-        return dict.fromkeys(told, controls)
+        return dict.fromkeys(waiting_names, controls)
 
     def _branch_gates(self) -> set[int]:
         """Return the arguments that something waits for without reading them.

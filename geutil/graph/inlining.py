@@ -118,9 +118,9 @@ class Inliner:
         for name in self._main.plan.calls:
             if name in self._forced:
                 self.wiring.settle(f"^{name}")
-        for made in self.wiring.barriers:
-            inputs, main = list(made.input), self._main
-            nodes.append(NewNode(made, made.name, inputs, made.device, main))
+        for barrier in self.wiring.barriers:
+            inputs, main = list(barrier.input), self._main
+            nodes.append(NewNode(barrier, barrier.name, inputs, barrier.device, main))
         return _in_order(nodes)
 
     def translated(self) -> dict[str, str]:
@@ -135,10 +135,13 @@ class Inliner:
     def _expand(self, site: BodySite) -> list[BodySite]:
         """Make the nodes of a site; return the calls among them."""
         expansion = Expansion(site, self._space, self.wiring)
-        told = expansion.told_to_wait()
+        added_controls = expansion.told_to_wait()
         calls = []
         for node in site.plan.body.nodes:
-            inputs = [*map(site.reference, node.inputs), *told.get(node.name, ())]
+            inputs = [
+                *map(site.reference, node.inputs),
+                *added_controls.get(node.name, ()),
+            ]
             name = site.names.get(node.name, node.name)
             device = self._device(site.device, node.definition.device)
             if node.name in site.plan.calls:
@@ -220,8 +223,8 @@ def _needed_by_name(main: CallerPlan, protected: Collection[str]) -> frozenset[s
 
 def _merged(outer: str, inner: str) -> str:
     try:
-        given = tf.DeviceSpec.from_string(inner)
-        return tf.DeviceSpec.from_string(outer).make_merged_spec(given).to_string()
+        inner_spec = tf.DeviceSpec.from_string(inner)
+        return tf.DeviceSpec.from_string(outer).make_merged_spec(inner_spec).to_string()
     except ValueError:  # TensorFlow will say what is wrong with them.
         return inner
 
@@ -379,14 +382,16 @@ def inline_calls(
     nodes = inliner.run()
     result = GraphDef()
     result.versions.CopyFrom(graph_def.versions)
-    kept = []
+    kept_calls = []
     for node in nodes:
         write_node(result.node.add(), node, inliner.wiring)
         if node.original in node.site.plan.kept:
-            kept.append(Kept(node.name, *node.site.plan.kept[node.original]))
+            kept_calls.append(Kept(node.name, *node.site.plan.kept[node.original]))
     if graph_def.HasField("library"):
         result.library.CopyFrom(library.still_called(result.node))
-    return Inlined(result, tuple(kept), inliner.translated(), _origins(nodes, inliner))
+    return Inlined(
+        result, tuple(kept_calls), inliner.translated(), _origins(nodes, inliner)
+    )
 
 
 def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
@@ -438,9 +443,9 @@ def _check_size(plans: Plans, limit: int) -> None:
 
 
 def _protected(main: FlatBody, protected_names: Collection[str]) -> frozenset[str]:
-    known = {node.name for node in main.nodes}
+    node_names = {node.name for node in main.nodes}
     for name in protected_names:
-        if inlining_plan.producer_of(name) not in known:
+        if inlining_plan.producer_of(name) not in node_names:
             raise TransformError(
                 f"protected name '{name}' is not in the graph; take it out of "
                 "protected_names, or give the name that the graph has"

@@ -116,8 +116,8 @@ class Namespace:
 
         Cost: linear in the names, but for scopes that are taken by chance.
         """
-        wanted = Counter(c.scope + name for c in claims for name in c.names)
-        return [self._claim(c, wanted) for c in claims]
+        name_counts = Counter(c.scope + name for c in claims for name in c.names)
+        return [self._claim(c, name_counts) for c in claims]
 
     def _claim(self, claim: Claim, wanted: Counter[str]) -> dict[str, str]:
         scope = claim.scope
@@ -131,9 +131,9 @@ class Namespace:
         ):
             scope = self._free_scope(scope + claim.fallback, claim.names)
         # Those that keep their names take them before a numbered one can.
-        kept = [n for n in claim.names if scope + n not in self._taken]
+        free_names = [n for n in claim.names if scope + n not in self._taken]
         result = dict.fromkeys(claim.names, "")
-        for name in kept:
+        for name in free_names:
             result[name] = scope + name
             self._taken.add(scope + name)
         for name in claim.names:
@@ -216,8 +216,8 @@ class CallerPlan:
         definitions = {node.name: node.definition for node in self.body.nodes}
 
         def is_back_edge(reader: Any, producer: str) -> bool:
-            known = definitions.get(producer)
-            return known is not None and is_loop_edge(known.op, reader.op)
+            definition = definitions.get(producer)
+            return definition is not None and is_loop_edge(definition.op, reader.op)
 
         return {
             node.name: [
@@ -271,13 +271,13 @@ class CallerPlan:
 
         What follows the loop or the branches is among them, for simplicity.
         """
-        found: set[str] = set()
+        branched_names: set[str] = set()
         entrances = {n.name for n in self.body.nodes if n.definition.op in _ENTRANCES}
         if entrances:
             for name in self.order:
-                if not found.isdisjoint(self.needs[name]) or name in entrances:
-                    found.add(name)
-        return frozenset(found)
+                if not branched_names.isdisjoint(self.needs[name]) or name in entrances:
+                    branched_names.add(name)
+        return frozenset(branched_names)
 
     @cached_property
     def effective(self) -> list[str]:
@@ -377,8 +377,8 @@ class Plans:
 
     def _check(self, node: BodyNode, call: Call) -> None:
         signature = self._library.functions[call.function].signature
-        given = sum(1 for name in node.inputs if not name.startswith("^"))
-        _check_count(node, call, "arguments", given, len(signature.input_arg))
+        argument_count = sum(1 for name in node.inputs if not name.startswith("^"))
+        _check_count(node, call, "arguments", argument_count, len(signature.input_arg))
         if "Tout" in node.definition.attr and node.definition.op != call.function:
             expected = len(node.definition.attr["Tout"].list.type)
             _check_count(node, call, "results", expected, len(signature.output_arg))

@@ -66,13 +66,13 @@ def variables_outside(graph: Graph, wanted: Sequence[tuple[str, Any]]) -> list[A
     """
     if is_func_graph(graph):
         return [variable_outside(graph, initial, name) for name, initial in wanted]
-    held = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    before = len(held)
+    global_variables = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    before = len(global_variables)
     series = _Series(graph)
     planned = [series.plan(name, np.asarray(initial)) for name, initial in wanted]
     series.make()
     variables = [series.variable(entry) for entry in planned]
-    held[before:] = variables
+    global_variables[before:] = variables
     return variables
 
 
@@ -103,19 +103,19 @@ class _Series:
         return renamed
 
     def _add(self, node: Any, old: str, new: str, initial: Any) -> None:
-        made = self._graph_def.node.add()
-        made.CopyFrom(node)
-        made.name = _renamed(node.name, old, new)
-        made.input[:] = [_renamed(name, old, new) for name in node.input]
+        new_node = self._graph_def.node.add()
+        new_node.CopyFrom(node)
+        new_node.name = _renamed(node.name, old, new)
+        new_node.input[:] = [_renamed(name, old, new) for name in node.input]
         for key in _NAMES:
-            if key in made.attr:
-                own = made.attr[key].s.decode()
-                made.attr[key].s = _renamed(own, old, new).encode()
-        if "_class" in made.attr:
-            places = made.attr["_class"].list.s
+            if key in new_node.attr:
+                own = new_node.attr[key].s.decode()
+                new_node.attr[key].s = _renamed(own, old, new).encode()
+        if "_class" in new_node.attr:
+            places = new_node.attr["_class"].list.s
             places[:] = [_moved(place, old, new) for place in places]
-        if "value" in made.attr:
-            made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(initial))
+        if "value" in new_node.attr:
+            new_node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(initial))
 
     def make(self) -> None:
         """Make the ops that are planned."""

@@ -135,8 +135,8 @@ def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
 
 def collection(graph: Graph, name: str) -> Iterable[Any]:
     """Return what a collection of `graph` holds."""
-    held: list[Any] = graph.get_collection(name)
-    return held
+    elements: list[Any] = graph.get_collection(name)
+    return elements
 
 
 def variable_tensor(graph: Graph, variable: Any) -> Any:
@@ -160,12 +160,12 @@ def variable_handle(variable: Any) -> Any:
 
 def enclosing_graphs(graph: Graph) -> list[Graph]:
     """Return the graphs that the body of a function was traced in, inner ones first."""
-    found = []
+    graphs = []
     outer = getattr(graph, "outer_graph", None)
     while outer is not None:
-        found.append(outer)
+        graphs.append(outer)
         outer = getattr(outer, "outer_graph", None)
-    return found
+    return graphs
 
 
 _COLOCATION = "_class"

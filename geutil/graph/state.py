@@ -169,8 +169,8 @@ def ops_since(graph: Graph, count: int) -> list[Operation]:
     """
     if count_ops(graph) == count:
         return []
-    made: list[Operation] = graph.get_operations()[count:]
-    return made
+    new_ops: list[Operation] = graph.get_operations()[count:]
+    return new_ops
 
 
 def set_trainable(variable: tf.Variable, trainable: bool) -> None:
@@ -218,7 +218,9 @@ def has_been_run(graph: Graph, ops: Iterable[Operation]) -> bool:
 
 def _newest_run(graph: Graph) -> int:
     sessions = state_of(graph).sessions
-    return max((seen for s, seen in sessions.items() if not s._closed), default=-1)
+    return max(
+        (newest_id for s, newest_id in sessions.items() if not s._closed), default=-1
+    )
 
 
 def _note_session(session: Any) -> None:
@@ -272,13 +274,13 @@ def _wrap_tracing() -> None:
 
 
 def _with_subclasses(cls: type) -> set[type]:
-    found = {cls}
+    classes = {cls}
     waiting = [cls]
     while waiting:
-        new: set[type] = set(waiting.pop().__subclasses__()) - found
-        found |= new
+        new: set[type] = set(waiting.pop().__subclasses__()) - classes
+        classes |= new
         waiting.extend(new)
-    return found
+    return classes
 
 
 def _scan() -> None:
@@ -456,8 +458,8 @@ def _before_run(
 ) -> None:
     del handle, args
     if state_of(session.graph).completions:
-        given = IdentitySet(map(types.dereference, feeds))
-        _complete(Use(session.graph, targets, tensors, given))
+        fed_tensors = IdentitySet(map(types.dereference, feeds))
+        _complete(Use(session.graph, targets, tensors, fed_tensors))
 
 
 def watch_completion() -> None:

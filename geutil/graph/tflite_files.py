@@ -52,13 +52,13 @@ def ops_of(blob: bytes) -> list[FileOp]:
         raise ValueError("these bytes are no TFLite file")
     model = schema.Model.GetRootAs(blob, 0)
     codes = [_kind(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
-    found = []
+    ops = []
     for index in range(model.SubgraphsLength()):
         graph = model.Subgraphs(index)
         for place in range(graph.OperatorsLength()):
             op = graph.Operators(place)
-            found.append(_op(codes[op.OpcodeIndex()], op, graph))
-    return found
+            ops.append(_op(codes[op.OpcodeIndex()], op, graph))
+    return ops
 
 
 def _kind(code: Any) -> str:
@@ -69,11 +69,11 @@ def _kind(code: Any) -> str:
 
 
 def _op(kind: str, op: Any, graph: Any) -> FileOp:
-    read = [op.Inputs(i) for i in range(op.InputsLength())]
-    made = [op.Outputs(i) for i in range(op.OutputsLength())]
+    input_indices = [op.Inputs(i) for i in range(op.InputsLength())]
+    output_indices = [op.Outputs(i) for i in range(op.OutputsLength())]
     # Inputs that are left out have the index -1.
-    tensors = [graph.Tensors(i) for i in (*read, *made) if i >= 0]
-    result = graph.Tensors(made[0]).Name().decode() if made else ""
+    tensors = [graph.Tensors(i) for i in (*input_indices, *output_indices) if i >= 0]
+    result = graph.Tensors(output_indices[0]).Name().decode() if output_indices else ""
     types = tuple(_TYPES[t.Type()] for t in tensors)
     return FileOp(kind, result, types, tuple(map(_step, tensors)))
 

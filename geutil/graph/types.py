@@ -384,14 +384,14 @@ def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
 
     Cost: linear in the collections.
     """
-    found: MutableIdentityMap[list[str]] = MutableIdentityMap()
+    collections_of: MutableIdentityMap[list[str]] = MutableIdentityMap()
     for name in graph.get_all_collection_keys():
         for element in graph.get_collection_ref(name):
             if is_op(element) or is_tensor(element):
-                if element not in found:
-                    found[element] = []
-                found[element].append(name)
-    return found
+                if element not in collections_of:
+                    collections_of[element] = []
+                collections_of[element].append(name)
+    return collections_of
 
 
 def known_collection_names() -> frozenset[str]:

@@ -200,20 +200,20 @@ def members_of_contexts(graph: Graph, ops: Iterable[Operation]) -> list[ContextM
 
     Cost: linear in the ops, and in the graph when there is a context at all.
     """
-    found: dict[int, ContextMembers] = {}
+    members_by_id: dict[int, ContextMembers] = {}
     for op in ops:
         for context in reversed(chain(adjacency.control_flow_context(op))):
-            found.setdefault(id(context), ContextMembers(context))
-    if not found:
+            members_by_id.setdefault(id(context), ContextMembers(context))
+    if not members_by_id:
         return []
     for op in graph.get_operations():
         for context in chain(adjacency.control_flow_context(op)):
-            if id(context) in found:
-                found[id(context)].ops[op] = None
-    for members in found.values():
+            if id(context) in members_by_id:
+                members_by_id[id(context)].ops[op] = None
+    for members in members_by_id.values():
         for op in _entrances(members.context):
             members.ops.setdefault(op)
-    return sorted(found.values(), key=lambda m: len(chain(m.context)))
+    return sorted(members_by_id.values(), key=lambda m: len(chain(m.context)))
 
 
 def _entrances(context: Any) -> list[Operation]:
@@ -255,17 +255,17 @@ def step_states(ops: Iterable[Operation]) -> list[Operation]:
 
     Cost: linear in the ops.
     """
-    found: dict[Operation, None] = {}
+    states: dict[Operation, None] = {}
     waiting = list(ops)
     seen = set(waiting)
     for op in waiting:
         for producer in (t.op for t in op.inputs):
             if producer.type in _STEP_STATES:
-                found[producer] = None
+                states[producer] = None
             elif producer.type in _PASS_HANDLES and producer not in seen:
                 seen.add(producer)
                 waiting.append(producer)
-    return list(found)
+    return list(states)
 
 
 def copy_context(
@@ -411,8 +411,8 @@ def _leave_out_foreign(definition: Any, context: Any) -> None:
 
 
 def _runs_in(graph: Graph, name: str, context: Any) -> bool:
-    found = graph.as_graph_element(name)
-    op = found if is_op(found) else found.op
+    element = graph.as_graph_element(name)
+    op = element if is_op(element) else element.op
     return any(c is context for c in chain(adjacency.control_flow_context(op)))
 
 

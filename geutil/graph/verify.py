@@ -246,10 +246,10 @@ def _check_membership(ops: list[Operation]) -> Iterator[Violation]:
 
 
 def _check_colocation(ops: list[Operation]) -> Iterator[Violation]:
-    known = _all_names(ops)
+    op_names = _all_names(ops)
     for op in ops:
         for name in colocation.colocation_names(op):
-            if name not in known:
+            if name not in op_names:
                 yield Violation(
                     "colocation",
                     op.name,

@@ -74,9 +74,9 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
     # Nodes without an arc do not exist.
     flow.add_arc_with_capacity(source, sink, 0)
     flow.solve(source, sink)
-    taken = np.zeros(count + 2, np.bool_)
-    taken[flow.get_source_side_min_cut()] = True
-    return most - int(flow.optimal_flow()), taken[:count]
+    in_closure = np.zeros(count + 2, np.bool_)
+    in_closure[flow.get_source_side_min_cut()] = True
+    return most - int(flow.optimal_flow()), in_closure[:count]
 
 
 def has_solver() -> bool:
@@ -329,10 +329,10 @@ class _States:
 
     def _cut(self, price: int) -> _State:
         """Find the fullest state at a price of running; note it, and the bound."""
-        bound, taken = heaviest_closure(self._requires, self._weights(price))
+        bound, in_closure = heaviest_closure(self._requires, self._weights(price))
         bound += price * (self._threads or 0)
         self._bound = bound if self._bound is None else min(bound, self._bound)
-        state = _State(taken[: self._count], taken[self._count :])
+        state = _State(in_closure[: self._count], in_closure[self._count :])
         self._note(state)
         return state
 
@@ -356,9 +356,9 @@ class _States:
             )
         )
         running = running[: self._threads]
-        held = self._measured(order, running)
-        if held > self._most:
-            self._most, self._order, self._running = held, order, running
+        held_bytes = self._measured(order, running)
+        if held_bytes > self._most:
+            self._most, self._order, self._running = held_bytes, order, running
             started = {*order, *running}
             ended = frozenset(order)
             self._held = [

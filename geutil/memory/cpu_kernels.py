@@ -98,11 +98,11 @@ def einsum_bytes(op: Operation) -> int:
         turned = sorted(labels, key=lambda x: (_TURNED[kinds[x]], number[x]))
         if list(labels) not in (straight, turned):
             total += each * _product(labels, extent)
-    made = [
+    product_labels = [
         *sorted((x for x in result if kinds[x] == _BATCH), key=number.__getitem__),
         *(x for labels in operands for x in _free(labels, kinds, number)),
     ]
-    if list(result) != made:
+    if list(result) != product_labels:
         total += each * _product(result, extent)
     return total
 
@@ -355,6 +355,6 @@ def _rows_are_aligned(op: Operation, whole: Sequence[int | None]) -> bool:
     if op.type == "StridedSlice" and op.get_attr("end_mask") == 1:
         ends[1] = whole
     length = whole[0] or 0
-    known = [end[0] for end in ends if end is not None]
-    places = [n + length if n < 0 else n for n in known]
+    static_ends = [end[0] for end in ends if end is not None]
+    places = [n + length if n < 0 else n for n in static_ends]
     return len(places) == 2 and all(n * size % _ROW_ALIGNMENT == 0 for n in places)

@@ -68,8 +68,8 @@ class Loops:
         if op not in self._times:
             # A counter that starts with the result of a loop before.
             self._times[op] = None
-            found = [n for n in self._bounds(op) if n is not None]
-            self._times[op] = min(found, default=None)
+            bounds = [n for n in self._bounds(op) if n is not None]
+            self._times[op] = min(bounds, default=None)
         return self._times[op]
 
     def piled(self, op: Operation) -> Piled:
@@ -88,11 +88,11 @@ class Loops:
                 continue
             for element in body.added(i):
                 origin = body.origin(element)
-                given = body.list_argument(origin)
+                argument = body.list_argument(origin)
                 size = (times or 0) * self._size_of(element)
                 lists[i] = lists.get(i, 0) + size
-                if given is not None:
-                    aliases[i] = given
+                if argument is not None:
+                    aliases[i] = argument
                 elif origin.op.type not in HELD:
                     # The last list is that of the gradient, which lives longest.
                     owner[id(origin)] = i, size
@@ -167,15 +167,15 @@ def returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
     lists: dict[int, int] = {}
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
-        made = _source(result)
-        held = piled.get(made.op)
-        if held is None or result.dtype != tf.variant:
+        source = _source(result)
+        loop_results = piled.get(source.op)
+        if loop_results is None or result.dtype != tf.variant:
             continue
-        place = made.value_index
-        lists[i] = held.lists.get(place, 0)
-        if id(made) not in met:
-            sizes[i] = held.sizes.get(place, 0)
-        met.add(id(made))
+        place = source.value_index
+        lists[i] = loop_results.lists.get(place, 0)
+        if id(source) not in met:
+            sizes[i] = loop_results.sizes.get(place, 0)
+        met.add(id(source))
     return Piled(sizes, lists)
 
 
@@ -209,8 +209,8 @@ class ListSizes:
         return owned
 
     def _of(self, tensor: Tensor) -> int:
-        known = self._elements
-        return known.get(id(tensor)) or known.get(id(_source(tensor)), 0)
+        bytes_by_id = self._elements
+        return bytes_by_id.get(id(tensor)) or bytes_by_id.get(id(_source(tensor)), 0)
 
 
 class _Body:
@@ -361,19 +361,19 @@ class _Functions:
         self, graph: Graph, among: Collection[Operation] | None = None
     ) -> dict[Operation, Called]:
         """Return what the functions hold that a graph's ops run."""
-        found: dict[Operation, Called] = {}
-        loops: dict[Operation, tuple[Graph, Graph]] = {}
+        called_by_op: dict[Operation, Called] = {}
+        loop_graphs: dict[Operation, tuple[Graph, Graph]] = {}
         for caller in function_calls.callers_in(graph):
             if among is not None and caller.op not in among:
                 continue
             bodies = self._bodies(graph, caller)
-            found[caller.op] = _largest([called for _, called in bodies])
+            called_by_op[caller.op] = _largest([called for _, called in bodies])
             if caller.is_loop and len(bodies) > 1:
-                loops[caller.op] = (bodies[0][0], bodies[1][0])
-        known = Loops(loops, self._size_of)
-        for op in loops:
-            found[op] = _of_loop(op, known, found[op].temporary)
-        return found
+                loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
+        loops = Loops(loop_graphs, self._size_of)
+        for op in loop_graphs:
+            called_by_op[op] = _of_loop(op, loops, called_by_op[op].temporary)
+        return called_by_op
 
     def _bodies(self, graph: Graph, caller: Caller) -> list[tuple[Graph, Called]]:
         bodies = (self._body(graph, name, caller.arguments) for name in caller.names)

@@ -196,11 +196,11 @@ def read_ops(
     sizes: list[int] = []
     lists = ListSizes(size_of)
     for op in ops:
-        held = op.type in HELD
+        is_held = op.type in HELD
         listed = lists.add(op, calls.get(op, NOTHING).results)
         for i, tensor in enumerate(op.outputs):
             tensors[id(tensor)] = len(sizes)
-            sizes.append(0 if held else listed.get(i) or size_of(tensor))
+            sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
     nodes = [_node(op, tensors, place, calls.get(op, NOTHING)) for op in ops]
     _add_updates(ops, tensors, nodes, sizes)
     return Program(

@@ -77,12 +77,12 @@ class _Walk:
         for i, node in enumerate(program.nodes):
             for t in node.inputs:
                 readers[t].add(i)
-        self._readers = [len(found) for found in readers]
+        self._readers = [len(numbers) for numbers in readers]
         self._groups: dict[int, _BufferGroup] = {}
         # The bits of nodes that change variables, and of those that read these.
         self._behind: dict[int, int] = {}
         updates = [n.updates for n in program.nodes if n.updates]
-        self._reads = {self._maker[t] for found in updates for t in found}
+        self._reads = {self._maker[t] for numbers in updates for t in numbers}
 
     def buffers(self) -> list[Buffer]:
         """Return the buffers, in the order of their tensors."""
@@ -91,9 +91,9 @@ class _Walk:
             if node.updates or i in self._reads:
                 self._behind[i] = behind
             self._visit(i, node, behind)
-        found = [*self._made(), *self._renewed()]
-        found.sort(key=lambda buffer: buffer.tensor)
-        return _with_ends(self._program, self._maker, found)
+        buffers = [*self._made(), *self._renewed()]
+        buffers.sort(key=lambda buffer: buffer.tensor)
+        return _with_ends(self._program, self._maker, buffers)
 
     def _visit(self, i: int, node: Node, behind: int) -> None:
         """Take note of what a node reads, and of the buffers that its outputs share."""
@@ -105,23 +105,23 @@ class _Walk:
             # What runs before this node in any order cannot be the last reader.
             group.last = [j for j in group.last if not behind >> j & 1]
         shared = set()
-        taken: list[_BufferGroup] = []
+        shared_groups: list[_BufferGroup] = []
         for out, place in node.aliases:
             self._join(node.outputs[out], self._group(node.inputs[place]))
             shared.add(node.outputs[out])
-            taken.append(self._group(node.inputs[place]))
+            shared_groups.append(self._group(node.inputs[place]))
         # A kernel may write into an input only if nothing else needs the buffer, in
         # whatever order the nodes run.
         for out, place in node.reuses:
             tensor, group = node.outputs[out], self._group(node.inputs[place])
             as_large = program.sizes[tensor] == program.sizes[group.tensor]
             once = sum(self._group(t) is group for t in node.inputs) == 1
-            held = group.left or group.last or group.fetched
-            met = tensor in shared or any(g is group for g in taken)
-            if as_large and once and not held and not met:
+            is_needed = group.left or group.last or group.fetched
+            met = tensor in shared or any(g is group for g in shared_groups)
+            if as_large and once and not is_needed and not met:
                 self._join(tensor, group)
                 shared.add(tensor)
-                taken.append(group)
+                shared_groups.append(group)
         for group in read:
             group.last.append(i)
 
@@ -199,11 +199,11 @@ def _ancestors(program: Program, maker: dict[int, int]) -> Iterator[tuple[int, i
         {*(maker[t] for t in node.inputs), *node.controls} for node in program.nodes
     ]
     after: list[list[int]] = [[] for _ in before]
-    for i, found in enumerate(before):
-        for j in found:
+    for i, neighbours in enumerate(before):
+        for j in neighbours:
             after[j].append(i)
-    pending = [len(found) for found in before]
-    waiting = [len(found) for found in after]
+    pending = [len(neighbours) for neighbours in before]
+    waiting = [len(neighbours) for neighbours in after]
     behind: dict[int, int] = {}
     order = [i for i, count in enumerate(pending) if not count]
     for i in order:

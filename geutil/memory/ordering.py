@@ -141,8 +141,10 @@ def plan_order(
     # round otherwise: oneDNN chooses among kernels by what is around.
     begin = min((order.index(i) for i in later), default=0)
     limit = simulation.peak + simulation.peak // _ROOM
-    found = order_dependencies(program, order, bound, can_wait, may_await, begin, limit)
-    return OrderPlan(simulation, found)
+    dependencies = order_dependencies(
+        program, order, bound, can_wait, may_await, begin, limit
+    )
+    return OrderPlan(simulation, dependencies)
 
 
 def with_controls(
@@ -210,14 +212,16 @@ def order_dependencies(
     unordered: list[tuple[int, list[int]]] = []
     for i in order:
         node = nodes[i]
-        made = _own(node, buffer)
+        own_tensors = _own(node, buffer)
         if node.queue is None:
             continue
         queue = queues.setdefault(node.queue, _Queue())
         place = edges.place(i)
-        held = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
-        large = any(size > bound for size in held)
-        makes_large = any(sizes[t] > bound for t in made) or node.temporary > bound
+        buffer_sizes = [sizes[buffer[t]] for t in (*node.inputs, *node.outputs)]
+        large = any(size > bound for size in buffer_sizes)
+        makes_large = (
+            any(sizes[t] > bound for t in own_tensors) or node.temporary > bound
+        )
         if makes_large or i in hasty:
             queue.pending = edges.last(queue.before(earliest[place], bound))
             # A variable that others read while it changes has two buffers.
@@ -235,8 +239,8 @@ def order_dependencies(
                 unordered.append((i, blocked))
         if large or makes_large:
             queue.recent.append((place, i, None))
-        elif any(held) and place >= begin:
-            queue.recent.append((place, i, sum(held)))
+        elif any(buffer_sizes) and place >= begin:
+            queue.recent.append((place, i, sum(buffer_sizes)))
     return OrderDependencies(waits, unordered)
 
 
@@ -264,35 +268,35 @@ def _hasty(
             if 0.
         can_wait: as in `order_dependencies`.
     """
-    found: set[int] = set()
+    hasty_nodes: set[int] = set()
     if not budget:
-        return found
+        return hasty_nodes
     nodes, sizes = program.nodes, program.sizes
     buffer = list(range(len(sizes)))
-    made = {
+    part_sizes = {
         i: [*(sizes[t] for t in _own(nodes[i], buffer)), nodes[i].temporary]
         for i in order
     }
-    total = sum(max(parts) > bound for parts in made.values())
+    total = sum(max(parts) > bound for parts in part_sizes.values())
     ahead = {tiny: np.zeros(total, np.int64) for tiny in (False, True)}
     # How many of the large nodes come before each one, with all that it needs.
     since = [0] * len(nodes)
     number = 0
     for place, i in enumerate(order):
         since[i] = max((since[j] for j in edges.needed(i)), default=0)
-        amount, most = sum(made[i]), max(made[i])
+        amount, most = sum(part_sizes[i]), max(part_sizes[i])
         if most > bound:
             number += 1
             since[i] = number
         elif amount and since[i] < number and place >= begin:
-            held = ahead[most * _TINY < bound][since[i] : number]
-            over = int(held.max()) + amount > budget
+            bytes_ahead = ahead[most * _TINY < bound][since[i] : number]
+            over = int(bytes_ahead.max()) + amount > budget
             if over and nodes[i].queue is not None and can_wait(i):
-                found.add(i)
+                hasty_nodes.add(i)
                 since[i] = number
             else:
-                held += amount
-    return found
+                bytes_ahead += amount
+    return hasty_nodes
 
 
 def _earliest_places(
@@ -307,31 +311,31 @@ def _earliest_places(
     if not limit:
         return range(len(order))
     memory = Memory(program)
-    found: list[int] = []
+    earliest_places: list[int] = []
     # What would be held if nothing had been made since, the most first.
     room: list[tuple[int, int]] = []
-    begin = made = 0
+    begin = made_bytes = 0
     for place, i in enumerate(order):
-        heapq.heappush(room, (made - memory.held, place))
+        heapq.heappush(room, (made_bytes - memory.held, place))
         before = memory.held
         memory.start(i)
-        made += _most(program, i, memory.held - before)
-        while room and made - room[0][0] > limit:
+        made_bytes += _most(program, i, memory.held - before)
+        while room and made_bytes - room[0][0] > limit:
             begin = max(begin, heapq.heappop(room)[1] + 1)
         begin = max(begin, place - _FURTHEST)
-        found.append(min(begin, place))
+        earliest_places.append(min(begin, place))
         memory.end(i)
-    return found
+    return earliest_places
 
 
 def _most(program: Program, i: int, grown: int) -> int:
     """Return how much a node makes, if it takes over nothing by chance."""
     node = program.nodes[i]
     shared = {out for out, _ in node.aliases}
-    made = (t for place, t in enumerate(node.outputs) if place not in shared)
+    own_tensors = (t for place, t in enumerate(node.outputs) if place not in shared)
     if node.updates:
         return max(grown, node.temporary)
-    return sum(program.sizes[t] for t in made) + node.temporary
+    return sum(program.sizes[t] for t in own_tensors) + node.temporary
 
 
 def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]:

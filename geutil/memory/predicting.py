@@ -33,13 +33,13 @@ def with_constants_merged(graph_def: Any, fetches: Iterable[str]) -> Any:
 
     Cost: linear in the nodes, their inputs and the bytes of the constants.
     """
-    asked = {name.split(":")[0] for name in fetches}
+    fetched_names = {name.split(":")[0] for name in fetches}
     result = tf.compat.v1.GraphDef(versions=graph_def.versions)
     result.library.CopyFrom(graph_def.library)
     instead: dict[str, str] = {}
     met: dict[bytes, str] = {}
     for node in graph_def.node:
-        if node.op == "Const" and not node.input and node.name not in asked:
+        if node.op == "Const" and not node.input and node.name not in fetched_names:
             first = met.setdefault(_value(node), node.name)
             if first != node.name:
                 instead[node.name] = instead[f"^{node.name}"] = first
@@ -213,14 +213,14 @@ def _read(
 ) -> Program:
     """Return the program of some fetches, read from a copy of the step's graph."""
     fetches = _fetches(ys_or_fetches)
-    given = IdentitySet(feeds or ())
-    graph = get_unique_graph((*fetches, *given))
-    known = Shapes(graph, shapes)
-    needed = [f if types.is_op(f) else f.op for f in fetches if f not in given]
-    ops = fetched_subgraph.step_ops(needed, given)
-    fed = [*given, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
-    graph_def = fetched_subgraph.step_graph_def(graph, ops, given)
-    names = [f.name for f in fetches if f not in given]
+    feed_tensors = IdentitySet(feeds or ())
+    graph = get_unique_graph((*fetches, *feed_tensors))
+    graph_shapes = Shapes(graph, shapes)
+    needed = [f if types.is_op(f) else f.op for f in fetches if f not in feed_tensors]
+    ops = fetched_subgraph.step_ops(needed, feed_tensors)
+    fed = [*feed_tensors, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
+    graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
+    names = [f.name for f in fetches if f not in feed_tensors]
     _keep_loops(graph_def)
     if optimize is not None:
         graph_def = optimize(graph_def, names)
@@ -228,12 +228,12 @@ def _read(
     for node in graph_def.node:
         node.attr.pop("_class", None)
     scratch = creation.new_graph()
-    creation.import_ops(scratch, known.told_to(graph_def), {})
+    creation.import_ops(scratch, graph_shapes.told_to(graph_def), {})
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
-    program = read_program(scratch, fetched, known.bytes_of)
+    program = read_program(scratch, fetched, graph_shapes.bytes_of)
     if not onednn:
         program = with_column_buffers(program, scratch)
-    known.check(fed)
+    graph_shapes.check(fed)
     return program
 
 

@@ -220,7 +220,7 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
             i = inner.popleft()
             if i != source:
                 order.append(i)
-            kept = -1
+            expensive_node = -1
             for successor in successors[i]:
                 pending[successor] -= 1
                 if pending[successor]:
@@ -228,14 +228,14 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
                 if cheap[successor]:
                     inner.append(successor)
                 else:
-                    if kept >= 0:
-                        pool.appendleft(kept)
-                    kept = successor
-            if kept >= 0:
+                    if expensive_node >= 0:
+                        pool.appendleft(expensive_node)
+                    expensive_node = successor
+            if expensive_node >= 0:
                 if inner:
-                    pool.appendleft(kept)
+                    pool.appendleft(expensive_node)
                 else:
-                    inner.append(kept)
+                    inner.append(expensive_node)
     if len(order) < len(nodes):
         stuck = next(i for i, count in enumerate(pending) if count)
         raise PredictionError(

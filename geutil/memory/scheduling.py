@@ -133,8 +133,8 @@ class _Scheduler:
 
     def _offer(self, i: int) -> None:
         self._waiting[i] = True
-        held = self._buffers.growth(self._program.nodes[i])
-        grows = held > self._small and self._used_up(i) is None
+        growth = self._buffers.growth(self._program.nodes[i])
+        grows = growth > self._small and self._used_up(i) is None
         heapq.heappush(self._ready, (grows, self._rank[i], i))
 
     def _run(self, i: int) -> None:
@@ -177,12 +177,12 @@ class _Scheduler:
             # Depth first, so that one branch is used up before the next begins.
             j = waiting.pop()
             burst.append(j)
-            made = [t for t in nodes[j].outputs if sizes[t]]
+            outputs = [t for t in nodes[j].outputs if sizes[t]]
             if len(burst) > _LONGEST_BURST or any(
-                t in self._fetched or sizes[t] > largest for t in made
+                t in self._fetched or sizes[t] > largest for t in outputs
             ):
                 return None
-            readers.update(r for t in made for r in self._buffers.readers[t])
+            readers.update(r for t in outputs for r in self._buffers.readers[t])
             for after in self._successors[j]:
                 left[after] = left.get(after, self._pending[after]) - 1
                 # What only waits (for all updates, say) is no part of it.
@@ -250,20 +250,22 @@ class _Buffers:
         freed = {b for b, count in counts.items() if self._holders[b] == count}
         shared = dict(self._shared(node))
         freed.difference_update(b for t, b in shared.items() if self._reads[t])
-        made = [t for t in node.outputs if t not in shared and self._reads[t]]
+        new_buffers = [t for t in node.outputs if t not in shared and self._reads[t]]
         if any(self._holders[self._buffer[tensor]] for tensor in node.updates):
-            made.append(node.outputs[0])
-        return sum(self._sizes[t] for t in made) - sum(self._sizes[b] for b in freed)
+            new_buffers.append(node.outputs[0])
+        return sum(self._sizes[t] for t in new_buffers) - sum(
+            self._sizes[b] for b in freed
+        )
 
     def read_besides(self, i: int, readers: Collection[int]) -> Iterator[int]:
         """Yield the old buffers of what a node changes that others are to read."""
         for buffer in {self._buffer[tensor] for tensor in self._nodes[i].updates}:
-            known = sum(
+            read_count = sum(
                 self._buffer[tensor] == buffer
                 for j in readers
                 for tensor in self._nodes[j].inputs
             )
-            if self._holders[buffer] > known:
+            if self._holders[buffer] > read_count:
                 yield buffer
 
     def run(self, node: Node) -> list[int]:
@@ -272,46 +274,46 @@ class _Buffers:
         Returns:
             The nodes that may now free more than before: the last readers.
         """
-        for tensor, taken in list(self._shared(node)):
-            self._buffer[tensor] = taken
-            self._sharing.setdefault(taken, {taken: None})[tensor] = None
+        for tensor, buffer in list(self._shared(node)):
+            self._buffer[tensor] = buffer
+            self._sharing.setdefault(buffer, {buffer: None})[tensor] = None
         for tensor in node.outputs:
             self._holders[self._buffer[tensor]] += self._reads[tensor]
         last: list[int] = []
         self.let_go = []
         for tensor in node.inputs:
-            taken = self._buffer[tensor]
-            self._holders[taken] -= 1
-            if taken in self._renewing and not self._holders[taken]:
-                self.let_go.append(taken)
-                last += self._renewing[taken]
+            buffer = self._buffer[tensor]
+            self._holders[buffer] -= 1
+            if buffer in self._renewing and not self._holders[buffer]:
+                self.let_go.append(buffer)
+                last += self._renewing[buffer]
             self._left[tensor] -= 1
             if not self._left[tensor]:
-                self._sharing.get(taken, {}).pop(tensor, None)
+                self._sharing.get(buffer, {}).pop(tensor, None)
             # A node seldom reads a tensor more often.
-            few = 0 < self._holders[taken] <= _FEW
-            if few and self._sizes[taken] > self._small:
-                for other in self._sharing.get(taken, [taken]):
+            few = 0 < self._holders[buffer] <= _FEW
+            if few and self._sizes[buffer] > self._small:
+                for other in self._sharing.get(buffer, [buffer]):
                     last += self.readers[other]
         return last
 
     def _shared(self, node: Node) -> Iterator[tuple[int, int]]:
         """Yield the outputs that get no buffer of their own, and whose they get."""
         met: set[int] = set()
-        taken: set[int] = set()
+        shared_buffers: set[int] = set()
         for out, place in node.aliases:
             tensor, buffer = node.outputs[out], self._buffer[node.inputs[place]]
             met.add(tensor)
-            taken.add(buffer)
+            shared_buffers.add(buffer)
             yield tensor, buffer
         for out, place in node.reuses:
             tensor, buffer = node.outputs[out], self._buffer[node.inputs[place]]
             if (
                 tensor not in met
-                and buffer not in taken
+                and buffer not in shared_buffers
                 and self._holders[buffer] == 1
                 and self._sizes[buffer] == self._sizes[tensor]
             ):
                 met.add(tensor)
-                taken.add(buffer)
+                shared_buffers.add(buffer)
                 yield tensor, buffer

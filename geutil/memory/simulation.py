@@ -37,14 +37,14 @@ class Simulation:
     def alive(self, step: int) -> list[int]:
         """Return the tensors whose buffers are held at a step, largest first."""
         sizes = self.program.sizes
-        found = [
+        tensors = [
             tensor
             for tensor, (born, freed) in enumerate(
                 zip(self.born, self.freed, strict=True)
             )
             if 0 <= born <= step <= freed and sizes[tensor]
         ]
-        return sorted(found, key=lambda tensor: -sizes[tensor])
+        return sorted(tensors, key=lambda tensor: -sizes[tensor])
 
     def timeline(self, source: str = "predicted") -> Timeline:
         """Return the simulation with names in the place of numbers."""
@@ -61,8 +61,8 @@ class Simulation:
             at_peak.sort(key=lambda live: -live.bytes)
         return Timeline(
             moments=tuple(
-                Moment(nodes[i].name, held, phase)
-                for i, held, phase in zip(
+                Moment(nodes[i].name, held_bytes, phase)
+                for i, held_bytes, phase in zip(
                     self.order, self.held, self._phases(), strict=True
                 )
             ),
@@ -139,13 +139,13 @@ def simulate(
     else:
         _check_order(program, order)
     memory = Memory(program)
-    held: list[int] = []
+    held_bytes: list[int] = []
     for i in order:
         memory.start(i)
-        held.append(memory.held)
+        held_bytes.append(memory.held)
         memory.end(i)
     memory.close()
-    return Simulation(program, order, held, memory.born, memory.freed)
+    return Simulation(program, order, held_bytes, memory.born, memory.freed)
 
 
 class Memory:
@@ -185,26 +185,26 @@ class Memory:
         inputs, outputs = node.inputs, node.outputs
         shared: list[int] = []
         for out, source in node.aliases:
-            tensor, taken = outputs[out], buffer[inputs[source]]
-            buffer[tensor] = taken
-            holders[taken] += reads[tensor]
-            shared.append(taken)
+            tensor, source_buffer = outputs[out], buffer[inputs[source]]
+            buffer[tensor] = source_buffer
+            holders[source_buffer] += reads[tensor]
+            shared.append(source_buffer)
         for out, source in node.reuses:
-            tensor, taken = outputs[out], buffer[inputs[source]]
+            tensor, source_buffer = outputs[out], buffer[inputs[source]]
             # One holder is this node: nobody else will read the buffer.
             if (
                 buffer[tensor] == tensor
-                and holders[taken] == 1
-                and sizes[taken] == sizes[tensor]
-                and taken not in shared
+                and holders[source_buffer] == 1
+                and sizes[source_buffer] == sizes[tensor]
+                and source_buffer not in shared
             ):
-                buffer[tensor] = taken
-                holders[taken] += reads[tensor]
-                shared.append(taken)
+                buffer[tensor] = source_buffer
+                holders[source_buffer] += reads[tensor]
+                shared.append(source_buffer)
         unread = []
         if node.updates:
-            made, outputs = outputs[0], outputs[1:]
-            self._renew(node, made)
+            new_buffer, outputs = outputs[0], outputs[1:]
+            self._renew(node, new_buffer)
         for tensor in outputs:
             if buffer[tensor] == tensor:
                 self.born[tensor] = self._step
@@ -222,14 +222,14 @@ class Memory:
         self.held -= node.temporary
         unread = self._unread.pop(i, [])
         for tensor in node.inputs:
-            taken = self._buffer[tensor]
-            self._holders[taken] -= 1
-            if not self._holders[taken]:
-                unread.append(taken)
-                for made in self._awaiting.pop(taken, ()):
-                    self._waits[made] -= 1
-                    if not self._waits[made]:
-                        unread.append(made)
+            buffer = self._buffer[tensor]
+            self._holders[buffer] -= 1
+            if not self._holders[buffer]:
+                unread.append(buffer)
+                for new_buffer in self._awaiting.pop(buffer, ()):
+                    self._waits[new_buffer] -= 1
+                    if not self._waits[new_buffer]:
+                        unread.append(new_buffer)
         for tensor in unread:
             self.freed[tensor] = self._step
             self.held -= self._sizes[tensor]
@@ -266,13 +266,13 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
     """Raise if an order repeats or lacks a node, or has one before what it needs."""
     nodes = program.nodes
     done = [False] * len(nodes)
-    made = [False] * len(program.sizes)
+    is_made = [False] * len(program.sizes)
     for i in order:
         node = nodes[i]
         if done[i]:
             raise PredictionError(f"the order names '{node.name}' twice")
         for tensor in node.inputs:
-            if not made[tensor]:
+            if not is_made[tensor]:
                 raise PredictionError(
                     f"the order has '{node.name}' before what it reads, "
                     f"{_maker(program, tensor)}"
@@ -285,7 +285,7 @@ def _check_order(program: Program, order: Sequence[int]) -> None:
                 )
         done[i] = True
         for tensor in node.outputs:
-            made[tensor] = True
+            is_made[tensor] = True
     if len(order) < len(nodes):
         missing = nodes[done.index(False)].name
         raise PredictionError(

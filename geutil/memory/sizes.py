@@ -46,8 +46,8 @@ def bytes_of_shape(dtype: tf.DType, dims: Sequence[int | None] | None) -> int | 
         return 0
     if dims is None:
         return None
-    known = [dim for dim in dims if dim is not None]
-    return each * math.prod(known) if len(known) == len(dims) else None
+    static_dims = [dim for dim in dims if dim is not None]
+    return each * math.prod(static_dims) if len(static_dims) == len(dims) else None
 
 
 def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:

@@ -219,14 +219,14 @@ def compare(
         if samples < 1:
             raise ModelError(f"samples is {samples}; draw at least one")
         rng = np.random.default_rng(0)
-        tried: Iterable[Mapping[str, Any]] = (
+        input_sets: Iterable[Mapping[str, Any]] = (
             _drawn(model, other, rng) for _ in range(samples)
         )
     else:
-        tried = [inputs] if isinstance(inputs, Mapping) else inputs
-    found: dict[str, Difference] = {}
+        input_sets = [inputs] if isinstance(inputs, Mapping) else inputs
+    difference_by_name: dict[str, Difference] = {}
     count = 0
-    for count, arrays in enumerate(tried, 1):
+    for count, arrays in enumerate(input_sets, 1):
         ours, theirs = _run(model, arrays), _run(other, arrays)
         for name, name_ in pairs:
             new = difference(
@@ -237,10 +237,10 @@ def compare(
                 rtol=rtol,
                 atol=atol,
             )
-            found[name] = new.worse(found.get(name))
+            difference_by_name[name] = new.worse(difference_by_name.get(name))
     if not count:
         raise ModelError("inputs holds nothing; pass one dictionary of arrays at least")
-    return Comparison(found, count, rtol, atol)
+    return Comparison(difference_by_name, count, rtol, atol)
 
 
 def _paired_outputs(
@@ -297,10 +297,10 @@ def _shared_batch(specs: Mapping[str, Any]) -> dict[str, int]:
     If the known ones agree on one, the unknown ones are taken to mean the same batch.
     """
     ranked = {n: s.shape.as_list() for n, s in specs.items() if s.shape.rank}
-    known = {dims[0] for dims in ranked.values() if dims[0] is not None}
-    if len(known) != 1:
+    batch_sizes = {dims[0] for dims in ranked.values() if dims[0] is not None}
+    if len(batch_sizes) != 1:
         return {}
-    (batch,) = known
+    (batch,) = batch_sizes
     return {n: batch for n, dims in ranked.items() if dims[0] is None}
 
 

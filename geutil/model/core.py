@@ -207,13 +207,13 @@ def checked_arguments(
     Raises:
         ModelError: a name is unknown or missing, or a value does not fit.
     """
-    known = list(inputs)
+    names = list(inputs)
     for name in given:
         if name not in inputs:
-            raise ModelError(f"there is no input '{name}'; the inputs are {known}")
-    missing = [name for name in known if name not in given]
+            raise ModelError(f"there is no input '{name}'; the inputs are {names}")
+    missing = [name for name in names if name not in given]
     if missing:
-        raise ModelError(f"inputs {missing} are missing; the inputs are {known}")
+        raise ModelError(f"inputs {missing} are missing; the inputs are {names}")
     return {name: _fitting(name, t, given[name]) for name, t in inputs.items()}
 
 
@@ -223,12 +223,12 @@ def _fitting(name: str, t: Tensor, value: Any) -> Any:
     except (TypeError, ValueError, tf.errors.OpError):
         tensor = None
     if tensor is None or not t.shape.is_compatible_with(tensor.shape):
-        found = tensor if tensor is not None else value
-        shape = getattr(found, "shape", None)
+        argument = tensor if tensor is not None else value
+        shape = getattr(argument, "shape", None)
         raise ModelError(
             f"input '{name}' is {t.dtype.name} of shape {t.shape}, and got "
             f"{type(value).__name__} "
-            f"({getattr(getattr(found, 'dtype', None), 'name', 'no dtype')}, shape "
+            f"({getattr(getattr(argument, 'dtype', None), 'name', 'no dtype')}, shape "
             f"{shape}); convert it first"
         )
     return tensor
@@ -284,11 +284,11 @@ class ModelFunction:
         names = list(self._inputs)
         if len(args) > len(names):
             raise ModelError(f"{len(args)} values for {len(names)} inputs: {names}")
-        given = dict(zip(names, args, strict=False))
-        twice = [name for name in kwargs if name in given]
+        positional = dict(zip(names, args, strict=False))
+        twice = [name for name in kwargs if name in positional]
         if twice:
             raise ModelError(f"inputs {twice} are given by position and by name")
-        arguments = checked_arguments(self._inputs, {**given, **kwargs})
+        arguments = checked_arguments(self._inputs, {**positional, **kwargs})
         try:
             results = functions.call_function(self.concrete_function, arguments)
         except AttributeError as error:

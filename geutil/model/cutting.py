@@ -147,13 +147,13 @@ def _feed(model: EditableModel, program: Program, inputs: dict[str, Tensor]) -> 
                 f"'{t.name}' is a {t.dtype.name} and cannot be an input; cut behind "
                 "the ops that read it"
             )
-    taken = {node.name for node in program.graph_def.node}
+    node_names = {node.name for node in program.graph_def.node}
     stand_ins: dict[str, str] = {}
     for name, t in inputs.items():
         if t.name in stand_ins:
             raise ModelError(f"two inputs are '{t.name}', one of them '{name}'")
-        stand_ins[t.name] = programs.fresh_name(taken, programs.legal_name(name))
-        taken.add(stand_ins[t.name])
+        stand_ins[t.name] = programs.fresh_name(node_names, programs.legal_name(name))
+        node_names.add(stand_ins[t.name])
         program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
     programs.redirect(program, stand_ins)
     _release(program, stand_ins.values())
@@ -168,11 +168,11 @@ def _release(program: Program, stand_ins: Iterable[str]) -> None:
 
     What is cut off cannot be waited for: neither its ops nor their effects are there.
     """
-    kept = set(stand_ins)
+    stand_in_names = set(stand_ins)
     old = [
         programs.node_of(t)
         for t in program.inputs.values()
-        if programs.node_of(t) not in kept
+        if programs.node_of(t) not in stand_in_names
     ]
     fed = programs.nodes_ahead(program.graph_def, old, data_only=True)
     for node in program.graph_def.node:
@@ -246,10 +246,10 @@ def _holdings(model: EditableModel, program: Program) -> SharedState:
     captured = {
         id(e) for t, e in program.captures.items() if programs.node_of(t) in needed
     }
-    held = model.holdings
-    resources = [r for r in held.resources if id(r.resource_handle) in captured]
+    holdings = model.holdings
+    resources = [r for r in holdings.resources if id(r.resource_handle) in captured]
     return SharedState(
-        {n: v for n, v in held.variables.items() if id(v.handle) in captured},
+        {n: v for n, v in holdings.variables.items() if id(v.handle) in captured},
         resources,
-        list(held.assets) if resources else [],
+        list(holdings.assets) if resources else [],
     )

@@ -43,10 +43,10 @@ def replace_handles(graph_def: Any, seeds: Mapping[str, Value]) -> set[str]:
     Cost: linear in nodes and edges, those of functions included.
     """
     versions = Versions(graph_def.library)
-    taken = {node.name for node in graph_def.node}
+    node_names = {node.name for node in graph_def.node}
     _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
     reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
-    added = _change(carriers, seeds, taken, versions, "")
+    added = _change(carriers, seeds, node_names, versions, "")
     graph_def.node.extend(added)
     for version in versions.waiting():
         function = graph_def.library.function.add()
@@ -60,7 +60,7 @@ def _make_version(function: Any, version: Version, versions: Versions) -> None:
     arguments = function.signature.input_arg
     seeds = {arguments[index].name: value for index, value in version.values}
     handle_values.take_values(function, version)
-    taken = {node.name for node in function.node_def} | {a.name for a in arguments}
+    used_names = {node.name for node in function.node_def} | {a.name for a in arguments}
     values, carriers = handle_values.handle_flow(
         function.node_def, seeds, in_function=True
     )
@@ -70,7 +70,7 @@ def _make_version(function: Any, version: Version, versions: Versions) -> None:
         if (name := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{version.function}'"
-    function.node_def.extend(_change(carriers, seeds, taken, versions, where))
+    function.node_def.extend(_change(carriers, seeds, used_names, versions, where))
     _set_results(function, version, values)
     for node in function.node_def if renamed else ():
         for index, text in enumerate(node.input):
@@ -86,13 +86,17 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
     expected = dict(version.values) if version.returns else {}
     for index, result in enumerate(function.signature.output_arg):
         value = values.get(programs.short(function.ret[result.name]))
-        wanted = expected.get(index)
-        if value is not None and wanted is not None and value.dtype == wanted.dtype:
+        expected_value = expected.get(index)
+        if (
+            value is not None
+            and expected_value is not None
+            and value.dtype == expected_value.dtype
+        ):
             result.type = value.dtype
             result.ClearField("handle_data")
             result.ClearField("experimental_full_type")
-        elif value is not None or wanted is not None:
-            name = (value or wanted or version.values[0][1]).variable
+        elif value is not None or expected_value is not None:
+            name = (value or expected_value or version.values[0][1]).variable
             raise ModelError(
                 f"function '{version.function}' hands the handle of variable '{name}' "
                 f"on as its result '{result.name}', so it cannot become a constant; "
@@ -231,8 +235,8 @@ def freeze(model: M) -> M:
                 f"signature '{name}' cannot be frozen, which shares the variables: "
                 f"{error}"
             ) from error
-    held = model.holdings
-    return model.rebuilt(frozen, SharedState({}, held.resources, held.assets))
+    holdings = model.holdings
+    return model.rebuilt(frozen, SharedState({}, holdings.resources, holdings.assets))
 
 
 def frozen_program(model: EditableModel) -> Program:
@@ -326,11 +330,11 @@ def _insert_constants(
     Returns:
         For each such node the name of the constant.
     """
-    taken = {node.name for node in program.graph_def.node} - set(sources)
+    node_names = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():
-        names[node] = programs.fresh_name(taken, programs.legal_name(source.name))
-        taken.add(names[node])
+        names[node] = programs.fresh_name(node_names, programs.legal_name(source.name))
+        node_names.add(names[node])
     programs.rename_placeholders(program, names)
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:

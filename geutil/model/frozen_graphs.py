@@ -91,14 +91,14 @@ def stateless_program(model: EditableModel) -> Program:
             for node in reversed(program.graph_def.node)
             for text in node.input
         }
-        held = [
+        descriptions = [
             f"'{programs.node_of(t)}', read by {readers[programs.node_of(t)]}"
             for t in program.captures
         ]
         raise ModelError(
             f"{model!r} reads tables or the like, which are no constants and no part "
-            f"of this format: {'; '.join(held)}; save it with format='saved_model', or "
-            "cut the model off behind them"
+            f"of this format: {'; '.join(descriptions)}; save it with "
+            "format='saved_model', or cut the model off behind them"
         )
     return program
 
@@ -158,10 +158,10 @@ def _new_names(
     graph_def: Any, ends: Mapping[str, str], reserved: set[str]
 ) -> dict[str, str]:
     """Return the new names of nodes: ends get theirs, others leave these to them."""
-    taken = {node.name for node in graph_def.node} | reserved
+    used_names = {node.name for node in graph_def.node} | reserved
     names = dict(ends)
     for node in graph_def.node:
         if node.name in reserved and node.name not in ends:
-            names[node.name] = programs.fresh_name(taken, node.name)
-            taken.add(names[node.name])
+            names[node.name] = programs.fresh_name(used_names, node.name)
+            used_names.add(names[node.name])
     return names

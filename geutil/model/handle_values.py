@@ -231,9 +231,9 @@ def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> N
     node.attr.pop("_gradient_op_type", None)
     if "_read_only_resource_inputs" in node.attr:
         read_only = node.attr["_read_only_resource_inputs"].list.i
-        kept = [index for index in read_only if index not in values]
+        remaining_indices = [index for index in read_only if index not in values]
         del read_only[:]
-        read_only.extend(kept)
+        read_only.extend(remaining_indices)
 
 
 def set_types(node: Any, attribute: str, values: Mapping[int, Value]) -> None:

@@ -88,16 +88,18 @@ def open(
             "graphs and tf.function, in a process that did not disable version 2"
         )
     if not _is_graph_source(source):
-        given = {"inputs": inputs, "outputs": outputs, "session": session}
-        unused = [f"{name}=" for name, value in given.items() if value is not None]
+        options = {"inputs": inputs, "outputs": outputs, "session": session}
+        unused = [f"{name}=" for name, value in options.items() if value is not None]
         if unused:
             raise ModelError(
                 f"{', '.join(unused)} is for graphs only; rename or cut the model that "
                 "is opened"
             )
-    found = _source(source, signature, tags, inputs, outputs, session)
-    name = found.chosen(signature)
-    return Signatures(found, inline, {}, tuple(found.signatures), Model)[name]
+    model_source = _source(source, signature, tags, inputs, outputs, session)
+    name = model_source.chosen(signature)
+    return Signatures(model_source, inline, {}, tuple(model_source.signatures), Model)[
+        name
+    ]
 
 
 def _is_graph_source(source: Any) -> bool:

@@ -136,17 +136,17 @@ def nodes_behind(
     nodes = nodes_by_name(graph_def)
     stopping = frozenset(stops)
     waiting = list(dict.fromkeys(ends))
-    found = set(waiting)
+    names = set(waiting)
     while waiting:
         name = waiting.pop()
         if name in stopping:
             continue
         for source in nodes[name].input:
             before = node_of(source)
-            if before not in found:
-                found.add(before)
+            if before not in names:
+                names.add(before)
                 waiting.append(before)
-    return [node for node in graph_def.node if node.name in found]
+    return [node for node in graph_def.node if node.name in names]
 
 
 def nodes_ahead(
@@ -172,13 +172,13 @@ def nodes_ahead(
             if not (data_only and text.startswith("^")):
                 readers.setdefault(node_of(text), []).append(node)
     waiting = list(starts)
-    found = set(waiting)
+    names = set(waiting)
     while waiting:
         for reader in readers.get(waiting.pop(), ()):
-            if reader.name not in found and reader.op not in until:
-                found.add(reader.name)
+            if reader.name not in names and reader.op not in until:
+                names.add(reader.name)
                 waiting.append(reader.name)
-    return found
+    return names
 
 
 def cycle_of(graph_def: Any) -> list[str] | None:
@@ -232,10 +232,10 @@ def fresh_name(taken: Mapping[str, Any] | set[str], name: str) -> str:
 
 def legal_name(name: str) -> str:
     """Return a name for a node that resembles `name`."""
-    kept = "".join(
+    legal = "".join(
         c if c.isascii() and (c.isalnum() or c in "_.-/") else "_" for c in name
     )
-    return kept if kept[:1].isalnum() or kept[:1] == "." else f"n{kept}"
+    return legal if legal[:1].isalnum() or legal[:1] == "." else f"n{legal}"
 
 
 def redirect(program: Program, stand_ins: Mapping[str, str]) -> None:

@@ -129,14 +129,14 @@ def bounds_of_indices(inputs: Mapping[str, Tensor]) -> dict[str, int]:
 
     Cost: linear in the ops behind the inputs.
     """
-    found = {}
+    bound_by_name = {}
     for name, t in inputs.items():
         if not (t.dtype.is_integer or t.dtype.is_floating):
             continue
         bound = min(_bounds(t), default=None)
         if bound is not None:
-            found[name] = bound
-    return found
+            bound_by_name[name] = bound
+    return bound_by_name
 
 
 def _bounds(t: Tensor) -> Iterator[int]:
@@ -173,11 +173,11 @@ def _bound(op: Operation, index: int) -> int | None:
     kind = op.type
     if kind.startswith("UnsortedSegment"):
         kind = "UnsortedSegment"
-    wanted, bound = _INDEXING.get(kind, (None, None))
-    if bound is None or index != wanted:
+    operand_index, bound = _INDEXING.get(kind, (None, None))
+    if bound is None or index != operand_index:
         return None
-    found = bound(op)
-    return None if found is None else int(found)
+    limit = bound(op)
+    return None if limit is None else int(limit)
 
 
 def _dim(shape: tf.TensorShape | None, axis: int) -> int | None:
@@ -196,8 +196,8 @@ def _of_gather_nd(op: Operation) -> int | None:
     shape, depth = op.inputs[0].shape, _dim(op.inputs[1].shape, -1)
     if shape.rank is None or not depth:
         return None
-    known = [dim for dim in shape.as_list()[:depth] if dim is not None]
-    return min(known, default=None)
+    static_dims = [dim for dim in shape.as_list()[:depth] if dim is not None]
+    return min(static_dims, default=None)
 
 
 _INDEXING: Mapping[str, tuple[int, Callable[[Operation], int | None]]] = {

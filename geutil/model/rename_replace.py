@@ -22,8 +22,8 @@ def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
     """Return a model with some ops replaced; see `Model.replace_op`."""
     names = frozenset(op.name for op in _selected(model, ops))
     result = model.derived(model.program())
-    known = {op.name for op in result.graph.get_operations()}
-    unneeded = sorted(names - known)
+    op_names = {op.name for op in result.graph.get_operations()}
+    unneeded = sorted(names - op_names)
     if unneeded:
         raise ModelError(
             f"no output of {model!r} depends on {unneeded[:10]}: replacing would "
@@ -48,19 +48,19 @@ def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
 
 def _selected(model: EditableModel, ops: Any) -> list[Operation]:
     """Return the ops that are meant; see `Model.replace_op`."""
-    found: list[Operation] = []
+    selected_ops: list[Operation] = []
     if isinstance(ops, str):
-        found = [op for op in model.graph.get_operations() if op.type == ops]
-    if not found:
-        found = [ops] if is_op(ops) else select_ops(ops, graph=model.graph)
+        selected_ops = [op for op in model.graph.get_operations() if op.type == ops]
+    if not selected_ops:
+        selected_ops = [ops] if is_op(ops) else select_ops(ops, graph=model.graph)
     own = {id(sink) for sink in model.outputs.sinks.values()}
-    found = [op for op in found if id(op) not in own]
-    if not found:
+    selected_ops = [op for op in selected_ops if id(op) not in own]
+    if not selected_ops:
         types = sorted({op.type for op in model.graph.get_operations()})
         raise ModelError(
             f"{model!r} has no op of type or name {ops!r}; its types are {types}"
         )
-    for op in found:
+    for op in selected_ops:
         if op.graph is not model.graph:
             raise ModelError(f"'{op.name}' is in another graph than {model!r}")
         if op.type in ("Placeholder", "VarHandleOp"):
@@ -68,7 +68,7 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
                 f"'{op.name}' ({op.type}) stands for what comes from outside and "
                 "cannot be replaced; use prepend() for inputs, or replace what reads it"
             )
-    return found
+    return selected_ops
 
 
 def _computed(op: Operation, replacement: Replacement) -> list[Any]:
@@ -109,25 +109,25 @@ def rename(
     tensors = list(program.inputs.values())
     program.inputs = dict(zip(new_inputs, tensors, strict=True))
     program.outputs = dict(zip(new_outputs, program.outputs.values(), strict=True))
-    taken = {node.name for node in program.graph_def.node}
+    node_names = {node.name for node in program.graph_def.node}
     placeholders = {}
     for old, new in inputs.items():
         if new != old:
             before = node_of(program.inputs[new])
-            placeholders[before] = fresh_name(taken, legal_name(new))
-            taken.add(placeholders[before])
+            placeholders[before] = fresh_name(node_names, legal_name(new))
+            node_names.add(placeholders[before])
     rename_placeholders(program, placeholders)
     return model.derived(program, signature=signature)
 
 
 def _renamed(ends: Iterable[str], names: Mapping[str, str], kind: str) -> list[str]:
-    known = list(ends)
+    old_names = list(ends)
     for old, new in names.items():
-        if old not in known:
-            raise ModelError(f"there is no {kind} '{old}'; there are {known}")
+        if old not in old_names:
+            raise ModelError(f"there is no {kind} '{old}'; there are {old_names}")
         if not new:
             raise ModelError(f"{kind} '{old}' needs a name")
-    renamed = [names.get(name, name) for name in known]
+    renamed = [names.get(name, name) for name in old_names]
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:
         raise ModelError(f"two {kind}s would be called {twice}; choose other names")

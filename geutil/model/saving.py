@@ -258,10 +258,10 @@ def _write_saved_model(model: EditableModel, path: Path) -> None:
 
 def _check_input_names(model: EditableModel) -> None:
     for name in model.inputs:
-        taken = name == "self" or keyword.iskeyword(name)
-        if taken or _INPUT_NAME.fullmatch(name) is None:
+        is_reserved = name == "self" or keyword.iskeyword(name)
+        if is_reserved or _INPUT_NAME.fullmatch(name) is None:
             legal = re.sub("[^A-Za-z0-9_]", "_", name)
-            if taken or not legal[0].isalpha():
+            if is_reserved or not legal[0].isalpha():
                 legal = f"input_{legal}"
             raise ModelError(
                 f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
@@ -296,13 +296,13 @@ def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
 def _resources(model: EditableModel, functions: Iterable[Any]) -> list[Any]:
     """Return the owners of tables, known ones and those that functions captured."""
     resources = list(model.holdings.resources)
-    known = {id(r.resource_handle) for r in resources}
-    known |= set(model.holdings.by_handle())
+    handle_ids = {id(r.resource_handle) for r in resources}
+    handle_ids |= set(model.holdings.by_handle())
     for function in functions:
         for captured in function.captured_inputs:
-            if captured.dtype != tf.resource or id(captured) in known:
+            if captured.dtype != tf.resource or id(captured) in handle_ids:
                 continue
-            known.add(id(captured))
+            handle_ids.add(id(captured))
             if any(captured is v.handle for v in function.variables):
                 continue
             owner = protos.owner_of(captured)

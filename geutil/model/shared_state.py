@@ -91,15 +91,17 @@ def prune(program: Program, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS) -> 
     gradient reads; the gradients are traced.
     """
     read: dict[str, None] = {}
-    known = programs.nodes_by_name(program.graph_def)
+    node_by_name = programs.nodes_by_name(program.graph_def)
     while True:
         nodes = program.needed(read)
         names = {node.name for node in nodes}
         closures = _closures(nodes, program.ancestors, origins)
-        met = (
+        read_names = (
             programs.node_of(name) for closure in closures for _, name in closure.read()
         )
-        new = [name for name in met if name in known and name not in names]
+        new = [
+            name for name in read_names if name in node_by_name and name not in names
+        ]
         if not new:
             program.keep(nodes)
             return
@@ -120,9 +122,9 @@ def _closures(
         if not gradient_functions.is_closure(gradient):
             continue
         for ancestor in ancestors:
-            found = _origin(ancestor, node.name, origins.get(node.name))
-            if found and gradient_functions.gradient_of(found[0]) == gradient:
-                yield _Closure(node, gradient, *found)
+            origin = _origin(ancestor, node.name, origins.get(node.name))
+            if origin and gradient_functions.gradient_of(origin[0]) == gradient:
+                yield _Closure(node, gradient, *origin)
                 break
 
 
@@ -184,11 +186,11 @@ class SharedState:
         self, variables: Iterable[tf.Variable], names: Iterable[str] = ()
     ) -> None:
         """Hold more variables, under given or their own names where these are free."""
-        known = {id(v) for v in self.variables.values()}
-        for variable, given in itertools.zip_longest(variables, names):
-            if id(variable) not in known:
-                known.add(id(variable))
-                name = given or variable.name.partition(":")[0]
+        variable_ids = {id(v) for v in self.variables.values()}
+        for variable, preferred_name in itertools.zip_longest(variables, names):
+            if id(variable) not in variable_ids:
+                variable_ids.add(id(variable))
+                name = preferred_name or variable.name.partition(":")[0]
                 self.variables[programs.fresh_name(self.variables, name)] = variable
 
     def merged(self, other: SharedState) -> SharedState:
@@ -254,13 +256,13 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
         dtypes = reader.get_variable_to_dtype_map()
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise ModelError(f"'{checkpoint}' is no checkpoint: {error}") from error
-    found = {n: v for n, v in holdings.variables.items() if n in shapes}
-    if not found:
+    variable_by_name = {n: v for n, v in holdings.variables.items() if n in shapes}
+    if not variable_by_name:
         raise ModelError(
             f"checkpoint '{checkpoint}' has none of {list(holdings.variables)[:10]}; "
             f"it has {sorted(shapes)[:10]}"
         )
-    for name, variable in found.items():
+    for name, variable in variable_by_name.items():
         if not variable.shape.is_compatible_with(shapes[name]) or (
             variable.dtype != dtypes[name]
         ):
@@ -269,6 +271,6 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
                 f"{variable.shape}; the checkpoint has {dtypes[name].name} of shape "
                 f"{shapes[name]}"
             )
-    for name, variable in found.items():
+    for name, variable in variable_by_name.items():
         variable.assign(reader.get_tensor(name))
-    return [name for name in holdings.variables if name not in found]
+    return [name for name in holdings.variables if name not in variable_by_name]

@@ -116,13 +116,15 @@ def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None
 def _thawed(program: Program, found: list[Any], variables: Variables) -> Program:
     """Return a program that reads variables in place of the constants `found`."""
     graph_def = program.graph_def
-    taken = {node.name for node in graph_def.node}
+    node_names = {node.name for node in graph_def.node}
     captures = dict(program.captures)
     reads: dict[str, str] = {}
     for node in found:
         captures[f"{node.name}:0"] = variables.of(node).handle
-        reads[node.name] = programs.fresh_name(taken, f"{node.name}/ReadVariableOp")
-        taken.add(reads[node.name])
+        reads[node.name] = programs.fresh_name(
+            node_names, f"{node.name}/ReadVariableOp"
+        )
+        node_names.add(reads[node.name])
     for node in graph_def.node:
         for index, text in enumerate(node.input):
             if programs.node_of(text) in reads:

@@ -39,10 +39,10 @@ def ops_to_run(
         [*sinks.values(), side_effects], stop_at_ts=stops, control_inputs=True
     )
     # Ops may wait for what is given, which costs no wait.
-    given = {t.op for t in stops}
-    needed = frozenset(op for op in behind if op not in given)
+    stop_ops = {t.op for t in stops}
+    needed = frozenset(op for op in behind if op not in stop_ops)
     for op in behind:
-        if op.type == "Placeholder" and op not in given:
+        if op.type == "Placeholder" and op not in stop_ops:
             reader = next(
                 reader.name
                 for reader in behind
@@ -60,23 +60,23 @@ def _needed_by_gradients(
     needed: Collection[Operation], stops: Iterable[Tensor]
 ) -> frozenset[Operation]:
     """Return the other ops that the gradients of some read, if these can run."""
-    given = {t.op for t in stops}
-    found: set[Operation] = set()
+    stop_ops = {t.op for t in stops}
+    extra_ops: set[Operation] = set()
     waiting = list(needed)
     while waiting:
         read = [t.op for op in waiting for t in custom_gradients.read_by_gradient(op)]
         waiting = []
         for start in dict.fromkeys(read):
-            if start in needed or start in found or start in given:
+            if start in needed or start in extra_ops or start in stop_ops:
                 continue
             behind = get_backward_walk_ops(
                 [start], stop_at_ts=stops, control_inputs=True
             )
-            new = [op for op in behind if op not in given]
+            new = [op for op in behind if op not in stop_ops]
             if not any(op.type == "Placeholder" for op in new):
-                waiting += [op for op in new if op not in found]
-                found.update(new)
-    return frozenset(found)
+                waiting += [op for op in new if op not in extra_ops]
+                extra_ops.update(new)
+    return frozenset(extra_ops)
 
 
 def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tensor]]:

@@ -53,17 +53,17 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     late = programs.nodes_ahead(graph_def, effective)
     waiting = [name for name in dict.fromkeys(roots) if name in late]
     met = set(waiting)
-    found = set()
+    effect_names = set()
     while waiting:
         node = nodes[waiting.pop()]
         if node.name in effective or node.op in _CONTROL_FLOW:
-            found.add(node.name)
+            effect_names.add(node.name)
             continue
         for name in map(programs.node_of, node.input):
             if name in late and name not in met:
                 met.add(name)
                 waiting.append(name)
-    return [node.name for node in graph_def.node if node.name in found]
+    return [node.name for node in graph_def.node if node.name in effect_names]
 
 
 _COPY = re.compile(r"(^|/)Identity(_\d+)?$")
@@ -152,7 +152,7 @@ def materialize(
     graph_def = program.graph_def
     outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
-    kept: tuple[Kept, ...] = ()
+    calls: tuple[Kept, ...] = ()
     origins: Mapping[str, NodeOrigin] = {}
     if inline:
         # A call leaves a node by its name if that is protected, to be waited for.
@@ -163,7 +163,7 @@ def materialize(
             raise ModelError(
                 f"the calls of {what} cannot be inlined: {error}"
             ) from error
-        graph_def, kept, origins = inlined.graph_def, inlined.kept, inlined.origins
+        graph_def, calls, origins = inlined.graph_def, inlined.kept, inlined.origins
         outputs = {name: inlined.tensors.get(t, t) for name, t in outputs.items()}
     outputs, effects = without_wrappers(graph_def, outputs, effects)
     program = replace(
@@ -188,7 +188,7 @@ def materialize(
         {name: tensor(t) for name, t in program.inputs.items()},
         {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},
         graph.get_operation_by_name(sink.name),
-        list(kept),
+        list(calls),
     )
 
 

@@ -52,8 +52,8 @@ class Weights:
     def ranges(self, axes: tuple[int, ...]) -> Array:
         """Return the largest magnitude in each channel."""
         others = tuple(a for a in range(self.values.ndim) if a not in axes)
-        found: Array = np.abs(self.values).max(others).reshape(-1)
-        return found
+        magnitudes: Array = np.abs(self.values).max(others).reshape(-1)
+        return magnitudes
 
     def scale(self, factors: Array, axes: tuple[int, ...]) -> None:
         """Multiply each channel by a factor."""
@@ -285,8 +285,8 @@ def _equalized(
     network = Network(graph, results)
     links: list[ScalableLayer] = []
     refused: list[NotEqualized] = []
-    found = find_links(network, replace_relu6)
-    for layer, link in zip(network.layers, found, strict=True):
+    links_or_obstacles = find_links(network, replace_relu6)
+    for layer, link in zip(network.layers, links_or_obstacles, strict=True):
         if isinstance(link, ScalingObstacle):
             refused.append(NotEqualized(layer.name, link.op, link.reason, signature))
         else:
@@ -342,16 +342,16 @@ def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Sc
         _, total = factors.get(layer.op, (layer, np.ones([1] * len(shape))))
         factors[layer.op] = layer, total * spread(by, shape, axes)
 
-    found = []
+    biases = []
     for link, by in zip(links, scales, strict=True):
         multiply(link.first, 1 / by, link.first.outputs)
         for second in link.seconds:
             multiply(second, by, second.inputs)
         for op, slot in link.biases:
             behind = 0 if op.type == "BiasAdd" else -1 - link.first.axis
-            found.append(_Scaled(op, slot, (1 / by).reshape([-1] + [1] * behind)))
+            biases.append(_Scaled(op, slot, (1 / by).reshape([-1] + [1] * behind)))
     kernels = [_Scaled(op, la.weights, total) for op, (la, total) in factors.items()]
-    return [*kernels, *found]
+    return [*kernels, *biases]
 
 
 def _apply(network: Network, inputs: Sequence[_Scaled]) -> None:

@@ -34,18 +34,18 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
     Cost: linear in the PReLUs.
     """
     stencils = Stencils(graph)
-    wanted = [f"{prelu.product.name}/negative" for prelu in prelus]
-    names = types.absolute_unique_names(graph, wanted)
+    base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
+    names = types.absolute_unique_names(graph, base_names)
     minima = [
         stencils.add("minimum", _minimum, name, [prelu.source], prelu.end.device)
         for prelu, name in zip(prelus, names, strict=True)
     ]
-    made = stencils.make()
+    tensor_of = stencils.make()
     edits = [
         edit
         for prelu, (minimum,) in zip(prelus, minima, strict=True)
         for edit in (
-            InputEdit(prelu.product, prelu.slot, made[minimum]),
+            InputEdit(prelu.product, prelu.slot, tensor_of[minimum]),
             InputEdit(prelu.product, 1 - prelu.slot, prelu.alpha),
         )
     ]
@@ -173,9 +173,9 @@ def lower_divisions(
     for op in ops:
         *dividend, root = op.inputs
         function = _product_with_root if dividend else _inverse_root
-        given = [*dividend, root.op.inputs[0]]
+        inputs = [*dividend, root.op.inputs[0]]
         key = ("root", len(dividend))
-        lowerings.append(_Lowering(op, "by_root", key, function, given))
+        lowerings.append(_Lowering(op, "by_root", key, function, inputs))
     results = _replace(graph, lowerings)
     return tuple(f"'{op.name}' ({op.type}) computes by rsqrt" for op in ops), results
 
@@ -242,15 +242,15 @@ def _replace(
         By the ops of the new results those that they stand in for.
     """
     stencils = Stencils(graph)
-    wanted = [f"{low.op.name}/{low.scope}" for low in lowerings]
-    names = types.absolute_unique_names(graph, wanted)
+    base_names = [f"{low.op.name}/{low.scope}" for low in lowerings]
+    names = types.absolute_unique_names(graph, base_names)
     results = [
         stencils.add(low.key, low.function, name, list(low.inputs), low.op.device)
         for low, name in zip(lowerings, names, strict=True)
     ]
-    made = stencils.make()
+    tensor_of = stencils.make()
     by_tensor: MutableIdentityMap[Tensor] = MutableIdentityMap(
-        (low.op.outputs[0], made[result])
+        (low.op.outputs[0], tensor_of[result])
         for low, (result,) in zip(lowerings, results, strict=True)
     )
     edits = [

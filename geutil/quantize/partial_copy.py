@@ -57,9 +57,9 @@ class PartialCopy:
         """
         mapped = self._copied_inputs()
         stand_ins = {
-            op: found
+            op: stand_in
             for op in self._source.get_operations()
-            if op.name not in mapped and (found := self._replace(op)) is not None
+            if op.name not in mapped and (stand_in := self._replace(op)) is not None
         }
         needed = set(_walk([t.op for t in tensors], stand_ins))
         mapped.update(self._captured(needed))
@@ -76,10 +76,10 @@ class PartialCopy:
                 self._amend(node, op)
         _rename(graph_def, [op.name for op in ops])
         read = {name.partition(":")[0] for n in graph_def.node for name in n.input}
-        given = {f"{name}:0": t for name, t in mapped.items() if name in read}
-        made = creation.import_ops(self.graph, graph_def, given)
+        input_map = {f"{name}:0": t for name, t in mapped.items() if name in read}
+        imported_ops = creation.import_ops(self.graph, graph_def, input_map)
         # Names may have changed, where a placeholder took one.
-        copies = dict(zip(ops, made, strict=True))
+        copies = dict(zip(ops, imported_ops, strict=True))
         return [
             mapped[t.op.name]
             if t.op.name in mapped
@@ -123,17 +123,17 @@ def values_of(
         return []
 
     def outside(op: Operation) -> Tensor | Array | None:
-        found = replace(op)
-        return _outside_of_flow(op) if found is None else found
+        stand_in = replace(op)
+        return _outside_of_flow(op) if stand_in is None else stand_in
 
     copy = PartialCopy(tensors[0].graph, {}, outside)
     copies = copy.of(tensors)
     with creation.neutral(copy.graph):
         results = {str(index): tf.identity(t) for index, t in enumerate(copies)}
-    found = functions.call_function(
+    value_by_name = functions.call_function(
         functions.build_function(copy.graph, {}, results, [], []), {}
     )
-    return [np.asarray(found[name].numpy()) for name in results]
+    return [np.asarray(value_by_name[name].numpy()) for name in results]
 
 
 def _outside_of_flow(op: Operation) -> Tensor | Array | None:
@@ -173,8 +173,8 @@ def _walk(
     ops: Sequence[Operation], stand_ins: Mapping[Operation, Tensor | Array]
 ) -> list[Operation]:
     """Return what ops depend on, those that are replaced by their stand-ins alone."""
-    found = dict.fromkeys(ops)
-    waiting = list(found)
+    visited = dict.fromkeys(ops)
+    waiting = list(visited)
     for op in waiting:
         stand_in = stand_ins.get(op)
         if stand_in is None:
@@ -182,10 +182,10 @@ def _walk(
         else:
             before = [] if isinstance(stand_in, np.ndarray) else [stand_in.op]
         for producer in before:
-            if producer not in found:
-                found[producer] = None
+            if producer not in visited:
+                visited[producer] = None
                 waiting.append(producer)
-    return list(found)
+    return list(visited)
 
 
 def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:

@@ -49,11 +49,11 @@ def undone_on_error(graph: Graph) -> Iterator[None]:
 
 def refuse_training_ops(graph: Graph) -> None:
     """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
-    found = training_ops(graph)
-    if found:
+    refused_ops = training_ops(graph)
+    if refused_ops:
         raise QuantizeError(
-            f"'{found[0].name}' ({found[0].type}) belongs to gradients or an "
-            "optimizer; insert quantization before gradients, into a graph that "
+            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
+            "an optimizer; insert quantization before gradients, into a graph that "
             "has none"
         )
 
@@ -123,7 +123,9 @@ def insert(
         return MutableIdentityMap()
     live = Liveness(graph)
     edges = {id(point): _edges(point, live) for g in groups for point in g.points}
-    state.check_editable(graph, [edge.op for found in edges.values() for edge in found])
+    state.check_editable(
+        graph, [edge.op for point_edges in edges.values() for edge in point_edges]
+    )
     for group in groups:
         if not group.fixed:
             variables.check(group.name, shape_of(group))
@@ -214,8 +216,10 @@ class _Builder:
 
     def make(self) -> MutableIdentityMap[Tensor]:
         """Make the ops; return what each tensor is quantized to."""
-        made = self._stencils.make()
-        return MutableIdentityMap((p.tensor, made[later]) for p, later in self._results)
+        tensor_of = self._stencils.make()
+        return MutableIdentityMap(
+            (p.tensor, tensor_of[later]) for p, later in self._results
+        )
 
     def make_variables(self, groups: list[RangeGroup]) -> None:
         """Make the variables of ranges."""
@@ -244,10 +248,10 @@ class _Builder:
             self._quantize(point, name, late if point is last else early)
 
     def _unused(self, name: str) -> str:
-        (found,) = types.absolute_unique_names(self._graph, [name])
-        while f"{found}/" in self._scopes:
-            (found,) = types.absolute_unique_names(self._graph, [name])
-        return found
+        (unique_name,) = types.absolute_unique_names(self._graph, [name])
+        while f"{unique_name}/" in self._scopes:
+            (unique_name,) = types.absolute_unique_names(self._graph, [name])
+        return unique_name
 
     def _initial(self, group: RangeGroup) -> Range:
         if group.weights and not self._mode.is_training:
@@ -276,14 +280,14 @@ class _Builder:
             )
             return (low, high), (low, high)
         sources = [point.tensor for point in group.sources]
-        made = self._stencils.add(
+        ends = self._stencils.add(
             ("moving average", form, group.decay, len(sources)),
             _moving_average(form, group.decay),
             scope,
             [*handles, self._variables.learnt(group.name), *sources],
             device,
         )
-        return (made[0], made[1]), (made[2], made[3])
+        return (ends[0], ends[1]), (ends[2], ends[3])
 
     def _quantize(
         self,

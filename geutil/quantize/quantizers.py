@@ -77,11 +77,13 @@ def last_value_quantize(
     """
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
-    with _Range(inputs, name_prefix, form, initial, vars_collection, variables) as made:
+    with _Range(
+        inputs, name_prefix, form, initial, vars_collection, variables
+    ) as value_range:
         if is_training:
-            ends = range_variables.last_value([inputs], made.handles, form)
+            ends = range_variables.last_value([inputs], value_range.handles, form)
         else:
-            ends = range_variables.read(made.handles)
+            ends = range_variables.read(value_range.handles)
         return range_variables.fake_quant(inputs, ends, form)
 
 
@@ -155,13 +157,13 @@ def moving_avg_quantize(
     initial = checked_ends(init_min, init_max)
     with _Range(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
-    ) as made:
+    ) as value_range:
         if is_training:
             _, ends = range_variables.moving_average(
-                [inputs], made.handles, made.learnt, form, ema_decay
+                [inputs], value_range.handles, value_range.learnt, form, ema_decay
             )
         else:
-            ends = range_variables.read(made.handles)
+            ends = range_variables.read(value_range.handles)
         return range_variables.fake_quant(inputs, ends, form)
 
 
@@ -225,14 +227,14 @@ class _Range:
         graph: Graph = inputs.graph
         scope = types.scope_finalize(graph.get_name_scope())
         name = types.absolute_unique_name(graph, f"{scope}{prefix}")
-        given = {} if variables is None else variables
-        ranges = RangeVariables(graph, given, collection)
+        variable_by_name = {} if variables is None else variables
+        ranges = RangeVariables(graph, variable_by_name, collection)
         shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
         ranges.check(name, shape)
         ranges.make([NewRange(name, shape, Range(*initial), averages)])
         self.handles = ranges.handles(name)
         self.learnt = ranges.learnt(name) if averages else None
-        given.update(ranges.by_name)
+        variable_by_name.update(ranges.by_name)
         # The variables have ops of this scope, too: one that ends in a slash is not
         # made unique again.
         self._scope = tf.name_scope(f"{name}/")

@@ -145,7 +145,7 @@ result 8 bits (conv/act_quant)
                 ]
             )
         )
-    known = dict(variables or {})
+    variable_by_name = dict(variables or {})
     with ExitStack() as stack:
         for _, graph, _ in places:
             stack.enter_context(plan_insertion.undone_on_error(graph))
@@ -153,15 +153,19 @@ result 8 bits (conv/act_quant)
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
                 # A result may be another tensor now.
-                results = {n: found for n, _, found in _places(graph_or_model)}
-                again = replace(choices, stands_for=stands_for)
-                plan = plan_quantization(graph, results[name], again)
-            ranges = RangeVariables(graph, known, vars_collection)
-            made = plan_insertion.insert(graph, plan.groups, mode, ranges)
-            known.update(ranges.by_name)
+                results = {n: tensors for n, _, tensors in _places(graph_or_model)}
+                new_choices = replace(choices, stands_for=stands_for)
+                plan = plan_quantization(graph, results[name], new_choices)
+            ranges = RangeVariables(graph, variable_by_name, vars_collection)
+            quantized_by_tensor = plan_insertion.insert(
+                graph, plan.groups, mode, ranges
+            )
+            variable_by_name.update(ranges.by_name)
             counter = state.state_of(graph).step_counter
             steps = None if counter is None else counter.variable
-            report = _report(plan, name, choices, made, ranges.by_name, steps)
+            report = _report(
+                plan, name, choices, quantized_by_tensor, ranges.by_name, steps
+            )
             reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
 

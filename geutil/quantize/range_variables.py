@@ -154,11 +154,11 @@ def moving_average(
         decay: how much of the range stays.
     """
     share = tf.constant(1.0 - decay)
-    known = _read(learnt)
+    learnt_share = _read(learnt)
     # A replica may move the range meanwhile: what is read of it is not older than that.
-    with tf.control_dependencies([known]):
+    with tf.control_dependencies([learnt_share]):
         before = read(handles)
-    total = known + (1.0 - known) * share
+    total = learnt_share + (1.0 - learnt_share) * share
     stays = 1.0 - share / total
     batch = ends_of(xs, form)
     low, high = (
@@ -166,8 +166,8 @@ def moving_average(
     )
     writes = _written(handles, (low, high))
     with tf.control_dependencies(writes):
-        counted = tf.raw_ops.AssignVariableOp(resource=learnt, value=total)
-    return before, _behind((low, high), [*writes, counted])
+        learnt_write = tf.raw_ops.AssignVariableOp(resource=learnt, value=total)
+    return before, _behind((low, high), [*writes, learnt_write])
 
 
 def delayed(quantized: Tensor, x: Tensor, steps: Tensor, delay: int) -> Tensor:
@@ -238,15 +238,15 @@ class RangeVariables:
 
     def make(self, ranges: Sequence[NewRange]) -> None:
         """Make the variables of ranges that are not given, in one go."""
-        wanted = []
+        initial_values = []
         for name, initial in (v for new in ranges for v in self._values(new)):
-            given = self._given.get(name)
-            if given is None:
-                wanted.append((name, initial))
+            existing_variable = self._given.get(name)
+            if existing_variable is None:
+                initial_values.append((name, initial))
             else:
-                self.by_name[name] = given
-        made = variables_outside(self._graph, wanted)
-        for (name, _), variable in zip(wanted, made, strict=True):
+                self.by_name[name] = existing_variable
+        new_variables = variables_outside(self._graph, initial_values)
+        for (name, _), variable in zip(initial_values, new_variables, strict=True):
             self.by_name[name] = variable
             if self._collection is not None and not name.endswith(f"/{LEARNT}"):
                 self._add_to(self._collection, variable)
@@ -258,8 +258,8 @@ class RangeVariables:
             yield f"{new.name}/{end}", initial
         if new.averages:
             # A range that is given was learnt elsewhere.
-            known = all(f"{new.name}/{end}" in self._given for end in ENDS)
-            yield f"{new.name}/{LEARNT}", np.float32(known)
+            is_learnt = all(f"{new.name}/{end}" in self._given for end in ENDS)
+            yield f"{new.name}/{LEARNT}", np.float32(is_learnt)
 
     def handles(self, name: str) -> Pair:
         """Return the handles of the two variables of a range, as the graph has them."""
@@ -273,9 +273,9 @@ class RangeVariables:
         return handle_in(self._graph, self.by_name[f"{name}/{LEARNT}"])
 
     def _add_to(self, collection: str, variable: Any) -> None:
-        held = self._graph.get_collection_ref(collection)
-        if not any(v is variable for v in held):
-            held.append(variable)
+        collection_list = self._graph.get_collection_ref(collection)
+        if not any(v is variable for v in collection_list):
+            collection_list.append(variable)
 
 
 def shape_of(group: RangeGroup) -> tuple[int, ...]:

@@ -77,16 +77,16 @@ def find_norms(
     and what it is used for.
     """
     finder = _NormFinder(network, handles)
-    found: dict[Operation, InferenceNorm | Missed] = {}
+    norm_by_root: dict[Operation, InferenceNorm | Missed] = {}
     for op in network.ops:
         fused = batch_norms.fused_norm(op)
         if fused is not None:
-            found[op] = finder.fused(fused)
+            norm_by_root[op] = finder.fused(fused)
         for t in op.inputs:
             for root in sorted(network.origins.spreads(t), key=lambda r: r.name):
-                if root not in found:
-                    found[root] = finder.norm(root)
-    return list(found.values())
+                if root not in norm_by_root:
+                    norm_by_root[root] = finder.norm(root)
+    return list(norm_by_root.values())
 
 
 class _NormFinder:
@@ -146,12 +146,12 @@ class _NormFinder:
                 for slot, t in enumerate(op.inputs):
                     if t is tensor and not self._network.live.is_retired(op):
                         yield op, slot
-                made = op.outputs[0] if op.outputs else None
-                if made is None or made in seen or op.type in FAKE_QUANT:
+                output = op.outputs[0] if op.outputs else None
+                if output is None or output in seen or op.type in FAKE_QUANT:
                     continue
-                if self._network.origins.is_parameter(made):
-                    seen.add(made)
-                    waiting.append(made)
+                if self._network.origins.is_parameter(output):
+                    seen.add(output)
+                    waiting.append(output)
 
     def _mean(self, scaled: list[tuple[Operation, int]]) -> Any:
         """Return what is scaled and then subtracted, or subtracted from the data."""
@@ -269,7 +269,9 @@ class ReestimateReport:
         lines = [f"{total} re-estimated from {self.batches} batch(es)"]
         for entry in self.reestimated:
             where = "folded" if entry.folded else "not folded"
-            kept = f", {entry.kept} kept" if entry.kept else ""
-            lines.append(f"  {entry.norm}: {entry.mean.size} channels, {where}{kept}")
+            kept_note = f", {entry.kept} kept" if entry.kept else ""
+            lines.append(
+                f"  {entry.norm}: {entry.mean.size} channels, {where}{kept_note}"
+            )
         lines += [f"  {entry.norm}: left, {entry.reason}" for entry in self.missed]
         return "\n".join(lines)

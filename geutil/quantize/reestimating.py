@@ -112,8 +112,8 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
     handles = MutableIdentityMap(
         (inside, outside) for outside, inside in functions.bindings(graph)
     )
-    found = reestimated_norms.find_norms(network, handles)
-    norms = [norm for norm in found if isinstance(norm, InferenceNorm)]
+    norms_or_missed = reestimated_norms.find_norms(network, handles)
+    norms = [norm for norm in norms_or_missed if isinstance(norm, InferenceNorm)]
     samples = list(batches(dataset, model.inputs))
     before = [(h, _read(h)) for norm in norms for h in (norm.mean, norm.variance)]
     entries: dict[InferenceNorm, Reestimated] = {}
@@ -124,7 +124,7 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         for handle, value in before:
             _assign(handle, value)
         raise
-    missed = tuple(norm for norm in found if isinstance(norm, Missed))
+    missed = tuple(norm for norm in norms_or_missed if isinstance(norm, Missed))
     return ReestimateReport(tuple(entries[n] for n in norms), missed, len(samples))
 
 
@@ -154,8 +154,8 @@ def _set(
 ) -> dict[InferenceNorm, Reestimated]:
     """Set the statistics of norms that do not depend on each other."""
     copy = PartialCopy(graph, inputs, frozen(range_values(graph)))
-    wanted = [t for n in norms for t in (n.source, n.scale) if t is not None]
-    copies = iter(copy.of(wanted))
+    tensors = [t for n in norms for t in (n.source, n.scale) if t is not None]
+    copies = iter(copy.of(tensors))
     results: dict[str, Tensor] = {}
     with creation.neutral(copy.graph):
         for index, norm in enumerate(norms):
@@ -169,14 +169,16 @@ def _set(
                 results[f"{index}/scale"] = tf.identity(next(copies))
     function = functions.build_function(copy.graph, copy.inputs, results, [], [])
     moments = [ChannelMoments() for _ in norms]
-    seen: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     for sample in samples:
-        seen = {
+        statistics = {
             n: t.numpy() for n, t in functions.call_function(function, sample).items()
         }
         for index, entry in enumerate(moments):
-            found = (seen[f"{index}/{name}"] for name in ("count", "mean", "variance"))
-            entry.add(*found)
+            sample_moments = (
+                statistics[f"{index}/{name}"] for name in ("count", "mean", "variance")
+            )
+            entry.add(*sample_moments)
     for norm, entry in zip(norms, moments, strict=True):
         if not (
             np.all(np.isfinite(entry.mean)) and np.all(np.isfinite(entry.variance))
@@ -186,7 +188,7 @@ def _set(
                 "NaN or infinite values; no variable was changed"
             )
     return {
-        norm: _assigned(norm, entry, seen.get(f"{index}/scale"))
+        norm: _assigned(norm, entry, statistics.get(f"{index}/scale"))
         for index, (norm, entry) in enumerate(zip(norms, moments, strict=True))
     }
 
@@ -195,7 +197,7 @@ def _assigned(
     norm: InferenceNorm, moments: ChannelMoments, scale: Array | None
 ) -> Reestimated:
     """Assign new statistics to a norm, and return them."""
-    mean, variance, kept = moments.mean, moments.variance, 0
+    mean, variance, kept_count = moments.mean, moments.variance, 0
     if scale is not None:
         factors = np.broadcast_to(scale.astype(np.float64).reshape(-1), mean.shape)
         # A factor of 0 hides the values of a channel: its old statistics stay.
@@ -204,10 +206,10 @@ def _assigned(
         old_mean, old_variance = _read(norm.mean), _read(norm.variance)
         mean = np.where(used, mean / safe, old_mean.reshape(-1))
         variance = np.where(used, variance / safe**2, old_variance.reshape(-1))
-        kept = int((~used).sum())
+        kept_count = int((~used).sum())
     for handle, value in ((norm.mean, mean), (norm.variance, variance)):
         _assign(handle, value.reshape(_read(handle).shape))
-    return Reestimated(norm.name, mean, variance, scale is not None, kept)
+    return Reestimated(norm.name, mean, variance, scale is not None, kept_count)
 
 
 def _read(handle: Any) -> Array:

@@ -138,33 +138,38 @@ def insert_quant_op(
     mode = Mode(is_training, plan_insertion.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
     plan_insertion.refuse_training_ops(graph)
-    there = quantized_value(producer.outputs[0])
-    reason = _reason(producer, there, producer_scope)
+    quantized_tensor = quantized_value(producer.outputs[0])
+    reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
-        return InsertReport(there, skipped=(_skipped(producer, reason),))
-    chosen = [op for op in readers if types.is_in_scope(op.name, consumer_scope)]
+        return InsertReport(quantized_tensor, skipped=(_skipped(producer, reason),))
+    readers_in_scope = [
+        op for op in readers if types.is_in_scope(op.name, consumer_scope)
+    ]
     skipped = tuple(
         _skipped(op, f"reads '{producer.name}' from outside the scope {consumer_scope}")
         for op in readers
         if not types.is_in_scope(op.name, consumer_scope)
     )
-    if not chosen:
+    if not readers_in_scope:
         return InsertReport(None, skipped=skipped)
     with plan_insertion.undone_on_error(graph):
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )
         point = Point(
-            producer.outputs[0], group.name, group, _edges(producer.outputs[0], chosen)
+            producer.outputs[0],
+            group.name,
+            group,
+            _edges(producer.outputs[0], readers_in_scope),
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
-        made = plan_insertion.insert(graph, [group], mode, ranges)
+        quantized_by_tensor = plan_insertion.insert(graph, [group], mode, ranges)
     counter = state.state_of(graph).step_counter
     return InsertReport(
-        made[point.tensor],
+        quantized_by_tensor[point.tensor],
         group.name,
-        tuple(op.name for op in chosen),
+        tuple(op.name for op in readers_in_scope),
         skipped,
         ranges.by_name,
         None if counter is None else counter.variable,

@@ -335,18 +335,18 @@ class Overrides:
 
     def _special(self, ops: list[Operation]) -> Spec:
         """Return what overrides say of a group of ops, taken together."""
-        given: dict[str, tuple[Operation, Any]] = {}
+        choice_by_field: dict[str, tuple[Operation, Any]] = {}
         for op in ops:
             spec = self._found.get(op)
             for name, value in chosen(spec) if isinstance(spec, Spec) else ():
-                other, before = given.setdefault(name, (op, value))
+                other, before = choice_by_field.setdefault(name, (op, value))
                 if before != value:
                     raise QuantizeError(
                         f"'{other.name}' and '{op.name}' are computed by one kernel, "
                         f"and overrides ask for {name}={before} and {name}={value}; "
                         "ask for one of them"
                     )
-        return Spec(**{name: value for name, (_, value) in given.items()})
+        return Spec(**{name: value for name, (_, value) in choice_by_field.items()})
 
 
 def chosen(spec: Spec) -> list[tuple[str, Any]]:

@@ -53,10 +53,10 @@ def _stem(name: str) -> str:
 
 
 def _by_stem(bodies: Sequence[Subject]) -> defaultdict[str, list[Subject]]:
-    found: defaultdict[str, list[Subject]] = defaultdict(list)
+    bodies_by_stem: defaultdict[str, list[Subject]] = defaultdict(list)
     for body in bodies:
-        found[_stem(body.label)].append(body)
-    return found
+        bodies_by_stem[_stem(body.label)].append(body)
+    return bodies_by_stem
 
 
 def _nothing(label: str) -> Subject:

@@ -233,14 +233,14 @@ def _parameters(ops: Sequence[Operation]) -> list[str]:
     free = [op for op in ops if op.type == "Const" or not op.control_inputs]
     handers = {op for op in free if op.type in _HANDERS}
     waiting = [op for op in free if _is_parameter(op)]
-    found = set(waiting)
+    parameter_ops = set(waiting)
     while waiting:
         for t in waiting.pop().outputs:
             for reader in t.consumers():
-                if reader in handers and reader not in found:
-                    found.add(reader)
+                if reader in handers and reader not in parameter_ops:
+                    parameter_ops.add(reader)
                     waiting.append(reader)
-    return [op.name for op in ops if op in found]
+    return [op.name for op in ops if op in parameter_ops]
 
 
 def _is_parameter(op: Operation) -> bool:

@@ -120,11 +120,11 @@ def _rewrite_rows(report: RewriteReport) -> Rows:
 
 @rows_of.register
 def _gradient_rows(report: GradientReport) -> Rows:
-    kept = [
+    kept_rows = [
         Row("kept", True, k.name, f"{k.op_type}, {k.bytes:,} bytes: {k.reason}", ())
         for k in report.kept
     ]
-    again = [
+    recomputed_rows = [
         Row("recomputed", True, r.name, f"{r.op_type}, segment {r.segment}", (r.name,))
         for r in report.recomputed
     ]
@@ -134,10 +134,12 @@ def _gradient_rows(report: GradientReport) -> Rows:
         f"checkpoints: {report.mode}",
         f"peak as the plan estimates it: {peaks}",
         f"under any schedule: {report.worst_cases()}",
-        f"kept: {len(kept)} tensors, {megabytes(report.kept_bytes)}",
-        f"recomputed: {len(again)} ops in {report.segments} segments",
+        f"kept: {len(kept_rows)} tensors, {megabytes(report.kept_bytes)}",
+        f"recomputed: {len(recomputed_rows)} ops in {report.segments} segments",
     )
-    return Rows("Checkpoints", (*summary, *report.warnings), (*kept, *again))
+    return Rows(
+        "Checkpoints", (*summary, *report.warnings), (*kept_rows, *recomputed_rows)
+    )
 
 
 @rows_of.register

@@ -137,17 +137,17 @@ def get_ops_ios(
     control_inputs, control_outputs = check_cios(
         control_inputs, control_outputs, control_ios
     )
-    found: dict[Operation, None] = {}
+    neighbours: dict[Operation, None] = {}
     for op in make_list_of_op(ops):
         for t in op.inputs:
-            found[t.op] = None
+            neighbours[t.op] = None
         for t in op.outputs:
-            found.update(dict.fromkeys(adjacency.consumers(t)))
+            neighbours.update(dict.fromkeys(adjacency.consumers(t)))
         if control_outputs is not None:
-            found.update(dict.fromkeys(control_outputs.get(op)))
+            neighbours.update(dict.fromkeys(control_outputs.get(op)))
         if control_inputs:
-            found.update(dict.fromkeys(control_inputs_of(op)))
-    return list(found)
+            neighbours.update(dict.fromkeys(control_inputs_of(op)))
+    return list(neighbours)
 
 
 def compute_boundary_ts(

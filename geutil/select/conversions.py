@@ -238,10 +238,10 @@ def get_consuming_ops(ts: Any) -> list[Operation]:
         >>> [op.name for op in ge.get_consuming_ops(x)]
         ['y', 'z']
     """
-    found: dict[Operation, None] = {}
+    consumers: dict[Operation, None] = {}
     for t in make_list_of_t(ts, allow_graph=False):
-        found.update(dict.fromkeys(adjacency.consumers(t)))
-    return list(found)
+        consumers.update(dict.fromkeys(adjacency.consumers(t)))
+    return list(consumers)
 
 
 def is_iterable(obj: object) -> bool:

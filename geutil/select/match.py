@@ -32,11 +32,11 @@ def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
         >>> ge.op_type("AddV2", x.op), ge.op_type("Add", x.op)
         (True, False)
     """
-    wanted = frozenset((op_types,) if isinstance(op_types, str) else op_types)
+    type_names = frozenset((op_types,) if isinstance(op_types, str) else op_types)
 
     def matches(candidate: Operation) -> bool:
         require_op(candidate)
-        return candidate.type in wanted
+        return candidate.type in type_names
 
     return matches if op is None else matches(op)
 

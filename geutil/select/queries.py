@@ -182,7 +182,7 @@ def _select(
     ignored: Callable[[object], bool],
     find: Callable[[Graph, re.Pattern[str]], list[Element]],
 ) -> list[Element]:
-    found: list[Element] = []
+    elements: list[Element] = []
     first: list[Element] = []
     leaves = types.flatten(args)
     for leaf in leaves:
@@ -213,13 +213,13 @@ def _select(
                 "expected a regex, a tf.Operation, a tf.Tensor or a list of these, got "
                 f"{types.type_name(leaf)}"
             )
-        found += selected
+        elements += selected
         first += selected[:1]
     # Whatever one leaf selects is of one graph.
     conversions.get_unique_graph(first)
     if options.positive_filter is not None:
-        found = [element for element in found if options.positive_filter(element)]
-    return types.unique(found) if len(leaves) > 1 else found
+        elements = [element for element in elements if options.positive_filter(element)]
+    return types.unique(elements) if len(leaves) > 1 else elements
 
 
 def make_view(*args: Any, **kwargs: Any) -> SubGraphView:

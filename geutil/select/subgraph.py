@@ -190,13 +190,13 @@ class SubGraphView(Shown):
     def _index(self, attribute: str) -> dict[int, int]:
         """Return positions by id in one of the lists, made once for each list."""
         elements = getattr(self, attribute)
-        known = self._lookups.get(attribute)
-        if known is None or known[0] is not elements:
-            known = self._lookups[attribute] = (
+        lookup = self._lookups.get(attribute)
+        if lookup is None or lookup[0] is not elements:
+            lookup = self._lookups[attribute] = (
                 elements,
                 types.index_by_identity(elements),
             )
-        return known[1]
+        return lookup[1]
 
     # -- views made from this one ----------------------------------------------------
 

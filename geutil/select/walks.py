@@ -244,15 +244,15 @@ def _unseen(
     The walks do the same in place for tensors, because a call for each costs as much
     as all the rest.
     """
-    found = [
+    unseen_ops = [
         op
         for op in ops
         if op not in seen
         and (may_visit is None or op in may_visit)
         and (within_ops_fn is None or within_ops_fn(op))
     ]
-    seen.update(found)
-    return found
+    seen.update(unseen_ops)
+    return unseen_ops
 
 
 def _both_walks(

@@ -221,20 +221,22 @@ def _dependent(
     """
     controls = ControlOutputs(graph)
     needed = frozenset(behind)
-    found = needed.intersection(
+    dependents = needed.intersection(
         walks.get_forward_walk_ops(replaced, control_outputs=controls)
     )
     while True:
         states = (
             frozenset(
-                v1_control_flow.step_states(v1_control_flow.whole_loops(graph, found))
+                v1_control_flow.step_states(
+                    v1_control_flow.whole_loops(graph, dependents)
+                )
             )
-            - found
+            - dependents
         )
         if not states:
-            return found
+            return dependents
         ahead = walks.get_forward_walk_ops(states, control_outputs=controls)
-        found |= states | needed.intersection(ahead)
+        dependents |= states | needed.intersection(ahead)
 
 
 def _view_and_destination(

@@ -102,11 +102,11 @@ def read_body(
 def _argument(graph: Graph, arg: Arg, passed: Mapping[str, Tensor]) -> Tensor:
     """Make the placeholder of an argument."""
     shapes = arg.attributes.get("_output_shapes")
-    known = shapes.list.shape[0] if shapes and shapes.list.shape else None
-    made = function_defs.make_argument(graph, arg, tf.TensorShape(known))
+    shape = shapes.list.shape[0] if shapes and shapes.list.shape else None
+    placeholder = function_defs.make_argument(graph, arg, tf.TensorShape(shape))
     if arg.name in passed and not arg.handle_data:
-        creation.copy_handle_data(passed[arg.name], made)
-    return made
+        creation.copy_handle_data(passed[arg.name], placeholder)
+    return placeholder
 
 
 def _import_nodes(
@@ -215,13 +215,13 @@ def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list
     Returns:
         The names of all functions that the graph was given.
     """
-    given = []
+    added_names = []
     for name in names:
         source, definition = written[name]
         behind = function_defs.functions_behind(source, definition)
         functions.add_functions(graph, [*behind, definition])
-        given += [d.signature.name for d in (*behind, definition)]
-    return given
+        added_names += [d.signature.name for d in (*behind, definition)]
+    return added_names
 
 
 @dataclass(eq=False)
@@ -310,13 +310,13 @@ class OpenedFunctions:
                 for name in caller.names:
                     if name in self._by_name or name in closed:
                         continue
-                    found = _open(host, caller, name)
-                    if isinstance(found, Unopened):
+                    callee = _open(host, caller, name)
+                    if isinstance(callee, Unopened):
                         closed.add(name)
-                        self.unopened.append(found)
+                        self.unopened.append(callee)
                     else:
-                        self._by_name[name] = found
-                        waiting.append(found.graph)
+                        self._by_name[name] = callee
+                        waiting.append(callee.graph)
                 self._note_call(caller)
         self.opened = self._callees_first()[::-1]
         # With callers first, one pass reaches all that a fixed function calls.
@@ -380,19 +380,19 @@ class OpenedFunctions:
 
 def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> bool:
     """Make the ops of a graph call new functions; tell whether one does."""
-    found = False
+    has_new_calls = False
     for caller in callers_in(graph):
         new = [names[n] for n in caller.names if n in names]
         if not new or not caller.callees[0].attribute:
             continue
-        found = True
-        given = hold_functions(graph, new, written)
+        has_new_calls = True
+        added_names = hold_functions(graph, new, written)
         if is_func_graph(graph):
             # What is traced finds the functions it calls outside its graph.
-            functions.publish_functions(graph, given)
+            functions.publish_functions(graph, added_names)
         edits.note_undo(graph, recalling(caller))
         call_others(caller, names)
-    return found
+    return has_new_calls
 
 
 def _open(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:

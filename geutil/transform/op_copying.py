@@ -91,8 +91,8 @@ def connect_control_inputs(
     for op in ops:
         op_ = info.transformed_ops[op]
         controls_ = [handler(info, control) for control in adjacency.control_inputs(op)]
-        known = {op_, None, *op_.control_inputs}
-        creation.add_control_edges(op_, [c for c in controls_ if c not in known])
+        excluded = {op_, None, *op_.control_inputs}
+        creation.add_control_edges(op_, [c for c in controls_ if c not in excluded])
 
 
 def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]:
@@ -103,9 +103,9 @@ def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]
             that is to be copied to another graph.
     """
     whole = []
-    found = v1_control_flow.members_of_contexts(info.graph, info.sgv.ops)
-    info.has_contexts = bool(found)
-    for members in found:
+    contexts = v1_control_flow.members_of_contexts(info.graph, info.sgv.ops)
+    info.has_contexts = bool(contexts)
+    for members in contexts:
         missing = v1_control_flow.first_gap(members, info.ops)
         if missing is None and v1_control_flow.can_copy_context(members.context):
             whole.append(members)
@@ -179,7 +179,7 @@ def copy_contexts(
     if not info.has_contexts:
         return
     copies: dict[int, Any] = {}
-    kept = {id(members.context) for members in whole}
+    context_ids = {id(members.context) for members in whole}
     for members in whole:
         if id(members.context) in copies:
             continue
@@ -189,7 +189,7 @@ def copy_contexts(
             info.graph_,
             copies.get(id(outer), outer if info.same_graph else None),
             info.context_names,
-            kept,
+            context_ids,
             _renaming(info, members),
         )
     for op, op_ in info.copied.items():
@@ -323,8 +323,8 @@ def _has_loop(graph_def: Any) -> bool:
 
 
 def _new_names(info: TransformState, ops: Sequence[Operation]) -> dict[Operation, str]:
-    wanted = [info.new_name(op.name) for op in ops]
-    names = absolute_unique_names(info.graph_, wanted)
+    candidate_names = [info.new_name(op.name) for op in ops]
+    names = absolute_unique_names(info.graph_, candidate_names)
     return dict(zip(ops, names, strict=True))
 
 
@@ -366,9 +366,13 @@ class _Inputs:
         if len(node_def.input) > len(tensors):
             del node_def.input[len(tensors) :]
             controls = adjacency.control_inputs(op)
-            kept = [c for c in controls if c in self._members and keep_control_inputs]
-            node_def.input.extend(f"^{self.name(control)}" for control in kept)
-            if len(kept) < len(controls):
+            inner_controls = [
+                c for c in controls if c in self._members and keep_control_inputs
+            ]
+            node_def.input.extend(
+                f"^{self.name(control)}" for control in inner_controls
+            )
+            if len(inner_controls) < len(controls):
                 self._loose_controls.append(op)
 
     def _outside_name(self, t: Tensor) -> str:

@@ -114,14 +114,14 @@ class Stencils:
         """
         self._check_names()
         import_ops(self._graph, self._graph_def, self._given)
-        found = self._graph.get_tensor_by_name
-        return {later: found(later.name) for later in self._results}
+        get_tensor = self._graph.get_tensor_by_name
+        return {later: get_tensor(later.name) for later in self._results}
 
     def _check_names(self) -> None:
         # TensorFlow would number the new op, and the old one be taken for it.
-        taken = {op.name for op in self._graph.get_operations()}
+        op_names = {op.name for op in self._graph.get_operations()}
         for node in self._graph_def.node:
-            if node.name in taken:
+            if node.name in op_names:
                 raise TransformError(
                     f"'{node.name}' is in the graph already; make the group under "
                     "another name"

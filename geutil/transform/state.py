@@ -213,17 +213,19 @@ class TransformerInfo:
 
         def look_up(element: Any) -> Any:
             if types.is_op(element):
-                found = ops.get(element)
+                counterpart = ops.get(element)
             elif types.is_tensor(element):
-                found = tensors.get(element)
+                counterpart = tensors.get(element)
             elif isinstance(element, str):
-                found = names.get(element)
+                counterpart = names.get(element)
             else:
                 raise ArgumentTypeError(
                     "expected a tf.Operation, a tf.Tensor or a name, got "
                     f"{types.type_name(element)}; of a variable, pass the tensor or op"
                 )
-            return missing_fn(element) if found is None and missing_fn else found
+            if counterpart is None and missing_fn:
+                return missing_fn(element)
+            return counterpart
 
         return types.map_leaves(tree, look_up)
 

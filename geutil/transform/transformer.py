@@ -255,14 +255,14 @@ def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
 
 def _transformed_view(info: TransformState) -> SubGraphView:
     """Return a view of the new ops, inputs and outputs in the order of the old ones."""
-    made = frozenset(info.transformed_ops.values())
+    new_ops = frozenset(info.transformed_ops.values())
     inputs = [info.transformed_ts.get(t) for t in info.sgv.inputs]
     outputs = [info.transformed_ts.get(t) for t in info.sgv.outputs]
     return SubGraphView.from_parts(
         info.graph_,
         ops=[info.transformed_ops[op] for op in info.sgv.ops],
         inputs=types.unique(
-            t_ for t_ in inputs if t_ is not None and t_.op not in made
+            t_ for t_ in inputs if t_ is not None and t_.op not in new_ops
         ),
-        outputs=[t_ for t_ in outputs if t_ is not None and t_.op in made],
+        outputs=[t_ for t_ in outputs if t_ is not None and t_.op in new_ops],
     )

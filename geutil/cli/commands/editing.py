@@ -103,13 +103,13 @@ def rename(
     as_json: Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
-    taken, given = _pairs(inputs) or None, _pairs(outputs) or None
-    if not (taken or given or to_signature):
+    input_renames, output_renames = _pairs(inputs) or None, _pairs(outputs) or None
+    if not (input_renames or output_renames or to_signature):
         raise CommandError("say what to rename: --input, --result or --to-signature")
     files.check_source(path)
     files.check_target(output, form, force)
     model = files.read_model(path, signature)
-    renamed = model.rename(taken, given, to_signature)
+    renamed = model.rename(input_renames, output_renames, to_signature)
     files.write_model(renamed, output, form, force)
     show_written(renamed, output, as_json=as_json)
 
@@ -199,10 +199,10 @@ def fold(
 
 def _pairs(values: list[str] | None) -> dict[str, str]:
     """Return what is given as old=new."""
-    found = {}
+    new_by_old = {}
     for value in values or ():
         old, mark, new = value.partition("=")
         if not (old and mark and new):
             raise CommandError(f"'{value}' is no pair; write it as old=new")
-        found[old] = new
-    return found
+        new_by_old[old] = new
+    return new_by_old

@@ -57,12 +57,12 @@ def diff(
     theirs = files.read_model(other, signature)
     from geutil import report
 
-    found = report.difference(ours, theirs)
+    difference = report.difference(ours, theirs)
     if html is not None:
         labels = (path.name, other.name)
         files.write_page(html, lambda: report.diff(ours, theirs, labels=labels))
-    show(found, as_json=as_json)
-    return 0 if found.is_empty else 1
+    show(difference, as_json=as_json)
+    return 0 if difference.is_empty else 1
 
 
 def check(
@@ -88,15 +88,15 @@ def check(
     theirs = files.read_model(other, signature)
     if batches is None:
         with working("running both"):
-            found = ours.compare(theirs, None, samples, rtol, atol)
+            comparison = ours.compare(theirs, None, samples, rtol, atol)
     else:
-        tried = counted(batches, "running both", len(batches))
-        found = ours.compare(theirs, tried, rtol=rtol, atol=atol)
+        counted_batches = counted(batches, "running both", len(batches))
+        comparison = ours.compare(theirs, counted_batches, rtol=rtol, atol=atol)
     if as_json:
-        show({**plain(found), "equal": found.equal}, as_json=True)
+        show({**plain(comparison), "equal": comparison.equal}, as_json=True)
     else:
-        print(found)
-    return 0 if found.equal else 1
+        print(comparison)
+    return 0 if comparison.equal else 1
 
 
 _SHOWN = 12
@@ -109,16 +109,16 @@ def inspect(path: Source, as_json: Json = False) -> None:
     import geutil.model
 
     with working(f"reading {path.name}"):
-        found = geutil.model.inspect(str(path))
+        inspection = geutil.model.inspect(str(path))
     if not as_json:
-        print(found)
+        print(inspection)
     try:
         names = [op.name for op in files.read_model(path).graph.get_operations()]
         scopes, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
         scopes, unknown = None, str(error)
     if as_json:
-        show({**plain(found), "scopes": scopes}, as_json=True)
+        show({**plain(inspection), "scopes": scopes}, as_json=True)
     else:
         print("\n".join(_shown(scopes, unknown)))
 
@@ -169,7 +169,7 @@ def ops(
 
     pattern: re.Pattern[str] | None = None if regex is None else make_regex(regex)
     model = files.read_model(path, signature)
-    found = [
+    matching_ops = [
         op
         for op in model.graph.get_operations()
         if (pattern is None or pattern.search(op.name))
@@ -177,6 +177,7 @@ def ops(
         and is_in_scope(op.name, scope)
     ]
     rows = (
-        (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs)) for op in found
+        (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
+        for op in matching_ops
     )
     show_rows(["name", "type", "shapes"], rows, as_json=as_json)

@@ -46,19 +46,22 @@ def memory(
         raise CommandError(
             f"there is no input '{unknown[0]}'; the inputs are {list(model.inputs)}"
         )
-    known = {
+    input_shapes = {
         name: _known(name, t.shape, batch, shapes) for name, t in model.inputs.items()
     }
-    step = TrainingStep(model, known)
+    step = TrainingStep(model, input_shapes)
     with working("planning"):
         plain_step, saving_step = step.built(None), step.built("memory")
-    told = saving_step.report
+    gradient_report = saving_step.report
     with working("predicting both steps"):
         before, after = plain_step.timeline(), saving_step.timeline()
         worst, plain_worst = saving_step.worst(), plain_step.worst()
     if html is not None:
         title = f"{path.absolute().name}, a training step"
-        write_page(html, lambda: report.memory(before, after, title=title, report=told))
+        write_page(
+            html,
+            lambda: report.memory(before, after, title=title, report=gradient_report),
+        )
     if as_json:
         peaks = {
             "plain_peak": before.peak,
@@ -66,7 +69,7 @@ def memory(
             "peak": after.peak,
             "worst": worst,
         }
-        show({**plain(told), **peaks}, as_json=True)
+        show({**plain(gradient_report), **peaks}, as_json=True)
         return
     rows = [
         ("plain", _mega(before.peak), _mega(plain_worst)),

@@ -89,12 +89,12 @@ def quantize(
             html, lambda: report.diff(before, model, title=title, report=inserted)
         )
     if as_json:
-        told = {name: plain(report) for name, report in reports.items()}
-        told["quantized"]["coverage"] = inserted.coverage
-        show(told, as_json=True)
+        plain_reports = {name: plain(report) for name, report in reports.items()}
+        plain_reports["quantized"]["coverage"] = inserted.coverage
+        show(plain_reports, as_json=True)
     else:
-        for made in reports.values():
-            print(made)
+        for step_report in reports.values():
+            print(step_report)
 
 
 def calibrate(
@@ -121,8 +121,8 @@ def calibrate(
 def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
-    given = counted(batches, "calibrating", len(batches))
-    return set_ranges(model, given, method.value, progress=False)
+    counted_batches = counted(batches, "calibrating", len(batches))
+    return set_ranges(model, counted_batches, method.value, progress=False)
 
 
 def _write(model: Any, output: Path, form: ModelFormat | None, force: bool) -> None:

@@ -96,17 +96,17 @@ def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPa
     groups = _sharing(ops, place, always)
     matters = _MATTERS * sum(tensor_sizes.tensor_bytes(group[0]) for group in groups)
     for group in groups:
-        made = [place[t.op] for t in group]
+        starts = [place[t.op] for t in group]
         ends = [last.get(id(t), place[t.op]) for t in group]
         turns = [reads[id(t)] for t in group if id(t) in reads]
-        far = max(ends) - min(made) > _FAR * len(ops)
+        far = max(ends) - min(starts) > _FAR * len(ops)
         least = 0 if far and tensor_sizes.tensor_bytes(group[0]) < matters else smallest
         buffers.append(
             ForwardBuffer(
-                tensors=list(zip(group, made, ends, strict=True)),
+                tensors=list(zip(group, starts, ends, strict=True)),
                 bytes=tensor_sizes.tensor_bytes(group[0]),
                 price=max(_price(t, least) for t in group),
-                made=min(made),
+                made=min(starts),
                 last=max(ends),
                 first_read=min((first for first, _ in turns), default=len(turn)),
                 last_read=max((latest for _, latest in turns), default=-1),
@@ -131,9 +131,9 @@ def _ordered(
         if not step.is_helper(op):
             key[op] = place[op]
             continue
-        known = (t.op for t in op.inputs if t.op in key or not step.is_helper(t.op))
+        producers = (t.op for t in op.inputs if t.op in key or not step.is_helper(t.op))
         # What is no part of the step was there before.
-        behind = [key[m] if m in key else place.get(m, -1) for m in known]
+        behind = [key[m] if m in key else place.get(m, -1) for m in producers]
         key[op] = max(behind) if behind else near.get(op, len(place))
     return sorted(key, key=key.__getitem__)
 
@@ -262,13 +262,13 @@ def crossing_tensors(
 
     Cost: linear in the tensors, times the logarithm of the number of cuts.
     """
-    found = []
+    tensors = []
     for buffer in buffers:
-        for tensor, made, last in buffer.tensors:
-            cut = bisect_left(places, made)
+        for tensor, start, last in buffer.tensors:
+            cut = bisect_left(places, start)
             if cut < len(places) and places[cut] < last:
-                found.append(tensor)
-    return found
+                tensors.append(tensor)
+    return tensors
 
 
 def _best_places(forward: ForwardPass, costs: Ints, most: int) -> Ints:
@@ -329,10 +329,10 @@ class _Table:
 
     def crossing(self, weights: Ints) -> Ints:
         """Return for i, j the weights of what is made from i to j and read after."""
-        made = np.zeros((self.cuts, self.cuts + 1), np.int64)
-        np.add.at(made, (self.stretch, self.stretch), weights)
-        np.add.at(made, (self.stretch, self.until), -weights)
-        across = np.cumsum(made, axis=1)[:, :-1]
+        differences = np.zeros((self.cuts, self.cuts + 1), np.int64)
+        np.add.at(differences, (self.stretch, self.stretch), weights)
+        np.add.at(differences, (self.stretch, self.until), -weights)
+        across = np.cumsum(differences, axis=1)[:, :-1]
         from_here = np.cumsum(across[::-1], axis=0)[::-1]
         return np.vstack((from_here[1:], np.zeros((1, self.cuts), np.int64)))
 
@@ -387,16 +387,16 @@ def _run_again(forward: ForwardPass, table: _Table, started: Ints) -> Ints:
     """Return the most that is held while each stretch is run again."""
     count = len(forward.ops)
     passing = np.zeros(count + 2, np.int64)
-    made = np.zeros(count + 2, np.int64)
+    made_bytes = np.zeros(count + 2, np.int64)
     needed = table.last_read >= 0
-    np.add.at(made, table.made[needed], table.bytes[needed])
+    np.add.at(made_bytes, table.made[needed], table.bytes[needed])
     np.add.at(passing, table.made[~needed], table.bytes[~needed])
     np.add.at(passing, table.last[~needed] + 1, -table.bytes[~needed])
-    held = np.cumsum(made)
-    total = (held + np.cumsum(passing))[:count]
+    held_bytes = np.cumsum(made_bytes)
+    total = (held_bytes + np.cumsum(passing))[:count]
     bounds = np.minimum(table.places + 1, count)
     within = np.append(0, _most_between(total, bounds))
-    before = np.append(0, held)[bounds]
+    before = np.append(0, held_bytes)[bounds]
     again = np.zeros((table.cuts, table.cuts), np.int64)
     for i in range(table.cuts - 1):
         reached = np.maximum.accumulate(within[i + 1 :])
@@ -406,10 +406,10 @@ def _run_again(forward: ForwardPass, table: _Table, started: Ints) -> Ints:
 
 def _most_between(values: Ints, bounds: Ints) -> Ints:
     """Return the maximum of `values` in each interval of ascending bounds, or 0."""
-    found = np.zeros(len(bounds) - 1, np.int64)
+    maxima = np.zeros(len(bounds) - 1, np.int64)
     full = np.flatnonzero(bounds[1:] > bounds[:-1])
     if len(full):
         ends = np.append(bounds[full], bounds[full[-1] + 1])
         # Intervals that are not empty lie side by side.
-        found[full] = np.maximum.reduceat(values[: ends[-1]], ends[:-1])
-    return found
+        maxima[full] = np.maximum.reduceat(values[: ends[-1]], ends[:-1])
+    return maxima

@@ -64,17 +64,17 @@ def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
     """
     added, score_added = _added(terms)
     count = len(added)
-    kept = np.full(count, np.inf)
-    kept[0] = 0
-    score = kept.copy()
+    kept_bytes = np.full(count, np.inf)
+    kept_bytes[0] = 0
+    score = kept_bytes.copy()
     parent = np.zeros(count, np.int64)
     for j in range(1, count):
         scores = score[:j] + score_added[:j, j]
-        scores[kept[:j] + terms.held[:j, j] > budget] = np.inf
+        scores[kept_bytes[:j] + terms.held[:j, j] > budget] = np.inf
         best = int(np.argmin(scores))
         if np.isfinite(scores[best]):
             parent[j], score[j] = best, scores[best]
-            kept[j] = kept[best] + added[best, j]
+            kept_bytes[j] = kept_bytes[best] + added[best, j]
     if not np.isfinite(score[-1]):
         return None
     cuts = []
@@ -237,9 +237,9 @@ def _plain(plain: Trial, reason: str) -> MemoryChoice:
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:
     """Yield the places of different cuttings, each the best by another reckoning."""
     met: set[tuple[int, ...]] = {()}
-    for held in (stretches.in_turn, stretches.at_worst):
+    for held_bytes in (stretches.in_turn, stretches.at_worst):
         for idle in _IDLE:
-            terms = Terms(stretches, held, idle)
+            terms = Terms(stretches, held_bytes, idle)
             least = least_budget(terms)
             for slack in _SLACKS:
                 cuts = cut_within(terms, int(least * slack))

@@ -78,10 +78,10 @@ class Trials:
 
     def _is_always_kept(self, tensor: Tensor) -> bool:
         # The graph holds its tensors, so their ids are theirs for good.
-        known = self._known.get(id(tensor))
-        if known is None:
-            known = self._known[id(tensor)] = self._always(tensor)
-        return known
+        is_kept = self._known.get(id(tensor))
+        if is_kept is None:
+            is_kept = self._known[id(tensor)] = self._always(tensor)
+        return is_kept
 
 
 AS_GOOD = 1.01
@@ -152,15 +152,15 @@ class CuttingSearch:
         """
         left_alone: set[Cuts] = set()
         while self._left > 0 and len(left_alone) < _MOST_STARTS:
-            found = min(
+            best_entry = min(
                 (entry for entry in self._known.items() if entry[0] not in left_alone),
                 key=lambda entry: _rank(entry[1]),
                 default=None,
             )
-            if found is None:
+            if best_entry is None:
                 return
-            if not self._finds_better(*found):
-                left_alone.add(found[0])
+            if not self._finds_better(*best_entry):
+                left_alone.add(best_entry[0])
 
     def sweep(self) -> None:
         """Try all cuttings of one cut, then of two and three, while that can be done.

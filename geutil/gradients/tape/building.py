@@ -102,9 +102,9 @@ def adding_in_pairs(size: int) -> Callable[[Sequence[Any]], Any]:
     """
 
     def add(gradients: Sequence[Any]) -> Any:
-        held = sum(spaces.num_elements(g) * g.dtype.size for g in gradients)
+        total_bytes = sum(spaces.num_elements(g) * g.dtype.size for g in gradients)
         dense = all(isinstance(g, tf.Tensor) for g in gradients)
-        if held <= size or len(gradients) < 3 or not dense:
+        if total_bytes <= size or len(gradients) < 3 or not dense:
             return spaces.aggregate(gradients)
         return add_in_pairs(gradients, SCOPE, gradients[-1].op.device)
 
@@ -248,14 +248,16 @@ def tape_gradients(
     _check(options)
     captured = CapturedTensors()
     sources = [captured.source(x) for x in xs]
-    known = [t for t in sources if t is not None]
+    source_tensors = [t for t in sources if t is not None]
     order = Order()
-    tape = Tape.from_graph(ys, known, lambda function: Waiting(function, order))
+    tape = Tape.from_graph(
+        ys, source_tensors, lambda function: Waiting(function, order)
+    )
     stops = _siblings(captured.source(x) for x in _listed(options, "stop_gradients"))
     stopped = frozenset(map(spaces.tensor_id, stops))
     # One that others are made of is passed on the way.
-    passed = {spaces.tensor_id(t) for t in known if t in tape} - stopped
-    ends = [*stops, *(t for t in known if spaces.tensor_id(t) not in passed)]
+    passed = {spaces.tensor_id(t) for t in source_tensors if t in tape} - stopped
+    ends = [*stops, *(t for t in source_tensors if spaces.tensor_id(t) not in passed)]
     size = engine.min_aggregate_bytes
     space = spaces.tensorflow_vspace()._replace(aggregate_fn=adding_in_pairs(size))
     pending = Pending(space, engine.min_aggregate_count, size, order.summed)
@@ -302,8 +304,10 @@ def _connected(
     gradients: list[Any], xs: Sequence[Any], options: Mapping[str, Any]
 ) -> list[Any]:
     """Return zeros for what is not connected, if the caller asks for that."""
-    wanted = options.get("unconnected_gradients", tf.UnconnectedGradients.NONE)
-    if tf.UnconnectedGradients(wanted) is tf.UnconnectedGradients.NONE:
+    unconnected_gradients = options.get(
+        "unconnected_gradients", tf.UnconnectedGradients.NONE
+    )
+    if tf.UnconnectedGradients(unconnected_gradients) is tf.UnconnectedGradients.NONE:
         return gradients
     return [
         tf.zeros_like(x) if gradient is None else gradient

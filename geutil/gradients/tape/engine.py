@@ -108,13 +108,13 @@ def seeds(
     Raises:
         TapeError: there is no gradient for each target, or one of another shape.
     """
-    given = [None] * len(target) if output_gradients is None else output_gradients
-    if len(given) != len(target):
+    gradients = [None] * len(target) if output_gradients is None else output_gradients
+    if len(gradients) != len(target):
         raise TapeError(
-            f"there are {len(target)} targets and {len(given)} output gradients; "
+            f"there are {len(target)} targets and {len(gradients)} output gradients; "
             "pass one for each target, or None in its place"
         )
-    for place, (t, gradient) in enumerate(zip(target, given, strict=True)):
+    for place, (t, gradient) in enumerate(zip(target, gradients, strict=True)):
         if gradient is not None and not _fits(gradient, t):
             raise TapeError(
                 f"output gradient {place} has shape {gradient.shape}, and its "
@@ -122,7 +122,7 @@ def seeds(
             )
     return [
         vspace.ones_like(t) if gradient is None else gradient
-        for t, gradient in zip(target, given, strict=True)
+        for t, gradient in zip(target, gradients, strict=True)
     ]
 
 
@@ -186,14 +186,14 @@ class Run:
         What the caller got wrong is found before the tape is touched.
         """
         ids = [self._space.tensor_id(t) for t in target]
-        given = seeds(self._space, target, output_gradients)
+        seed_gradients = seeds(self._space, target, output_gradients)
         self._maker, entries = self._tape.export()
         self._entries, uses = self._needed(ids, entries)
         # What the targets do not depend on is let go now.
         del entries
-        given.reverse()
+        seed_gradients.reverse()
         for number in ids:
-            self._hand(number, given.pop())
+            self._hand(number, seed_gradients.pop())
         waiting = self._waiting(uses)
         ready = [op for op in self._entries if not waiting[op]]
         # The last in is the first out: what was just made is used up first.

@@ -97,8 +97,8 @@ def _kind(tensor: Tensor) -> tuple[Any, Any]:
         tensor.shape,
         tensor.dtype,
     )
-    known = shape.is_fully_defined() and dtype != tf.variant
-    return (shape if known else tensor), dtype
+    is_known = shape.is_fully_defined() and dtype != tf.variant
+    return (shape if is_known else tensor), dtype
 
 
 class OpGradient:
@@ -129,8 +129,12 @@ class OpGradient:
             tf.device(op.device or None),
             tf.name_scope(f"{op.name}_grad"),
         ):
-            found = function(op, *gradients)
-        listed = list(found) if isinstance(found, list | tuple) else [found]
+            input_gradients = function(op, *gradients)
+        listed = (
+            list(input_gradients)
+            if isinstance(input_gradients, list | tuple)
+            else [input_gradients]
+        )
         listed = listed[: self._inputs] if op.type in op_types.LOOPS else listed
         self._tell_shapes(listed)
         return listed
@@ -316,8 +320,8 @@ class Tape:
         return tape
 
     def _add(self, entry: TapeEntry) -> None:
-        for made in entry.output_ids:
-            if made in self._tensor_to_op:
+        for output_id in entry.output_ids:
+            if output_id in self._tensor_to_op:
                 raise TapeError(
                     f"a tensor that '{entry.op_type}' made is on the tape already; "
                     "record each operation once"

@@ -31,17 +31,17 @@ class Identifiers:
     def __call__(self, tensor: Any) -> int:
         """Return the number of a tensor: always the same one."""
         key = id(tensor)
-        known = self._known.get(key)
-        if known is not None and known[0]() is tensor:
-            return known[1]
+        entry = self._known.get(key)
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
         number = next(self._numbers)
         self._known[key] = (weakref.ref(tensor, lambda _: self._forget(key)), number)
         return number
 
     def _forget(self, key: int) -> None:
-        known = self._known.get(key)
+        entry = self._known.get(key)
         # Another object may have taken the place by now.
-        if known is not None and known[0]() is None:
+        if entry is not None and entry[0]() is None:
             del self._known[key]
 
 

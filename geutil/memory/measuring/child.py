@@ -164,10 +164,10 @@ def _assign(
             placeholder = tf.compat.v1.placeholder(spec.dtype, np.shape(value))
             feeds[placeholder] = value
             if holder.dtype == tf.resource:
-                made = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
+                assign = tf.raw_ops.AssignVariableOp(resource=holder, value=placeholder)
             else:
-                made = tf.raw_ops.Assign(ref=holder, value=placeholder).op
-            assigns.append(made)
+                assign = tf.raw_ops.Assign(ref=holder, value=placeholder).op
+            assigns.append(assign)
     session.run(assigns, feeds)
 
 

@@ -128,10 +128,12 @@ def graph_job(
     """
     ops = get_backward_walk_ops(_ops_of(fetches), control_inputs=True)
     needed = {op.name for op in ops}
-    given = {t.name: value for t, value in feeds}
+    value_by_name = {t.name: value for t, value in feeds}
     outside = {t.op.name: e for e, t in bound if t.op.name in needed}
     handles = {n: e for n, e in outside.items() if e.dtype in _HANDLES}
-    given |= {f"{n}:0": _array(n, e) for n, e in outside.items() if n not in handles}
+    value_by_name |= {
+        f"{n}:0": _array(n, e) for n, e in outside.items() if n not in handles
+    }
     _check_placeholders(fetches, [t for t, _ in feeds], outside)
 
     graph_def = _part(graph, needed)
@@ -144,7 +146,7 @@ def graph_job(
         graph_def=graph_def.SerializeToString(),
         op_types={node.name: node.op for node in graph_def.node},
         fetches=tuple(dict.fromkeys(fetch.name for fetch in fetches)),
-        feeds=given,
+        feeds=value_by_name,
         variables=variables,
         initial_graph_def=_initial_part(graph, initials),
         as_function=as_function,
@@ -205,26 +207,28 @@ def _part(graph: Graph, names: set[str]) -> Any:
 
 def _called(nodes: Iterable[Any], functions: dict[str, Any]) -> dict[str, None]:
     """Return the functions that nodes call, and those that these call in turn."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting = [nodes]
     while waiting:
         for node in waiting.pop():
             for name in call_graph.names_of_functions(node):
-                if name in functions and name not in found:
-                    found[name] = None
+                if name in functions and name not in names:
+                    names[name] = None
                     waiting.append(functions[name].node_def)
-    return found
+    return names
 
 
 def _drop_colocation(node: Any, names: set[str]) -> None:
     """Take off colocation with ops that are not there."""
     if "_class" in node.attr:
         places = node.attr["_class"].list.s
-        kept = [p for p in places if p.decode().removeprefix("loc:@") in names]
-        if len(kept) < len(places):
+        remaining_places = [
+            p for p in places if p.decode().removeprefix("loc:@") in names
+        ]
+        if len(remaining_places) < len(places):
             del node.attr["_class"]
-            if kept:
-                node.attr["_class"].list.s.extend(kept)
+            if remaining_places:
+                node.attr["_class"].list.s.extend(remaining_places)
 
 
 def _all_nodes(graph_def: Any) -> Iterator[Any]:

@@ -133,12 +133,12 @@ def _readers(nodes: Iterable[Any], reads: Iterable[str]) -> Mapping[str, list[st
                 after.setdefault(_maker(name), []).append(node)
     readers = {}
     for read in reads:
-        found = list(after.get(read, ()))
+        reader_nodes = list(after.get(read, ()))
         # The list grows while it is gone through.
-        for node in found:
+        for node in reader_nodes:
             if cpu_kernels.passes_on(node.op):
-                found += after.get(node.name, ())
-        readers[read] = [node.name for node in found]
+                reader_nodes += after.get(node.name, ())
+        readers[read] = [node.name for node in reader_nodes]
     return readers
 
 
@@ -207,8 +207,8 @@ def timeline_of(
         for i, stats in enumerate(executions)
         for buffer in _buffers(stats, i, types, device)
     ]
-    made = {buffer.tensor.name for buffer in buffers}
-    updates = Updates(nodes, executions, made)
+    buffer_names = {buffer.tensor.name for buffer in buffers}
+    updates = Updates(nodes, executions, buffer_names)
     buffers = [
         buffer
         if buffer.end is not None
@@ -305,19 +305,19 @@ def _replay(
             events.append((max(buffer.end, buffer.begin), kind, i))
     events.sort()
     levels = [0] * len(executions)
-    held = peak = 0
+    held_bytes = peak = 0
     peak_index = -1
     for index, (_, kind, i) in enumerate(events):
         if kind == _START:
-            levels[i] = max(levels[i], held)
+            levels[i] = max(levels[i], held_bytes)
         elif kind == _ALLOCATION:
-            held += buffers[i].tensor.bytes
+            held_bytes += buffers[i].tensor.bytes
             execution = buffers[i].execution
-            levels[execution] = max(levels[execution], held)
-            if held > peak:
-                peak, peak_index = held, index
+            levels[execution] = max(levels[execution], held_bytes)
+            if held_bytes > peak:
+                peak, peak_index = held_bytes, index
         else:
-            held -= buffers[i].tensor.bytes
+            held_bytes -= buffers[i].tensor.bytes
     return levels, _held_after(events[: peak_index + 1], buffers)
 
 
@@ -325,10 +325,10 @@ def _held_after(
     events: list[tuple[int, int, int]], buffers: list[_Buffer]
 ) -> tuple[LiveTensor, ...]:
     """Return the buffers that are held after some events, largest first."""
-    held: dict[int, LiveTensor] = {}
+    live_tensors: dict[int, LiveTensor] = {}
     for _, kind, i in events:
         if kind == _ALLOCATION:
-            held[i] = buffers[i].tensor
+            live_tensors[i] = buffers[i].tensor
         elif kind != _START:
-            del held[i]
-    return tuple(sorted(held.values(), key=lambda tensor: -tensor.bytes))
+            del live_tensors[i]
+    return tuple(sorted(live_tensors.values(), key=lambda tensor: -tensor.bytes))

@@ -52,11 +52,11 @@ class Scope:
 
     def readers(self) -> dict[str, list[tuple[ScopeNode, int]]]:
         """Return (entry, index) of each reader of each tensor."""
-        found: dict[str, list[tuple[ScopeNode, int]]] = {}
+        readers_of: dict[str, list[tuple[ScopeNode, int]]] = {}
         for entry in self.entries:
             for index, name in enumerate(entry.inputs):
-                found.setdefault(name, []).append((entry, index))
-        return found
+                readers_of.setdefault(name, []).append((entry, index))
+        return readers_of
 
 
 def scope_of_graph(graph_def: Any) -> Scope:
@@ -232,9 +232,13 @@ def batch_axis_after_reshape(
     merged: list[int] = []
     alone: list[int] = []
     for index, dim in enumerate(target):
-        done = prod(target[:index])
-        if done and before % done == 0 and (done * dim) % (before * batch) == 0:
-            pure = done == before and dim == batch
+        preceding = prod(target[:index])
+        if (
+            preceding
+            and before % preceding == 0
+            and (preceding * dim) % (before * batch) == 0
+        ):
+            pure = preceding == before and dim == batch
             (alone if pure else merged).append(index)
     if axis in alone:
         return axis

@@ -155,14 +155,14 @@ class BatchPlan:
 
     def all_problems(self) -> list[Problem]:
         """Return the problems, those of the functions that are called included."""
-        found = list(self.problems)
+        problems = list(self.problems)
         waiting = list(self.edits)
         while waiting:
             edit = waiting.pop(0)
             if isinstance(edit, CallAnew):
-                found += edit.plan.problems
+                problems += edit.plan.problems
                 waiting += edit.plan.edits
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(problems))
 
 
 _INT = tf.int32.as_datatype_enum

@@ -190,7 +190,7 @@ def _batched_inputs(
     model: EditableModel, names: Iterable[str] | None
 ) -> dict[str, Tensor]:
     """Return the inputs whose first axis is the batch."""
-    known = list(model.inputs)
+    input_names = list(model.inputs)
     if names is None:
         for name, t in model.inputs.items():
             if t.shape.rank is None:
@@ -203,7 +203,9 @@ def _batched_inputs(
     names = [names] if isinstance(names, str) else list(names)
     for name in names:
         if name not in model.inputs:
-            raise ModelError(f"there is no input '{name}'; the inputs are {known}")
+            raise ModelError(
+                f"there is no input '{name}'; the inputs are {input_names}"
+            )
         if not model.inputs[name].shape.rank:
             raise ModelError(
                 f"input '{name}' of shape {model.inputs[name].shape} has no batch axis"
@@ -214,13 +216,13 @@ def _batched_inputs(
 
 
 def _old_size(batched: Mapping[str, Tensor]) -> int | None:
-    found = {name: t.shape.as_list()[0] for name, t in batched.items()}
-    if len(set(found.values())) > 1:
+    size_by_input = {name: t.shape.as_list()[0] for name, t in batched.items()}
+    if len(set(size_by_input.values())) > 1:
         raise ModelError(
-            f"the inputs do not agree on the batch size: {found}; name those whose "
-            "first axis is the batch with inputs=[...]"
+            f"the inputs do not agree on the batch size: {size_by_input}; name those "
+            "whose first axis is the batch with inputs=[...]"
         )
-    size: int | None = next(iter(found.values()))
+    size: int | None = next(iter(size_by_input.values()))
     return size
 
 

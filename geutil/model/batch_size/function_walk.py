@@ -40,24 +40,24 @@ class FunctionWalk:
 def match_result(site: Site, called: FunctionWalk, index: int, like: Tensor) -> None:
     """Repeat a function's result for the batch where `like` has the batch."""
     probing, result = site.probing, called.results[index]
-    axis, shape, wanted = probing.axis(like), shape_of(result), shape_of(like)
+    axis, shape, like_shape = probing.axis(like), shape_of(result), shape_of(like)
     if (
         axis is None
         or probing.axis(result) is not None
         or shape is None
-        or len(shape) != len(wanted or ())
+        or len(shape) != len(like_shape or ())
         or probing.grows(result)
     ):
         return
-    dim = (wanted or ())[axis] or 0
+    dim = (like_shape or ())[axis] or 0
     if shape[axis] != site.sizes.before(dim) or called.done.source is None:
         return
     inner = site.inside(called.done.source)
-    made = broadcast_for_batch(
+    broadcast = broadcast_for_batch(
         inner, result, index, axis, site.sizes.factor(dim), result=True
     )
-    if made is not None:
-        edit, called.results[index] = made
+    if broadcast is not None:
+        edit, called.results[index] = broadcast
         called.done.plan.edits.append(edit)
 
 
@@ -75,11 +75,12 @@ def merged(probing: Probing, tensors: Sequence[Tensor]) -> Tensor:
 
 def _common(tensors: Sequence[Tensor]) -> Shape:
     shapes = [shape_of(t) for t in tensors]
-    known = [s for s in shapes if s is not None]
-    if len(known) < len(shapes) or len({len(s) for s in known}) != 1:
+    known_shapes = [s for s in shapes if s is not None]
+    if len(known_shapes) < len(shapes) or len({len(s) for s in known_shapes}) != 1:
         return None
     return tuple(
-        dims[0] if len(set(dims)) == 1 else None for dims in zip(*known, strict=True)
+        dims[0] if len(set(dims)) == 1 else None
+        for dims in zip(*known_shapes, strict=True)
     )
 
 
@@ -135,8 +136,8 @@ def settle(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
     guessed = _guess(guess, fixed)
     if guessed:
         other = _rounds(guess, body, fixed)
-        held = all(site.probing.axis(other.state[i]) == 0 for i in guessed)
-        if held and other.sound:
+        keeps_batch = all(site.probing.axis(other.state[i]) == 0 for i in guessed)
+        if keeps_batch and other.sound:
             return other
     if settled.lost:
         settled.site.plan.problems += settled.earlier

@@ -59,12 +59,12 @@ def noise(
         return dict.fromkeys(results, float("nan"))
     largest = dict.fromkeys(results, 0.0)
     for _ in range(_TRIALS):
-        moved = dict(inputs)
+        perturbed_inputs = dict(inputs)
         for name in floats:
             a = inputs[name]
             unit = eps(a.dtype) * rng.choice([-1.0, 1.0], a.shape)
-            moved[name] = (a * (1 + unit)).astype(a.dtype)
-        for name, changed in run(moved).items():
+            perturbed_inputs[name] = (a * (1 + unit)).astype(a.dtype)
+        for name, changed in run(perturbed_inputs).items():
             if eps(changed.dtype) and changed.shape == results[name].shape:
                 difference = np.abs(changed - results[name]).astype(np.float64)
                 finite = difference[np.isfinite(difference)]
@@ -169,9 +169,9 @@ def judge(
         constant = all(distance(r, found) <= allowed for r in references)
         return Verdict(RowVerdict.CONSTANT if constant else RowVerdict.UNGROUPED)
     factor = first.shape[axis] // old
-    for window, wanted in zip(rows, references, strict=True):
+    for window, reference in zip(rows, references, strict=True):
         places = (window[:, None] * factor + np.arange(factor)).ravel()
-        apart = distance(wanted, np.take(found, places, axis))
+        apart = distance(reference, np.take(found, places, axis))
         if not apart <= allowed:
             return Verdict(RowVerdict.DIFFERS, int(window[0]), apart, allowed)
     # A batch of one row has nothing to mix up.

@@ -21,10 +21,10 @@ def slice_(site: Site) -> None:
     if axis is None or shape is None or begin is None or size is None:
         return
     if begin[axis] == 0 and size[axis] == site.sizes.before(shape[axis] or 0):
-        known = [d for d in size if d is not None]
-        if len(known) == len(size):
-            known[axis] = -1
-            site.set_constant(2, known, known)
+        static_sizes = [d for d in size if d is not None]
+        if len(static_sizes) == len(size):
+            static_sizes[axis] = -1
+            site.set_constant(2, static_sizes, static_sizes)
 
 
 def strided_slice(site: Site) -> None:
@@ -94,40 +94,40 @@ def reshape(site: Site) -> None:
     if any(site.sizes.factor(d) for d in target):
         return
     old = [None if d is None else site.sizes.before(d) for d in shape]
-    wanted = _resolved(target, old)
-    if wanted is None:
+    target_shape = _resolved(target, old)
+    if target_shape is None:
         if axis == 0 and target[0] == old[0]:
             _set_first(site, target, Grown(site.sizes.factor(shape[0])))
         return
     place = batch_axis_after_reshape(
-        [d or 0 for d in old], axis, wanted, site.sizes.old
+        [d or 0 for d in old], axis, target_shape, site.sizes.old
     )
     if place is None:
         site.problem(
-            f"it reshapes {old} to {wanted}, which spreads a row of the batch over "
-            "several",
+            f"it reshapes {old} to {target_shape}, which spreads a row of the batch "
+            "over several",
             "reshape each row for itself",
         )
         return
     if target[place] == -1:
         return
     changes = {place: -1}
-    changes |= {i: wanted[i] for i, d in enumerate(target) if d == -1}
+    changes |= {i: target_shape[i] for i, d in enumerate(target) if d == -1}
     _set_elements(site, target, changes)
 
 
 def _resolved(target: list[int | None], old: list[int | None]) -> list[int] | None:
     """Return the target with -1 worked out, None if it depends on what is unknown."""
-    known = [d for d in target if d is not None]
-    if len(known) < len(target):
+    target_dims = [d for d in target if d is not None]
+    if len(target_dims) < len(target):
         return None
-    if -1 not in known:
-        return known
-    total = [d for d in old if d is not None]
-    rest = prod(d for d in known if d != -1)
-    if len(total) < len(old) or not rest:
+    if -1 not in target_dims:
+        return target_dims
+    old_dims = [d for d in old if d is not None]
+    rest = prod(d for d in target_dims if d != -1)
+    if len(old_dims) < len(old) or not rest:
         return None
-    return [prod(total) // rest if d == -1 else d for d in known]
+    return [prod(old_dims) // rest if d == -1 else d for d in target_dims]
 
 
 def _set_elements(
@@ -135,9 +135,9 @@ def _set_elements(
 ) -> None:
     """Change elements of a target, in a constant or in what packs it."""
     new = [changes.get(i, d) for i, d in enumerate(target)]
-    known = [d for d in new if d is not None]
-    if len(known) == len(new):
-        site.set_constant(1, known, known)
+    static_dims = [d for d in new if d is not None]
+    if len(static_dims) == len(new):
+        site.set_constant(1, static_dims, static_dims)
         return
     _pack(site, changes)
 
@@ -163,11 +163,11 @@ def _pack(site: Site, changes: Mapping[int, int]) -> None:
 
 def _set_first(site: Site, target: list[int | None], grown: Grown) -> None:
     """Let the first element be the batch, where others are not known."""
-    known = [d for d in target if d is not None]
+    static_dims = [d for d in target if d is not None]
     if -1 not in target:
         _set_elements(site, target, {0: -1})
-    elif len(known) == len(target):
-        site.set_dims(1, (grown, *known[1:]), 0)
+    elif len(static_dims) == len(target):
+        site.set_dims(1, (grown, *static_dims[1:]), 0)
     else:
         site.problem(
             "its target mixes the old batch size with what is known at run time only",
@@ -207,15 +207,15 @@ def _set_dim(
     data: int,
 ) -> None:
     """Let one size of a shape be the batch; refuse a shape with unknown sizes."""
-    known: list[int | Grown] = [d for d in dims if d is not None]
-    if len(known) < len(dims):
+    new_dims: list[int | Grown] = [d for d in dims if d is not None]
+    if len(new_dims) < len(dims):
         site.problem(
             "its shape mixes the old batch size with what is known at run time only",
             "make the shape of shape(x)[0]",
         )
         return
-    known[place] = grown
-    site.set_dims(index, tuple(known), data)
+    new_dims[place] = grown
+    site.set_dims(index, tuple(new_dims), data)
 
 
 def bias_add(site: Site) -> None:
@@ -247,9 +247,9 @@ def element_shape(index: int) -> Callable[[Site], None]:
         dims = site.probing.dims(site.operands[index])
         if not dims or dims[0] != site.sizes.old or None in dims:
             return
-        known = [d for d in dims if d is not None]
-        probed = [site.sizes.probe, *known[1:]]
-        site.set_constant(index, [-1, *known[1:]], probed)
+        static_dims = [d for d in dims if d is not None]
+        probed = [site.sizes.probe, *static_dims[1:]]
+        site.set_constant(index, [-1, *static_dims[1:]], probed)
 
     return rule
 

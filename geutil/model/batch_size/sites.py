@@ -52,15 +52,15 @@ class Probing:
                 stand_in = self.placeholder(node.attr["dtype"].type, dims)
                 self._large[stand_in.name] = node
                 return [stand_in]
-        op, kept = node.op, frozenset(node.attr)
+        op, attribute_names = node.op, frozenset(node.attr)
         if op in _LOOP_EDGES:
             # Shape inference forgets the shape there.
-            op, kept = "Identity", frozenset("T")
+            op, attribute_names = "Identity", frozenset("T")
         copy = tf.compat.v1.NodeDef(name=f"n{next(self._numbers)}", op=op)
         for name, value in node.attr.items():
             # A rule that looks for an attribute leaves an empty one behind.
-            given = value.WhichOneof("value") is not None
-            if given and name in kept and not name.startswith("_"):
+            is_set = value.WhichOneof("value") is not None
+            if is_set and name in attribute_names and not name.startswith("_"):
                 copy.attr[name].CopyFrom(value)
         outputs = list(make_op(self._graph, copy, operands).outputs)
         if any(self.grows(t) for t in operands):
@@ -70,10 +70,10 @@ class Probing:
     def placeholder(self, dtype: Any, shape: Any, *, like: Any = ()) -> Tensor:
         """Make a placeholder; it depends on the inputs if one of `like` does."""
         with self._graph.as_default():
-            made = tf.compat.v1.placeholder(tf.as_dtype(dtype), shape)
+            placeholder = tf.compat.v1.placeholder(tf.as_dtype(dtype), shape)
         if any(self.grows(t) for t in like):
-            self.mark([made])
-        return made
+            self.mark([placeholder])
+        return placeholder
 
     def variable(self, dtype: Any, shape: Any) -> Tensor:
         """Make the handle of a variable."""
@@ -117,13 +117,13 @@ class Probing:
             return [int(v) for v in value]
         if tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank != 1:
             return None
-        found: list[int | None] = []
+        dims: list[int | None] = []
         for part in _joined(tensor):
-            known = self._dims_of_part(part)
-            if known is None:
+            part_dims = self._dims_of_part(part)
+            if part_dims is None:
                 return None
-            found += known
-        return found
+            dims += part_dims
+        return dims
 
     def _dims_of_part(self, tensor: Tensor) -> list[int | None] | None:
         # TensorFlow evaluates more of it where it is a shape, but a -1 means there that
@@ -159,7 +159,7 @@ class Probing:
 
 def _joined(tensor: Tensor) -> list[Tensor]:
     """Return the vectors that a vector is a concatenation of."""
-    found, waiting = [], [tensor]
+    parts, waiting = [], [tensor]
     while waiting:
         part = waiting.pop()
         if part.op.type == "ConcatV2":
@@ -167,8 +167,8 @@ def _joined(tensor: Tensor) -> list[Tensor]:
         elif part.op.type == "Identity":
             waiting += part.op.inputs
         else:
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 _SHOWN = 16
@@ -219,16 +219,16 @@ class Site:
     def attempt(self) -> Site:
         """Return the site as it is, with changes of its own that can be given up."""
         entry = ScopeNode(self.node, (), self.written)
-        made = Site(
+        site = Site(
             entry,
             list(self.operands),
             self.probing,
             BatchPlan(),
             self.fallback,
         )
-        made.producers, made.readers = self.producers, self.readers
-        made.replaced = self.replaced
-        return made
+        site.producers, site.readers = self.producers, self.readers
+        site.replaced = self.replaced
+        return site
 
     def adopt(self, attempt: Site) -> None:
         """Take the changes of an attempt over."""
@@ -312,10 +312,10 @@ class Site:
         Returns:
             Whether it could be done; else a problem is noted.
         """
-        made = broadcast_for_batch(self, self.operands[index], index, axis, factor)
-        if made is None:
+        broadcast = broadcast_for_batch(self, self.operands[index], index, axis, factor)
+        if broadcast is None:
             return False
-        edit, self.operands[index] = made
+        edit, self.operands[index] = broadcast
         self.replaced |= {index}
         self.edit(edit)
         return True
@@ -382,17 +382,17 @@ def broadcast_for_batch(
     if source is None:
         site.problem(*NO_SOURCE)
         return None
-    known = [d for d in shape if d is not None]
+    static_dims = [d for d in shape if d is not None]
     dims: Dims = (
-        *known[:axis],
+        *static_dims[:axis],
         Grown(factor),
-        *known[axis + 1 :],
+        *static_dims[axis + 1 :],
     )
     edit = Broadcast(
         None if result else site.node.name,
         index,
         axis,
-        known[axis],
+        static_dims[axis],
         dims,
         source,
         tensor.dtype.as_datatype_enum,

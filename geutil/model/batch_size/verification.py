@@ -115,10 +115,10 @@ class ModelTrial:
         inputs = self.model.inputs
         bounds = bounds_of_indices(inputs)
         arrays = random_inputs(inputs, np.random.default_rng(0), batch, bounds)
-        for name, given in self.samples.items():
-            arrays[name] = given
+        for name, rows in self.samples.items():
+            arrays[name] = rows
             if name in self.batched:
-                arrays[name] = np.take(given, np.arange(size) % len(given), 0)
+                arrays[name] = np.take(rows, np.arange(size) % len(rows), 0)
         return arrays
 
     def _taken(self, inputs: Arrays, rows: Any) -> Arrays:
@@ -313,19 +313,19 @@ def _behind(
     tensors.
     """
     growing = _growing(model)
-    kept = {op.name for op in changed.graph.get_operations()}
+    remaining_names = {op.name for op in changed.graph.get_operations()}
     behind: dict[str, list[str]] = {}
     waiting = [start]
     for t in waiting:
-        found = list(t.op.inputs)
+        inputs = list(t.op.inputs)
         # What the new model does not have is looked through.
-        for u in found:
-            if u.op.name not in kept:
-                found += u.op.inputs
+        for u in inputs:
+            if u.op.name not in remaining_names:
+                inputs += u.op.inputs
         before = [
             u
-            for u in found
-            if u.dtype.is_floating and u.op in growing and u.op.name in kept
+            for u in inputs
+            if u.dtype.is_floating and u.op in growing and u.op.name in remaining_names
         ]
         behind[t.name] = [u.name for u in before]
         for u in before:

@@ -140,7 +140,7 @@ def _joined(site: Site) -> bool:
     Returns:
         Whether any was repeated.
     """
-    found = False
+    any_repeated = False
     growing = [i for i in range(len(site.operands)) if site.axis(i) is not None]
     for index, t in enumerate(site.operands):
         shape = shape_of(t)
@@ -152,9 +152,9 @@ def _joined(site: Site) -> bool:
             dim = like[axis]
             if place >= 0 and dim and shape[place] == site.sizes.before(dim):
                 factor = site.sizes.factor(dim)
-                found = site.broadcast(index, place, factor) or found
+                any_repeated = site.broadcast(index, place, factor) or any_repeated
                 break
-    return found
+    return any_repeated
 
 
 def _unknown(site: Site, refusal: Exception) -> list[Tensor]:
@@ -226,7 +226,7 @@ def _growing(
     loops: list[tuple[ScopeNode, ScopeNode]], done: Walk, probing: Probing
 ) -> dict[str, tuple[int, int]]:
     """Return the variables that gain the batch in an iteration."""
-    found = {}
+    growth_by_enter = {}
     for enter, merge in loops:
         before, after = _ends(merge, done)
         axis, old, new = probing.axis(after), shape_of(before), shape_of(after)
@@ -235,8 +235,10 @@ def _growing(
         grown = new[axis] or 0
         start = done.values[enter.inputs[0]]
         if old[axis] == probing.sizes.before(grown) and not probing.grows(start):
-            found[enter.node.name] = axis, probing.sizes.factor(grown)
-    return {name: start for name, start in found.items() if not _had(name, done)}
+            growth_by_enter[enter.node.name] = axis, probing.sizes.factor(grown)
+    return {
+        name: start for name, start in growth_by_enter.items() if not _had(name, done)
+    }
 
 
 def _had(enter: str, done: Walk) -> bool:
@@ -249,15 +251,15 @@ def _guessed(
     loops: list[tuple[ScopeNode, ScopeNode]], done: Walk, probing: Probing
 ) -> dict[str, tuple[int, int]]:
     """Return the variables that look as if they had the batch at their start."""
-    found = {}
+    growth_by_enter = {}
     for enter, _ in loops:
         start = done.values[enter.inputs[0]]
         shape = shape_of(start)
         if not shape or shape[0] != probing.sizes.old or probing.grows(start):
             continue
         if probing.rows_are_equal(start, 0):
-            found[enter.node.name] = 0, 1
-    return found
+            growth_by_enter[enter.node.name] = 0, 1
+    return growth_by_enter
 
 
 def _held(

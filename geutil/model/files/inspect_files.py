@@ -64,19 +64,19 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
 
 
 def _inspect_file(file: Path) -> Inspection:
-    found = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
+    partial_inspection = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
     if file.suffix in (".pbtxt", ".txt"):
         data = reading.read_graph_def(file).SerializeToString()
-        return _with_graph(found, data, (0, len(data)))
+        return _with_graph(partial_inspection, data, (0, len(data)))
     with wire.mapped(file) as buffer:
         reading.check_binary(buffer, file, GRAPH_DEF)
-        return _told(file, _with_graph, found, buffer, (0, len(buffer)))
+        return _told(file, _with_graph, partial_inspection, buffer, (0, len(buffer)))
 
 
 def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
     file = reading.saved_model_file(folder)
     prefix = loading.variables_prefix(folder)
-    found = Inspection(
+    partial_inspection = Inspection(
         SAVED_MODEL,
         folder,
         bytes_total=_bytes(folder.rglob("*")),
@@ -84,10 +84,10 @@ def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
     )
     if file.suffix == ".pbtxt":
         data = reading.read_saved_model(folder).SerializeToString()
-        return _told(file, _with_saved_model, found, data, tags)
+        return _told(file, _with_saved_model, partial_inspection, data, tags)
     with wire.mapped(file) as buffer:
         reading.check_binary(buffer, file, SAVED_MODEL)
-        return _told(file, _with_saved_model, found, buffer, tags)
+        return _told(file, _with_saved_model, partial_inspection, buffer, tags)
 
 
 def _told(file: Path, function: Any, *arguments: Any) -> Any:
@@ -188,17 +188,19 @@ def _signature(signature: Any) -> inspection.SignatureInfo:
 
 def tensor_info(dtype: int, shape: Any) -> TensorInfo:
     """Return the type and shape that protos tell."""
-    known = None
+    tf_dtype = None
     with suppress(TypeError):
-        known = tf.dtypes.as_dtype(dtype)
+        tf_dtype = tf.dtypes.as_dtype(dtype)
     if shape.unknown_rank:
-        return TensorInfo(known, None)
-    return TensorInfo(known, tuple(d.size if d.size >= 0 else None for d in shape.dim))
+        return TensorInfo(tf_dtype, None)
+    return TensorInfo(
+        tf_dtype, tuple(d.size if d.size >= 0 else None for d in shape.dim)
+    )
 
 
 def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo, ...]:
     """Return the variables of the object graph, or else those of the checkpoint."""
-    found = [
+    variables = [
         VariableInfo(
             variable.name,
             tensor_info(variable.dtype, variable.shape),
@@ -210,8 +212,8 @@ def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo,
         for variable in (node.variable,)
     ]
     prefix = loading.variables_prefix(folder)
-    if found or not loading.has_checkpoint(prefix):
-        return tuple(found)
+    if variables or not loading.has_checkpoint(prefix):
+        return tuple(variables)
     return tuple(
         VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
         for entry in loading.entries(prefix)

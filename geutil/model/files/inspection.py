@@ -299,10 +299,10 @@ def _in_hdf5(file: Path) -> tuple[Any, str, int]:
 
     try:
         with h5py.File(file) as opened:
-            told = opened.attrs.get("model_config")
+            config_text = opened.attrs.get("model_config")
             version = opened.attrs.get("keras_version", "")
             opened.visititems(count)
-        config = None if told is None else json.loads(told)
+        config = None if config_text is None else json.loads(config_text)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelError(f"'{file}' is no whole HDF5 file: {error}") from error
     if config is None:
@@ -315,7 +315,7 @@ def _in_hdf5(file: Path) -> tuple[Any, str, int]:
 
 def _layers(config: Any) -> list[LayerInfo]:
     """Return the layers of a model, those of models within it in their place."""
-    found = []
+    layers = []
     pending = [config]
     while pending:
         item = pending.pop()
@@ -324,8 +324,8 @@ def _layers(config: Any) -> list[LayerInfo]:
             pending += reversed(inner)
         else:
             name = _item(_item(item, "config"), "name") or _item(item, "name")
-            found.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
-    return found
+            layers.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
+    return layers
 
 
 def _item(value: Any, key: str) -> Any:

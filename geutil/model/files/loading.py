@@ -121,16 +121,16 @@ def _check_footer(index: Path) -> None:
 
 
 def _check_shards(prefix: Path) -> None:
-    found: dict[int, set[int]] = {}
+    numbers_by_count: dict[int, set[int]] = {}
     for path in prefix.parent.glob(prefix.name + ".data-*"):
         match = _SHARD.search(path.name)
         if match:
-            found.setdefault(int(match[2]), set()).add(int(match[1]))
-    if not found:
+            numbers_by_count.setdefault(int(match[2]), set()).add(int(match[1]))
+    if not numbers_by_count:
         raise ModelError(f"the variables' values are missing: no '{prefix}.data-*'")
-    for count, numbers in found.items():
+    for count, numbers in numbers_by_count.items():
         missing = sorted(set(range(count)) - numbers)
-        if missing and len(found) == 1:
+        if missing and len(numbers_by_count) == 1:
             raise ModelError(
                 f"'{prefix}.data-{missing[0]:05d}-of-{count:05d}' is missing"
             )

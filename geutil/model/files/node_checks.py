@@ -116,10 +116,10 @@ def _gather(node: Any, producers: Sequence[Any]) -> None:
 
 def _shapes(node: Any, producers: Sequence[Any]) -> None:
     shapes, types = _SHAPES_OF_OUTPUTS[node.op]
-    given = len(node.attr[shapes].list.shape) if shapes in node.attr else 0
+    shape_count = len(node.attr[shapes].list.shape) if shapes in node.attr else 0
     outputs = len(node.attr[types].list.type) if types in node.attr else 0
-    if given > outputs:
-        raise ModelError(f"'{shapes}' lists {given} shapes for {outputs} outputs")
+    if shape_count > outputs:
+        raise ModelError(f"'{shapes}' lists {shape_count} shapes for {outputs} outputs")
 
 
 def _one_element(node: Any, producers: Sequence[Any]) -> None:
@@ -133,11 +133,11 @@ def _ranks(node: Any, producers: Sequence[Any]) -> None:
     least = _LEAST_RANKS[node.op]
     for place, producer in enumerate(producers):
         shape = known_shape(producer)
-        wanted = least[min(place, len(least) - 1)]
-        if shape is not None and len(shape) < wanted:
+        least_rank = least[min(place, len(least) - 1)]
+        if shape is not None and len(shape) < least_rank:
             raise ModelError(
                 f"its input number {place} is of shape {shape}; it needs at least "
-                f"{wanted} dimensions"
+                f"{least_rank} dimensions"
             )
 
 
@@ -297,9 +297,11 @@ def _field_and_element(declared: str) -> tuple[str | None, str | None]:
 
 
 def _check_elements(values: Any, element: str) -> None:
-    for found, _ in values.ListFields():
-        if found.name != element:
-            raise ModelError(f"lists values of type {found.name}; declared: {element}")
+    for descriptor, _ in values.ListFields():
+        if descriptor.name != element:
+            raise ModelError(
+                f"lists values of type {descriptor.name}; declared: {element}"
+            )
 
 
 def _check_allowed(elements: Iterable[Any], allowed: Any) -> None:

@@ -124,22 +124,22 @@ def select_meta_graph(
 
     Cost: linear in the MetaGraphs.
     """
-    known = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
-    wanted = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
-    for meta_graph, its_tags in zip(saved_model.meta_graphs, known, strict=True):
-        if set(its_tags) == wanted:
+    all_tags = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
+    requested_tags = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
+    for meta_graph, its_tags in zip(saved_model.meta_graphs, all_tags, strict=True):
+        if set(its_tags) == requested_tags:
             return meta_graph
-    if tags is None and len(known) == 1:
+    if tags is None and len(all_tags) == 1:
         return saved_model.meta_graphs[0]
-    listed = ", ".join(str(sorted(its_tags)) for its_tags in known) or "none at all"
+    listed = ", ".join(str(sorted(its_tags)) for its_tags in all_tags) or "none at all"
     if tags is None:
         raise ModelError(
             f"the SavedModel holds several MetaGraphs and none is tagged "
             f"'{_PREFERRED_TAG}' alone; pass the tags of one of them: {listed}"
         )
     raise ModelError(
-        f"the SavedModel holds no MetaGraph with the tags {sorted(wanted)}; it holds "
-        f"{listed}: pass one of these as tags=..."
+        f"the SavedModel holds no MetaGraph with the tags {sorted(requested_tags)}; "
+        f"it holds {listed}: pass one of these as tags=..."
     )
 
 
@@ -191,7 +191,7 @@ def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
     if foreign:
         raise ModelError(f"'{file}' is {foreign}, no {wanted}")
     try:
-        found = wire.binary_kind(buffer)
+        kind = wire.binary_kind(buffer)
     except ModelError as error:
         hint = wire.text_kind(buffer[:4096].decode(errors="replace"))
         if hint:
@@ -199,7 +199,7 @@ def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
                 f"'{file}' is a {hint} in text form: name it .pbtxt"
             ) from error
         raise ModelError(f"'{file}' holds no whole {wanted}: {error}") from error
-    _check_kind(found, wanted, file)
+    _check_kind(kind, wanted, file)
 
 
 def _check_kind(found: str | None, wanted: str, file: Path) -> None:

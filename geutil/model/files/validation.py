@@ -250,8 +250,8 @@ def _check_inputs(node: CheckedNode, inputs: InputResolver) -> list[int]:
             continue
         if waits_for:
             raise ModelError(f"its input '{name}' comes after a control input")
-        producer, found = inputs.resolve(name)
-        types.append(found)
+        producer, input_type = inputs.resolve(name)
+        types.append(input_type)
         data.append(producer)
     check_types(node.inputs, types, names)
     node_checks.check_hazards(node.proto, [p and p.proto for p in data])
@@ -384,13 +384,13 @@ def _check_body(function: FunctionDef, signatures: OpSignatures) -> None:
 
 def _check_results(function: FunctionDef, inputs: BodyInputs) -> None:
     returned: Mapping[str, str] = function.ret
-    wanted = argument_types(function.signature.output_arg)
-    for name, types in wanted.items():
+    types_by_name = argument_types(function.signature.output_arg)
+    for name, types in types_by_name.items():
         tensor = returned.get(name)
         if tensor is None:
             raise ModelError(f"its result '{name}' is not computed")
         try:
-            _, found = inputs.resolve(tensor)
-            check_types(types, [found], [tensor])
+            _, result_type = inputs.resolve(tensor)
+            check_types(types, [result_type], [tensor])
         except ModelError as error:
             raise ModelError(f"its result '{name}': {error}") from error

@@ -164,21 +164,21 @@ def binary_kind(buffer: Buffer) -> str | None:
     Cost: linear in the top fields.
     """
     first: list[Field] = []
-    seen = set()
+    wire_tags = set()
     for field in fields(buffer, 0, len(buffer)):
-        seen.add((field.number, field.kind))
+        wire_tags.add((field.number, field.kind))
         if len(first) < _LOOKED_AT:
             first.append(field)
-    if (1, VARINT) in seen:
-        return SAVED_MODEL if seen <= _SUBSETS[SAVED_MODEL] else None
+    if (1, VARINT) in wire_tags:
+        return SAVED_MODEL if wire_tags <= _SUBSETS[SAVED_MODEL] else None
     if _are_nodes(buffer, [f for f in first if f.number == 1]):
         return GRAPH_DEF
-    if (2, BYTES) in seen and seen <= _SUBSETS[META_GRAPH]:
+    if (2, BYTES) in wire_tags and wire_tags <= _SUBSETS[META_GRAPH]:
         graph = next(f for f in first if f.number == 2)
         inner = list(islice(fields(buffer, graph.start, graph.end), _LOOKED_AT))
         if _are_nodes(buffer, [f for f in inner if f.number == 1]):
             return META_GRAPH
-    return GRAPH_DEF if seen <= _SUBSETS[GRAPH_DEF] else None
+    return GRAPH_DEF if wire_tags <= _SUBSETS[GRAPH_DEF] else None
 
 
 def text_kind(text: str) -> str | None:
@@ -320,26 +320,26 @@ def _slim(
     size = field.end - field.start
     if size <= _LARGE:
         return buffer[field.at : field.end], 0
-    known = descriptor.fields_by_number.get(field.number)
-    inner = None if known is None else known.message_type
+    field_descriptor = descriptor.fields_by_number.get(field.number)
+    inner = None if field_descriptor is None else field_descriptor.message_type
     if inner is None:
         return b"", size
     if depth > _DEEPEST:
         raise ModelError(f"damaged protobuf: messages nested over {_DEEPEST} deep")
-    parts, kept, left_out = [], 0, 0
+    parts, slim_size, left_out = [], 0, 0
     for child in fields(buffer, field.start, field.end):
         part, missing = _slim(buffer, child, inner, depth + 1)
-        if kept > _LARGE and _is_scalar(inner, child.number):
+        if slim_size > _LARGE and _is_scalar(inner, child.number):
             part, missing = b"", child.end - child.start
         parts.append(part)
-        kept += len(part)
+        slim_size += len(part)
         left_out += missing
     return length_delimited(field.number, b"".join(parts)), left_out
 
 
 def _is_scalar(descriptor: Any, number: int) -> bool:
-    known = descriptor.fields_by_number.get(number)
-    return known is None or known.message_type is None
+    field_descriptor = descriptor.fields_by_number.get(number)
+    return field_descriptor is None or field_descriptor.message_type is None
 
 
 def _parsed(proto: Any, data: bytes) -> Any:

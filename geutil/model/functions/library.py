@@ -137,10 +137,10 @@ class FunctionLibrary:
         """Return the ops of a graph that call functions, without retired ones."""
         if graph is None:
             return []
-        known = self._callers.get(id(graph))
-        if known is None or known[0] != fingerprint(graph):
-            known = self._callers[id(graph)] = fingerprint(graph), callers_in(graph)
-        return [c for c in known[1] if c.op not in self.retired]
+        cached = self._callers.get(id(graph))
+        if cached is None or cached[0] != fingerprint(graph):
+            cached = self._callers[id(graph)] = fingerprint(graph), callers_in(graph)
+        return [c for c in cached[1] if c.op not in self.retired]
 
     def callers_of(self, entries: Iterable[Entry]) -> list[Caller]:
         """Return the ops that call functions; the bodies that hold some are opened."""
@@ -158,8 +158,10 @@ class FunctionLibrary:
     def _known(self, name: str) -> bool:
         if name in self._by_name:
             return True
-        held = (function_defs.definition_in(graph, name) for graph in self.graphs())
-        definition = next((d for d in held if d is not None), None)
+        definitions = (
+            function_defs.definition_in(graph, name) for graph in self.graphs()
+        )
+        definition = next((d for d in definitions if d is not None), None)
         if definition is None:
             return False
         key = fresh_name(self._entries, function_defs.readable_name(name))
@@ -201,7 +203,7 @@ class FunctionLibrary:
         """
         if entry.body is not None:
             return entry.body
-        known = self.entries()
+        entries = self.entries()
         for opening in self._way_to(entry):
             parts = materialize_body(
                 opening.definition, self.definitions_for(opening), self.handles(opening)
@@ -210,21 +212,21 @@ class FunctionLibrary:
             opening.body = body = self._make_body(self, opening, parts)
             opening.written = body.state()
             # An open body calls what its definition calls.
-            self._seen = (self._state(), known)
+            self._seen = (self._state(), entries)
         return entry.opened()
 
     def _way_to(self, entry: Entry) -> list[Entry]:
         """Return the closed bodies from the first open caller down to an entry."""
         way: list[Entry] = []
-        wanted: Entry | None = entry
-        while wanted is not None and wanted.graph is None and wanted not in way:
-            way.append(wanted)
-            name = wanted.name
+        current: Entry | None = entry
+        while current is not None and current.graph is None and current not in way:
+            way.append(current)
+            name = current.name
             open_graphs = (self.callers_in(graph) for graph in self.graphs())
             if any(name in c.names for callers in open_graphs for c in callers):
                 break
             around = (e for e in self.entries() if name in self.called_in(e))
-            wanted = next(around, None)
+            current = next(around, None)
         return way[::-1]
 
     def handles(self, entry: Entry) -> dict[str, Tensor]:

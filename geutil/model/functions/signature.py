@@ -37,10 +37,10 @@ def readers_of(body: EditableBody, index: int, in_loop: bool) -> list[str]:
     needed = frozenset(body.needed_ops())
     sinks = {sink: f"output '{n}'" for n, sink in body.outputs.sinks.items()}
     read = [argument, *(t for op in passing for t in op.outputs)]
-    found = [op for t in read for op in adjacency.consumers(t)]
+    consumers = [op for t in read for op in adjacency.consumers(t)]
     return [
         sinks.get(op, op.name)
-        for op in dict.fromkeys(found)
+        for op in dict.fromkeys(consumers)
         if op in needed and op not in passing
     ]
 
@@ -66,20 +66,24 @@ def add_output(
     body = library.open(entry)
     if name in body.outputs:
         raise ModelError(f"function '{entry.key}' has an output '{name}' already")
-    given = dict(tensors) if isinstance(tensors, Mapping) else {entry.key: tensors}
-    found = _family_of_results(library, entry, "add_input")
-    _check_branches(found, given)
+    tensor_by_key = (
+        dict(tensors) if isinstance(tensors, Mapping) else {entry.key: tensors}
+    )
+    family = _family_of_results(library, entry, "add_input")
+    _check_branches(family, tensor_by_key)
     with library.writing():
-        for member in found.entries:
+        for member in family.entries:
             target = member.opened()
-            target.take_output(fresh_name(set(target.outputs), name), given[member.key])
+            target.take_output(
+                fresh_name(set(target.outputs), name), tensor_by_key[member.key]
+            )
         rebuilds = {}
-        for caller in found.callers:
+        for caller in family.callers:
             same = write_back.same_ends(caller)
-            like = NewOutput(given[_keys(found, caller)[0]])
+            like = NewOutput(tensor_by_key[_keys(family, caller)[0]])
             rebuilds[caller.op] = Rebuild(same.inputs, [*same.outputs, like])
-        replaced = write_back.write(library, found.entries, rebuilds)
-    return tuple(replaced[caller.op].outputs[-1] for caller in found.callers)
+        replaced = write_back.write(library, family.entries, rebuilds)
+    return tuple(replaced[caller.op].outputs[-1] for caller in family.callers)
 
 
 def remove_output(library: FunctionLibrary, entry: Entry, name: str) -> None:
@@ -93,8 +97,8 @@ def remove_output(library: FunctionLibrary, entry: Entry, name: str) -> None:
     if len(body.outputs) == 1:
         raise ModelError(f"'{name}' is the only output of function '{entry.key}'")
     index = list(body.outputs).index(name)
-    found = _family_of_results(library, entry, "remove_input")
-    for caller in found.callers:
+    family = _family_of_results(library, entry, "remove_input")
+    for caller in family.callers:
         readers = adjacency.consumers(caller.op.outputs[index])
         reading = [op.name for op in readers if op not in library.retired]
         if reading:
@@ -103,28 +107,28 @@ def remove_output(library: FunctionLibrary, entry: Entry, name: str) -> None:
                 f"'{entry.key}', and {reading} read it; rewire these first"
             )
     rebuilds = {}
-    for caller in found.callers:
+    for caller in family.callers:
         same = write_back.same_ends(caller)
-        kept = [o for o in same.outputs if o.old != index]
-        rebuilds[caller.op] = Rebuild(same.inputs, kept)
+        outputs = [o for o in same.outputs if o.old != index]
+        rebuilds[caller.op] = Rebuild(same.inputs, outputs)
     with library.writing():
-        for member in found.entries:
+        for member in family.entries:
             member.opened().drop_output(index)
-        write_back.write(library, found.entries, rebuilds)
+        write_back.write(library, family.entries, rebuilds)
 
 
 def _family_of_results(library: FunctionLibrary, entry: Entry, instead: str) -> Family:
     """Return the functions whose results change together, all of them open."""
-    found = write_back.family(library, entry)
-    for caller in found.callers:
+    family = write_back.family(library, entry)
+    for caller in family.callers:
         if caller.is_loop:
             raise ModelError(
                 f"'{caller.op.name}' ({caller.op.type}) calls function '{entry.key}': "
                 f"the outputs of a loop's body are its inputs; use {instead}"
             )
-    for member in found.entries:
+    for member in family.entries:
         library.open(member)
-    return found
+    return family
 
 
 def _keys(found: Family, caller: Caller) -> list[str]:
@@ -133,23 +137,23 @@ def _keys(found: Family, caller: Caller) -> list[str]:
 
 def _check_branches(found: Family, given: Mapping[str, Tensor]) -> None:
     """Raise unless each branch has its own tensor for an output, all of one dtype."""
-    known = [member.key for member in found.entries]
-    missing = [key for key in known if key not in given]
+    branch_keys = [member.key for member in found.entries]
+    missing = [key for key in branch_keys if key not in given]
     if missing:
         raise ModelError(
             f"the output must be given for all branches; {missing} lack it: pass "
-            "add_output(name, {function: tensor}) with " + _listed(known)
+            "add_output(name, {function: tensor}) with " + _listed(branch_keys)
         )
     for key in given:
-        if key not in known:
-            raise ModelError(f"'{key}' is none of the branches, {_listed(known)}")
-    first = given[known[0]]
+        if key not in branch_keys:
+            raise ModelError(f"'{key}' is none of the branches, {_listed(branch_keys)}")
+    first = given[branch_keys[0]]
     for member in found.entries:
         tensor = given[member.key]
         member.opened().require_own(tensor)
         if tensor.dtype != first.dtype:
             raise ModelError(
-                f"'{first.name}' of '{known[0]}' is {first.dtype.name}, and "
+                f"'{first.name}' of '{branch_keys[0]}' is {first.dtype.name}, and "
                 f"'{tensor.name}' of '{member.key}' is {tensor.dtype.name}; branches "
                 "return the same dtypes"
             )
@@ -241,22 +245,22 @@ def add_input(
     body = library.open(entry)
     if spec.name in body.inputs:
         raise ModelError(f"function '{entry.key}' has an input '{spec.name}' already")
-    found = write_back.family(library, entry)
-    write_back.check_loops(found)
+    family = write_back.family(library, entry)
+    write_back.check_loops(family)
     with library.writing():
-        for member in found.entries:
+        for member in family.entries:
             library.open(member)
-        values = [value_for(caller, value, spec) for caller in found.callers]
+        values = [value_for(caller, value, spec) for caller in family.callers]
         passed = {
             caller.op: in_graph(caller.op.graph, v, spec.name)
-            for caller, v in zip(found.callers, values, strict=True)
+            for caller, v in zip(family.callers, values, strict=True)
         }
-        for member in found.entries:
+        for member in family.entries:
             write_back.add_argument(
-                found, member, spec.name, spec, next(iter(passed.values()))
+                family, member, spec.name, spec, next(iter(passed.values()))
             )
         write_back.write(
-            library, found.entries, write_back.with_argument(found, passed)
+            library, family.entries, write_back.with_argument(family, passed)
         )
         write_back.take_all_captures(library)
     return body.inputs[spec.name]
@@ -270,30 +274,30 @@ def remove_input(library: FunctionLibrary, entry: Entry, name: str) -> None:
             f"function '{entry.key}' has no input '{name}'; it has {list(body.inputs)}"
         )
     index = list(body.inputs).index(name)
-    found = write_back.family(library, entry)
-    write_back.check_loops(found)
-    for member in found.entries:
+    family = write_back.family(library, entry)
+    write_back.check_loops(family)
+    for member in family.entries:
         target = library.open(member)
-        readers = readers_of(target, index, bool(found.loops_around(member)))
+        readers = readers_of(target, index, bool(family.loops_around(member)))
         if readers:
             raise ModelError(
                 f"input '{list(target.inputs)[index]}' of function '{member.key}' is "
                 f"still read by {readers}; rewire these first"
             )
     rebuilds = {}
-    for caller in found.callers:
+    for caller in family.callers:
         place = index + caller.first_argument
         same = write_back.same_ends(caller)
         inputs = [t for i, t in enumerate(same.inputs) if i != place]
-        if found.returns_argument(caller):
+        if family.returns_argument(caller):
             # The variable never changes: what comes out is what goes in.
             outputs = [o for o in same.outputs if o.old != index]
             rebuilds[caller.op] = Rebuild(inputs, outputs, {index: same.inputs[place]})
         else:
             rebuilds[caller.op] = Rebuild(inputs, same.outputs)
     with library.writing():
-        for member in found.entries:
+        for member in family.entries:
             member.opened().drop_input(index)
-            if found.loops_around(member):
+            if family.loops_around(member):
                 member.opened().drop_output(index)
-        write_back.write(library, found.entries, rebuilds)
+        write_back.write(library, family.entries, rebuilds)

@@ -184,9 +184,9 @@ def _set_types(node: Any, caller: Caller, rebuild: Rebuild) -> None:
         _set_list(node, "Tout", "type", types_out)
     # Reading an attribute that is not there would make one.
     if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
-        known = list(node.attr["output_shapes"].list.shape)
+        old_shapes = list(node.attr["output_shapes"].list.shape)
         shapes = [
-            o.like.shape.as_proto() if o.old is None else known[o.old]
+            o.like.shape.as_proto() if o.old is None else old_shapes[o.old]
             for o in rebuild.outputs
         ]
         _set_list(node, "output_shapes", "shape", shapes)
@@ -316,22 +316,22 @@ def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
     if captured:
         library.holdings.add_variables(functions.seen_variables(body.live))
     for name, inside in captured.items():
-        found = family(library, entry)
-        check_loops(found)
+        entry_family = family(library, entry)
+        check_loops(entry_family)
         outside = body.forget_capture(inside)
-        graphs = {caller.op: caller.op.graph for caller in found.callers}
+        graphs = {caller.op: caller.op.graph for caller in entry_family.callers}
         passed = {
             op: functions.stand_in_for(g, outside, name) for op, g in graphs.items()
         }
-        for member in found.entries:
+        for member in entry_family.entries:
             if member is not entry:
                 library.open(member)
-                add_argument(found, member, name, inside, inside)
+                add_argument(entry_family, member, name, inside, inside)
                 continue
             body.take_input(name, inside)
-            if found.loops_around(member):
+            if entry_family.loops_around(member):
                 body.take_output(fresh_name(set(body.outputs), name), inside)
-        write(library, found.entries, with_argument(found, passed))
+        write(library, entry_family.entries, with_argument(entry_family, passed))
 
 
 def add_argument(

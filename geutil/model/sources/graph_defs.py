@@ -47,14 +47,14 @@ def with_placeholders(program: Program, what: str) -> Program:
     graph_def = type(program.graph_def)()
     graph_def.CopyFrom(program.graph_def)
     program = replace(program, graph_def=graph_def)
-    taken = set(nodes)
+    node_names = set(nodes)
     stand_ins = {}
     for name, spec in _specs(graph_def, fed, what).items():
         node = graph_def.node.add(op="Placeholder")
-        node.name = programs.fresh_name(taken, programs.legal_name(name))
+        node.name = programs.fresh_name(node_names, programs.legal_name(name))
         node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
-        taken.add(node.name)
+        node_names.add(node.name)
         stand_ins[fed[name]] = f"{node.name}:0"
     programs.redirect(program, stand_ins)
     program.inputs = {
@@ -105,10 +105,12 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
     named: dict[str, str] = {}
     for public, name in pairs:
         if programs.node_of(name) not in nodes or name.startswith("^"):
-            known = _placeholders(graph_def) if kind == "input" else _results(graph_def)
+            end_names = (
+                _placeholders(graph_def) if kind == "input" else _results(graph_def)
+            )
             raise ModelError(
                 f"{what} has no {kind} '{name}': there is no op of that name; its "
-                f"{'placeholders' if kind == 'input' else 'ends'} are {known[:20]}"
+                f"{'placeholders' if kind == 'input' else 'ends'} are {end_names[:20]}"
             )
         if kind == "input" and programs.canonical(name) in named.values():
             raise ModelError(f"two inputs of {what} are '{name}'; name it once")
@@ -222,8 +224,8 @@ def _needed(
     tensors = [t for _, outputs in ends for t in outputs.values()]
     nodes = programs.nodes_by_name(graph_def)
     # An output that is not there is told of later.
-    known = [name for name in map(programs.node_of, tensors) if name in nodes]
-    return {node.name for node in programs.nodes_behind(graph_def, known)}
+    end_names = [name for name in map(programs.node_of, tensors) if name in nodes]
+    return {node.name for node in programs.nodes_behind(graph_def, end_names)}
 
 
 def _table(
@@ -246,8 +248,8 @@ def _variable(
     facts: Mapping[str, VariableFacts],
     value_of: Callable[[str, Any], np.ndarray[Any, Any] | None],
 ) -> tf.Variable:
-    known = facts.get(node.name)
-    trainable = known.trainable if known is not None else True
+    node_facts = facts.get(node.name)
+    trainable = node_facts.trainable if node_facts is not None else True
     value = value_of(node.name, node)
     shape = tf.TensorShape(node.attr["shape"].shape)
     dtype = tf.as_dtype(node.attr["dtype"].type)
@@ -285,9 +287,9 @@ def values_in_session(
 
 
 def _graph_variables(graph: Graph) -> Iterable[tf.Variable]:
-    seen: dict[int, tf.Variable] = {}
+    variable_by_id: dict[int, tf.Variable] = {}
     for key in sorted(graph.get_all_collection_keys(), key=str):
         for element in graph.get_collection(key):
             if isinstance(element, tf.Variable):
-                seen[id(element)] = element
-    return seen.values()
+                variable_by_id[id(element)] = element
+    return variable_by_id.values()

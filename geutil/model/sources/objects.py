@@ -46,8 +46,8 @@ def ordered(
     go last, by name.
     """
     rest = {id(v.handle): v for v in variables}
-    found = [rest.pop(id(t)) for t in captured if id(t) in rest]
-    return [*found, *sorted(rest.values(), key=lambda v: str(v.name))]
+    captured_variables = [rest.pop(id(t)) for t in captured if id(t) in rest]
+    return [*captured_variables, *sorted(rest.values(), key=lambda v: str(v.name))]
 
 
 def program_of_function(function: Any) -> Program:
@@ -204,13 +204,13 @@ def is_keras_model(source: Any) -> bool:
 def weights_of(model: Any) -> list[KerasWeight]:
     """Return what a Keras model lists as its variables."""
     trained = {id(v) for v in model.trainable_variables}
-    found = []
+    weights = []
     for v in model.variables:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
         is_plain = isinstance(v, tf.Variable)
         name = v.name.partition(":")[0] if is_plain else v.path
-        found.append(KerasWeight(v if is_plain else v.value, name, id(v) in trained))
-    return found
+        weights.append(KerasWeight(v if is_plain else v.value, name, id(v) in trained))
+    return weights
 
 
 def load_keras_file(path: Path) -> Any:
@@ -343,23 +343,24 @@ class Source:
             ModelError: there is none of that name; or none is asked for and there are
                 several without a `serving_default`, or none at all.
         """
-        known = sorted(self.signatures)
+        signature_names = sorted(self.signatures)
         if signature is not None:
             if signature not in self.signatures:
                 raise ModelError(
-                    f"{self.what} has no signature '{signature}'; it has {known}"
+                    f"{self.what} has no signature '{signature}'; it has "
+                    f"{signature_names}"
                 )
             return signature
         if DEFAULT_SIGNATURE in self.signatures:
             return DEFAULT_SIGNATURE
-        if len(known) == 1:
-            return known[0]
-        if not known:
+        if len(signature_names) == 1:
+            return signature_names[0]
+        if not signature_names:
             raise ModelError(
                 f"{self.what} has no signatures; load it with tf.saved_model.load and "
                 "pass one of its functions"
             )
         raise ModelError(
             f"{self.what} has several signatures and no '{DEFAULT_SIGNATURE}'; pass "
-            f"signature= as one of {known}"
+            f"signature= as one of {signature_names}"
         )

@@ -142,8 +142,8 @@ def _checkpoint_values(
 
     def value_of(name: str, node: Any) -> np.ndarray[Any, Any] | None:
         """Return the value of a variable, or None if the checkpoint has none."""
-        known = facts.get(name)
-        key = known.key if known is not None else name
+        node_facts = facts.get(name)
+        key = node_facts.key if node_facts is not None else name
         if not reader.has_tensor(key):
             return None
         try:
@@ -153,9 +153,9 @@ def _checkpoint_values(
                 f"variable '{key}' of {what} cannot be read: {error}"
             ) from error
         # The parts of a partitioned variable are one entry of the checkpoint.
-        if known is not None and known.offset is not None:
+        if node_facts is not None and node_facts.offset is not None:
             shape = [d.size for d in node.attr["shape"].shape.dim]
-            pairs = zip(known.offset, shape, strict=True)
+            pairs = zip(node_facts.offset, shape, strict=True)
             value = value[tuple(slice(o, o + size) for o, size in pairs)]
         return value
 

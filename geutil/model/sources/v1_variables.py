@@ -166,8 +166,8 @@ def with_resource_variables(graph_def: Any) -> None:
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
         return
-    through = _variable_behind(graph_def, variables)
-    taken = {node.name for node in graph_def.node}
+    variable_by_node = _variable_behind(graph_def, variables)
+    node_names = {node.name for node in graph_def.node}
     added: list[Any] = []
     reads: dict[str, str] = {}
     for node in list(graph_def.node):
@@ -175,7 +175,7 @@ def with_resource_variables(graph_def: Any) -> None:
             continue
         kind = node.op
         for index, text in enumerate(node.input):
-            variable = through.get(programs.node_of(text))
+            variable = variable_by_node.get(programs.node_of(text))
             if variable is None or text.startswith("^"):
                 continue
             if kind in _ASSIGNMENTS and index == 0:
@@ -189,9 +189,9 @@ def with_resource_variables(graph_def: Any) -> None:
             else:
                 if text not in reads:
                     reads[text] = programs.fresh_name(
-                        taken, f"{programs.node_of(text)}/geutil_read"
+                        node_names, f"{programs.node_of(text)}/geutil_read"
                     )
-                    taken.add(reads[text])
+                    node_names.add(reads[text])
                     read = _new_read(reads[text], variables[variable])
                     _as_read(
                         read, variable, variables[variable], programs.node_of(text)

@@ -122,13 +122,15 @@ def _left(
         if norm.name not in turned.fused and not options.keeps(norm.name)
     ]
     claimed = {**turned.updates, **turned.kept_updates}
-    known = (
+    claimed_averages = (
         a for group in averages.values() for a in group if a.update.name in claimed
     )
     faults += [
         f"'{update.name}' moves a variable towards '{tensor.name}', which outputs are "
         "computed from and which is no statistic of a batch norm that geutil knows"
-        for update, tensor in moving_averages.unknown_averages(parts.graph, live, known)
+        for update, tensor in moving_averages.unknown_averages(
+            parts.graph, live, claimed_averages
+        )
         if not options.keeps(update.name)
     ]
     return faults
@@ -144,21 +146,21 @@ def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchMoments]]:
 def _by_statistic(
     averages: Iterable[MovingVariable],
 ) -> MutableIdentityMap[list[MovingVariable]]:
-    found: MutableIdentityMap[list[MovingVariable]] = MutableIdentityMap()
+    averages_of: MutableIdentityMap[list[MovingVariable]] = MutableIdentityMap()
     for average in averages:
-        if average.statistic not in found:
-            found[average.statistic] = []
-        found[average.statistic].append(average)
-    return found
+        if average.statistic not in averages_of:
+            averages_of[average.statistic] = []
+        averages_of[average.statistic].append(average)
+    return averages_of
 
 
 def _check_names(options: StripOptions, norms: list[BatchMoments]) -> None:
-    known = [norm.name for norm in norms]
+    norm_names = [norm.name for norm in norms]
     for name in options.statistics:
-        if name not in known:
+        if name not in norm_names:
             raise ModelError(
                 f"statistics: '{name}' is no batch norm in training mode; these are: "
-                f"{known}"
+                f"{norm_names}"
             )
 
 
@@ -179,15 +181,15 @@ def _sources(
     variable_names: Mapping[int, str],
 ) -> tuple[_Source, _Source] | str:
     """Return where mean and variance come from at inference, or why it is unknown."""
-    given = options.statistics.get(norm.name)
-    if given is not None:
+    variables = options.statistics.get(norm.name)
+    if variables is not None:
         with creation.neutral(parts.graph):
             mean, variance = (
                 _Source(
                     variable_names[id(v.handle)],
                     tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype),
                 )
-                for v in given
+                for v in variables
             )
         return mean, variance
     sources = []

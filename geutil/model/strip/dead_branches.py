@@ -105,10 +105,10 @@ def _named(
     for name, value in switches.items():
         node = node_of(program.inputs.get(name, name))
         if node not in nodes or nodes[node].op not in _PLACEHOLDERS:
-            known = [n for n in nodes if nodes[n].op in _PLACEHOLDERS]
+            names = [n for n in nodes if nodes[n].op in _PLACEHOLDERS]
             raise ModelError(
                 f"there is no input or placeholder '{name}' to switch; there are "
-                f"{[*program.inputs, *(n for n in known if n not in program.inputs)]}"
+                f"{[*program.inputs, *(n for n in names if n not in program.inputs)]}"
             )
         values[node] = (_input_of(program, node) or name, value)
     return values

@@ -58,7 +58,7 @@ class StripOptions:
 
     def keeps(self, name: str) -> bool:
         """Tell whether an op of that name stays as it is."""
-        return any(name == kept or name.startswith(f"{kept}/") for kept in self.keep)
+        return any(name == scope or name.startswith(f"{scope}/") for scope in self.keep)
 
 
 def checked_options(
@@ -72,12 +72,12 @@ def checked_options(
     Raises:
         ModelError: a name is not in the model.
     """
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    kept_names = (keep,) if isinstance(keep, str) else tuple(keep)
     options = StripOptions(
-        dict(switches or {}), _variables(model, statistics or {}), kept
+        dict(switches or {}), _variables(model, statistics or {}), kept_names
     )
     names = [op.name for op in model.graph.get_operations()]
-    for name in kept:
+    for name in kept_names:
         if not any(n == name or n.startswith(f"{name}/") for n in names):
             raise ModelError(f"keep: {model!r} has no op or name scope '{name}'")
     return options
@@ -86,7 +86,7 @@ def checked_options(
 def _variables(
     model: EditableModel, statistics: Mapping[str, tuple[str, str]]
 ) -> dict[str, tuple[tf.Variable, tf.Variable]]:
-    found = {}
+    variables_by_norm = {}
     for norm, names in statistics.items():
         for name in names:
             if name not in model.variables:
@@ -95,5 +95,5 @@ def _variables(
                     f"has {list(model.variables)[:20]}"
                 )
         mean, variance = names
-        found[norm] = (model.variables[mean], model.variables[variance])
-    return found
+        variables_by_norm[norm] = (model.variables[mean], model.variables[variance])
+    return variables_by_norm

@@ -78,14 +78,14 @@ def _as_no_op(node: Any) -> None:
 def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
     """Return the nodes that the values of nodes depend on."""
     waiting = list(names)
-    found = set(waiting)
+    needed_names = set(waiting)
     while waiting:
         for text in nodes[waiting.pop()].input:
             before = programs.node_of(text)
-            if text[0] != "^" and before not in found:
-                found.add(before)
+            if text[0] != "^" and before not in needed_names:
+                needed_names.add(before)
                 waiting.append(before)
-    return found
+    return needed_names
 
 
 def _of_types(graph_def: Any, types: frozenset[str]) -> list[str]:
@@ -193,9 +193,9 @@ class EffectKinds:
         while waiting:
             name = waiting.pop()
             for caller in callers.get(name, ()):
-                known = len(self._inside[caller])
+                kind_count = len(self._inside[caller])
                 self._inside[caller].update(self._inside[name])
-                if len(self._inside[caller]) > known:
+                if len(self._inside[caller]) > kind_count:
                     waiting.append(caller)
 
     def called(self, node: Any) -> list[str]:
@@ -313,14 +313,14 @@ class _Decider:
 
     def _judge(self, node: Any, kinds: tuple[Kind, ...]) -> None:
         """Drop a node with an effect, keep it, or let it be pending."""
-        name, known = node.name, self._known
+        name, known_effects = node.name, self._known
         kind = "diagnostic" if kinds == ("diagnostic",) else "side effect"
         if self._options.keeps(name):
             self._keep(name, kind, "it is in keep")
-        elif name in known.kept:
-            self._keep(name, kind, known.kept[name])
-        elif name in known.dropped:
-            self._drop(name, kind, known.dropped[name])
+        elif name in known_effects.kept:
+            self._keep(name, kind, known_effects.kept[name])
+        elif name in known_effects.dropped:
+            self._drop(name, kind, known_effects.dropped[name])
         elif name in self._needed:
             if kinds == ("other",):
                 # It computes something, and nothing tells that it serves training.

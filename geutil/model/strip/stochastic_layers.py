@@ -105,10 +105,10 @@ def _unfit_alpha(match: Match) -> str | None:
         return "its constants are no scalars"
     rate, p, one, a, b = map(float, values)
     # Klambauer et al., Self-Normalizing Neural Networks, 2017, section 2.
-    wanted = 1.0 / math.sqrt((1.0 - rate) * (1.0 + rate * p * p)) if rate < 1 else 0.0
+    scale = 1.0 / math.sqrt((1.0 - rate) * (1.0 + rate * p * p)) if rate < 1 else 0.0
     close = all(
         math.isclose(x, y, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-        for x, y in ((one, 1.0), (a, wanted), (b, -wanted * p * rate))
+        for x, y in ((one, 1.0), (a, scale), (b, -scale * p * rate))
     )
     if not close:
         return f"{a:g} and {b:g} do not balance a rate of {rate:g}"
@@ -144,8 +144,8 @@ def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
     """
     check = Rule(Op(PASSING, Any("x"), ...), lambda match: match["x"], name=_CHECK)
     rules = (dropout_removal(), noise_removal(), check)
-    kept = [op for op in parts.graph.get_operations() if options.keeps(op.name)]
-    report = rewrite(parts.graph, rules, keep=[*keep_of(parts), *kept])
+    retained_ops = [op for op in parts.graph.get_operations() if options.keeps(op.name)]
+    report = rewrite(parts.graph, rules, keep=[*keep_of(parts), *retained_ops])
     bypassed = Bypassed(generators=_generators(parts, report))
     for done in report.rewritten:
         reason = "what it gets passes through unchanged"

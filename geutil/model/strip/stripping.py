@@ -30,12 +30,12 @@ def candidates_in_bodies(graph_def: Any) -> list[Stripped]:
     kinds = EffectKinds(functions)
     entries = []
     for node in graph_def.node:
-        found = list(_found(node, functions, kinds))
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        labels = list(_found(node, functions, kinds))
+        if labels:
+            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
             reason = (
-                f"its functions hold {', '.join(found[:_SHOWN])}{more}; bodies are not "
-                "stripped: edit them, or trace the function for inference"
+                f"its functions hold {', '.join(labels[:_SHOWN])}{more}; bodies are "
+                "not stripped: edit them, or trace the function for inference"
             )
             entries.append(Stripped("kept", "body", node.name, reason))
     return entries
@@ -92,8 +92,8 @@ def strip_training(
     entries += [*turned.entries, *bypassed.entries]
     program = program_of_parts(parts)
     batch_norm_inference.write_fused(program.graph_def, turned.fused)
-    known = _known(model, parts, names, turned, bypassed)
-    decision = side_effects.decide_effects(program, options, known)
+    known_effects = _known(model, parts, names, turned, bypassed)
+    decision = side_effects.decide_effects(program, options, known_effects)
     named = {entry.name for entry in entries}
     entries += [entry for entry in decision.entries if entry.name not in named]
     if any(entry.action != "kept" for entry in entries):
@@ -105,9 +105,11 @@ def strip_training(
     entries += random_ops(needed)
     entries += candidates_in_bodies(needed)
     entries += _unread_variables(model, program)
-    gone = {entry.name for entry in entries if entry.kind == "variable"}
-    kept = {n: v for n, v in model.variables.items() if n not in gone}
-    result = model.derived(program, holdings=replace(model.holdings, variables=kept))
+    removed_names = {entry.name for entry in entries if entry.kind == "variable"}
+    variables = {n: v for n, v in model.variables.items() if n not in removed_names}
+    result = model.derived(
+        program, holdings=replace(model.holdings, variables=variables)
+    )
     result.strip_report = StripReport(tuple(entries), _dropped(original, needed))
     return result
 
@@ -118,10 +120,10 @@ def _without_switches(
     program = replace(original, inputs=dict(original.inputs))
     program.graph_def = type(original.graph_def)()
     program.graph_def.CopyFrom(original.graph_def)
-    found = dead_branches.set_switches(program, options)
-    if not found.nodes:
-        return program, found.entries
-    return dead_branches.folded(program, found.nodes, what), found.entries
+    switches = dead_branches.set_switches(program, options)
+    if not switches.nodes:
+        return program, switches.entries
+    return dead_branches.folded(program, switches.nodes, what), switches.entries
 
 
 def _known(

@@ -240,10 +240,10 @@ def calibrate(
           dense/act_quant      -1 to 3
     """
     sites = _sites(model)
-    known = (BEST, *METHODS)
-    if method not in known:
+    methods = (BEST, *METHODS)
+    if method not in methods:
         raise QuantizeError(
-            f"there is no method '{method}'; the methods are {', '.join(known)}"
+            f"there is no method '{method}'; the methods are {', '.join(methods)}"
         )
     weights = [site for site in sites if site.is_weights]
     others = [site for site in sites if not site.is_weights]
@@ -251,14 +251,14 @@ def calibrate(
     collection = Collection(model, others, method, settings)
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
         collection.add(sample)
-    chosen, found, noise = collection.chosen()
+    chosen_method, range_by_name, noise = collection.chosen()
     # Whatever a mask is added to is below all else then.
-    widths = [high - low for low, high in found.values()]
-    found |= _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
+    widths = [high - low for low, high in range_by_name.values()]
+    range_by_name |= _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
     for site in sites:
-        site.set(found[site.name])
-    ranges = {s.name: found[s.name] for s in sites}
-    return CalibrationReport(ranges, collection.count, chosen, noise)
+        site.set(range_by_name[site.name])
+    ranges = {s.name: range_by_name[s.name] for s in sites}
+    return CalibrationReport(ranges, collection.count, chosen_method, noise)
 
 
 def _sites(model: Any) -> list[RangeSite]:
@@ -279,13 +279,13 @@ def _sites(model: Any) -> list[RangeSite]:
 
 def _ranges_of_weights(sites: Sequence[RangeSite], reach: float) -> dict[str, Range]:
     """Return the ranges of weights; infinities in them lie so far away."""
-    found = iter(
+    weight_values = iter(
         partial_copy.values_of([t for site in sites for t in site.tensors], unquantized)
     )
     ranges = {}
     for site in sites:
         parts = [
-            range_variables.range_of(_within(next(found), reach), site.form)
+            range_variables.range_of(_within(next(weight_values), reach), site.form)
             for _ in site.tensors
         ]
         ranges[site.name] = Range(

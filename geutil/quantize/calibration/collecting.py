@@ -46,11 +46,11 @@ class Finiteness:
         read = {t.op for op in self._network.ops for t in op.inputs}
         ops = topological_sort({*self._network.ops, *read})
         floats = {op: _floats(op) for op in ops if unquantized(op) is None}
-        return {op: made for op, made in floats.items() if made}
+        return {op: tensors for op, tensors in floats.items() if tensors}
 
     @cached_property
     def _probe(self) -> Probe:
-        groups = {op.name: made for op, made in self._looked_at.items()}
+        groups = {op.name: tensors for op, tensors in self._looked_at.items()}
         return Probe(self._model.graph, self._model.inputs, groups, _look)
 
     def culprit(self, sample: Mapping[str, Any]) -> Operation | None:
@@ -61,13 +61,17 @@ class Finiteness:
 
         Cost: one run that looks at every tensor.
         """
-        seen = self._probe.run(sample)
+        measurements = self._probe.run(sample)
         masking: set[Operation] = set()
         for op in self._looked_at:
-            found = seen.get(op.name)
-            if found is None or found["finite"] or op not in self._network.place:
+            measurement = measurements.get(op.name)
+            if (
+                measurement is None
+                or measurement["finite"]
+                or op not in self._network.place
+            ):
                 continue
-            if found["nan"] or not self._is_masked(op, seen, masking):
+            if measurement["nan"] or not self._is_masked(op, measurements, masking):
                 return op
             masking.add(op)
         return None
@@ -81,8 +85,8 @@ class Finiteness:
         return bool(infinite) and all(o in masking for o in data)
 
     def _finite(self, tensor: Tensor, seen: Mapping[str, Any]) -> bool:
-        found = seen.get(tensor.op.name)
-        return found is None or bool(found["finite"])
+        measurement = seen.get(tensor.op.name)
+        return measurement is None or bool(measurement["finite"])
 
 
 def _floats(op: Operation) -> list[Tensor]:
@@ -118,7 +122,7 @@ def measured(
     counted = tf.where(is_finite & ~is_below, values, 0.0)
     low = tf.minimum(tf.reduce_min(counted), 0.0)
     high = tf.maximum(tf.reduce_max(counted), 0.0)
-    found = {
+    statistics = {
         "low": low,
         "high": high,
         "finite": tf.reduce_all(is_finite),
@@ -128,9 +132,9 @@ def measured(
         others = tf.boolean_mask(counted, counted != 0.0)
         # A width of zero cannot be divided by.
         ends = tf.stack([low, tf.where(high > low, high, low + 1.0)])
-        found["counts"] = tf.histogram_fixed_width(others, ends, bins)
-        found["zeros"] = tf.math.count_nonzero(values == 0.0)
-    return found
+        statistics["counts"] = tf.histogram_fixed_width(others, ends, bins)
+        statistics["zeros"] = tf.math.count_nonzero(values == 0.0)
+    return statistics
 
 
 Array = np.ndarray[Any, Any]
@@ -187,9 +191,11 @@ class RangeTrials:
         replace = frozen(_values(sites, ranges))
         graph, inputs = self._model.graph, self._model.inputs
         probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
-        found = [list(probe.run(sample)[""].values()) for sample in self._samples]
+        quantized_results = [
+            list(probe.run(sample)[""].values()) for sample in self._samples
+        ]
         pairs = [
-            (_joined(self._exact, index), _joined(found, index))
+            (_joined(self._exact, index), _joined(quantized_results, index))
             for index, t in enumerate(outputs)
             if t.dtype.is_floating
         ]
@@ -201,8 +207,8 @@ def noise_share(exact: Array, found: Array) -> float:
 
     Values that are not finite do not count. Without variance it is 0.
     """
-    counted = np.isfinite(exact)
-    exact, found = (v[counted].astype(np.float64) for v in (exact, found))
+    is_finite = np.isfinite(exact)
+    exact, found = (v[is_finite].astype(np.float64) for v in (exact, found))
     variance = exact.var() if exact.size else 0.0
     return float(((found - exact) ** 2).mean() / variance) if variance else 0.0
 
@@ -295,18 +301,18 @@ class Collection:
 
         Cost: one run; where results are not finite, another one.
         """
-        seen = self._probe.run(sample)
-        results = list(seen.get("", {}).values())
-        self._check_finite(sample, seen, results)
+        measurements = self._probe.run(sample)
+        results = list(measurements.get("", {}).values())
+        self._check_finite(sample, measurements, results)
         for site in self._sites:
-            found = seen.get(site.name)
-            if found is None:
+            measurement = measurements.get(site.name)
+            if measurement is None:
                 continue
             self._unseen.pop(site.name, None)
-            if found["below"]:
+            if measurement["below"]:
                 self._masked.add(site.name)
             for observers in self._observers.values():
-                observers[site.name].add(found)
+                observers[site.name].add(measurement)
         if len(self._observers) > 1:
             self._trials.add(sample, results)
         self.count += 1
@@ -374,20 +380,20 @@ def _is_masked(site: RangeSite, model: Any) -> bool:
     """
     outputs = IdentitySet(model.outputs.values())
     waiting = list(dict.fromkeys(site.ops))
-    met = set(waiting)
-    found = False
+    visited = set(waiting)
+    has_softmax = False
     for op in waiting:
         if any(t in outputs for t in op.outputs):
             return False
         for reader in (r for t in op.outputs for r in t.consumers()):
             if reader.type == "Softmax":
-                found = True
-            elif reader.type in _HANDING_ON and reader not in met:
-                met.add(reader)
+                has_softmax = True
+            elif reader.type in _HANDING_ON and reader not in visited:
+                visited.add(reader)
                 waiting.append(reader)
             elif reader.type not in (*_HANDING_ON, *op_types.VALUE_BLIND):
                 return False
-    return found
+    return has_softmax
 
 
 def _feeds_softmax(site: RangeSite) -> bool:

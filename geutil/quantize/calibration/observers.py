@@ -139,16 +139,18 @@ def entropy_range(histogram: Histogram, bits: int) -> Range:
         sums = np.bincount(places, exact[inside])
         sizes = np.bincount(places, filled)
         with np.errstate(invalid="ignore", divide="ignore"):
-            told = np.where(filled, (sums / sizes)[places], 0.0)
-        return _divergence(clipped[inside], told)
+            quantized = np.where(filled, (sums / sizes)[places], 0.0)
+        return _divergence(clipped[inside], quantized)
 
     return _best(histogram, divergence)
 
 
 def _divergence(exact: Array, told: Array) -> float:
     p, q = exact / exact.sum(), told / max(told.sum(), 1e-300)
-    held = p > 0
-    return float((p[held] * np.log(p[held] / np.maximum(q[held], 1e-12))).sum())
+    support = p > 0
+    return float(
+        (p[support] * np.log(p[support] / np.maximum(q[support], 1e-12))).sum()
+    )
 
 
 def _best(histogram: Histogram, cost: Callable[[float, float], float]) -> Range:

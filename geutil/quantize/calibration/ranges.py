@@ -47,32 +47,34 @@ class Probe:
         results: Sequence[Tensor] = (),
     ) -> None:
         copy = PartialCopy(graph, inputs, replace or unquantized)
-        wanted = [*results, *(t for group in groups.values() for t in group)]
-        given = iter(copy.of(wanted))
-        made: dict[str, Tensor] = {}
+        tensors = [*results, *(t for group in groups.values() for t in group)]
+        copies = iter(copy.of(tensors))
+        outputs: dict[str, Tensor] = {}
         with creation.neutral(copy.graph):
             for index in range(len(results)):
                 # No name holds a line break, so `run` can tell group and key apart.
-                made[f"\n{index}"] = tf.identity(next(given))
+                outputs[f"\n{index}"] = tf.identity(next(copies))
             for name, group in groups.items():
-                measured = measure(name, [next(given) for _ in group])
+                measured = measure(name, [next(copies) for _ in group])
                 for key, tensor in measured.items():
-                    made[f"{name}\n{key}"] = tf.identity(tensor)
-        self._function = functions.build_function(copy.graph, copy.inputs, made, [], [])
+                    outputs[f"{name}\n{key}"] = tf.identity(tensor)
+        self._function = functions.build_function(
+            copy.graph, copy.inputs, outputs, [], []
+        )
 
     def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
         """Return for each group what was measured on a sample.
 
         Groups that lie in a branch of version 1 which is not taken are left out.
         """
-        found: dict[str, dict[str, Array]] = {}
+        values_by_group: dict[str, dict[str, Array]] = {}
         for name, value in functions.call_function(self._function, sample).items():
             group, _, key = name.partition("\n")
-            found.setdefault(group, {})[key] = value.numpy()
+            values_by_group.setdefault(group, {})[key] = value.numpy()
         # TensorFlow returns nothing at all for what did not run.
         return {
             group: values
-            for group, values in found.items()
+            for group, values in values_by_group.items()
             if not group or all(value.size for value in values.values())
         }
 
@@ -148,22 +150,22 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     )
     names = {id(v.handle): name for name, v in variables.items()}
     origins = Origins(graph)
-    found: dict[int, RangeSite] = {}
+    site_by_handle: dict[int, RangeSite] = {}
     for op in live_simulations(graph):
         if len(op.inputs) != 3:
             continue
         low, high = (outside.get(variable_behind(t)) for t in op.inputs[1:])
         if low is None or high is None:
             continue
-        site = found.get(id(low))
+        site = site_by_handle.get(id(low))
         if site is None:
             name = names.get(id(low), op.name).removesuffix(_ENDS)
             is_weights = origins.is_parameter(op.inputs[0])
             site = RangeSite(name, low, high, _format(op), is_weights)
             site.learnt = variables.get(f"{name}/{LEARNT}")
-            found[id(low)] = site
+            site_by_handle[id(low)] = site
         site.ops.append(op)
-    return list(found.values())
+    return list(site_by_handle.values())
 
 
 def live_simulations(graph: Graph) -> list[Operation]:
@@ -217,9 +219,9 @@ def frozen(values: Mapping[Operation, Array]) -> Replace:
     """Return what puts values in the place of ops, and leaves delays out."""
 
     def replace(op: Operation) -> Tensor | Array | None:
-        found = values.get(op)
-        if found is not None:
-            return found
+        value = values.get(op)
+        if value is not None:
+            return value
         return None if network.delayed_input(op) is None else op.inputs[1]
 
     return replace
@@ -229,11 +231,11 @@ def _values(graph: Graph, reads: list[Tensor]) -> dict[Operation, Array]:
     outside = MutableIdentityMap(
         (inside, ext) for ext, inside in functions.bindings(graph)
     )
-    found: dict[Operation, Array] = {}
+    value_by_op: dict[Operation, Array] = {}
     for read in reads:
         inside = variable_behind(read)
         handle = None if inside is None else outside.get(inside)
-        if handle is not None and read.op not in found:
+        if handle is not None and read.op not in value_by_op:
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=read.dtype)
-            found[read.op] = np.asarray(value.numpy())
-    return found
+            value_by_op[read.op] = np.asarray(value.numpy())
+    return value_by_op

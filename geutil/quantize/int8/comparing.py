@@ -147,13 +147,14 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
     for sample in batches(dataset, model.inputs):
         stored = runner.stored(sample)
         # As the file sees it: values between two steps may be rounded either way.
-        seen = runner.values(stored)
-        wanted = call_function(
-            function, {inputs[name]: tf.constant(x) for name, x in seen.items()}
+        rounded_inputs = runner.values(stored)
+        model_outputs = call_function(
+            function,
+            {inputs[name]: tf.constant(x) for name, x in rounded_inputs.items()},
         )
-        found = runner.run(stored)
+        file_outputs = runner.run(stored)
         for name, tally in tallies.items():
-            tally.add(wanted[outputs[name]].numpy(), found[name])
+            tally.add(model_outputs[outputs[name]].numpy(), file_outputs[name])
         samples += len(next(iter(sample.values()))) if sample else 1
     return Int8Comparison(
         tuple(tally.entry() for tally in tallies.values()),

@@ -111,11 +111,14 @@ def find_dilated(graph: Graph) -> list[Dilated]:
     Cost: linear in ops and edges; a few runs of what computes paddings, where sizes of
     images are not known.
     """
-    found_moved = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
-    moved = [each for each in found_moved if _is_computed_from_shapes(each)]
-    tried = [_moves(moved, size) for size in _TRIED_SIZES]
-    found = (_dilated(each, moves) for each, *moves in zip(moved, *tried, strict=True))
-    return [dilated for dilated in found if dilated is not None]
+    candidates = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
+    moved_convolutions = [each for each in candidates if _is_computed_from_shapes(each)]
+    moves_by_size = [_moves(moved_convolutions, size) for size in _TRIED_SIZES]
+    dilations = (
+        _dilated(each, moves)
+        for each, *moves in zip(moved_convolutions, *moves_by_size, strict=True)
+    )
+    return [dilated for dilated in dilations if dilated is not None]
 
 
 def _is_computed_from_shapes(each: Moved) -> bool:
@@ -178,7 +181,7 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
 
     Cost: linear in the ops of the graph.
     """
-    found: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    quotient_by_result: MutableIdentityMap[Tensor] = MutableIdentityMap()
     origins = Origins(graph)
     for op in graph.get_operations():
         divisor = DIVISIONS.get(op.type)
@@ -187,12 +190,12 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
         readers = op.outputs[0].consumers()
         if not any(reader.type in FAKE_QUANT for reader in readers):
             continue
-        found[op.outputs[0]] = quotient = _quotient(op, divisor)
+        quotient_by_result[op.outputs[0]] = quotient = _quotient(op, divisor)
         for reader in readers:
             for index, t in enumerate(reader.inputs):
                 if t is op.outputs[0]:
                     creation.set_new_input(reader, index, quotient)
-    return [found.get(t, t) for t in results]
+    return [quotient_by_result.get(t, t) for t in results]
 
 
 def with_fitting_comparisons(graph: Graph) -> None:
@@ -208,15 +211,17 @@ def with_fitting_comparisons(graph: Graph) -> None:
         if op.type not in COMPARISONS:
             continue
         sides = [_Side.of(t) for t in op.inputs]
-        known = [side for side in sides if side is not None]
-        if len(known) < len(sides) or not any(side.simulation for side in known):
+        known_sides = [side for side in sides if side is not None]
+        if len(known_sides) < len(sides) or not any(
+            side.simulation for side in known_sides
+        ):
             continue
-        largest = max(side.step for side in known)
+        largest = max(side.step for side in known_sides)
         if not 0 < largest < np.inf or _FINEST_COMPARED <= largest < 1:
             continue
         factor = 2.0 ** -(math.floor(math.log2(largest)) + 1)
         with tf.name_scope(f"{op.name}/scaled"):
-            scaled = [side.times(factor) for side in known]
+            scaled = [side.times(factor) for side in known_sides]
         for index, tensor in enumerate(scaled):
             creation.set_new_input(op, index, tensor)
 
@@ -250,10 +255,14 @@ class _Side:
         """Return a side of a comparison; None if it is not known how it is stored."""
         value = tf.get_static_value(tensor)
         if value is not None:
-            held = np.asarray(value)
-            if held.dtype != np.float32 or not held.size or not np.isfinite(held).all():
+            array = np.asarray(value)
+            if (
+                array.dtype != np.float32
+                or not array.size
+                or not np.isfinite(array).all()
+            ):
                 return None
-            low, high = with_zero(held.min(), held.max())
+            low, high = with_zero(array.min(), array.max())
             return cls(tensor, None, (float(low), float(high)))
         op = _source(tensor).op
         ends = _fixed_range(op)
@@ -316,19 +325,19 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
 
     Cost: linear in ops and edges; one run of what biases depend on.
     """
-    found = _nudged_ranges(graph, constants)
+    new_values = _nudged_ranges(graph, constants)
     biases = list(_biases(graph))
     values = values_of([bias.tensor for bias in biases], constants.get)
     for bias, value in zip(biases, values, strict=True):
         if bias.layer.transposed and not value.any():
-            found[bias.tensor.op] = np.full_like(value, _NEXT_TO_ZERO)
+            new_values[bias.tensor.op] = np.full_like(value, _NEXT_TO_ZERO)
         elif _is_uniform(value):
-            found[bias.tensor.op] = _not_uniform(value)
-        _widen(bias.layer, value, constants, found)
-    _told_apart(graph, constants, found)
-    _kept(graph, constants, found)
-    found |= _divisors_of_one(graph, constants)
-    return found
+            new_values[bias.tensor.op] = _not_uniform(value)
+        _widen(bias.layer, value, constants, new_values)
+    _told_apart(graph, constants, new_values)
+    _kept(graph, constants, new_values)
+    new_values |= _divisors_of_one(graph, constants)
+    return new_values
 
 
 def nudge(node: Any, op: Operation) -> None:
@@ -340,7 +349,7 @@ def nudge(node: Any, op: Operation) -> None:
 
 
 def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
-    found: Values = {}
+    value_by_end: Values = {}
     for op in graph.get_operations():
         ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []
         # Symmetric ranges have their zero point at an integer.
@@ -348,8 +357,8 @@ def _nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values
             continue
         if all(end in constants for end in ends):
             nudged_ends = _nudged(op, *(constants[end] for end in ends))
-            found.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
-    return found
+            value_by_end.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
+    return value_by_end
 
 
 def _nudged(op: Operation, low: Any, high: Any) -> Range:
@@ -409,8 +418,8 @@ def _widen_equal(
 def _kept(graph: Graph, constants: Mapping[Operation, Array], found: Values) -> None:
     """Change parameters of sums and products that would be dropped."""
     simulations = list(_simulated_operands(graph, constants))
-    held = [op.inputs[0] for op, _ in simulations]
-    values = values_of(held, lambda op: found.get(op, constants.get(op)))
+    parameters = [op.inputs[0] for op, _ in simulations]
+    values = values_of(parameters, lambda op: found.get(op, constants.get(op)))
     for (op, neutral), value in zip(simulations, values, strict=True):
         if not value.size or not np.all(value == neutral):
             continue
@@ -453,8 +462,8 @@ def _simulated_operands(
             if simulation in seen or simulation.type != "FakeQuantWithMinMaxVars":
                 continue
             ends = [end.op for end in list(simulation.inputs)[1:]]
-            known = all(end in constants for end in ends)
-            if known and origins.is_parameter(simulation.inputs[0]):
+            has_known_ends = all(end in constants for end in ends)
+            if has_known_ends and origins.is_parameter(simulation.inputs[0]):
                 seen.add(simulation)
                 yield simulation, int(op.type in op_types.SCALINGS)
 

@@ -65,17 +65,17 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     if mend:
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
-    known, moves = frozen(values), converter_workarounds.left_out(dilated)
+    stand_in_of, moves = frozen(values), converter_workarounds.left_out(dilated)
 
     def replace(op: Operation) -> Tensor | Array | None:
         # The converter has no word for it.
         if op.type == "PlaceholderWithDefault":
             return op.inputs[0]
-        return moves[op] if op in moves else known(op)
+        return moves[op] if op in moves else stand_in_of(op)
 
     amend = _amendments(graph, dilated) if mend else None
     copy = PartialCopy(graph, model.inputs, replace, amend)
-    made = copy.of(list(model.outputs.values()))
+    output_tensors = copy.of(list(model.outputs.values()))
     inputs, outputs = (
         running.file_names(list(model.inputs)),
         running.file_names(list(model.outputs)),
@@ -86,12 +86,15 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     with creation.neutral(copy.graph):
         if mend:
             converter_workarounds.with_fitting_comparisons(copy.graph)
-            made = _parted(converter_workarounds.without_divisions(copy.graph, made))
+            output_tensors = _parted(
+                converter_workarounds.without_divisions(copy.graph, output_tensors)
+            )
         results = {
-            name: tf.identity(t) for name, t in zip(outputs.values(), made, strict=True)
+            name: tf.identity(t)
+            for name, t in zip(outputs.values(), output_tensors, strict=True)
         }
-    given = {inputs[name]: t for name, t in copy.inputs.items()}
-    return functions.build_function(copy.graph, given, results, [], variables)
+    input_tensors = {inputs[name]: t for name, t in copy.inputs.items()}
+    return functions.build_function(copy.graph, input_tensors, results, [], variables)
 
 
 def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -101,26 +104,28 @@ def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
     output becomes int8 (TensorFlow 2.21: "Tensor at index 0 was optional"). Those of
     two ranges are not the same, if only by a float32 rounding error.
     """
-    found: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    replacement_of: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for output in outputs:
-        if output in found:
+        if output in replacement_of:
             continue
-        found[output] = output
+        replacement_of[output] = output
         if output.op.type not in FAKE_QUANT:
             continue
         deciding = [op for op in output.consumers() if op.type in DECISIONS]
         in_float = any(op.type not in _IN_INT8 for op in output.consumers())
-        made = output.op.inputs[0]
-        shaped = [op for op in made.consumers() if op.type in op_types.VALUE_BLIND]
+        float_source = output.op.inputs[0]
+        shaped = [
+            op for op in float_source.consumers() if op.type in op_types.VALUE_BLIND
+        ]
         if shaped:
             # What makes it would be in float for them.
-            _read_instead(shaped, made, _twin(output, 1.0 + _ROUNDING))
+            _read_instead(shaped, float_source, _twin(output, 1.0 + _ROUNDING))
         if deciding:
             # In int8, but only by itself.
             _read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
         if in_float:
-            found[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
-    return [found[output] for output in outputs]
+            replacement_of[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
+    return [replacement_of[output] for output in outputs]
 
 
 def _read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:
@@ -134,8 +139,8 @@ def _twin(simulated: Tensor, wider: float) -> Tensor:
     """Return a tensor that is quantized once more, in a range that is hardly wider."""
     op = simulated.op
     _, *range_ = op.inputs
-    known = [tf.get_static_value(t) for t in range_]
-    low, high = known or (op.get_attr("min"), op.get_attr("max"))
+    static_ends = [tf.get_static_value(t) for t in range_]
+    low, high = static_ends or (op.get_attr("min"), op.get_attr("max"))
     bits, narrow = (op.get_attr(a) for a in ("num_bits", "narrow_range"))
     return tf.quantization.fake_quant_with_min_max_vars(
         simulated, low * wider, high * wider, bits, narrow
@@ -144,13 +149,13 @@ def _twin(simulated: Tensor, wider: float) -> Tensor:
 
 def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     by_op = {each.convolution: each for each in dilated}
-    taken = {op.name for op in graph.get_operations()}
+    op_names = {op.name for op in graph.get_operations()}
 
     def amend(node: Any, op: Operation) -> None:
         converter_workarounds.nudge(node, op)
         # The file has its name, and holds it for each tensor.
         scope, _, own = op.name.rpartition("/")
-        if own == op.type and op.type in FAKE_QUANT and scope not in taken:
+        if own == op.type and op.type in FAKE_QUANT and scope not in op_names:
             node.name = scope or op.name
         if op in by_op:
             by_op[op].amend(node)
@@ -199,7 +204,7 @@ def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) 
     """Tell whether all ops that an op of the file is named after are quantized."""
     parts = (part.partition(":")[0] for part in op.result.split(";"))
     # The converter numbers what it makes of one op, and `deployed` shortens names.
-    found = (
+    matches = (
         by_name.get(p)
         or by_name.get(p.rstrip(_DIGITS))
         or next(
@@ -207,9 +212,13 @@ def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) 
         )
         for p in parts
     )
-    named = [one for one in found if one is not None and not _is_range(one)]
+    named = [
+        graph_op
+        for graph_op in matches
+        if graph_op is not None and not _is_range(graph_op)
+    ]
     behind = [o.inputs[0].op if o.type in FAKE_QUANT else o for o in named]
-    return bool(behind) and all(one.name in promised for one in behind)
+    return bool(behind) and all(graph_op.name in promised for graph_op in behind)
 
 
 def _is_range(op: Operation) -> bool:

@@ -90,22 +90,22 @@ def cut_off(
 
     Cost: linear in the ops and edges between FakeQuant ops.
     """
-    found: dict[Operation, Array] = {}
-    known = dict(constants)
+    changed_ends: dict[Operation, Array] = {}
+    value_by_end = dict(constants)
     ops = adjacency.topological_sort(graph.get_operations())
     # Several FakeQuant ops may share a range; it changes for all of them.
-    sharing: dict[tuple[Operation, ...], list[Operation]] = {}
+    ops_by_ends: dict[tuple[Operation, ...], list[Operation]] = {}
     for op in ops:
-        if _Site.of(op, known) is not None:
-            sharing.setdefault(_ends(op), []).append(op)
+        if _Site.of(op, value_by_end) is not None:
+            ops_by_ends.setdefault(_ends(op), []).append(op)
     # What a sum is added to is cut off before the sum's own addends.
     for op in reversed(ops):
-        together = sharing.get(_ends(op), ())
-        if together and together[0] is op:
-            ends = _shortened(together, known)
-            found |= ends
-            known |= ends
-    return found
+        sharing_ops = ops_by_ends.get(_ends(op), ())
+        if sharing_ops and sharing_ops[0] is op:
+            ends = _shortened(sharing_ops, value_by_end)
+            changed_ends |= ends
+            value_by_end |= ends
+    return changed_ends
 
 
 def _ends(op: Operation) -> tuple[Operation, ...]:
@@ -194,21 +194,21 @@ def _readers(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:
 
     A move that nothing reads is an output, and counts as a reader.
     """
-    found = []
+    readers = []
     waiting = list(ops)
-    met = set(ops)
+    visited = set(ops)
     for op in waiting:
         for tensor in op.outputs:
             for reader in dict.fromkeys(tensor.consumers()):
                 moves = reader.type in _MOVES and reader.inputs[0] is tensor
                 if moves and reader.outputs[0].consumers():
-                    if reader not in met:
-                        met.add(reader)
+                    if reader not in visited:
+                        visited.add(reader)
                         waiting.append(reader)
                 elif reader.type not in op_types.VALUE_BLIND:
                     inputs = enumerate(reader.inputs)
-                    found += [(reader, place) for place, t in inputs if t is tensor]
-    return found
+                    readers += [(reader, place) for place, t in inputs if t is tensor]
+    return readers
 
 
 def _source(tensor: Tensor) -> Operation:

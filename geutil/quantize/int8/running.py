@@ -81,9 +81,9 @@ class Runner:
     def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name, as they are stored, for stored inputs."""
         names = file_names(list(self._inputs))
-        found = self._run(**{names[name]: stored[name] for name in names})
+        outputs = self._run(**{names[name]: stored[name] for name in names})
         names = file_names(list(self._outputs))
-        return {name: found[names[name]] for name in names}
+        return {name: outputs[names[name]] for name in names}
 
 
 def file_names(names: Sequence[str]) -> dict[str, str]:
@@ -94,18 +94,18 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
         >>> file_names(["image", "in", "a/b", "a_b"])
         {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
     """
-    found: dict[str, str] = {}
-    taken = {name for name in names if _is_callable(name)}
+    file_name_of: dict[str, str] = {}
+    used_names = {name for name in names if _is_callable(name)}
     for name in names:
         file_name = name
         if not _is_callable(name):
             base = re.sub(r"\W|^(?=\d)", "_", name)
             base = f"{base}_" if keyword.iskeyword(base) else base
-            endings = ("", *(f"_{number}" for number in range(1, len(taken) + 2)))
-            file_name = next(base + e for e in endings if base + e not in taken)
-            taken.add(file_name)
-        found[name] = file_name
-    return found
+            endings = ("", *(f"_{number}" for number in range(1, len(used_names) + 2)))
+            file_name = next(base + e for e in endings if base + e not in used_names)
+            used_names.add(file_name)
+        file_name_of[name] = file_name
+    return file_name_of
 
 
 def _is_callable(name: str) -> bool:
@@ -147,13 +147,14 @@ def _check_sums(ops: Iterable[FileOp]) -> None:
     for op in ops:
         if op.kind not in ("ADD", "SUB") or set(op.types) != {"INT8"}:
             continue
-        *added, made = op.steps
-        if max(added) >= _TOO_FAR * made:
+        *addend_steps, result_step = op.steps
+        if max(addend_steps) >= _TOO_FAR * result_step:
             raise QuantizeError(
                 f"TFLite would end the process: {op.kind} '{op.result}' adds in steps "
-                f"of {max(added):.2g} to a result in steps of {made:.2g}. Let the "
-                "model add smaller numbers, -1e4 for example in a mask of -1e9; or "
-                "leave what makes them float, with overrides={name: 'skip'}"
+                f"of {max(addend_steps):.2g} to a result in steps of "
+                f"{result_step:.2g}. Let the model add smaller numbers, -1e4 for "
+                "example in a mask of -1e9; or leave what makes them float, with "
+                "overrides={name: 'skip'}"
             )
 
 
@@ -178,13 +179,13 @@ def _ends(
     what: str, names: Sequence[str], details: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a file says of its inputs or outputs, by the names of the model."""
-    told = file_names(names)
-    if set(told.values()) != set(details):
+    file_name_of = file_names(names)
+    if set(file_name_of.values()) != set(details):
         raise QuantizeError(
             f"the model has the {what} {sorted(names)}, and the TFLite file "
             f"{sorted(details)}; {_OTHER}"
         )
-    return {name: details[told[name]] for name in names}
+    return {name: details[file_name_of[name]] for name in names}
 
 
 def _stored(value: Array, detail: Mapping[str, Any]) -> Array:

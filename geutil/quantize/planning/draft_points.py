@@ -227,17 +227,17 @@ def _take_in(group: RangeGroup, draft: Draft, name: str) -> None:
 
 
 def _names(drafts: Sequence[Draft]) -> list[str]:
-    wanted = [f"{_scope(draft.anchor)}{draft.slot}" for draft in drafts]
-    often = Counter(wanted)
+    base_names = [f"{_scope(draft.anchor)}{draft.slot}" for draft in drafts]
+    base_counts = Counter(base_names)
     names = [
-        f"{_bare(draft.anchor.name)}/{draft.slot}" if often[name] > 1 else name
-        for draft, name in zip(drafts, wanted, strict=True)
+        f"{_bare(draft.anchor.name)}/{draft.slot}" if base_counts[name] > 1 else name
+        for draft, name in zip(drafts, base_names, strict=True)
     ]
-    seen: Counter[str] = Counter()
+    earlier_counts: Counter[str] = Counter()
     for index, name in enumerate(names):
-        if seen[name]:
-            names[index] = f"{name}_{seen[name]}"
-        seen[name] += 1
+        if earlier_counts[name]:
+            names[index] = f"{name}_{earlier_counts[name]}"
+        earlier_counts[name] += 1
     return names
 
 

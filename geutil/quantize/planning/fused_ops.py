@@ -167,12 +167,12 @@ def find_composites(
     Cost: linear in ops and edges.
     """
     place = {op: index for index, op in enumerate(ops)}
-    found = (
+    candidates = (
         _ending_in(op, place, readers)
         for op in place
         if op.type in SCALINGS and op.inputs
     )
-    return [composite for composite in found if composite is not None]
+    return [composite for composite in candidates if composite is not None]
 
 
 def _ending_in(
@@ -224,8 +224,8 @@ def _name(group: list[Operation], source: Tensor) -> str:
             function: Any = _UNARY.get(op.type) or _BINARY[op.type]
             values[op.outputs[0]] = function(*operands)
     result = values[group[0].outputs[0]]
-    for name, wanted in _VALUES.items():
-        if any(np.allclose(result, w, rtol=0, atol=_NEAR) for w in wanted):
+    for name, expected_values in _VALUES.items():
+        if any(np.allclose(result, w, rtol=0, atol=_NEAR) for w in expected_values):
             return name
     return ""
 
@@ -256,17 +256,17 @@ class Chain:
     @property
     def inside(self) -> tuple[Tensor, ...]:
         """What the ops make on the way that has the shape of the result."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for op in reversed(self.ops[:-1]):
             (tensor,) = op.outputs
             if tensor.shape.rank is None or self.result.shape.rank is None:
                 break
             if tensor.shape.as_list() != self.result.shape.as_list():
                 break
-            found.append(tensor)
+            tensors.append(tensor)
             if _passes(op):
                 break
-        return tuple(found)
+        return tuple(tensors)
 
 
 def chain_from(
@@ -279,7 +279,7 @@ def chain_from(
         network: its network.
         may_take: tells whether an op may be taken in.
     """
-    taken = [op]
+    chain_ops = [op]
     passed: list[Operation] = []
     tensor, cursor = op.outputs[0], op.outputs[0]
     layer = network.layers.get(op)
@@ -295,18 +295,18 @@ def chain_from(
         if reader.type in FUSED_ACTIVATIONS:
             if not takes_activation:
                 break
-            taken += [*passed, reader]
+            chain_ops += [*passed, reader]
             return Chain(
-                tuple(taken), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
+                tuple(chain_ops), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
             )
         if takes_bias and _is_bias(reader, index, network):
             if not all(_leaves_channels(p, reader, index) for p in passed):
                 break
-            taken += [*passed, reader]
+            chain_ops += [*passed, reader]
             passed = []
             takes_bias, takes_activation = False, True
         elif takes_bias and _is_correction(reader, index, network):
-            taken += [*passed, reader]
+            chain_ops += [*passed, reader]
             passed = []
         elif op in network.layers and _may_stand_between(reader, op, network):
             # The converter moves a bias over some of these.
@@ -316,7 +316,7 @@ def chain_from(
         else:
             break
         tensor = cursor = reader.outputs[0]
-    return Chain(tuple(taken), tensor, "")
+    return Chain(tuple(chain_ops), tensor, "")
 
 
 def _passes(op: Operation) -> bool:
@@ -333,7 +333,10 @@ def _may_stand_between(op: Operation, layer: Operation, network: Network) -> boo
         return _passes(op)
     before = layer.inputs[0].op
     spread = before.inputs[0].op if before.type == "ExpandDims" else before
-    return any(moved.gathered is op for moved in find_moved([spread], network.live))
+    return any(
+        moved_convolution.gathered is op
+        for moved_convolution in find_moved([spread], network.live)
+    )
 
 
 def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
@@ -402,10 +405,14 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
     for op in ops:
         if op.type == "SpaceToBatchND" and not live.is_retired(op):
             # Folded for training, a layer runs twice on what is spread once.
-            found = [_moved_behind(op, reader, live) for reader in live.readers(op)]
-            moved = [m for m in found if m is not None and not _crops_data(m)]
-            if len(moved) == len(found):
-                yield from moved
+            candidates = [
+                _moved_behind(op, reader, live) for reader in live.readers(op)
+            ]
+            moved_convolutions = [
+                m for m in candidates if m is not None and not _crops_data(m)
+            ]
+            if len(moved_convolutions) == len(candidates):
+                yield from moved_convolutions
 
 
 def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
@@ -441,8 +448,8 @@ def _is_plain(op: Operation) -> bool:
         return False
     ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
     window = op.inputs[1].shape
-    known = window.rank == 4 and None not in window.as_list()[:2]
-    return ones and known and bool(op.get_attr("padding") == b"VALID")
+    has_known_size = window.rank == 4 and None not in window.as_list()[:2]
+    return ones and has_known_size and bool(op.get_attr("padding") == b"VALID")
 
 
 def _crops_data(moved: Moved) -> bool:

@@ -184,15 +184,15 @@ _NEWEST: dict[str, Kernel] = {
 
 def kernels_of(version: Version) -> dict[str, Kernel]:
     """Return the kernels of a TensorFlow, by the types of ops."""
-    found = {
+    kernel_by_type = {
         kind: kernel
         for kind, kernel in _NEWEST.items()
         if kind not in SINCE or SINCE[kind] <= version
     }
     if (2, 20) <= version < (2, 21):
         # Its converter wants to see what a BroadcastTo makes quantized, too.
-        found["BroadcastTo"] = KEEPING
-    return found
+        kernel_by_type["BroadcastTo"] = KEEPING
+    return kernel_by_type
 
 
 KERNELS = kernels_of(version_of(tf.__version__))

@@ -30,9 +30,9 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
     live = Liveness(tensor.graph)
     for reader in _readers(tensor, live):
         # Channels of several axes are brought together, and taken apart again.
-        found = _behind(reader, live) if reader.type == "Reshape" else reader
-        if found is not None and found.type in int8_kernels.FAKE_QUANT:
-            result = _reshaped_back(found, tensor, reader, live)
+        candidate = _behind(reader, live) if reader.type == "Reshape" else reader
+        if candidate is not None and candidate.type in int8_kernels.FAKE_QUANT:
+            result = _reshaped_back(candidate, tensor, reader, live)
             return _chosen(result, tensor, live)
     return None
 
@@ -226,12 +226,12 @@ class Network:
         self.origins = Origins(graph)
         self.live = Liveness(graph)
         self.results: IdentitySet = IdentitySet(results)
-        everything = adjacency.topological_sort(graph.get_operations())
-        needed = self._needed(everything)
-        self.ops = [op for op in everything if op in needed]
+        all_ops = adjacency.topological_sort(graph.get_operations())
+        needed = self._needed(all_ops)
+        self.ops = [op for op in all_ops if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}
-        found = ((op, layer_of(op, self.origins)) for op in self.ops)
-        layers = {op: layer for op, layer in found if layer is not None}
+        candidate_layers = ((op, layer_of(op, self.origins)) for op in self.ops)
+        layers = {op: layer for op, layer in candidate_layers if layer is not None}
         # Layers with float kernels are not quantized, but mark the region as others do.
         self.layers: dict[Operation, Layer] = {
             op: layer
@@ -240,7 +240,7 @@ class Network:
         }
         self.unfed = [
             op
-            for op in everything
+            for op in all_ops
             if op.type in DATA_SLOTS and all(map(self.is_parameter, op.inputs))
         ]
         self._region = None if self.results else self._before(layers)
@@ -389,24 +389,26 @@ class Network:
         """Return the ops behind the last layers that lead to a loss."""
         region = self._region or set()
         behind = [op for op in self.ops if op not in region]
-        known = set(region)
-        found: set[Operation] = set()
+        reached_ops = set(region)
+        loss_ops: set[Operation] = set()
         for op in behind:
             data = {t.op for t in op.inputs if self.origins.of(t) is None}
-            if known.isdisjoint(data):
+            if reached_ops.isdisjoint(data):
                 continue
-            known.add(op)
+            reached_ops.add(op)
             numbers = (t for t in op.outputs if t.dtype.is_floating)
             # A loss meets data that no layer sees, its labels, or ends in a scalar.
-            if not known.issuperset(data) or any(t.shape.rank == 0 for t in numbers):
-                found.add(op)
+            if not reached_ops.issuperset(data) or any(
+                t.shape.rank == 0 for t in numbers
+            ):
+                loss_ops.add(op)
         for op in reversed(behind):
             readers = (
                 r for r in self.live.readers(op) if r.type not in op_types.VALUE_BLIND
             )
-            if not found.isdisjoint(readers):
-                found.add(op)
-        return found
+            if not loss_ops.isdisjoint(readers):
+                loss_ops.add(op)
+        return loss_ops
 
 
 def _reads_values(reader: Operation, op: Operation) -> bool:

@@ -45,9 +45,9 @@ def check_obeyed(
         for field, value in chosen(spec) or [("", None)]:
             faults = [obeyed.fault(op, field, value) for op in ops]
             if faults and all(faults):
-                asked = f"{field}={value}" if field else "quantization"
+                request = f"{field}={value}" if field else "quantization"
                 raise QuantizeError(
-                    f"the override '{name}' asks for {asked}, which cannot be: "
+                    f"the override '{name}' asks for {request}, which cannot be: "
                     f"'{ops[0].name}' ({ops[0].type}) {faults[0]}; nothing was changed"
                 )
 
@@ -81,16 +81,16 @@ class _Obeyed:
         )
 
     def _fault_of_weights(self, parts: list[Operation], field: str, value: Any) -> str:
-        found = [point for op in parts for point in self._parameters.get(op, ())]
-        if found:
-            return _fault_of(found, field, value)
-        there = any(is_quantized(t) for op in parts for t in op.inputs)
-        return "" if there else "has no weights"
+        points = [point for op in parts for point in self._parameters.get(op, ())]
+        if points:
+            return _fault_of(points, field, value)
+        has_quantized_weights = any(is_quantized(t) for op in parts for t in op.inputs)
+        return "" if has_quantized_weights else "has no weights"
 
     def _fault_of_result(self, parts: list[Operation], field: str, value: Any) -> str:
-        found = [p for op in parts if (p := self._plan.results.get(op)) is not None]
-        if found:
-            return _fault_of(found, field, value)
+        points = [p for op in parts if (p := self._plan.results.get(op)) is not None]
+        if points:
+            return _fault_of(points, field, value)
         quantized = self._network.quantized
         if any(quantized(t) is not None for op in parts for t in op.outputs):
             return ""

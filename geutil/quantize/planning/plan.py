@@ -123,10 +123,10 @@ class _PointPlanner(Drafts):
                 self._treat(op)
         self._finish()
         self._share_with_twins()
-        asked = {e for d in self.drafts.values() for e in d.readers or ()}
+        drafted_edges = {e for d in self.drafts.values() for e in d.readers or ()}
         for op, edge in self.passing.items():
             draft = self.drafts.get(edge.op.inputs[edge.slot])
-            if edge in asked or (draft is not None and draft.readers is None):
+            if edge in drafted_edges or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
         prelus = self._prelus()
         inside = {op for prelu in prelus for op in prelu.ops}
@@ -150,8 +150,8 @@ class _PointPlanner(Drafts):
         )
         parameters = {op: [point] for op, point in weights.items()}
         for op, drafts in self.constants.items():
-            more = [points[draft.tensor] for draft in drafts]
-            parameters[op] = [*parameters.get(op, ()), *more]
+            constant_points = [points[draft.tensor] for draft in drafts]
+            parameters[op] = [*parameters.get(op, ()), *constant_points]
         if self.overrides.specs:
             check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
@@ -159,8 +159,8 @@ class _PointPlanner(Drafts):
     def _share_with_twins(self) -> None:
         """Let what twins make have one range; the one op that they become has one."""
         for twins in find_twins(self.network.ops):
-            for made in zip(*(op.outputs for op in twins), strict=True):
-                drafted = [t for t in made if t in self.drafts]
+            for outputs in zip(*(op.outputs for op in twins), strict=True):
+                drafted = [t for t in outputs if t in self.drafts]
                 if len(drafted) > 1 and self.can_share(drafted):
                     for tensor in drafted[1:]:
                         self.shared.join(drafted[0], tensor)
@@ -195,8 +195,8 @@ class _PointPlanner(Drafts):
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
             return []
-        found = fused_ops.find_prelus(self.network)
-        return [p for p in found if not any(map(self.refusal, p.ops))]
+        prelus = fused_ops.find_prelus(self.network)
+        return [p for p in prelus if not any(map(self.refusal, p.ops))]
 
     def _finish(self) -> None:
         """Let inputs and results be quantized, whatever reads or makes them."""
@@ -262,10 +262,12 @@ class _PointPlanner(Drafts):
 
     def _skip(self, op: Operation, reason: str) -> None:
         # What is in a body may well have kernels.
-        known = op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
-        known = known or function_calls.called_function(op) != ""
+        may_have_kernel = (
+            op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
+        )
+        may_have_kernel = may_have_kernel or function_calls.called_function(op) != ""
         in_loss = reason == draft_points.BEHIND and self.network.leads_to_loss(op)
-        has_kernel = known and not in_loss and reason != _DIVIDES
+        has_kernel = may_have_kernel and not in_loss and reason != _DIVIDES
         self.skips[op] = draft_points.Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:
@@ -419,5 +421,5 @@ def _kernel_of(op: Operation) -> Kernel | None:
     if kernel is not None or op.type != "BroadcastTo":
         return kernel
     shape = op.outputs[0].shape
-    known = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
-    return int8_kernels.KEEPING if known else None
+    has_kernel = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
+    return int8_kernels.KEEPING if has_kernel else None

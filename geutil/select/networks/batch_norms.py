@@ -65,8 +65,8 @@ class FusedNorm:
     @property
     def averaging_factor(self) -> float:
         """The part that the batch has in the moments, next to those that are given."""
-        known = {attribute.name for attribute in self.op.op_def.attr}
-        if "exponential_avg_factor" not in known:
+        attribute_names = {attribute.name for attribute in self.op.op_def.attr}
+        if "exponential_avg_factor" not in attribute_names:
             return 1.0
         return float(self.op.get_attr("exponential_avg_factor"))
 

@@ -126,37 +126,39 @@ class MovingStatistics:
         if fused is not None:
             return self._of_fused(fused)
         used = self._behind(parameters)
-        found: dict[int, MovingVariable] = {}
+        average_of: dict[int, MovingVariable] = {}
         for root in [t for t in used.values() if self._is_root(t)]:
             for update, behind in self._updates.get(id(root), ()):
                 # What the norm and the update have in common last is followed.
                 statistic = _last([t for key, t in used.items() if key in behind])
                 if statistic is None:
                     return None
-                known = found.get(id(statistic))
-                if known is None:
-                    found[id(statistic)] = MovingVariable(statistic, (update,))
-                elif known.variable is not update.inputs[0]:
+                average = average_of.get(id(statistic))
+                if average is None:
+                    average_of[id(statistic)] = MovingVariable(statistic, (update,))
+                elif average.variable is not update.inputs[0]:
                     return None
-                elif update not in known.updates:
-                    updates = (*known.updates, update)
-                    found[id(statistic)] = MovingVariable(statistic, updates)
-        rest = self._behind(parameters, found)
-        covered = all(key in found or not self._is_root(t) for key, t in rest.items())
-        return list(found.values()) if covered else None
+                elif update not in average.updates:
+                    updates = (*average.updates, update)
+                    average_of[id(statistic)] = MovingVariable(statistic, updates)
+        rest = self._behind(parameters, average_of)
+        covered = all(
+            key in average_of or not self._is_root(t) for key, t in rest.items()
+        )
+        return list(average_of.values()) if covered else None
 
     def _of_fused(self, norm: FusedNorm) -> list[MovingVariable] | None:
         """Return what follows the moments of a fused norm, if it reads no averages."""
         if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
-            known = all(self._origins.is_parameter(t) for t in norm.given)
-            return [] if known else None
-        found = []
+            are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
+            return [] if are_parameters else None
+        averages = []
         for statistic in norm.moments:
             updates = self._updates.get(id(statistic), ())
             if len(updates) != 1:
                 return None
-            found.append(MovingVariable(statistic, (updates[0][0],)))
-        return found
+            averages.append(MovingVariable(statistic, (updates[0][0],)))
+        return averages
 
     def _behind(
         self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
@@ -230,22 +232,22 @@ def moving_average(
 
     Cost: linear in the ops that read the statistic.
     """
-    found: dict[Operation, Operation] = {}
+    update_by_variable: dict[Operation, Operation] = {}
     for op, tensor in _readers_onwards(statistic, stops, origins):
         if op.type in _UPDATES and op.inputs[1] is tensor:
-            found.setdefault(base_of(op.inputs[0]).op, op)
-    if not found:
+            update_by_variable.setdefault(base_of(op.inputs[0]).op, op)
+    if not update_by_variable:
         return NoAverage(
             f"is the {kind} of the batch, and no moving {kind} is kept of it",
             statistic.op,
         )
-    if len(found) > 1:
-        names = ", ".join(f"'{variable.name}'" for variable in found)
+    if len(update_by_variable) > 1:
+        names = ", ".join(f"'{variable.name}'" for variable in update_by_variable)
         return NoAverage(
             f"is the {kind} of the batch, and goes into several variables: {names}",
             statistic.op,
         )
-    variable, update = next(iter(found.items()))
+    variable, update = next(iter(update_by_variable.items()))
     for tensor, _ in _walk_back([update.inputs[1]], _channelwise_inputs):
         if _reads(tensor, variable):
             return MovingVariable(statistic, (update,), tensor)
@@ -328,13 +330,13 @@ def moving_averages(graph: Graph) -> list[MovingVariable]:
 
     Cost: linear in the ops.
     """
-    found = []
+    averages = []
     for op in graph.get_operations():
         if op.type in _RESOURCE_UPDATES:
             average = _average_of(op)
             if average is not None:
-                found.append(average)
-    return found
+                averages.append(average)
+    return averages
 
 
 def unknown_averages(

@@ -81,14 +81,14 @@ def _behind_indices(ops: Sequence[Operation]) -> list[Operation]:
     Tokens that a table is looked up by, for one. A number alone is a count of steps,
     and shapes are no values.
     """
-    found: dict[Operation, None] = {}
+    dependents: dict[Operation, None] = {}
     for op in ops:
         if op.type in op_types.SHAPE_READERS:
             continue
         fed = op.type.startswith(_FED) and any(map(_is_index, op.outputs))
-        if fed or any(t.op in found for t in op.inputs):
-            found[op] = None
-    return list(found)
+        if fed or any(t.op in dependents for t in op.inputs):
+            dependents[op] = None
+    return list(dependents)
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -98,36 +98,36 @@ def _is_index(tensor: Tensor) -> bool:
 
 def _weights_of(ops: Sequence[Operation]) -> set[Operation]:
     """Return what layers depend on by an input that is not their data."""
-    found: set[Operation] = set()
+    weight_ops: set[Operation] = set()
     for op in reversed(ops):
         data = DATA_SLOTS.get(op.type)
         for index, t in enumerate(op.inputs):
-            if op in found or (data is not None and index != data):
-                found.add(t.op)
-    return found
+            if op in weight_ops or (data is not None and index != data):
+                weight_ops.add(t.op)
+    return weight_ops
 
 
 def _behind(ops: Sequence[Operation], layers: Sequence[Operation]) -> set[Operation]:
-    found = set(layers)
+    reachable = set(layers)
     for op in ops:
-        if any(t.op in found for t in op.inputs):
-            found.add(op)
-    return found
+        if any(t.op in reachable for t in op.inputs):
+            reachable.add(op)
+    return reachable
 
 
 def _roots(starts: Sequence[Operation], behind: set[Operation]) -> list[Operation]:
     """Go back from layers by their data, to where that comes from."""
     seen: set[Operation] = set()
-    found: dict[Operation, None] = {}
+    roots: dict[Operation, None] = {}
     for op in starts:
         while op not in seen:
             seen.add(op)
             before = _data_of(op, behind)
             if before is None:
-                found[op] = None
+                roots[op] = None
                 break
             op = before
-    return list(found)
+    return list(roots)
 
 
 def _all_reads(roots: Sequence[Operation], ops: Sequence[Operation]) -> list[Operation]:
@@ -145,11 +145,11 @@ def _data_of(op: Operation, behind: set[Operation]) -> Operation | None:
         return op.inputs[DATA_SLOTS[op.type]].op
     if op.type in op_types.LOOKUPS:
         return op.inputs[1].op
-    given = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
-    if not given:
+    float_inputs = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
+    if not float_inputs:
         return None
-    later = [t.op for t in given if t.op in behind]
-    return later[0] if later else max(given, key=_rank).op
+    later = [t.op for t in float_inputs if t.op in behind]
+    return later[0] if later else max(float_inputs, key=_rank).op
 
 
 def _rank(tensor: Tensor) -> int:
@@ -204,9 +204,9 @@ class Origins:
         self.inputs: frozenset[Operation] = frozenset()
         ops = adjacency.topological_sort(graph.get_operations())
         self._trace(ops)
-        found = constant_inputs(ops, self.is_parameter)
-        if found:
-            self.inputs = found
+        inputs = constant_inputs(ops, self.is_parameter)
+        if inputs:
+            self.inputs = inputs
             self._trace(ops)
 
     def _trace(self, ops: Sequence[Operation]) -> None:
@@ -249,15 +249,15 @@ class Origins:
         if kind in LED_IN:
             varies = kind.endswith("Enter") and not op.get_attr("is_constant")
             return None if varies else self.of(op.inputs[0])
-        found = Origin.CONSTANT
+        max_origin = Origin.CONSTANT
         for t in op.inputs:
             origin = self.of(t)
             if origin is None:
                 # The mean of weights is a parameter, that of data a statistic.
                 measures = kind == "Mean" and is_statistic(op)
                 return Origin.BATCH if measures else None
-            found = max(found, origin)
-        return None if is_stateful(op) else found
+            max_origin = max(max_origin, origin)
+        return None if is_stateful(op) else max_origin
 
     def _behind(self, op: Operation) -> frozenset[Operation]:
         behind = frozenset(

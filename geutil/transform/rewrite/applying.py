@@ -98,8 +98,10 @@ def apply_replacement(
 def _awaited(ops: Sequence[Operation]) -> list[Operation]:
     """Return what the replaced ops wait for, each once."""
     members = frozenset(ops)
-    found = dict.fromkeys(c for op in ops for c in adjacency.control_inputs(op))
-    return [op for op in found if op not in members]
+    control_inputs = dict.fromkeys(
+        c for op in ops for c in adjacency.control_inputs(op)
+    )
+    return [op for op in control_inputs if op not in members]
 
 
 def _pairs(where: str, root: Operation, result: Any) -> list[tuple[Tensor, Tensor]]:
@@ -152,15 +154,15 @@ def _move(
 ) -> Applied:
     """Move readers from the root to its replacement; retire what nobody reads."""
     liveness = territory.liveness
-    made = frozenset(new_ops)
+    replacement_ops = frozenset(new_ops)
     liveness.take_in(new_ops)
     replaced = {id(old) for old, _ in pairs}
     moving = [
         op
         for op in liveness.readers(root)
-        if op not in made and any(id(t) in replaced for t in op.inputs)
+        if op not in replacement_ops and any(id(t) in replaced for t in op.inputs)
     ]
-    dead = _dead(root, ops, replaced, made, territory)
+    dead = _dead(root, ops, replaced, replacement_ops, territory)
     plan = ReroutePlan(root.graph)
     plan.redirect(
         redirection(
@@ -209,16 +211,16 @@ def _dead(
         return []
     dead = {root: None}
     while True:
-        found = [
+        newly_dead = [
             op
             for op in ops
             if op not in dead
             and liveness.readers(op) <= dead.keys()
             and territory.protection(op) is None
         ]
-        if not found:
+        if not newly_dead:
             return list(dead)
-        dead.update(dict.fromkeys(found))
+        dead.update(dict.fromkeys(newly_dead))
 
 
 def _move_control_outputs(
@@ -228,13 +230,13 @@ def _move_control_outputs(
     liveness: Liveness,
 ) -> list[Operation]:
     """Let whoever waits for a dead op wait for what replaces it; return those ops."""
-    gone = frozenset(dead)
+    dead_ops = frozenset(dead)
     waiting = dict.fromkeys(op for d in dead for op in liveness.waiting(d))
-    moved = [op for op in waiting if op not in gone]
-    for op in moved:
-        kept = [c for c in plan.control_inputs(op) if c not in gone]
-        plan.set_control_inputs(op, dict.fromkeys([*kept, *producers]))
-    return moved
+    live_ops = [op for op in waiting if op not in dead_ops]
+    for op in live_ops:
+        live_controls = [c for c in plan.control_inputs(op) if c not in dead_ops]
+        plan.set_control_inputs(op, dict.fromkeys([*live_controls, *producers]))
+    return live_ops
 
 
 class Worklist:

@@ -244,14 +244,14 @@ def _roots(pattern: Pattern) -> Iterator[Op]:
 
 
 def _nodes(pattern: Pattern) -> tuple[Pattern, ...]:
-    found: dict[int, Pattern] = {}
+    node_by_id: dict[int, Pattern] = {}
     stack = [pattern]
     while stack:
         node = stack.pop()
-        if id(node) not in found:
-            found[id(node)] = node
+        if id(node) not in node_by_id:
+            node_by_id[id(node)] = node
             stack.extend(reversed(node.children))
-    return tuple(found.values())
+    return tuple(node_by_id.values())
 
 
 def _children_first(pattern: Pattern) -> Iterator[Pattern]:
@@ -307,12 +307,12 @@ def _types(node: Pattern, types: dict[int, TypeSet]) -> TypeSet:
 
 
 def _union(sets: Iterator[TypeSet]) -> TypeSet:
-    found: set[str] = set()
+    union: set[str] = set()
     for types in sets:
         if types is None:
             return None
-        found |= types
-    return frozenset(found)
+        union |= types
+    return frozenset(union)
 
 
 def _root_test(root: Op, types: dict[int, TypeSet]) -> RootTest:

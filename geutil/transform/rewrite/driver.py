@@ -106,12 +106,12 @@ class History:
             self._replaced_by[id(rule), match.root] = application
 
     def _parents(self, match: Match) -> list[_Application]:
-        found = {
+        application_by_id = {
             id(self._made_by[op]): self._made_by[op]
             for op in match.ops
             if op in self._made_by
         }
-        return list(found.values())
+        return list(application_by_id.values())
 
 
 def _signature(match: Match) -> Signature:
@@ -224,12 +224,12 @@ def rewrite(
     types.require_graph(graph)
     listed = _rules(rules)
     within = None if ops is None else matching.require_one_graph(ops, graph)
-    kept = _kept(keep, graph)
+    protected = _kept(keep, graph)
     roots = graph.get_operations() if within is None else within
     if limit is None:
         limit = 100 + 2 * len(roots)
     liveness = Liveness(graph)
-    territory = Territory(graph, liveness, within, kept)
+    territory = Territory(graph, liveness, within, protected)
     driver = _Driver(graph, listed, territory, limit, debug)
     with applying.undone_on_error(graph, liveness):
         driver.run(topological_sort(roots))
@@ -285,14 +285,16 @@ class _Driver:
         """Apply the first rule that applies to `op`; note why others do not."""
         producers = matching.producer_types(op)
         for index, rule, finder in rules:
-            found = finder.find(op, producers)
-            if found is None:
+            candidate = finder.find(op, producers)
+            if candidate is None:
                 if self._refused:
                     self._refused.pop((index, op), None)
                 continue
             if (index, op) in self._wrapped:
                 continue
-            applied = found if isinstance(found, str) else self._try(rule, found)
+            applied = (
+                candidate if isinstance(candidate, str) else self._try(rule, candidate)
+            )
             if isinstance(applied, str):
                 self._refused[index, op] = applied
                 continue
@@ -377,8 +379,8 @@ def _rules(rules: Any) -> list[Rule]:
 
 
 def _kept(keep: Any, graph: Graph) -> list[Any]:
-    kept = types.as_list(keep)
-    for element in kept:
+    elements = types.as_list(keep)
+    for element in elements:
         if not types.is_op(element) and not types.is_tensor(element):
             raise ArgumentTypeError(
                 f"keep holds ops and tensors of a graph, not {types.type_name(element)}"
@@ -388,4 +390,4 @@ def _kept(keep: Any, graph: Graph) -> list[Any]:
                 f"'{element.name}' in keep belongs to another graph than the one to "
                 "rewrite"
             )
-    return kept
+    return elements

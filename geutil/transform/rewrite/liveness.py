@@ -86,13 +86,13 @@ class Liveness:
         """
         retired: list[Operation] = []
         first = adjacency.graph_order(dict.fromkeys(ops))
-        given = frozenset(first)
+        replaced_ops = frozenset(first)
         queue = first
         while queue:
             op = queue.pop()
             if op in self._retired or self.readers(op) or self.waiting(op):
                 continue
-            if spared(op) or (op not in given and _must_stay(op)):
+            if spared(op) or (op not in replaced_ops and _must_stay(op)):
                 continue
             self._mark(op)
             retired.append(op)

@@ -37,13 +37,13 @@ class Match:
     _bound: Mapping[int, Any] = field(repr=False)
 
     def __getitem__(self, key: str | Pattern) -> Any:
-        found = self.get(key)
-        if found is None:
+        element = self.get(key)
+        if element is None:
             raise KeyError(
                 f"the match at '{self.root.name}' captured no {key!r}; it has "
                 f"{sorted(self.captures)}, and get() returns None for the rest"
             )
-        return found
+        return element
 
     def __contains__(self, key: str | Pattern) -> bool:
         return self.get(key) is not None
@@ -158,16 +158,18 @@ def match(
     liveness = Liveness(graph)
     territory = Territory(graph, liveness, None if whole else listed)
     finder = Finder(compiled, territory)
-    found: list[Match] = []
-    taken: set[Operation] = set()
+    matches: list[Match] = []
+    matched_ops: set[Operation] = set()
     for op in reversed(adjacency.topological_sort(listed)):
         if not is_anchor(compiled, op) or liveness.is_retired(op):
             continue
-        result = finder.find(op, producer_types(op))
-        if isinstance(result, Match) and (overlaps or taken.isdisjoint(result.ops)):
-            found.append(result)
-            taken.update(result.ops)
-    return found[::-1]
+        candidate = finder.find(op, producer_types(op))
+        if isinstance(candidate, Match) and (
+            overlaps or matched_ops.isdisjoint(candidate.ops)
+        ):
+            matches.append(candidate)
+            matched_ops.update(candidate.ops)
+    return matches[::-1]
 
 
 def is_anchor(compiled: Compiled, op: Operation) -> bool:

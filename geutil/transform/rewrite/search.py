@@ -163,15 +163,15 @@ class Search:
                 element = self.bound[id(node)]
                 if not where(element):
                     return f"{predicate_name(where)} is false for '{element.name}'"
-        found = self._outside_reader()
-        if found is not None:
-            return f"{found[0].describe()} asks for only_consumer: {found[1]}"
+        violation = self._outside_reader()
+        if violation is not None:
+            return f"{violation[0].describe()} asks for only_consumer: {violation[1]}"
         return self._territory.objection(op, self.ops())
 
     def _is_allowed(self, op: Operation) -> bool:
-        found = self._outside_reader()
-        if found is not None:
-            node, reader = found
+        violation = self._outside_reader()
+        if violation is not None:
+            node, reader = violation
             words = f"only_consumer: {reader}"
             self._fail(node, self.bound[id(node)], words, constraint=True)
             return False
@@ -238,20 +238,20 @@ class Search:
             )
         if node.test is not None and not node.test(op):
             return self._fail(node, op, "{0} is false", predicate_name(node.test))
-        for name, wanted in node.attrs.items():
-            if not has_attribute(op, name, wanted):
+        for name, expected in node.attrs.items():
+            if not has_attribute(op, name, expected):
                 return self._fail(
-                    node, op, "attribute '{0}' is not {1}", name, shown(wanted)
+                    node, op, "attribute '{0}' is not {1}", name, shown(expected)
                 )
         if not self._bind(node, op):
             return None
         return _MET if node.any_inputs else self._inputs(node, op)
 
     def _inputs(self, node: Op, op: Operation) -> Ways:
-        tensors, wanted = tuple(op.inputs), len(node.inputs)
-        if len(tensors) != wanted and (not node.open_ended or len(tensors) < wanted):
+        tensors, arity = tuple(op.inputs), len(node.inputs)
+        if len(tensors) != arity and (not node.open_ended or len(tensors) < arity):
             return self._fail(
-                node, op, "it has {0} inputs, not {1}", len(tensors), wanted
+                node, op, "it has {0} inputs, not {1}", len(tensors), arity
             )
         if node.commutative:
             return [((GoalKind.ANY_ORDER, node.inputs, tensors),)]

@@ -89,8 +89,8 @@ def constant_folding(
         return _fold(_found(match), match.root)
 
     def _found(match: Match) -> _Subgraph:
-        found = _subgraph(match.root, max_ops, excluded)
-        return found or _Subgraph([], [])
+        subgraph = _subgraph(match.root, max_ops, excluded)
+        return subgraph or _Subgraph([], [])
 
     return Rule(
         Op(depends_on_constants), fold, objection, "constant_folding", reach=max_ops

@@ -58,22 +58,22 @@ def dropout_removal() -> tuple[Rule, ...]:
 
 def _select() -> Pattern:
     rate = Any("rate")
-    kept = Op("GreaterEqual", _uniform(), rate)
+    mask = Op("GreaterEqual", _uniform(), rate)
     zero = Const("zero")
-    return Op({"Select", "SelectV2"}, kept, _scaled(rate), zero)
+    return Op({"Select", "SelectV2"}, mask, _scaled(rate), zero)
 
 
 def _mask() -> Pattern:
     rate = Any("rate")
-    kept = Op("GreaterEqual", _uniform(), rate)
-    return Op("Mul", _scaled(rate), Op("Cast", kept), commutative=True)
+    mask = Op("GreaterEqual", _uniform(), rate)
+    return Op("Mul", _scaled(rate), Op("Cast", mask), commutative=True)
 
 
 def _floor() -> Pattern:
     keep = Any("keep")
-    kept = Op("Floor", Op(ADDITIONS, keep, _uniform(), commutative=True))
+    mask = Op("Floor", Op(ADDITIONS, keep, _uniform(), commutative=True))
     scaled = Op("RealDiv", Any("x"), keep)
-    return Op("Mul", scaled, kept, commutative=True)
+    return Op("Mul", scaled, mask, commutative=True)
 
 
 def _product() -> Pattern:
@@ -121,10 +121,10 @@ def _input(match: Match) -> Tensor:
 
 
 def _unfit(match: Match) -> str | None:
-    for name, wanted in (("zero", 0.0), ("one", 1.0), ("low", 0.0)):
+    for name, expected in (("zero", 0.0), ("one", 1.0), ("low", 0.0)):
         value = _value(match, name)
-        if value is not None and np.any(value != wanted):
-            return f"'{match[name].name}' is {value}, not {wanted:g}"
+        if value is not None and np.any(value != expected):
+            return f"'{match[name].name}' is {value}, not {expected:g}"
     high = _value(match, "high", _value(match, "width"))
     if high is not None and np.any(high != 1.0):
         return f"the random numbers go up to {high}, not 1"
