@@ -33,7 +33,8 @@ SCOPE = "ordered"
 _SUMS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _PRODUCTS = frozenset(("Div", "Mul", "Neg", "RealDiv", "Square"))
 _JOINED = _SUMS | _PRODUCTS
-_JOINED_WITH = _JOINED | {"Const", "Erf", "Sigmoid", "Tanh"}
+_GELU = frozenset(("Erf", "Tanh"))
+"""What the sum in a GELU reads besides a constant."""
 _REORDERED = frozenset(("Add", "AddV2", "Mul"))
 """Ops of two inputs that Grappler's constant push-down reorders."""
 _NEVER_WAIT = frozenset(
@@ -214,11 +215,29 @@ def _place_to_wait(op: Operation) -> int | None:
         return None
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
     if op.type in _JOINED:
-        places = [i for i in places if op.inputs[i].op.type not in _JOINED_WITH]
+        places = [i for i in places if not _is_joined(op, i)]
     parameter_places = [i for i in places if segments.is_parameter(op.inputs[i].op)]
     for place in [i for i in places if i not in parameter_places] + parameter_places:
         return place
     return None
+
+
+def _is_joined(op: Operation, place: int) -> bool:
+    """Tell whether Grappler may join a sum or product with what makes its input."""
+    producer = op.inputs[place].op
+    if producer.type == "Sigmoid":
+        # A swish: the product of a tensor with its own sigmoid.
+        return any(_value(t) is _value(producer.inputs[0]) for t in op.inputs)
+    if producer.type in _GELU:
+        return op.type in _SUMS
+    return producer.type == "Const" or producer.type in _JOINED
+
+
+def _value(tensor: Tensor) -> Tensor:
+    """Return the tensor that a chain of identities forwards."""
+    while tensor.op.type in ("Identity", "PlaceholderWithDefault"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _has_values(tensor: Tensor) -> bool:

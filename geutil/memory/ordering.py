@@ -48,7 +48,8 @@ class OrderDependencies:
     Attributes:
         waits: pairs of a node and those that it has to wait for, in the order in which
             they run.
-        unordered: the same for nodes that make something large and cannot wait.
+        unordered: the same for nodes that make something large and cannot wait, nor
+            anything that they come after and that runs late enough.
     """
 
     waits: Sequence[tuple[int, list[int]]]
@@ -174,7 +175,8 @@ def order_dependencies(
     """Return who has to wait for whom so that memory is used as in an order.
 
     Nodes without a queue neither wait nor are waited for; those of one queue wait for
-    each other.
+    each other. For a node that cannot wait, the last one waits that it comes after and
+    that can.
 
     Args:
         program: the nodes and their edges.
@@ -208,7 +210,7 @@ def order_dependencies(
     buffer = list(range(len(sizes)))
     readers = _readers(program, {t for node in nodes for t in node.updates})
     queues: dict[str, _Queue] = {}
-    waits: list[tuple[int, list[int]]] = []
+    waits: dict[int, list[int]] = {}
     unordered: list[tuple[int, list[int]]] = []
     for i in order:
         node = nodes[i]
@@ -230,18 +232,36 @@ def order_dependencies(
             missing = edges.not_before(i, dict.fromkeys(before))
             waiting = missing and can_wait(i)
             allowed = {j for j in missing if waiting and may_await(i, j)}
-            blocked = edges.last([j for j in missing if j not in allowed])
             if allowed:
                 awaited = edges.last([j for j in missing if j in allowed])
                 edges.add(i, awaited)
-                waits.append((i, awaited))
+                waits.setdefault(i, []).extend(awaited)
+            blocked = []
+            for j in reversed(edges.last([j for j in missing if j not in allowed])):
+                # What it comes after can wait in its place, if that runs late enough.
+                stand_in = next(
+                    (
+                        k
+                        for k in edges.between(j, i)
+                        if nodes[k].queue == node.queue
+                        and can_wait(k)
+                        and may_await(k, j)
+                    ),
+                    None,
+                )
+                if stand_in is None:
+                    blocked.append(j)
+                elif edges.not_before(stand_in, [j]):
+                    edges.add(stand_in, [j])
+                    waits.setdefault(stand_in, []).append(j)
             if blocked:
-                unordered.append((i, blocked))
+                unordered.append((i, blocked[::-1]))
         if large or makes_large:
             queue.recent.append((place, i, None))
         elif any(buffer_sizes) and place >= begin:
             queue.recent.append((place, i, sum(buffer_sizes)))
-    return OrderDependencies(waits, unordered)
+    by_place = sorted(waits.items(), key=lambda wait: edges.place(wait[0]))
+    return OrderDependencies(by_place, unordered)
 
 
 def _hasty(
@@ -389,7 +409,15 @@ class _Edges:
 
     def add(self, i: int, before: list[int]) -> None:
         """Let a node wait for others."""
-        self._added[i] = before
+        self._added.setdefault(i, []).extend(before)
+
+    def between(self, first: int, last: int) -> list[int]:
+        """Return what a node comes after that the order has behind another, last first.
+
+        Cost: as that of `not_before`.
+        """
+        behind = [j for j in self._behind([last], [first]) if self.precedes(first, j)]
+        return sorted(behind, key=self._place.__getitem__, reverse=True)
 
     def not_before(self, i: int, others: Collection[int]) -> list[int]:
         """Return those of some nodes that a node does not come after in any order.
@@ -419,7 +447,7 @@ class _Edges:
         self,
         starts: Iterable[int],
         others: Collection[int],
-        known: Collection[int] = frozenset(),
+        visited: Collection[int] = frozenset(),
     ) -> set[int]:
         """Return what some nodes come after, back to the first of others."""
         first = min((self._place[j] for j in others), default=0)
@@ -430,7 +458,7 @@ class _Edges:
             for before in (*self.needed(j), *self._added.get(j, ())):
                 if (
                     before not in met
-                    and before not in known
+                    and before not in visited
                     and self._place[before] >= first
                 ):
                     met.add(before)

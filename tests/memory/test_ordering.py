@@ -111,6 +111,37 @@ def test_who_cannot_wait_is_told_of_and_awaited_itself():
     assert found.waits == [(5, [2, 4])]
 
 
+def test_what_it_reads_waits_for_who_cannot():
+    """As for a product of a product, which Grappler is to join."""
+    nodes = [
+        Node("x", "Op", [], [0]),
+        Node("first", "Op", [0], [1]),
+        Node("sum", "Op", [1], [2]),
+        Node("factor", "Op", [0], [3]),
+        Node("product", "Op", [3], [4]),
+    ]
+    program = queued(Program(nodes, [100, 100, 1, 20, 100], [2, 4]))
+    found = order_dependencies(program, range(5), 30, can_wait=lambda i: i != 4)
+    assert found.waits == [(3, [2])]
+    assert not found.unordered
+
+
+@given(programs(), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_where_some_cannot_wait_the_rest_holds_or_it_is_told(program, rng):
+    program = queued(program)
+    plan = plan_order(program)
+    unable = {i for i in range(len(program.nodes)) if rng.random() < 0.4}
+    found = order_dependencies(
+        program, plan.simulation.order, bound=0, can_wait=lambda i: i not in unable
+    )
+    assert not unable.intersection(i for i, _ in found.waits)
+    ordered = with_controls(program, found.waits)
+    simulate(ordered, plan.simulation.order)
+    told = with_controls(ordered, found.unordered)
+    assert simulate(told, any_order(told, rng)).peak <= plan.peak
+
+
 def test_who_may_not_be_awaited_is_not():
     found = order_dependencies(fan(2), range(5), 10, may_await=lambda i, j: j > 2)
     assert found.waits == []
