@@ -285,19 +285,19 @@ def can_stay(fold: Fold) -> bool:
 
 
 def held_ends(
-    graph: Graph, folds: Iterable[Fold], kept: Iterable[Tensor] = ()
+    graph: Graph, folds: Iterable[Fold], kept_tensors: Iterable[Tensor] = ()
 ) -> frozenset[Operation]:
     """Return the ends of folds that somebody holds.
 
     Args:
         graph: the graph of the folds.
         folds: folds whose ends can stay.
-        kept: tensors that are held besides the results of the graph.
+        kept_tensors: tensors that are held besides the results of the graph.
 
     Cost: linear in the readers of the ends.
     """
     liveness = Liveness(graph)
-    named = {t.op for t in (*results_of(graph), *kept)}
+    named = {t.op for t in (*results_of(graph), *kept_tensors)}
     ends = (fold.end for fold in folds)
     return frozenset(end for end in ends if end in named or not liveness.readers(end))
 
@@ -328,22 +328,22 @@ def build_in_place(fold: Fold) -> Operation | None:
 
 
 def let_stay(
-    last: Link, made: Operation, bias: Tensor, replaced: Iterable[Operation]
+    last: Link, sum_op: Operation, bias: Tensor, replaced: Iterable[Operation]
 ) -> None:
     """Let the end of a fold read the folded layer and its bias.
 
     Args:
         last: the end: a sum.
-        made: the sum that was built for it, which is not needed any more.
+        sum_op: the sum that was built for it, which is not needed any more.
         bias: the bias in the form in which the end reads one.
         replaced: the ops that were folded, which count no more if nobody reads them.
     """
     end, graph = last.op, last.op.graph
-    data = made.inputs[0]
+    data = sum_op.inputs[0]
     edits = [InputEdit(end, last.index, data), InputEdit(end, 1 - last.index, bias)]
     apply_edits(graph, edits)
     liveness = Liveness(graph)
-    liveness.abandon([made])
+    liveness.abandon([sum_op])
     liveness.retire(replaced, lambda op: op is end)
 
 
@@ -353,12 +353,14 @@ def _last(fold: Fold) -> Link | None:
     return links[-1] if links else None
 
 
-def _for_end(end: Operation, made: Operation, bias: Tensor) -> Tensor:
+def _for_end(end: Operation, new_end: Operation, bias: Tensor) -> Tensor:
     """Return a bias in the form in which the end of a fold reads one."""
-    channels_first = made.type == "BiasAdd" and made.get_attr("data_format") != b"NHWC"
+    channels_first = (
+        new_end.type == "BiasAdd" and new_end.get_attr("data_format") != b"NHWC"
+    )
     with creation.surroundings_of(end):
         if end.type != "BiasAdd" and channels_first:
-            behind = made.outputs[0].shape.rank - 2
+            behind = new_end.outputs[0].shape.rank - 2
             bias = _reshaped(bias, [-1] + [1] * behind)
         return _negated(bias) if end.type == "Sub" else bias
 

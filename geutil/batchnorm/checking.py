@@ -195,8 +195,8 @@ def _runner(model: Any) -> Callable[[Mapping[str, Any]], dict[str, Array]]:
     return lambda sample: _arrays(run(**sample))
 
 
-def _wrong(expected: str, given: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(f"{expected}; got {type_name(given)}")
+def _wrong(expected: str, value: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{expected}; got {type_name(value)}")
 
 
 def _arrays(results: Any) -> dict[str, Array]:

@@ -95,15 +95,15 @@ def along_axes(
     return value if tuple(axes) == (rank - 1,) else tf.reshape(value, shape)
 
 
-def shift_through(weights: Value, shift: Value, kept: Sequence[int]) -> Value:
+def shift_through(weights: Value, shift: Value, output_axes: Sequence[int]) -> Value:
     """Return what a layer makes of a shift of its data: the sum of weights * shift.
 
     Args:
         weights: the weights.
         shift: what is added to each channel of the data, in a shape that the weights
             can be multiplied by.
-        kept: the axes of the weights that count the channels of the result; the sum is
-            over all others.
+        output_axes: the axes of the weights that count the channels of the result; the
+            sum is over all others.
 
     Returns:
         A vector: what is added to each channel of the result, at the positions where
@@ -117,10 +117,10 @@ def shift_through(weights: Value, shift: Value, kept: Sequence[int]) -> Value:
     """
     product = weights * shift
     if isinstance(product, np.ndarray):
-        others = tuple(i for i in range(product.ndim) if i not in kept)
+        others = tuple(i for i in range(product.ndim) if i not in output_axes)
         return product.sum(others).reshape(-1)
     rank = product.shape.rank
-    others = tuple(i for i in range(rank) if i not in kept)
+    others = tuple(i for i in range(rank) if i not in output_axes)
     return tf.reshape(tf.reduce_sum(product, others), [-1])
 
 
@@ -213,13 +213,13 @@ def constant(tensor: Tensor) -> np.ndarray[Any, Any] | None:
 
 
 def _value(
-    op: Operation, known: dict[Operation, np.ndarray[Any, Any] | None]
+    op: Operation, value_by_op: dict[Operation, np.ndarray[Any, Any] | None]
 ) -> np.ndarray[Any, Any] | None:
     if op.type == "Const":
         value = tf.make_ndarray(op.get_attr("value"))
         numeric = value.dtype.kind in "fiu" or value.dtype == tf.bfloat16.as_numpy_dtype
         return np.asarray(value, np.float64) if numeric else None
-    inputs = [known[t.op] for t in op.inputs]
+    inputs = [value_by_op[t.op] for t in op.inputs]
     if any(value is None for value in inputs) or len(op.outputs) != 1:
         return None
     if op.type in _PASSED_ON:

@@ -30,7 +30,7 @@ class Folder:
     Args:
         place: the graph.
         choices: what the caller asks for.
-        kept: tensors that go on computing what they do.
+        kept_tensors: tensors that go on computing what they do.
         training: how norms in training are folded for training; None if they are not.
             In the bodies of functions they never are.
     """
@@ -39,12 +39,12 @@ class Folder:
         self,
         place: Place,
         choices: Choices,
-        kept: IdentitySet,
+        kept_tensors: IdentitySet,
         training: Training | None = None,
     ) -> None:
         self._place = place
         self._graph = place.graph
-        self._kept = [t for t in kept if t.graph is place.graph]
+        self._kept = [t for t in kept_tensors if t.graph is place.graph]
         self._choices, self._fixed = _choices_in(place, choices)
         self._training = None if place.prefix else training
         self._folded: list[Folded] = []

@@ -29,7 +29,7 @@ class WaysOn:
     Args:
         origins: of the tensors of the graph.
         liveness: who reads what.
-        kept: the ids of the tensors that are read from outside.
+        kept_ids: the ids of the tensors that are read from outside.
         steps: the ops of all norms.
         moving: what stands in for statistics of the batch, for each norm.
     """
@@ -38,13 +38,13 @@ class WaysOn:
         self,
         origins: Origins,
         liveness: Liveness,
-        kept: Collection[int],
+        kept_ids: Collection[int],
         steps: Collection[Operation],
         moving: Mapping[Norm, tuple[MovingVariable, ...]],
     ) -> None:
         self._origins = origins
         self._liveness = liveness
-        self._kept = kept
+        self._kept = kept_ids
         self._steps = steps
         self._moving = moving
 
@@ -228,16 +228,18 @@ class Planner:
 
     Args:
         graph: the graph.
-        kept: the ids of the tensors that are read from outside.
+        kept_ids: the ids of the tensors that are read from outside.
         choices: what the caller asks for.
 
     Cost: linear in ops and edges.
     """
 
-    def __init__(self, graph: Graph, kept: Collection[int], choices: Choices) -> None:
+    def __init__(
+        self, graph: Graph, kept_ids: Collection[int], choices: Choices
+    ) -> None:
         self._origins = Origins(graph)
         self._liveness = Liveness(graph)
-        self._kept = kept
+        self._kept = kept_ids
         self._choices = choices
         self._norms = [
             norm
@@ -256,7 +258,9 @@ class Planner:
             step.op: norm for norm in self._objections for step in norm.steps
         }
         steps = {step.op for norm in self._norms for step in norm.steps}
-        self._ways_on = WaysOn(self._origins, self._liveness, kept, steps, self._moving)
+        self._ways_on = WaysOn(
+            self._origins, self._liveness, kept_ids, steps, self._moving
+        )
 
     def behind_layers(self) -> Plan:
         """Plan to fold norms into the layers before them."""

@@ -211,7 +211,7 @@ class _Finder:
         readers = self._liveness.readers(step.op)
         return self._steps.get(next(iter(readers))) if len(readers) == 1 else None
 
-    def _bare(self, scale: Step, taken: Collection[Operation]) -> list[Step]:
+    def _bare(self, scale: Step, norm_ops: Collection[Operation]) -> list[Step]:
         """Return a scale and a shift by constants, if a layer comes before them."""
         if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
             scale
@@ -220,12 +220,12 @@ class _Finder:
         shift = self._behind(scale)
         if shift is None or not shift.adds or not self._is_constant(shift):
             return []
-        if shift.op in taken:
+        if shift.op in norm_ops:
             return []
         op = scale.data.op
         while layer_of(op, self._origins) is None:
             link = link_of(op, self._origins)
-            if link is None or op in taken or (link.step and not link.step.adds):
+            if link is None or op in norm_ops or (link.step and not link.step.adds):
                 return []
             op = link.data.op
         return [scale, shift]

@@ -68,7 +68,7 @@ def path_to(
     norm: Norm,
     origins: Origins,
     liveness: Liveness,
-    kept: Collection[int],
+    kept_ids: Collection[int],
     barred: Mapping[Operation, Norm],
 ) -> Path | Obstacle:
     """Return the way from the layer before a batch norm to its end.
@@ -77,7 +77,7 @@ def path_to(
         norm: the norm.
         origins: of the tensors of its graph.
         liveness: who reads what.
-        kept: the ids of tensors that are read from outside, such as outputs.
+        kept_ids: the ids of tensors that are read from outside, such as outputs.
         barred: the steps of norms that may not be folded.
 
     Cost: linear in the ops between the two, and in what reads them.
@@ -106,7 +106,7 @@ def path_to(
         return objection
     on_the_way = [layer.result, *(link.op.outputs[0] for link in links[:-1])]
     for t in on_the_way:
-        if id(t) in kept:
+        if id(t) in kept_ids:
             return Obstacle(f"'{t.name}' is asked for as it is", t.op)
     members = {link.op for link in links}
     shared = [

@@ -290,7 +290,7 @@ def _readers(place: Place, argument: Tensor) -> list[Operation]:
 
 
 def _passed(
-    place: Place, index: int, known: IdentityMap[Operation]
+    place: Place, index: int, constant_by_argument: IdentityMap[Operation]
 ) -> Operation | None:
     """Return the constant that all callers pass as an argument, if they do."""
     constant: Operation | None = None
@@ -300,7 +300,7 @@ def _passed(
         if not (caller.is_loop or caller.is_branching or caller.is_call):
             return None
         source = _source(caller.op.inputs[caller.first_argument + index])
-        op = known.get(source, source.op)
+        op = constant_by_argument.get(source, source.op)
         if op.type != "Const":
             return None
         if constant is not None and op.get_attr("value") != constant.get_attr("value"):

@@ -288,9 +288,9 @@ def _is_inverse(root: Operation) -> bool:
     return root.type == "Rsqrt"
 
 
-def _like(value: Tensor, wanted: Tensor) -> Tensor:
+def _like(value: Tensor, statistic: Tensor) -> Tensor:
     """Return a value of channels in the shape and type of a statistic."""
-    return tf.reshape(tf.cast(value, wanted.dtype), wanted.shape)
+    return tf.reshape(tf.cast(value, statistic.dtype), statistic.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

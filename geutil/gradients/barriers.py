@@ -140,8 +140,8 @@ def run_in_time(op: Operation) -> Tensor:
     def turns(done: Tensor, _: Tensor) -> Tensor:
         return tf.logical_not(done)
 
-    def turn(_: Tensor, held: Tensor) -> list[Tensor]:
-        read = dict(zip(names, [held, *others], strict=True))
+    def turn(_: Tensor, first_input: Tensor) -> list[Tensor]:
+        read = dict(zip(names, [first_input, *others], strict=True))
         return [tf.constant(True), run(**read, **attributes)]
 
     _, result = tf.while_loop(turns, turn, [_never(op.inputs[2:3]), first])
@@ -204,8 +204,8 @@ def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     def turns(turn: Tensor, *_: Tensor) -> Tensor:
         return turn
 
-    def clear(_: Tensor, *held: Tensor) -> list[Tensor]:
-        return [tf.constant(False), *(tf.zeros_like(t) for t in held)]
+    def clear(_: Tensor, *values: Tensor) -> list[Tensor]:
+        return [tf.constant(False), *(tf.zeros_like(t) for t in values)]
 
     _, *results = tf.while_loop(turns, clear, [never, *tensors])
     yield from results
@@ -216,12 +216,12 @@ def _choose(never: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _passing_gradients_on(
-    tensors: Sequence[Tensor], held: Sequence[Tensor]
+    tensors: Sequence[Tensor], stand_ins: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return `held`, with the gradient of a stand-in that of the tensor."""
-    graph = held[0].graph
+    """Return `stand_ins`, with the gradient of a stand-in that of the tensor."""
+    graph = stand_ins[0].graph
     with graph.gradient_override_map({"IdentityN": _GRADIENT}):
-        both = tf.identity_n([*tensors, *held])
+        both = tf.identity_n([*tensors, *stand_ins])
     return list(both[len(tensors) :])
 
 
@@ -287,8 +287,8 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
     return gate
 
 
-def _wait(tensor: Tensor, held: Tensor, gate: Operation) -> Tensor:
-    stand_in = creation.make_stand_in(tensor, SCOPE, "barrier", reads=held)
+def _wait(tensor: Tensor, source: Tensor, gate: Operation) -> Tensor:
+    stand_in = creation.make_stand_in(tensor, SCOPE, "barrier", reads=source)
     creation.add_control_edges(stand_in.op, [gate])
     return stand_in
 

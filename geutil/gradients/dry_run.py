@@ -141,16 +141,16 @@ class _Scratch:
                 tensors.append(self._copy[t])
         return tensors
 
-    def gradient(self, given: Any) -> Any:
+    def gradient(self, gradient: Any) -> Any:
         """Return the copy of the gradient of a y."""
-        if isinstance(given, tf.IndexedSlices):
-            shape = given.dense_shape
+        if isinstance(gradient, tf.IndexedSlices):
+            shape = gradient.dense_shape
             return tf.IndexedSlices(
-                self.of(given.values),
-                self.of(given.indices),
+                self.of(gradient.values),
+                self.of(gradient.indices),
                 None if shape is None else self.of(shape),
             )
-        return self.of(given) if is_tensor(given) else given
+        return self.of(gradient) if is_tensor(gradient) else gradient
 
     def options(self, options: Options) -> Options:
         """Return options that mean in the copy what `options` mean in the original."""

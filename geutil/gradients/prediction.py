@@ -96,16 +96,16 @@ class StepProgram:
             return plan_order(program, later=self.later(program))
         return OrderPlan(simulation.simulate(program))
 
-    def plain(self, *, held: bool) -> OrderPlan:
+    def plain(self, *, holds_gradients: bool) -> OrderPlan:
         """Return what plain gradients hold in the order of the executor.
 
         Args:
-            held: whether all gradients are held to the end.
+            holds_gradients: whether all gradients are held to the end.
 
         Cost: linear in nodes and edges.
         """
         program = self.program()
-        fetched = self._wanted if held else self._held
+        fetched = self._wanted if holds_gradients else self._held
         return OrderPlan(simulation.simulate(replace(program, fetched=fetched)))
 
     def later(self, program: Program) -> dict[int, list[int]]:
@@ -258,14 +258,14 @@ class StepProgram:
 
 
 def _pruned(
-    nodes: list[Node], sizes: list[int], wanted: list[int], held: list[int]
+    nodes: list[Node], sizes: list[int], roots: list[int], fetched: list[int]
 ) -> Program:
-    """Return a program without what no wanted tensor depends on any more."""
+    """Return a program without what no root depends on any more."""
     maker = [0] * len(sizes)
     for place, node in enumerate(nodes):
         for number in node.outputs:
             maker[number] = place
-    waiting = list(dict.fromkeys(maker[number] for number in wanted))
+    waiting = list(dict.fromkeys(maker[number] for number in roots))
     needed = [False] * len(nodes)
     for place in waiting:
         needed[place] = True
@@ -282,15 +282,15 @@ def _pruned(
         if node.controls:
             controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
-    return Program(final, sizes, held)
+    return Program(final, sizes, fetched)
 
 
-def _barrier(number: int, made: int, gate: int) -> Node:
+def _barrier(number: int, output: int, gate: int) -> Node:
     return Node(
         "barrier",
         "PlaceholderWithDefault",
         [number],
-        [made],
+        [output],
         controls=[gate],
         aliases=((0, 0),),
         cheap=True,

@@ -198,7 +198,7 @@ def make_report(
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, ordered=ordered)
-    plain = program.plain(held=step.holds_gradients)
+    plain = program.plain(holds_gradients=step.holds_gradients)
     recomputed = [
         RecomputedOp(op.name, op.type, number)
         for number, segment in enumerate(plan.segments)
@@ -222,7 +222,7 @@ def make_report(
         assumed=_assumed(step),
         plan=planned,
         plain_plan=plain,
-        plain_plan_held=program.plain(held=True),
+        plain_plan_held=program.plain(holds_gradients=True),
     )
 
 
@@ -261,9 +261,9 @@ def _ratio(peak: int, plain: int) -> str:
     return f" (ratio {peak / plain:.2f})" if plain else ""
 
 
-def _table(kept: Iterable[KeptTensor]) -> list[str]:
+def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
     """Return the largest kept tensors as lines of a table."""
-    largest = sorted(kept, key=lambda tensor: -tensor.bytes)
+    largest = sorted(kept_tensors, key=lambda tensor: -tensor.bytes)
     shown = largest[:_SHOWN]
     width = max(len(tensor.name) for tensor in shown)
     lines = [f"{'kept tensor':{width}}  {'bytes':>13}  {'type':20}  why"]
@@ -325,8 +325,8 @@ def _newer(a: _Published | None, b: _Published | None) -> _Published | None:
     return a if a.number > b.number else b
 
 
-def _report(found: _Published | None) -> Report | None:
-    return None if found is None else found.report
+def _report(numbered_report: _Published | None) -> Report | None:
+    return None if numbered_report is None else numbered_report.report
 
 
 _last = _Last()

@@ -78,8 +78,8 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
     )
 
 
-def _tensors(graph: Graph, given: Iterable[Any]) -> tuple[Tensor, ...]:
-    tensors = tuple(types.dereference(t) for t in given)
+def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
+    tensors = tuple(types.dereference(t) for t in checkpoints)
     for t in tensors:
         if not types.is_tensor(t):
             raise ArgumentTypeError(

@@ -205,15 +205,15 @@ def _values(seed: Any) -> Any:
 
 
 def _dependent(
-    made: Sequence[Operation], seeds: Iterable[Operation]
+    new_ops: Sequence[Operation], seeds: Iterable[Operation]
 ) -> list[Operation]:
     """Return the new ops that depend on a seed, in order of creation."""
     readers: dict[Operation, list[Operation]] = {}
-    for op in made:
+    for op in new_ops:
         for producer in _producers(op):
             readers.setdefault(producer, []).append(op)
     dependent = _reached(seeds, lambda op: readers.get(op, ()))
-    return [op for op in made if op in dependent]
+    return [op for op in new_ops if op in dependent]
 
 
 def _needed(ops: Sequence[Operation], gradients: Iterable[Any]) -> list[Operation]:

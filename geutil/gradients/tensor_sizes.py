@@ -109,9 +109,9 @@ class OpenShapes:
         self.refusal = ""
         self._given = IdentitySet()
 
-    def tell(self, given: Iterable[tuple[Tensor, Dims]]) -> None:
+    def tell(self, caller_dims: Iterable[tuple[Tensor, Dims]]) -> None:
         """Take in what the caller says. Nothing holds that was assumed without it."""
-        new_dims = list(given)
+        new_dims = list(caller_dims)
         if new_dims:
             earlier_dims = [(t, self.known[t]) for t in self._given]
             self.known = MutableIdentityMap((*earlier_dims, *new_dims))
@@ -257,13 +257,13 @@ def open_shapes_of(graph: Graph) -> OpenShapes:
 
 
 def settle_shapes(
-    ops: Sequence[Operation], given: Iterable[tuple[Tensor, Dims]] = ()
+    ops: Sequence[Operation], caller_dims: Iterable[tuple[Tensor, Dims]] = ()
 ) -> None:
     """Find what the open shapes of ops' results are to be taken for.
 
     Args:
         ops: ops of one graph.
-        given: what the caller says of tensors.
+        caller_dims: what the caller says of tensors.
 
     Raises:
         SelectionError: what the caller says does not fit the graph.
@@ -273,7 +273,7 @@ def settle_shapes(
     if not ops:
         return
     shapes = open_shapes_of(ops[0].graph)
-    tensor_dims = list(given)
+    tensor_dims = list(caller_dims)
     shapes.tell(tensor_dims)
     shapes.settle(ops)
     if tensor_dims and shapes.refusal:

@@ -238,7 +238,7 @@ def _bytes(ops: Iterable[Operation]) -> int:
 def move_gradients(
     step: PlainStep,
     before: int,
-    given: Iterable[tuple[Tensor, Tensor]],
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
     graph: Graph,
 ) -> list[Any]:
     """Copy the backward pass of a step, with what it recomputes, to another graph.
@@ -249,7 +249,7 @@ def move_gradients(
     Args:
         step: the step; its gradients depend on seeds that were made of stand-ins.
         before: how many ops its graph had before it was built.
-        given: the gradient in `graph` for each stand-in.
+        stand_in_gradients: the gradient in `graph` for each stand-in.
         graph: the other graph, a FuncGraph.
 
     Returns:
@@ -257,7 +257,7 @@ def move_gradients(
 
     Cost: linear in the ops that are copied and their inputs.
     """
-    there = types.MutableIdentityMap(given)
+    there = types.MutableIdentityMap(stand_in_gradients)
     moving = _ops_after(step.seeds, state.ops_since(step.graph, before))
     ops, read = _needed(tensors_of(step.gradients), moving, there)
     for t in read:
@@ -271,13 +271,13 @@ def move_gradients(
     return [_mapped(gradient, there) for gradient in step.gradients]
 
 
-def _ops_after(seeds: Iterable[Operation], made: Iterable[Operation]) -> set[Operation]:
+def _ops_after(seeds: Iterable[Operation], ops: Iterable[Operation]) -> set[Operation]:
     """Return the seeds and those of the ops that run after one of them."""
     after = set(seeds)
     # Edits let backward ops read copies that were made later, never the reverse.
     waiting = list(after)
     readers: dict[Operation, list[Operation]] = {}
-    for op in made:
+    for op in ops:
         for before in (*(t.op for t in op.inputs), *op.control_inputs):
             readers.setdefault(before, []).append(op)
     while waiting:

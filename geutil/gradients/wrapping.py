@@ -94,7 +94,7 @@ def _is_output(leaf: Any, graph: Graph) -> bool:
 
 
 def _read_from_outside(
-    ys: IdentitySet, made: frozenset[Operation]
+    ys: IdentitySet, new_ops: frozenset[Operation]
 ) -> tuple[Tensor, ...]:
     """Return the differentiable tensors from outside that `ys` depend on."""
     outside_tensors = IdentitySet()
@@ -102,7 +102,7 @@ def _read_from_outside(
     met = set()
     while waiting:
         t = waiting.pop()
-        if t.op not in made or _is_given(t):
+        if t.op not in new_ops or _is_given(t):
             if runtime.is_differentiable(t):
                 outside_tensors.add(t)
         elif t.op not in met:

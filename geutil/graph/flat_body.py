@@ -292,9 +292,9 @@ def has_list(arg: Any) -> bool:
     return bool(arg.number_attr or arg.type_list_attr)
 
 
-def _bound_attributes(signature: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _bound_attributes(signature: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {a.name: default_of(a) for a in signature.attr}
-    return {name: v for name, v in {**defaults, **given}.items() if v is not None}
+    return {name: v for name, v in {**defaults, **attributes}.items() if v is not None}
 
 
 def _filled_in(definition: Any, bound: Mapping[str, Any], where: str) -> Any:

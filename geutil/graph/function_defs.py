@@ -145,9 +145,9 @@ def _digest(definition: Any) -> bytes:
     return hashlib.sha256(definition.SerializeToString(deterministic=True)).digest()
 
 
-def _library(library: Any, kept: Iterable[Any], names: Mapping[str, str]) -> Any:
+def _library(library: Any, definitions: Iterable[Any], names: Mapping[str, str]) -> Any:
     result = FunctionDefLibrary()
-    result.function.extend(kept)
+    result.function.extend(definitions)
     for gradient in library.gradient:
         if gradient.function_name in names:
             added = result.gradient.add()

@@ -210,12 +210,12 @@ def library_for_copies(
 
 def _enqueue(
     queue: list[tuple[str, bool]],
-    known: set[tuple[str, bool]],
+    seen: set[tuple[str, bool]],
     pairs: Iterable[tuple[str, bool]],
 ) -> None:
     for pair in pairs:
-        if pair not in known:
-            known.add(pair)
+        if pair not in seen:
+            seen.add(pair)
             queue.append(pair)
 
 

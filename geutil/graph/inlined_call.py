@@ -247,14 +247,19 @@ class Expansion:
         return added_controls
 
     def _tell(
-        self, told: dict[str, list[str]], names: Sequence[str], args: Sequence[str]
+        self,
+        added_controls: dict[str, list[str]],
+        names: Sequence[str],
+        args: Sequence[str],
     ) -> None:
         """Let nodes wait for arguments."""
         if names:
             positions = (self._site.plan.args[name] for name in args)
             waits = [wait_for_tensor(self._site.inputs[i]) for i in positions]
             waits = self._joined(waits, len(names))
-            told.update((name, [*told.get(name, ()), *waits]) for name in names)
+            added_controls.update(
+                (name, [*added_controls.get(name, ()), *waits]) for name in names
+            )
 
     def _joined(self, controls: list[str], readers: int) -> list[str]:
         """Return control inputs for several readers, as one if that saves edges."""

@@ -97,8 +97,8 @@ class Claim:
 class Namespace:
     """The names that are taken in a graph."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
+    def __init__(self, used_names: Iterable[str]) -> None:
+        self._taken = set(used_names)
         self._scopes: set[str] = set()
         self._numbers: dict[str, int] = {}
 
@@ -119,12 +119,12 @@ class Namespace:
         name_counts = Counter(c.scope + name for c in claims for name in c.names)
         return [self._claim(c, name_counts) for c in claims]
 
-    def _claim(self, claim: Claim, wanted: Counter[str]) -> dict[str, str]:
+    def _claim(self, claim: Claim, name_counts: Counter[str]) -> dict[str, str]:
         scope = claim.scope
         clashes = [
             name
             for name in claim.names
-            if scope + name in self._taken or wanted[scope + name] > 1
+            if scope + name in self._taken or name_counts[scope + name] > 1
         ]
         if clashes and (
             claim.mostly_automatic or not claim.automatic.issuperset(clashes)
@@ -150,10 +150,10 @@ class Namespace:
         self._scopes.add(scope)
         return f"{scope}/"
 
-    def _next(self, base: str, taken: set[str]) -> str:
-        """Return the first name with a number that is not in `taken`."""
+    def _next(self, base: str, used_names: set[str]) -> str:
+        """Return the first name with a number that is not in `used_names`."""
         number = self._numbers.get(base, 0) + 1
-        while f"{base}_{number}" in taken:
+        while f"{base}_{number}" in used_names:
             number += 1
         self._numbers[base] = number
         return f"{base}_{number}"
@@ -424,10 +424,10 @@ class Plans:
 
 
 def _check_count(
-    node: BodyNode, call: Call, what: str, given: int, declared: int
+    node: BodyNode, call: Call, what: str, actual: int, declared: int
 ) -> None:
-    if given != declared:
+    if actual != declared:
         raise TransformError(
-            f"'{node.name}' calls function '{call.function}' with {given} {what}, but "
+            f"'{node.name}' calls function '{call.function}' with {actual} {what}, but "
             f"the function has {declared}; the graph is damaged"
         )

@@ -55,21 +55,27 @@ _NAMES = ("shared_name", "debug_name")
 _FIELDS = ("variable_name", "initializer_name", "snapshot_name", "initial_value_name")
 
 
-def variables_outside(graph: Graph, wanted: Sequence[tuple[str, Any]]) -> list[Any]:
+def variables_outside(
+    graph: Graph, initial_values: Sequence[tuple[str, Any]]
+) -> list[Any]:
     """Return new variables, each as `variable_outside` makes it.
 
     Args:
         graph: the graph.
-        wanted: the name of each variable, and its first value: a float32 array.
+        initial_values: the name of each variable, and its first value: a float32 array.
 
     Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape.
     """
     if is_func_graph(graph):
-        return [variable_outside(graph, initial, name) for name, initial in wanted]
+        return [
+            variable_outside(graph, initial, name) for name, initial in initial_values
+        ]
     global_variables = graph.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     before = len(global_variables)
     series = _Series(graph)
-    planned = [series.plan(name, np.asarray(initial)) for name, initial in wanted]
+    planned = [
+        series.plan(name, np.asarray(initial)) for name, initial in initial_values
+    ]
     series.make()
     variables = [series.variable(entry) for entry in planned]
     global_variables[before:] = variables

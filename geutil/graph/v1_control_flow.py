@@ -273,7 +273,7 @@ def copy_context(
     graph: Graph,
     outer: Any,
     names: Mapping[str, str],
-    kept: Collection[int],
+    context_ids: Collection[int],
     rename: Callable[[str], str | None],
 ) -> dict[int, Any]:
     """Make a copy of a context, and of contexts nested in it, in `graph`.
@@ -283,7 +283,7 @@ def copy_context(
         graph: the graph that holds the copies of its ops.
         outer: the context around the copy, or None.
         names: the name of each context's copy (its frame, for a loop).
-        kept: the `id` of each nested context that is copied too.
+        context_ids: the `id` of each nested context that is copied too.
         rename: the name of the copy of an op or tensor from the original's; None for
             one that has no copy, which the copied context does not know then.
 
@@ -291,7 +291,7 @@ def copy_context(
         The copy of each context, by the `id` of its original.
     """
     proto = members.context.to_proto()
-    originals = _prepare_protos(proto, members.context, names, kept, rename)
+    originals = _prepare_protos(proto, members.context, names, context_ids, rename)
     with creation.neutral(graph):
         graph._set_control_flow_context(outer)
         if members.context.IsWhileContext():
@@ -310,7 +310,7 @@ def _prepare_protos(
     proto: Any,
     context: Any,
     names: Mapping[str, str],
-    kept: Collection[int],
+    context_ids: Collection[int],
     rename: Callable[[str], str | None],
 ) -> list[Any]:
     """Rename a context proto and those nested in it; return their contexts."""
@@ -328,7 +328,7 @@ def _prepare_protos(
             for d, c in zip(
                 list(definition.nested_contexts), original._nested_contexts, strict=True
             )
-            if id(c) in kept
+            if id(c) in context_ids
         ]
         protos = [type(d).FromString(d.SerializeToString()) for d, _ in nested]
         del definition.nested_contexts[:]

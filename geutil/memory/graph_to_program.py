@@ -25,18 +25,18 @@ class Shapes:
 
     Args:
         graph: the caller's graph.
-        given: shapes for some of its tensors: a mapping, or pairs. A key is a tensor,
+        shapes: shapes for some of its tensors: a mapping, or pairs. A key is a tensor,
             its `ref()` or its name; the name of an op stands for its first output.
 
     Raises:
         PredictionError: the graph has no tensor of a name.
     """
 
-    def __init__(self, graph: Graph, given: GivenShapes | None) -> None:
+    def __init__(self, graph: Graph, shapes: GivenShapes | None) -> None:
         self._graph = graph
         self._given = {
             _found(graph, key).name: tf.TensorShape(shape)
-            for key, shape in types.pairs_of(given)
+            for key, shape in types.pairs_of(shapes)
         }
         self._open: list[Tensor] = []
 

@@ -240,15 +240,15 @@ class Memory:
             if born >= 0 and self.freed[tensor] < 0:
                 self.freed[tensor] = self._step
 
-    def _renew(self, node: Node, made: int) -> None:
+    def _renew(self, node: Node, new_buffer: int) -> None:
         """Give a variable a new buffer if its old one is still to be read."""
         for old in dict.fromkeys(self._buffer[tensor] for tensor in node.updates):
             if self._holders[old]:
-                self._awaiting.setdefault(old, []).append(made)
-                self._waits[made] += 1
-        if self._waits[made]:
-            self.born[made] = self._step
-            self.held += self._sizes[made]
+                self._awaiting.setdefault(old, []).append(new_buffer)
+                self._waits[new_buffer] += 1
+        if self._waits[new_buffer]:
+            self.born[new_buffer] = self._step
+            self.held += self._sizes[new_buffer]
 
 
 def _reads(program: Program) -> list[int]:

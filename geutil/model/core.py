@@ -200,7 +200,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
 
 
 def checked_arguments(
-    inputs: Mapping[str, Tensor], given: Mapping[str, Any]
+    inputs: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments as tensors of the right dtype.
 
@@ -208,13 +208,13 @@ def checked_arguments(
         ModelError: a name is unknown or missing, or a value does not fit.
     """
     names = list(inputs)
-    for name in given:
+    for name in arguments:
         if name not in inputs:
             raise ModelError(f"there is no input '{name}'; the inputs are {names}")
-    missing = [name for name in names if name not in given]
+    missing = [name for name in names if name not in arguments]
     if missing:
         raise ModelError(f"inputs {missing} are missing; the inputs are {names}")
-    return {name: _fitting(name, t, given[name]) for name, t in inputs.items()}
+    return {name: _fitting(name, t, arguments[name]) for name, t in inputs.items()}
 
 
 def _fitting(name: str, t: Tensor, value: Any) -> Any:

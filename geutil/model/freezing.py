@@ -107,15 +107,15 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
 def _change(
     carriers: Iterable[Carrier],
     seeds: Mapping[str, Value],
-    taken: set[str],
+    used_names: set[str],
     versions: Versions,
     where: str,
 ) -> list[Any]:
     """Change the nodes that read handles; return the nodes that they need besides."""
 
     def fresh(name: str) -> str:
-        name = programs.fresh_name(taken, name)
-        taken.add(name)
+        name = programs.fresh_name(used_names, name)
+        used_names.add(name)
         return name
 
     added = []

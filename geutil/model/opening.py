@@ -95,11 +95,9 @@ def open(
                 f"{', '.join(unused)} is for graphs only; rename or cut the model that "
                 "is opened"
             )
-    model_source = _source(source, signature, tags, inputs, outputs, session)
-    name = model_source.chosen(signature)
-    return Signatures(model_source, inline, {}, tuple(model_source.signatures), Model)[
-        name
-    ]
+    origin = _source(source, signature, tags, inputs, outputs, session)
+    name = origin.chosen(signature)
+    return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
 
 
 def _is_graph_source(source: Any) -> bool:

@@ -220,12 +220,12 @@ def subgraph(graph_def: Any, nodes: Iterable[Any]) -> Any:
     return result
 
 
-def fresh_name(taken: Mapping[str, Any] | set[str], name: str) -> str:
+def fresh_name(used_names: Mapping[str, Any] | set[str], name: str) -> str:
     """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
-    if name not in taken:
+    if name not in used_names:
         return name
     number = 1
-    while f"{name}_{number}" in taken:
+    while f"{name}_{number}" in used_names:
         number += 1
     return f"{name}_{number}"
 

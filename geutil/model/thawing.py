@@ -113,13 +113,13 @@ def _check(program: Program, matches: Matches, pattern: re.Pattern[str]) -> None
     )
 
 
-def _thawed(program: Program, found: list[Any], variables: Variables) -> Program:
-    """Return a program that reads variables in place of the constants `found`."""
+def _thawed(program: Program, constants: list[Any], variables: Variables) -> Program:
+    """Return a program that reads variables in place of some constants."""
     graph_def = program.graph_def
     node_names = {node.name for node in graph_def.node}
     captures = dict(program.captures)
     reads: dict[str, str] = {}
-    for node in found:
+    for node in constants:
         captures[f"{node.name}:0"] = variables.of(node).handle
         reads[node.name] = programs.fresh_name(
             node_names, f"{node.name}/ReadVariableOp"
@@ -130,7 +130,7 @@ def _thawed(program: Program, found: list[Any], variables: Variables) -> Program
             if programs.node_of(text) in reads:
                 control = "^" if text.startswith("^") else ""
                 node.input[index] = control + reads[programs.node_of(text)]
-    for node in found:
+    for node in constants:
         graph_def.node.append(_read_node(reads[node.name], node))
         _become_handle(node)
     outputs = {

@@ -236,13 +236,13 @@ def _report(
     plan: QuantizePlan,
     signature: str,
     choices: QuantizeChoices,
-    made: Mapping[Tensor, Tensor] | None = None,
+    quantized_by_tensor: Mapping[Tensor, Tensor] | None = None,
     variables: Mapping[str, Any] | None = None,
     step: Any = None,
 ) -> QuantizeReport:
     """Return the report of a plan, and log its warnings."""
     quantized = [
-        _entry(op, kernel, plan, signature, made or {})
+        _entry(op, kernel, plan, signature, quantized_by_tensor or {})
         for op, kernel in plan.kernels.items()
     ]
     skipped = [
@@ -270,7 +270,7 @@ def _entry(
     kernel: Operation,
     plan: QuantizePlan,
     signature: str,
-    made: Mapping[Tensor, Tensor],
+    quantized_by_tensor: Mapping[Tensor, Tensor],
 ) -> Quantized:
     """Return the entry of an op: the formats and ranges of its weights and result."""
     weights, result = plan.weights.get(op), plan.results.get(op)
@@ -283,7 +283,9 @@ def _entry(
         result.form if result else None,
         result.group.name if result and not result.group.fixed else "",
         signature,
-        made[result.tensor].name if result and made else "",
+        quantized_by_tensor[result.tensor].name
+        if result and quantized_by_tensor
+        else "",
     )
 
 

@@ -202,7 +202,7 @@ class RangeVariables:
 
     Args:
         graph: the graph that reads them.
-        given: variables by name.
+        variable_by_name: variables by name.
         collection: the collection of a v1 graph that they are put in, besides that of
             all variables.
 
@@ -211,10 +211,10 @@ class RangeVariables:
     """
 
     def __init__(
-        self, graph: Graph, given: Mapping[str, Any], collection: str | None
+        self, graph: Graph, variable_by_name: Mapping[str, Any], collection: str | None
     ) -> None:
         self._graph = graph
-        self._given = given
+        self._given = variable_by_name
         self._collection = collection
         self.by_name: dict[str, Any] = {}
 

@@ -189,8 +189,8 @@ def checked_ends(
     return float(low), float(high)
 
 
-def _is_range(given: Sequence[float]) -> bool:
-    return len(given) == 2 and given[0] <= 0.0 <= given[1] and given[0] < given[1]
+def _is_range(ends: Sequence[float]) -> bool:
+    return len(ends) == 2 and ends[0] <= 0.0 <= ends[1] and ends[0] < ends[1]
 
 
 @dataclass(frozen=True)

@@ -153,10 +153,10 @@ def make_list_of_t(
 
 
 def _make_list(
-    elements: Any, wanted: Any, ignored: Any, check_graph: bool, allow_graph: bool
+    elements: Any, is_wanted: Any, ignored: Any, check_graph: bool, allow_graph: bool
 ) -> list[Element]:
     """Return the wanted elements, without ignored ones; refuse all others."""
-    what = "tf.Operation" if wanted is types.is_op else "tf.Tensor"
+    what = "tf.Operation" if is_wanted is types.is_op else "tf.Tensor"
     if types.is_graph(elements):
         if not allow_graph:
             raise ArgumentTypeError(
@@ -164,12 +164,12 @@ def _make_list(
             )
         return (
             elements.get_operations()
-            if wanted is types.is_op
+            if is_wanted is types.is_op
             else get_tensors(elements)
         )
     listed = types.as_list(elements)
     for element in listed:
-        if not wanted(element) and not (ignored and ignored(element)):
+        if not is_wanted(element) and not (ignored and ignored(element)):
             raise ArgumentTypeError(
                 f"expected a {what}, got {types.type_name(element)}"
                 f"{types.eager_hint(element)}"
@@ -177,7 +177,7 @@ def _make_list(
     # Ignored elements have to be of the same graph, too.
     if check_graph:
         get_unique_graph(listed)
-    return [element for element in listed if wanted(element)] if ignored else listed
+    return [element for element in listed if is_wanted(element)] if ignored else listed
 
 
 def get_tensors(graph: Graph) -> list[Tensor]:

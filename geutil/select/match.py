@@ -156,20 +156,20 @@ def _check_unset(matches: object, name: str) -> None:
         )
 
 
-def _predicate(wanted: Any) -> OpPredicate:
+def _predicate(positive_filter: Any) -> OpPredicate:
     """Return the predicate that a regex, an op, a predicate or True stands for."""
-    if isinstance(wanted, str):
-        match = make_regex(wanted).fullmatch
+    if isinstance(positive_filter, str):
+        match = make_regex(positive_filter).fullmatch
         return lambda op: match(op.name) or match(types.scope_basename(op.name))
-    if isinstance(wanted, re.Pattern):
-        return lambda op: wanted.search(op.name)
-    if is_op(wanted):
-        return lambda op: op is wanted
-    if wanted is True:
+    if isinstance(positive_filter, re.Pattern):
+        return lambda op: positive_filter.search(op.name)
+    if is_op(positive_filter):
+        return lambda op: op is positive_filter
+    if positive_filter is True:
         return lambda op: True
-    if callable(wanted):
-        return wanted
+    if callable(positive_filter):
+        return positive_filter
     raise SelectionError(
         "expected a regex, a tf.Operation, a predicate or True, got "
-        + type_name(wanted)
+        + type_name(positive_filter)
     )

@@ -154,7 +154,7 @@ class _Options:
 
 
 def check_keywords(
-    kwargs: Collection[str], known: tuple[str, ...] = _KEYWORDS[:2]
+    kwargs: Collection[str], known_keywords: tuple[str, ...] = _KEYWORDS[:2]
 ) -> None:
     """Refuse keywords that a query does not know.
 
@@ -162,9 +162,9 @@ def check_keywords(
         SelectionError: naming one of them and those that are known.
     """
     for name in kwargs:
-        if name not in known:
+        if name not in known_keywords:
             raise SelectionError(
-                f"unknown keyword '{name}'; known are {', '.join(known)}"
+                f"unknown keyword '{name}'; known are {', '.join(known_keywords)}"
             )
 
 
@@ -178,7 +178,7 @@ def _select(
     options: _Options,
     own_tag: str,
     other_tag: str,
-    wanted: Callable[[object], bool],
+    is_wanted: Callable[[object], bool],
     ignored: Callable[[object], bool],
     find: Callable[[Graph, re.Pattern[str]], list[Element]],
 ) -> list[Element]:
@@ -201,10 +201,10 @@ def _select(
         elif types.is_graph(leaf):
             selected = (
                 leaf.get_operations()
-                if wanted is types.is_op
+                if is_wanted is types.is_op
                 else conversions.get_tensors(leaf)
             )
-        elif wanted(leaf):
+        elif is_wanted(leaf):
             selected = [leaf]
         elif ignored(leaf):
             continue

@@ -251,8 +251,8 @@ def _view_and_destination(
     return view, dst_graph
 
 
-def _replacements(given: Replacements) -> IdentityMap[Tensor]:
-    pairs = given.items() if isinstance(given, Mapping) else given
+def _replacements(replacements: Replacements) -> IdentityMap[Tensor]:
+    pairs = replacements.items() if isinstance(replacements, Mapping) else replacements
     checked = []
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:

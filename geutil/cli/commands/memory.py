@@ -82,9 +82,9 @@ def _mega(size: int | None) -> str:
     return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g}"
 
 
-def _shapes(given: list[str] | None) -> dict[str, list[int]]:
+def _shapes(size_options: list[str] | None) -> dict[str, list[int]]:
     shapes = {}
-    for value in given or ():
+    for value in size_options or ():
         name, mark, sizes = value.partition("=")
         if not mark or not all(part.isdigit() for part in sizes.split(",")):
             raise CommandError(f"'{value}' is no shape; write it as input=8,8,3")
@@ -92,10 +92,12 @@ def _shapes(given: list[str] | None) -> dict[str, list[int]]:
     return shapes
 
 
-def _known(name: str, shape: Any, batch: int, given: dict[str, list[int]]) -> list[int]:
+def _known(
+    name: str, shape: Any, batch: int, shape_by_name: dict[str, list[int]]
+) -> list[int]:
     """Return the sizes of an input, with the batch size where the first is open."""
-    if name in given:
-        return [batch, *given[name]]
+    if name in shape_by_name:
+        return [batch, *shape_by_name[name]]
     sizes: list[Any] = [None] if shape.rank is None else shape.as_list()
     filled = [sizes[0] or batch, *sizes[1:]] if shape.rank else sizes
     if None in filled:

@@ -51,25 +51,29 @@ class Trials:
         """Return what plain gradients lead to."""
         return self._trial((), ())
 
-    def run(self, kept: Iterable[Tensor]) -> Trial:
+    def run(self, kept_tensors: Iterable[Tensor]) -> Trial:
         """Return what a choice leads to.
 
         Args:
-            kept: the choice.
+            kept_tensors: the choice.
 
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
-        chosen = tuple(kept)
+        chosen = tuple(kept_tensors)
         ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
             self._step, lambda t: id(t) in ids or self._is_always_kept(t)
         )
         return self._trial(chosen, plan.segments)
 
-    def _trial(self, kept: tuple[Tensor, ...], segments: Sequence[Segment]) -> Trial:
+    def _trial(
+        self, kept_tensors: tuple[Tensor, ...], segments: Sequence[Segment]
+    ) -> Trial:
         peak = self.program.peak(segments)
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
-        return Trial(kept, peak, cost, sum(map(tensor_sizes.tensor_bytes, kept)))
+        return Trial(
+            kept_tensors, peak, cost, sum(map(tensor_sizes.tensor_bytes, kept_tensors))
+        )
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:
@@ -134,10 +138,10 @@ class CuttingSearch:
     def _bytes(self, trial: Trial) -> int:
         return trial.peak + trial.held if self._among_others else trial.peak
 
-    def add(self, kept: Sequence[Tensor]) -> None:
+    def add(self, kept_tensors: Sequence[Tensor]) -> None:
         """Try a choice out that no cutting need lead to; none is plain gradients."""
-        if kept:
-            self._run(kept)
+        if kept_tensors:
+            self._run(kept_tensors)
 
     def start(self, cuttings: Iterable[Cuts]) -> None:
         """Try cuttings out."""
@@ -206,14 +210,14 @@ class CuttingSearch:
             self._known[cuts] = trial
         return self._known[cuts]
 
-    def _run(self, kept: Sequence[Tensor]) -> Trial | None:
+    def _run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
         """Return what a choice leads to, or None if it may not be tried any more."""
-        key = tuple(map(id, kept))
+        key = tuple(map(id, kept_tensors))
         if key not in self._same:
             if self._left <= 0:
                 return None
             self._left -= 1
-            self._same[key] = self._trials.run(kept)
+            self._same[key] = self._trials.run(kept_tensors)
         return self._same[key]
 
 

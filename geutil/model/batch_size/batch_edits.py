@@ -175,16 +175,21 @@ class Writer:
         nodes: the repeated field of nodes.
         function: whether it is that of a function.
         new: the new batch size, None if any.
-        taken: names that are in use besides the nodes'.
+        used_names: names that are in use besides the nodes'.
     """
 
     def __init__(
-        self, nodes: Any, *, function: bool, new: int | None, taken: Sequence[str] = ()
+        self,
+        nodes: Any,
+        *,
+        function: bool,
+        new: int | None,
+        used_names: Sequence[str] = (),
     ) -> None:
         self._nodes = nodes
         self._function = function
         self._new = new
-        self._names = {node.name for node in nodes} | set(taken)
+        self._names = {node.name for node in nodes} | set(used_names)
 
     def constant(self, name: str, value: Any, dtype: int, after: Sequence[str]) -> str:
         """Add a constant; `after` keeps it in the loop of version 1 that it is for."""

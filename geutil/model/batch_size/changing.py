@@ -51,7 +51,7 @@ def _apply_to_function(
     function: Any, plan: BatchPlan, new: int | None
 ) -> list[tuple[CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
-    writer = Writer(function.node_def, function=True, new=new, taken=args)
+    writer = Writer(function.node_def, function=True, new=new, used_names=args)
     for attributes in function.arg_attr.values():
         attributes.attr.pop("_output_shapes", None)
     function.attr.pop("_input_shapes", None)

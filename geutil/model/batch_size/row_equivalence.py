@@ -148,7 +148,7 @@ def _windows(size: int, old: int) -> Iterator[Array]:
 
 def judge(
     references: Sequence[Array],
-    found: Array,
+    actual: Array,
     rows: Sequence[Array],
     size: int,
     rounding: float,
@@ -157,21 +157,21 @@ def judge(
 
     Args:
         references: what the old model makes of each window.
-        found: what the new model makes of the batch.
+        actual: what the new model makes of the batch.
         rows: the rows of each window.
         size: the size of the batch.
         rounding: the measured effect of rounding.
     """
     first, old = references[0], len(rows[0])
     allowed = tolerance(references, rounding)
-    axis = batch_axis(first.shape, found.shape, old, size)
+    axis = batch_axis(first.shape, actual.shape, old, size)
     if axis is None:
-        constant = all(distance(r, found) <= allowed for r in references)
+        constant = all(distance(r, actual) <= allowed for r in references)
         return Verdict(RowVerdict.CONSTANT if constant else RowVerdict.UNGROUPED)
     factor = first.shape[axis] // old
     for window, reference in zip(rows, references, strict=True):
         places = (window[:, None] * factor + np.arange(factor)).ravel()
-        apart = distance(reference, np.take(found, places, axis))
+        apart = distance(reference, np.take(actual, places, axis))
         if not apart <= allowed:
             return Verdict(RowVerdict.DIFFERS, int(window[0]), apart, allowed)
     # A batch of one row has nothing to mix up.

@@ -99,7 +99,7 @@ def _told(file: Path, function: Any, *arguments: Any) -> Any:
 
 
 def _with_saved_model(
-    found: Inspection, buffer: Buffer, tags: Iterable[str] | None
+    partial_inspection: Inspection, buffer: Buffer, tags: Iterable[str] | None
 ) -> Inspection:
     places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
     # Everything of each MetaGraph but its graph and objects: 1 and 3 to 6.
@@ -113,8 +113,8 @@ def _with_saved_model(
         for place, meta_graph in zip(places, slim.meta_graphs, strict=True)
         if meta_graph is chosen
     )
-    found = replace(
-        found,
+    partial_inspection = replace(
+        partial_inspection,
         tags=tuple(chosen.meta_info_def.tags),
         version=chosen.meta_info_def.tensorflow_version,
         signatures={
@@ -123,14 +123,16 @@ def _with_saved_model(
             if not name.startswith(_INTERNAL)
         },
         assets=tuple(asset.filename for asset in chosen.asset_file_def),
-        variables=_variables(found.path, buffer, place),
+        variables=_variables(partial_inspection.path, buffer, place),
     )
     for graph in wire.spans(buffer, place, _GRAPH):
-        found = _with_graph(found, buffer, graph)
-    return found
+        partial_inspection = _with_graph(partial_inspection, buffer, graph)
+    return partial_inspection
 
 
-def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
+def _with_graph(
+    partial_inspection: Inspection, buffer: Buffer, graph: Span
+) -> Inspection:
     """Add the ops, functions and constants of a `GraphDef` to an inspection."""
     ops, constants = _count(wire.elements(buffer, graph, GraphDef, "node"))
     function_ops: Counter[str] = Counter()
@@ -150,7 +152,7 @@ def _with_graph(found: Inspection, buffer: Buffer, graph: Span) -> Inspection:
                 )
             )
     return replace(
-        found,
+        partial_inspection,
         ops=_ordered(ops),
         function_ops=_ordered(function_ops),
         functions=tuple(functions),

@@ -147,11 +147,11 @@ def _tag_set(tags: Iterable[str]) -> set[str]:
     return {tags} if isinstance(tags, str) else set(tags)
 
 
-def _read(file: Path, wanted: str) -> Any:
+def _read(file: Path, expected_kind: str) -> Any:
     data = read_bytes(file)
     if file.suffix in (".pbtxt", ".txt"):
-        return _from_text(data, file, wanted)
-    return _from_binary(data, file, wanted)
+        return _from_text(data, file, expected_kind)
+    return _from_binary(data, file, expected_kind)
 
 
 def read_bytes(file: Path) -> bytes:
@@ -176,20 +176,20 @@ def what_is(file: Path) -> str:
     return kind or f"a file, and its suffix '{file.suffix}' says no format"
 
 
-def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
+def check_binary(buffer: Buffer, file: Path, expected_kind: str) -> None:
     """Check which proto a file holds, by the look of it.
 
     Args:
         buffer: what the file holds.
         file: its name.
-        wanted: the kind that it should be of.
+        expected_kind: the kind that it should be of.
 
     Raises:
         ModelError: it is of another kind, truncated, or no proto.
     """
     foreign = wire.foreign_kind(buffer[:16])
     if foreign:
-        raise ModelError(f"'{file}' is {foreign}, no {wanted}")
+        raise ModelError(f"'{file}' is {foreign}, no {expected_kind}")
     try:
         kind = wire.binary_kind(buffer)
     except ModelError as error:
@@ -198,40 +198,47 @@ def check_binary(buffer: Buffer, file: Path, wanted: str) -> None:
             raise ModelError(
                 f"'{file}' is a {hint} in text form: name it .pbtxt"
             ) from error
-        raise ModelError(f"'{file}' holds no whole {wanted}: {error}") from error
-    _check_kind(kind, wanted, file)
+        raise ModelError(f"'{file}' holds no whole {expected_kind}: {error}") from error
+    _check_kind(kind, expected_kind, file)
 
 
-def _check_kind(found: str | None, wanted: str, file: Path) -> None:
-    if found == wanted:
+def _check_kind(actual_kind: str | None, expected_kind: str, file: Path) -> None:
+    if actual_kind == expected_kind:
         return
-    if found is None:
-        raise ModelError(f"'{file}' holds no {wanted}, nor another proto of a model")
-    raise ModelError(f"'{file}' holds a {found}, no {wanted}: {_REMEDIES[found]}")
+    if actual_kind is None:
+        raise ModelError(
+            f"'{file}' holds no {expected_kind}, nor another proto of a model"
+        )
+    raise ModelError(
+        f"'{file}' holds a {actual_kind}, no {expected_kind}: {_REMEDIES[actual_kind]}"
+    )
 
 
-def _from_binary(data: bytes, file: Path, wanted: str) -> Any:
-    check_binary(data, file, wanted)
+def _from_binary(data: bytes, file: Path, expected_kind: str) -> Any:
+    check_binary(data, file, expected_kind)
     try:
-        return _PROTOS[wanted].FromString(data)
+        return _PROTOS[expected_kind].FromString(data)
     except PARSE_ERRORS as error:
         raise ModelError(
-            f"'{file}' holds no whole {wanted}, it is truncated or damaged: {error}"
+            f"'{file}' holds no whole {expected_kind}, it is truncated or damaged: "
+            f"{error}"
         ) from error
 
 
-def _from_text(data: bytes, file: Path, wanted: str) -> Any:
+def _from_text(data: bytes, file: Path, expected_kind: str) -> Any:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"'{file}' is no text: {error}") from error
     kind = wire.text_kind(text)
     if kind is not None:
-        _check_kind(kind, wanted, file)
+        _check_kind(kind, expected_kind, file)
     try:
-        return protos.parse_text(text, _PROTOS[wanted]())
+        return protos.parse_text(text, _PROTOS[expected_kind]())
     except PARSE_ERRORS as error:
-        raise ModelError(f"'{file}' holds no {wanted} in text form: {error}") from error
+        raise ModelError(
+            f"'{file}' holds no {expected_kind} in text form: {error}"
+        ) from error
 
 
 def _listed(names: list[str], shown: int = 8) -> str:

@@ -259,14 +259,14 @@ def _check_inputs(node: CheckedNode, inputs: InputResolver) -> list[int]:
 
 
 def check_types(
-    wanted: Types | None, found: Sequence[int], names: Sequence[str]
+    expected: Types | None, actual: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Raise `ModelError` unless the types that were found are the wanted ones."""
-    if wanted is None:
+    """Raise `ModelError` unless the actual types are the expected ones."""
+    if expected is None:
         return
-    if len(found) != len(wanted):
-        raise ModelError(f"it takes {len(wanted)} inputs, but has {len(found)}")
-    for name, have, want in zip(names, found, wanted, strict=False):
+    if len(actual) != len(expected):
+        raise ModelError(f"it takes {len(expected)} inputs, but has {len(actual)}")
+    for name, have, want in zip(names, actual, expected, strict=False):
         if have != want and have != UNKNOWN and want != UNKNOWN:
             raise ModelError(
                 f"its input '{name}' is of type {tensor_checks.type_name(have)}; taken "

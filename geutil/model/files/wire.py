@@ -187,9 +187,9 @@ def text_kind(text: str) -> str | None:
     return _TEXT_KINDS.get(match[1]) if match else None
 
 
-def _are_nodes(buffer: Buffer, found: list[Field]) -> bool:
+def _are_nodes(buffer: Buffer, candidates: list[Field]) -> bool:
     """Tell whether most of the fields look like a NodeDef: one may be damaged."""
-    return 2 * sum(_is_node(buffer, f) for f in found) > len(found)
+    return 2 * sum(_is_node(buffer, f) for f in candidates) > len(candidates)
 
 
 def _is_node(buffer: Buffer, field: Field) -> bool:

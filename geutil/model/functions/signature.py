@@ -131,25 +131,25 @@ def _family_of_results(library: FunctionLibrary, entry: Entry, instead: str) -> 
     return family
 
 
-def _keys(found: Family, caller: Caller) -> list[str]:
-    return [e.key for e in found.entries if e.name in caller.names]
+def _keys(family: Family, caller: Caller) -> list[str]:
+    return [e.key for e in family.entries if e.name in caller.names]
 
 
-def _check_branches(found: Family, given: Mapping[str, Tensor]) -> None:
+def _check_branches(family: Family, tensor_by_key: Mapping[str, Tensor]) -> None:
     """Raise unless each branch has its own tensor for an output, all of one dtype."""
-    branch_keys = [member.key for member in found.entries]
-    missing = [key for key in branch_keys if key not in given]
+    branch_keys = [member.key for member in family.entries]
+    missing = [key for key in branch_keys if key not in tensor_by_key]
     if missing:
         raise ModelError(
             f"the output must be given for all branches; {missing} lack it: pass "
             "add_output(name, {function: tensor}) with " + _listed(branch_keys)
         )
-    for key in given:
+    for key in tensor_by_key:
         if key not in branch_keys:
             raise ModelError(f"'{key}' is none of the branches, {_listed(branch_keys)}")
-    first = given[branch_keys[0]]
-    for member in found.entries:
-        tensor = given[member.key]
+    first = tensor_by_key[branch_keys[0]]
+    for member in family.entries:
+        tensor = tensor_by_key[member.key]
         member.opened().require_own(tensor)
         if tensor.dtype != first.dtype:
             raise ModelError(

@@ -78,12 +78,12 @@ def family(library: FunctionLibrary, entry: Entry) -> Family:
         entries = [library.entry(name) for name in names]
 
 
-def check_loops(found: Family) -> None:
+def check_loops(entry_family: Family) -> None:
     """Refuse the body of a loop that is something else as well, with other results."""
-    for entry in found.entries:
-        if not found.loops_around(entry):
+    for entry in entry_family.entries:
+        if not entry_family.loops_around(entry):
             continue
-        for caller in found.callers:
+        for caller in entry_family.callers:
             cond = caller.is_loop and body_of(caller) != entry.name
             if entry.name in caller.names and (caller.is_branching or cond):
                 raise ModelError(
@@ -335,23 +335,23 @@ def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
 
 
 def add_argument(
-    found: Family, member: Entry, name: str, spec: Any, like: Tensor
+    entry_family: Family, member: Entry, name: str, spec: Any, like: Tensor
 ) -> None:
     """Add an argument to one function of a family."""
     body = member.opened()
     placeholder = body.new_input(fresh_name(set(body.inputs), name), spec, like)
-    if found.loops_around(member):
+    if entry_family.loops_around(member):
         body.take_output(fresh_name(set(body.outputs), name), placeholder)
 
 
 def with_argument(
-    found: Family, passed: Mapping[Operation, Tensor]
+    entry_family: Family, passed: Mapping[Operation, Tensor]
 ) -> dict[Operation, Rebuild]:
     """Return the new ends of callers that pass one more argument."""
     rebuilds = {}
-    for caller in found.callers:
+    for caller in entry_family.callers:
         same, value = same_ends(caller), passed[caller.op]
-        added = [NewOutput(value)] if found.returns_argument(caller) else []
+        added = [NewOutput(value)] if entry_family.returns_argument(caller) else []
         rebuilds[caller.op] = Rebuild([*same.inputs, value], [*same.outputs, *added])
     return rebuilds
 

@@ -255,12 +255,14 @@ class Decision:
     entries: list[Stripped]
 
 
-def decide_effects(program: Program, options: StripOptions, known: Known) -> Decision:
+def decide_effects(
+    program: Program, options: StripOptions, known_effects: Known
+) -> Decision:
     """Decide about each node with a side effect that a call of a program runs.
 
     Cost: linear in nodes and edges, function bodies included.
     """
-    return _Decider(program, options, known).decide()
+    return _Decider(program, options, known_effects).decide()
 
 
 class _Decider:
@@ -269,7 +271,9 @@ class _Decider:
     A write of a variable is pending until something that stays reads the variable.
     """
 
-    def __init__(self, program: Program, options: StripOptions, known: Known) -> None:
+    def __init__(
+        self, program: Program, options: StripOptions, known_effects: Known
+    ) -> None:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}
         self._nodes = programs.nodes_by_name(graph_def)
@@ -278,7 +282,7 @@ class _Decider:
         ends = [*self._outputs, *program.side_effects]
         self._running = programs.nodes_behind(graph_def, ends, self._handles)
         self._options = options
-        self._known = known
+        self._known = known_effects
         self._kinds = EffectKinds(functions)
         self._needed: set[str] = set()
         self._read: set[str] = set()

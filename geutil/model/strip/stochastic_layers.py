@@ -92,10 +92,12 @@ def _input(match: Match) -> Tensor:
     return match["x"]
 
 
-def _off_mean(match: Match, wanted: float) -> str | None:
+def _off_mean(match: Match, expected: float) -> str | None:
     mean = _value(match, "mean")
-    if np.any(mean != wanted):
-        return f"its mean is {mean}, not {wanted:g}: taking it out would shift the rest"
+    if np.any(mean != expected):
+        return (
+            f"its mean is {mean}, not {expected:g}: taking it out would shift the rest"
+        )
     return None
 
 

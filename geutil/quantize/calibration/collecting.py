@@ -202,15 +202,15 @@ class RangeTrials:
         return float(np.sum([noise_share(*pair) for pair in pairs]))
 
 
-def noise_share(exact: Array, found: Array) -> float:
+def noise_share(exact: Array, quantized: Array) -> float:
     """Return the mean square of a difference as a share of the variance.
 
     Values that are not finite do not count. Without variance it is 0.
     """
     is_finite = np.isfinite(exact)
-    exact, found = (v[is_finite].astype(np.float64) for v in (exact, found))
+    exact, quantized = (v[is_finite].astype(np.float64) for v in (exact, quantized))
     variance = exact.var() if exact.size else 0.0
-    return float(((found - exact) ** 2).mean() / variance) if variance else 0.0
+    return float(((quantized - exact) ** 2).mean() / variance) if variance else 0.0
 
 
 def _joined(batches: Sequence[Results], index: int) -> Array:

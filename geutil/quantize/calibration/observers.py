@@ -145,8 +145,8 @@ def entropy_range(histogram: Histogram, bits: int) -> Range:
     return _best(histogram, divergence)
 
 
-def _divergence(exact: Array, told: Array) -> float:
-    p, q = exact / exact.sum(), told / max(told.sum(), 1e-300)
+def _divergence(exact: Array, quantized: Array) -> float:
+    p, q = exact / exact.sum(), quantized / max(quantized.sum(), 1e-300)
     support = p > 0
     return float(
         (p[support] * np.log(p[support] / np.maximum(q[support], 1e-12))).sum()

@@ -179,29 +179,30 @@ class _Tally:
         self._clear = 0
         self._agreeing = 0
 
-    def add(self, wanted: Array, found: Array) -> None:
+    def add(self, model_output: Array, file_output: Array) -> None:
         """Take in what the model and the file gave for a batch."""
-        if wanted.shape != found.shape:
+        if model_output.shape != file_output.shape:
             raise QuantizeError(
-                f"output '{self._name}' has shape {list(wanted.shape)} in the model "
-                f"and {list(found.shape)} in the TFLite file, which is of another model"
+                f"output '{self._name}' has shape {list(model_output.shape)} in the "
+                f"model and {list(file_output.shape)} in the TFLite file, which is of "
+                "another model"
             )
         if not self._step:
-            self._step = float(np.ptp(wanted)) / 255 or 1.0
-        expected = np.round(wanted / self._step) + self._zero
+            self._step = float(np.ptp(model_output)) / 255 or 1.0
+        expected = np.round(model_output / self._step) + self._zero
         if self._is_float:
-            found = np.round(found / self._step)
-        elif np.issubdtype(wanted.dtype, np.floating):
-            limits = np.iinfo(found.dtype)
+            file_output = np.round(file_output / self._step)
+        elif np.issubdtype(model_output.dtype, np.floating):
+            limits = np.iinfo(file_output.dtype)
             expected = np.clip(expected, limits.min, limits.max)
-        apart = np.abs(expected - found.astype(float)).reshape(-1)
+        apart = np.abs(expected - file_output.astype(float)).reshape(-1)
         self._counts += np.bincount(np.minimum(apart, 255).astype(int), minlength=256)
-        if wanted.ndim < 2 or wanted.shape[-1] < 2:
+        if model_output.ndim < 2 or model_output.shape[-1] < 2:
             return
         rows = expected.reshape(-1, expected.shape[-1])
         first, second = np.sort(rows, axis=-1)[:, -2:].T[::-1]
         clear = first - second > _MARGIN
-        same = rows.argmax(-1) == found.reshape(rows.shape).argmax(-1)
+        same = rows.argmax(-1) == file_output.reshape(rows.shape).argmax(-1)
         self._clear += int(clear.sum())
         self._agreeing += int((clear & same).sum())
 

@@ -131,7 +131,7 @@ def _is_computed_from_shapes(each: Moved) -> bool:
     return True
 
 
-def _moves(moved: Sequence[Moved], size: int) -> list[list[Array]]:
+def _moves(moved_convolutions: Sequence[Moved], size: int) -> list[list[Array]]:
     """Return the numbers of each, for images of a size where that is not known."""
 
     def replace(op: Operation) -> Array | None:
@@ -140,8 +140,10 @@ def _moves(moved: Sequence[Moved], size: int) -> list[list[Array]]:
         sizes = [size if n is None else n for n in op.inputs[0].shape.as_list()]
         return np.asarray(sizes, op.outputs[0].dtype.as_numpy_dtype)
 
-    values = iter(values_of([t for each in moved for t in each.numbers], replace))
-    return [[next(values) for _ in each.numbers] for each in moved]
+    values = iter(
+        values_of([t for each in moved_convolutions for t in each.numbers], replace)
+    )
+    return [[next(values) for _ in each.numbers] for each in moved_convolutions]
 
 
 def _dilated(each: Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
@@ -163,9 +165,13 @@ def _dilated(each: Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
     )
 
 
-def left_out(found: Sequence[Dilated]) -> Mapping[Operation, Tensor]:
+def left_out(dilated_convolutions: Sequence[Dilated]) -> Mapping[Operation, Tensor]:
     """Return what stands in for the moves around dilated convolutions."""
-    moves = (op for dilated in found for op in (dilated.spread, dilated.gathered))
+    moves = (
+        op
+        for dilated in dilated_convolutions
+        for op in (dilated.spread, dilated.gathered)
+    )
     return {op: op.inputs[0] for op in moves}
 
 
@@ -380,7 +386,7 @@ def _biases(graph: Graph) -> Iterator[_Bias]:
 
 
 def _told_apart(
-    graph: Graph, constants: Mapping[Operation, Array], found: Values
+    graph: Graph, constants: Mapping[Operation, Array], new_values: Values
 ) -> None:
     """Widen ranges of weights by a rounding error where layers would become one."""
     by_data: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
@@ -397,13 +403,13 @@ def _told_apart(
             same.append(simulation)
     for simulations in by_data.values():
         if len(simulations) > 1:
-            _widen_equal(simulations, constants, found)
+            _widen_equal(simulations, constants, new_values)
 
 
 def _widen_equal(
     simulations: Sequence[Operation],
     constants: Mapping[Operation, Array],
-    found: Values,
+    new_values: Values,
 ) -> None:
     values = values_of([op.inputs[0] for op in simulations], constants.get)
     for index, op in enumerate(simulations):
@@ -412,25 +418,29 @@ def _widen_equal(
         if count and all(end in constants for end in ends):
             for end in ends:
                 wider = np.float32(1 + count * _ROUNDING)
-                found[end] = np.asarray(found.get(end, constants[end]) * wider)
+                new_values[end] = np.asarray(
+                    new_values.get(end, constants[end]) * wider
+                )
 
 
-def _kept(graph: Graph, constants: Mapping[Operation, Array], found: Values) -> None:
+def _kept(
+    graph: Graph, constants: Mapping[Operation, Array], new_values: Values
+) -> None:
     """Change parameters of sums and products that would be dropped."""
     simulations = list(_simulated_operands(graph, constants))
     parameters = [op.inputs[0] for op, _ in simulations]
-    values = values_of(parameters, lambda op: found.get(op, constants.get(op)))
+    values = values_of(parameters, lambda op: new_values.get(op, constants.get(op)))
     for (op, neutral), value in zip(simulations, values, strict=True):
         if not value.size or not np.all(value == neutral):
             continue
         low, high = (t.op for t in list(op.inputs)[1:])
         if neutral:
             for end in (low, high):
-                wider = found.get(end, constants[end]) * np.float32(1 + _ROUNDING)
-                found[end] = np.asarray(wider)
+                wider = new_values.get(end, constants[end]) * np.float32(1 + _ROUNDING)
+                new_values[end] = np.asarray(wider)
         else:
-            found[op.inputs[0].op] = np.full_like(value, _TINY)
-            found[low], found[high] = (
+            new_values[op.inputs[0].op] = np.full_like(value, _TINY)
+            new_values[low], new_values[high] = (
                 np.full_like(constants[low], end) for end in (-_TINY, _TINY)
             )
 
@@ -486,7 +496,7 @@ def _not_uniform(bias: Array) -> Array:
 
 
 def _widen(
-    layer: Layer, bias: Array, constants: Mapping[Operation, Array], found: Values
+    layer: Layer, bias: Array, constants: Mapping[Operation, Array], new_values: Values
 ) -> None:
     """Widen the range of weights for a bias that would overflow."""
     simulation = _source(layer.kernel).op
@@ -496,15 +506,15 @@ def _widen(
     ends = [t.op for t in simulation.inputs][1:]
     if not ends or any(end not in constants for end in ends):
         return
-    low, high = (found.get(end, constants[end]) for end in ends)
+    low, high = (new_values.get(end, constants[end]) for end in ends)
     magnitude = np.abs(bias.reshape(-1)) if bias.size == low.size else np.abs(bias)
     least = (magnitude if low.ndim else magnitude.max()) / (data * _MOST_STEPS)
     least = np.broadcast_to(least, low.shape) if low.ndim else least
     half = least * (2 ** (simulation.get_attr("num_bits") - 1) - 1)
     too_small = _width(simulation, low, high) < least
     if np.any(too_small):
-        found[ends[0]] = np.where(too_small, -half, low).astype(np.float32)
-        found[ends[1]] = np.where(too_small, half, high).astype(np.float32)
+        new_values[ends[0]] = np.where(too_small, -half, low).astype(np.float32)
+        new_values[ends[1]] = np.where(too_small, half, high).astype(np.float32)
 
 
 def _step(simulation: Operation, constants: Mapping[Operation, Array]) -> Any:

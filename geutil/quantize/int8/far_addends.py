@@ -114,10 +114,10 @@ def _ends(op: Operation) -> tuple[Operation, ...]:
 
 
 def _shortened(
-    together: Sequence[Operation], known: Mapping[Operation, Array]
+    together: Sequence[Operation], value_by_end: Mapping[Operation, Array]
 ) -> dict[Operation, Array]:
     """Return the ends of a range that all of its readers allow to be cut off."""
-    site = _Site.of(together[0], known)
+    site = _Site.of(together[0], value_by_end)
     if site is None:
         return {}
     same, reaches = frozenset(together), []
@@ -125,7 +125,7 @@ def _shortened(
         if reader in same:
             continue
         tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
-        reach = tell(site, reader, index, known)
+        reach = tell(site, reader, index, value_by_end)
         if reach is None:
             return {}
         reaches.append(reach)
@@ -143,7 +143,7 @@ def _shortened(
 
 
 def _reach_of_addend(
-    site: _Site, op: Operation, index: int, known: Mapping[Operation, Array]
+    site: _Site, op: Operation, index: int, value_by_end: Mapping[Operation, Array]
 ) -> tuple[float, float] | None:
     """Return between which values an addend makes a difference.
 
@@ -151,8 +151,8 @@ def _reach_of_addend(
     """
     if op.type not in _SUMS or len(op.inputs) != 2:
         return None
-    other = _Site.of(_source(op.inputs[1 - index]), known)
-    results = list(_sites(_readers([op]), known))
+    other = _Site.of(_source(op.inputs[1 - index]), value_by_end)
+    results = list(_sites(_readers([op]), value_by_end))
     if other is None or not results or None in results:
         return None
     sums = [site for site in results if site is not None]
@@ -167,14 +167,14 @@ def _reach_of_addend(
 
 
 def _reach_of_factor(
-    site: _Site, op: Operation, index: int, known: Mapping[Operation, Array]
+    site: _Site, op: Operation, index: int, value_by_end: Mapping[Operation, Array]
 ) -> tuple[float, float] | None:
     """Return between which values a factor of what was cut off makes a difference.
 
     The other factor begins at 0; its first step already reaches the end of the product.
     """
-    other = _Site.of(_source(op.inputs[1 - index]), known)
-    results = list(_sites(_readers([op]), known))
+    other = _Site.of(_source(op.inputs[1 - index]), value_by_end)
+    results = list(_sites(_readers([op]), value_by_end))
     if other is None or other.low < 0 or len(results) != 1 or results[0] is None:
         return None
     product = results[0]
@@ -184,9 +184,9 @@ def _reach_of_factor(
 
 
 def _sites(
-    readers: Iterable[tuple[Operation, int]], known: Mapping[Operation, Array]
+    readers: Iterable[tuple[Operation, int]], value_by_end: Mapping[Operation, Array]
 ) -> Iterator[_Site | None]:
-    return (_Site.of(reader, known) for reader, _ in readers)
+    return (_Site.of(reader, value_by_end) for reader, _ in readers)
 
 
 def _readers(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:

@@ -452,9 +452,11 @@ def _is_plain(op: Operation) -> bool:
     return ones and has_known_size and bool(op.get_attr("padding") == b"VALID")
 
 
-def _crops_data(moved: Moved) -> bool:
+def _crops_data(moved_convolution: Moved) -> bool:
     """Tell whether more is cropped than zeros were added, as far as that is known."""
-    before, padding, after, crops = (tf.get_static_value(t) for t in moved.numbers)
+    before, padding, after, crops = (
+        tf.get_static_value(t) for t in moved_convolution.numbers
+    )
     if any(value is None for value in (before, padding, after, crops)):
         return False
     return not np.array_equal(before, after) or bool(np.any(padding < crops))

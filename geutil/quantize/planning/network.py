@@ -51,12 +51,12 @@ def _behind(op: Operation, live: Liveness) -> Operation | None:
 
 
 def _reshaped_back(
-    found: Operation, tensor: Tensor, reader: Operation, live: Liveness
+    fake_quant: Operation, tensor: Tensor, reader: Operation, live: Liveness
 ) -> Tensor:
-    result = found.outputs[0]
-    if reader is found:
+    result = fake_quant.outputs[0]
+    if reader is fake_quant:
         return result
-    back = _behind(found, live)
+    back = _behind(fake_quant, live)
     return result if back is None or back.type != "Reshape" else back.outputs[0]
 
 

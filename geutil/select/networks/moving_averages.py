@@ -340,7 +340,7 @@ def moving_averages(graph: Graph) -> list[MovingVariable]:
 
 
 def unknown_averages(
-    graph: Graph, live: frozenset[Operation], known: Iterable[MovingVariable]
+    graph: Graph, live: frozenset[Operation], known_averages: Iterable[MovingVariable]
 ) -> Iterator[tuple[Operation, Tensor]]:
     """Yield (update, tensor) where a variable tracks what outputs are computed from.
 
@@ -350,11 +350,13 @@ def unknown_averages(
     Args:
         graph: the graph.
         live: the ops that outputs are computed by.
-        known: averages whose updates are left out.
+        known_averages: averages whose updates are left out.
 
     Cost: linear in the ops and the readers of what is tracked.
     """
-    left_out = frozenset(update for average in known for update in average.updates)
+    left_out = frozenset(
+        update for average in known_averages for update in average.updates
+    )
     for op in graph.get_operations():
         if op.type not in _RESOURCE_UPDATES or op in left_out:
             continue

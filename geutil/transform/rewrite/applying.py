@@ -199,13 +199,14 @@ def _dead(
     root: Operation,
     ops: Sequence[Operation],
     replaced: set[int],
-    made: frozenset[Operation],
+    replacement_ops: frozenset[Operation],
     territory: Territory,
 ) -> list[Operation]:
     """Return the replaced ops that nobody will read, the root first."""
     liveness = territory.liveness
     if any(
-        op in made or any(t.op is root and id(t) not in replaced for t in op.inputs)
+        op in replacement_ops
+        or any(t.op is root and id(t) not in replaced for t in op.inputs)
         for op in liveness.readers(root)
     ):
         return []

@@ -25,19 +25,19 @@ from geutil.transform.rewrite.patterns import Any as AnyPattern
 from geutil.transform.rewrite.patterns import Op, Or, Output, Pattern
 
 
-def has_attribute(op: Operation, name: str, wanted: Any) -> bool:
+def has_attribute(op: Operation, name: str, expected: Any) -> bool:
     """Tell whether an attribute of `op` has a value, or passes a predicate."""
     try:
         value = op.get_attr(name)
     except ValueError:
         return False
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(value, bytes) and isinstance(wanted, str):
-        return value == wanted.encode()
-    if isinstance(wanted, tuple):
-        wanted = list(wanted)
-    return bool(value == wanted)
+    if callable(expected):
+        return bool(expected(value))
+    if isinstance(value, bytes) and isinstance(expected, str):
+        return value == expected.encode()
+    if isinstance(expected, tuple):
+        expected = list(expected)
+    return bool(value == expected)
 
 
 def predicate_name(function: Any) -> str:
@@ -45,9 +45,13 @@ def predicate_name(function: Any) -> str:
     return f"{getattr(function, '__name__', 'predicate')}()"
 
 
-def shown(wanted: Any) -> str:
-    """Return what is wanted of an attribute, for messages."""
-    return f"what {predicate_name(wanted)} asks" if callable(wanted) else repr(wanted)
+def shown(expected: Any) -> str:
+    """Return what is expected of an attribute, for messages."""
+    return (
+        f"what {predicate_name(expected)} asks"
+        if callable(expected)
+        else repr(expected)
+    )
 
 
 MAX_STEPS = 100_000

@@ -143,13 +143,13 @@ def _is_foldable(op: Operation) -> bool:
     return not any(call_graph.functions_of_attributes(op.node_def.attr))
 
 
-def _objection(found: _Subgraph, root: Operation, max_bytes: int) -> str | None:
-    for op in (*found.ops, *found.constants):
+def _objection(subgraph: _Subgraph, root: Operation, max_bytes: int) -> str | None:
+    for op in (*subgraph.ops, *subgraph.constants):
         if adjacency.control_flow_context(op) is not adjacency.control_flow_context(
             root
         ):
             return f"'{op.name}' runs in another control-flow context"
-    for op in found.ops:
+    for op in subgraph.ops:
         for tensor in op.outputs:
             count = tensor.shape.num_elements()
             if count is None:
@@ -159,15 +159,18 @@ def _objection(found: _Subgraph, root: Operation, max_bytes: int) -> str | None:
     return None
 
 
-def _fold(found: _Subgraph, root: Operation) -> Replaced:
+def _fold(subgraph: _Subgraph, root: Operation) -> Replaced:
+    """Return the constants that take the place of an op's outputs."""
     try:
-        values = _evaluate(found, root)
+        values = _evaluate(subgraph, root)
     except (tf.errors.OpError, ValueError) as error:
         return f"TensorFlow cannot compute it: {str(error).splitlines()[0]}"
     awaited = dict.fromkeys(
-        c for op in (*found.ops, *found.constants) for c in adjacency.control_inputs(op)
+        c
+        for op in (*subgraph.ops, *subgraph.constants)
+        for c in adjacency.control_inputs(op)
     )
-    members = {*found.ops, *found.constants}
+    members = {*subgraph.ops, *subgraph.constants}
     with root.graph.control_dependencies([c for c in awaited if c not in members]):
         return [
             tf.constant(value, tensor.dtype, name=scope_basename(root.name))
@@ -175,8 +178,8 @@ def _fold(found: _Subgraph, root: Operation) -> Replaced:
         ]
 
 
-def _evaluate(found: _Subgraph, root: Operation) -> list[np.ndarray]:
-    graph_def = creation.graph_def_of(root.graph, [*found.constants, *found.ops])
+def _evaluate(subgraph: _Subgraph, root: Operation) -> list[np.ndarray]:
+    graph_def = creation.graph_def_of(root.graph, [*subgraph.constants, *subgraph.ops])
     for node in graph_def.node:
         node.device = "/CPU:0"
         node.attr.pop("_class", None)
