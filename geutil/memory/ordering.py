@@ -140,7 +140,7 @@ def plan_order(
     order = simulation.order
     # In the forward pass little that is small is left behind, and what waits there may
     # round otherwise: oneDNN chooses among kernels by what is around.
-    begin = min((order.index(i) for i in later), default=0)
+    begin = next((place for place, i in enumerate(order) if i in later), 0)
     limit = simulation.peak + simulation.peak // _ROOM
     dependencies = order_dependencies(
         program, order, bound, can_wait, may_await, begin, limit

@@ -160,7 +160,7 @@ def _objection(subgraph: _Subgraph, root: Operation, max_bytes: int) -> str | No
 
 
 def _fold(subgraph: _Subgraph, root: Operation) -> Replaced:
-    """Return the constants that take the place of an op's outputs."""
+    """Return constants in the place of an op's outputs, or why there are none."""
     try:
         values = _evaluate(subgraph, root)
     except (tf.errors.OpError, ValueError) as error:
