@@ -57,10 +57,10 @@ EXTRAS = {
 _RATE = 0.01
 
 
-def built(entry: Entry) -> Any:
+def built(entry: Entry, seed: int = SEED) -> Any:
     """Build a model, with the same weights and seeds each time."""
     tf.keras.backend.clear_session()
-    tf.keras.utils.set_random_seed(SEED)
+    tf.keras.utils.set_random_seed(seed)
     return entry.build()
 
 

@@ -16,14 +16,20 @@ from zoo import tflite
 from zoo.values import Values, keep, kept
 
 
-def ptq(path: Path, data: list[Values]) -> dict[str, Any]:
-    """Return what the file is like, or how converting it fails."""
+def post_training(path: Path, data: list[Values]) -> bytes:
+    """Return the file that TFLite's converter makes of a SavedModel and samples."""
     converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: iter(data)
     converter.inference_input_type = tf.int8
     converter.inference_output_type = tf.int8
-    blob = converter.convert()
+    blob: bytes = converter.convert()
+    return blob
+
+
+def ptq(path: Path, data: list[Values]) -> dict[str, Any]:
+    """Return what the file is like, or how converting it fails."""
+    blob = post_training(path, data)
     ops = tflite.file_ops(blob)
     return {
         "bytes": len(blob),

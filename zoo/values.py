@@ -112,6 +112,17 @@ def noise(found: Sequence[Values], wanted: Sequence[Values]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
+def noise_in_order(found: Sequence[Values], exact: Sequence[Values]) -> float | None:
+    """Return the noise of a file's outputs, which may have other names."""
+    ordered = []
+    for ours, outputs in zip(found, exact, strict=True):
+        same_names = set(ours) == set(outputs)
+        values = [ours[n] for n in (outputs if same_names else sorted(ours))]
+        names = outputs if same_names else sorted(outputs)
+        ordered.append(dict(zip(names, values, strict=True)))
+    return noise(ordered, exact)
+
+
 def _noise(pairs: Sequence[tuple[str, Array, Array]]) -> float | None:
     """Return noise over variance of one output, given batch by batch."""
     _, a, b = pairs[0]

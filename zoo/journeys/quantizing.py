@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from geutil import model
@@ -12,7 +11,7 @@ from geutil.quantize import QuantizeReport, calibrate, quantize, to_int8
 from zoo import tflite
 from zoo.journeys.visit import Visit
 from zoo.results import MISSED, OK, Cell, judged, none, raised
-from zoo.values import Values, noise
+from zoo.values import noise_in_order
 
 NOISE = 1.1
 SIZE = 1.05
@@ -45,7 +44,7 @@ def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> C
     floats = [op.kind for op in ops if op.is_float]
     missed = _said_wrongly(report, ops)
     try:
-        ours = _noise([tflite.run(blob, sample) for sample in data], exact)
+        ours = noise_in_order([tflite.run(blob, sample) for sample in data], exact)
     except (ValueError, RuntimeError) as error:
         return judged(False, "cannot run", " ".join(str(error).split()))
     text = "no float output" if ours is None else f"noise {ours:.1e}"
@@ -59,23 +58,12 @@ def _judged(visit: Visit, report: QuantizeReport, blob: bytes, theirs: Any) -> C
     if isinstance(found, str):
         text += ", PTQ's cannot run"
     elif ours is not None:
-        other = _noise(found, exact) or 0.0
+        other = noise_in_order(found, exact) or 0.0
         ratio = ours / max(other, _LITTLE)
         text += f", {ratio:.2f} of PTQ's"
         if ratio > NOISE and ours > _LITTLE:
             missed.append(f"noise {ours:.1e}, PTQ {other:.1e}")
     return Cell(MISSED if missed else OK, text, "; ".join(missed))
-
-
-def _noise(found: Sequence[Values], exact: Sequence[Values]) -> float | None:
-    """Return the noise of a file's outputs, which may have other names."""
-    ordered = []
-    for ours, outputs in zip(found, exact, strict=True):
-        known = set(ours) == set(outputs)
-        values = [ours[n] for n in (outputs if known else sorted(ours))]
-        names = outputs if known else sorted(outputs)
-        ordered.append(dict(zip(names, values, strict=True)))
-    return noise(ordered, exact)
 
 
 def _said_wrongly(report: QuantizeReport, ops: list[tflite.FileOp]) -> list[str]:
