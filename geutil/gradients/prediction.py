@@ -49,7 +49,7 @@ class StepProgram:
             if op in self._place
         }
         self._wanted = [n for t in fetched for n in self._numbers([t])]
-        self._starts = step.seeds
+        self._starts = [*step.seeds, *step.unawaited_helpers(ops)]
         self._ends = unique(y.op for y in step.ys)
         held_tensors = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held_tensors for n in self._numbers([t])]

@@ -16,7 +16,16 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
 from geutil.graph import adjacency, runtime, state
-from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
+from geutil.graph.types import (
+    Graph,
+    Operation,
+    Tensor,
+    is_func_graph,
+    is_tensor,
+    type_name,
+    unique,
+)
+from geutil.memory import cpu_kernels
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -64,6 +73,31 @@ class PlainStep:
     def is_helper(self, op: Operation) -> bool:
         """Tell whether a gradient function made an op that runs in the forward pass."""
         return adjacency.creation_index(op) > self._start
+
+    def unawaited_helpers(self, ops: Iterable[Operation]) -> list[Operation]:
+        """Return those of some ops that a gradient function made and no seed leads to.
+
+        Masks, for example. In a graph that a Session runs the forward pass does not
+        wait for them, so what they read is there until it has ended, but for what the
+        executor reads at once, such as shapes. A function runs all of its ops; there
+        none is returned.
+
+        Cost: linear in the ops of the forward pass and their edges.
+        """
+        if is_func_graph(self.graph):
+            return []
+        forward = get_backward_walk_ops(
+            list(self.ys), within_ops_fn=self.covers, control_inputs=True
+        )
+        # Lists that a loop of the forward pass fills are made by gradient functions.
+        others = {*forward, *self.seeds, *self.backward}
+        return [
+            op
+            for op in ops
+            if self.is_helper(op)
+            and op not in others
+            and op.type not in cpu_kernels.CHEAP
+        ]
 
     @cached_property
     def _start(self) -> int:

@@ -147,10 +147,10 @@ def _keep_constants_out(
 ) -> list[Operation]:
     """Keep Grappler from pushing constants into large products and sums.
 
-    Of `(x * y) * c` it makes `x * (c * y)`, and of sums alike (TensorFlow 2.21). Then
-    `c * y` runs as soon as y is there, however late x comes, or takes a buffer of its
-    own where `x * y` had that of y; and what waits for the op `x * y` waits for a
-    constant.
+    Of `(x * y) * c` and `(c * x) * y` it makes `x * (c * y)`, and of sums alike
+    (TensorFlow 2.21). Then `c * y` runs as soon as y is there, however late x comes, or
+    takes a buffer of its own where `x * y` had that of y; and what waits for the op
+    `x * y` waits for a constant.
 
     Returns:
         The ops that stand between such a product and its reader.
@@ -165,7 +165,7 @@ def _keep_constants_out(
             len(readers) == 1
             and readers[0].type in _REORDERED
             and any(map(_is_constant, readers[0].inputs))
-            and not any(map(_is_constant, op.inputs))
+            is not any(map(_is_constant, op.inputs))
             and _has_values(output)
             and tensor_sizes.tensor_bytes(output) > small
             and may_await(readers[0], op)

@@ -28,7 +28,6 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation
-from geutil.memory import cpu_kernels
 from geutil.memory.ordering import OrderPlan
 from geutil.select.conversions import get_unique_graph
 
@@ -189,10 +188,7 @@ class _Orders:
         )
         forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
         self._forward.update(dict.fromkeys(forward))
-        # Masks and the like could run early, but the forward pass cannot wait for them:
-        # what they read is there until it ends.
-        apart = _apart(ops, forward, step.seeds)
-        self._phases.append((apart, [y.op for y in step.ys]))
+        self._phases.append((step.unawaited_helpers(ops), [y.op for y in step.ys]))
         self._tell(order_step(ops, held_tensors, self._may_await, self._phases))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
@@ -394,27 +390,6 @@ def _after(
         if op not in starts and any(t.op in starts or t.op in after for t in op.inputs):
             after[op] = None
     return after
-
-
-def _apart(
-    ops: Sequence[Operation],
-    forward: Iterable[Operation],
-    seeds: Iterable[Operation],
-) -> list[Operation]:
-    """Return the ops of a step that are of no forward pass and behind no seed.
-
-    Without those that the executor runs at once, such as the shapes of tensors.
-    """
-    passes = {*forward, *seeds}
-    backward = set(seeds)
-    apart = []
-    for op in ops:
-        before = {*(t.op for t in op.inputs), *adjacency.control_inputs(op)}
-        if not backward.isdisjoint(before):
-            backward.add(op)
-        elif op not in passes and op.type not in cpu_kernels.CHEAP:
-            apart.append(op)
-    return apart
 
 
 def _with_readers(

@@ -266,7 +266,9 @@ def test_products_of_products_run_in_their_turn(checkpoints):
         peak = last_report().peak
         # In the forward pass nothing waits for masks, which may make room early.
         assert 0.9 * peak < predict(slope).peak < 1.03 * peak
-        assert worst_case([z, slope], threads=None).peak < 1.05 * peak
+        worst = worst_case([z, slope], threads=None)
+        assert worst.reached < 1.05 * peak
+        assert worst.peak < 1.15 * peak
 
 
 @pytest.mark.parametrize("checkpoints", [None, "memory"])
