@@ -15,16 +15,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
-from geutil.graph import adjacency, runtime, state
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_tensor,
-    type_name,
-    unique,
-)
+from geutil.graph import adjacency, runtime, state, types
+from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.memory import cpu_kernels
 from geutil.select.walks import get_backward_walk_ops
 
@@ -84,7 +76,7 @@ class PlainStep:
 
         Cost: linear in the ops of the forward pass and their edges.
         """
-        if is_func_graph(self.graph):
+        if types.is_func_graph(self.graph):
             return []
         forward = get_backward_walk_ops(
             list(self.ys), within_ops_fn=self.covers, control_inputs=True

@@ -65,8 +65,9 @@ def quantize(
         activation_bits: bits of activations, 2 to 16.
         symmetric_weights: let ranges of weights be symmetric and narrow, as TFLite
             needs them.
-        per_channel: let each output channel of a convolution's weights have a range of
-            its own. Other layers have one, since TFLite's converter fails otherwise.
+        per_channel: let each output channel have a range of its own: in the weights of
+            convolutions, and in symmetric matrices of 8 bits that are not transposed.
+            Other layers have one, since TFLite's converter fails otherwise.
         ema_decay: how much of an activation's range a training step keeps. The average
             is of the steps alone: the range to start with has no part in it.
         quant_delay: the training step, counted from 1, from which on values are

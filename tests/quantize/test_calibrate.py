@@ -123,7 +123,7 @@ def test_weights_have_the_range_of_their_values(method):
     report = calibrate(branches(), batches(branch_inputs(1)), method)
     left = np.abs(weights["left"]).max((0, 1, 2))
     right = np.abs(weights["right"]).max((0, 1)).ravel()
-    dense = np.abs(weights["dense"]).max()
+    dense = np.abs(weights["dense"]).max(0)
     for name, high in (("left", left), ("right", right), ("dense", dense)):
         low, top = report.ranges[f"{name}/weights_quant"]
         np.testing.assert_array_equal(top, high)
@@ -274,7 +274,7 @@ def test_tensors_of_zeros_get_a_range(method):
         assert np.isfinite(other.run(x=branch_inputs(1)[0])["y"]).all()
     report = calibrate(m2, batches(branch_inputs(1)), method)
     assert report.ranges["dense/act_quant"] == (0.0, 1.0)
-    assert report.ranges["dense/weights_quant"] == (0.0, 0.0)
+    assert not np.any(report.ranges["dense/weights_quant"])
 
 
 def test_a_choice_of_the_network_is_no_delay():

@@ -168,13 +168,13 @@ class Trial:
         )
         source, _, low, high = fetched[slot]
         close(source, net.weights(), 2e-6)
-        channels = self.per_channel and net.layer != "dense"
+        channels = self.per_channel
         op = self.points[name][slot].op
         assert op.type.endswith("PerChannel") == channels
         assert op.get_attr("narrow_range")
         axes = None
         if channels:
-            axes = (0, 1, 3) if net.layer == "depthwise" else (0, 1, 2)
+            axes = {"dense": (0,), "depthwise": (0, 1, 3)}.get(net.layer, (0, 1, 2))
         close([low, high], symmetric_ends(source, axes))
 
     def _check_values(self, net, fetched, old_x, x, w):

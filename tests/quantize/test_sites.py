@@ -49,7 +49,11 @@ def test_each_range_is_found_once_with_its_variables(quantized):
         assert site.form.narrow_range == site.is_weights
         assert site.form.bits == 8
     channels = {site.name: site.read().low.shape for site in sites if site.form.axes}
-    assert channels == {"left/weights_quant": (4,), "right/weights_quant": (6,)}
+    assert channels == {
+        "left/weights_quant": (4,),
+        "right/weights_quant": (6,),
+        "dense/weights_quant": (5,),
+    }
 
 
 def test_setting_and_reading(quantized):

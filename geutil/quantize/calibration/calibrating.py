@@ -235,7 +235,7 @@ def calibrate(
         >>> _ = quantize(m, is_training=False)
         >>> print(calibrate(m, [{"x": [[-1.0, 0.0, 3.0]]}], method="min_max"))
         3 range(s) set, min_max of 1 batch(es)
-          dense/weights_quant  -1 to 1
+          dense/weights_quant  -1 to 1, 3 channels
           x/input_quant        -1 to 3
           dense/act_quant      -1 to 3
     """

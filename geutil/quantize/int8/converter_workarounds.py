@@ -7,9 +7,9 @@ With TensorFlow 2.21 the converter goes wrong with these:
 - The zero point of a range such as (-1, 1), where it is in the middle between two
   integers. FakeQuant ops round it in float32, the converter in float64, and they may
   end up at different ones. A range that was nudged as FakeQuant ops do has none such.
-- A bias with the same value in all channels is stored with the scale of the first one,
-  and comes out wrong in all others. A last channel that is larger by a float32 rounding
-  error keeps the converter from that.
+- A bias with the same value in all channels, or one number for all of them, is stored
+  with the scale of the first one, and comes out wrong in all others. A last channel
+  that is larger by a float32 rounding error keeps the converter from that.
 - A bias is stored as an integer of 32 bits, in steps of the input's step times the
   weights' step. For weights that are all zero, or nearly, the steps are so small that
   it overflows. Larger steps of the weights store them as well, since the bias outweighs
@@ -197,11 +197,16 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
         if not any(reader.type in FAKE_QUANT for reader in readers):
             continue
         quotient_by_result[op.outputs[0]] = quotient = _quotient(op, divisor)
-        for reader in readers:
-            for index, t in enumerate(reader.inputs):
-                if t is op.outputs[0]:
-                    creation.set_new_input(reader, index, quotient)
+        read_instead(readers, op.outputs[0], quotient)
     return [quotient_by_result.get(t, t) for t in results]
+
+
+def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:
+    """Let ops read another tensor in the place of one."""
+    for op in ops:
+        for index, t in enumerate(op.inputs):
+            if t is tensor:
+                creation.set_new_input(op, index, other)
 
 
 def with_fitting_comparisons(graph: Graph) -> None:
@@ -230,6 +235,48 @@ def with_fitting_comparisons(graph: Graph) -> None:
             scaled = [side.times(factor) for side in known_sides]
         for index, tensor in enumerate(scaled):
             creation.set_new_input(op, index, tensor)
+
+
+def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
+    """Let each channel have a bias of its own where all have one number.
+
+    Args:
+        graph: the graph, which is changed, with biases that are constants; the caller
+            is in it.
+        results: its results.
+
+    Returns:
+        The results as they are now.
+
+    Cost: linear in the ops of the graph.
+    """
+    sum_by_result: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        if op.type not in op_types.ADDITIONS or len(op.inputs) != 2:
+            continue
+        for bias, data in (op.inputs, reversed(op.inputs)):
+            vector = _bias_vector(bias, data, origins)
+            if vector is not None:
+                readers = op.outputs[0].consumers()
+                # The file tells the op by its name, but for digits.
+                new_sum = tf.add(data, vector, name=f"{op.name}0")
+                sum_by_result[op.outputs[0]] = new_sum
+                read_instead(readers, op.outputs[0], new_sum)
+                break
+    return [sum_by_result.get(t, t) for t in results]
+
+
+def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
+    """Return the one number that is added to a layer's result as a vector, or None."""
+    layer = layer_of(_source(data).op, origins)
+    value = None if layer is None else tf.get_static_value(bias)
+    if layer is None or layer.axis != -1 or value is None or value.size != 1:
+        return None
+    channels = data.shape.as_list()[-1] if data.shape.rank else None
+    if channels is None or channels < 2 or not value.any():
+        return None
+    return _not_uniform(np.full([channels], value.flat[0]))
 
 
 def _fixed_range(op: Operation) -> tuple[float, float] | None:

@@ -27,8 +27,13 @@ from geutil.quantize.calibration.ranges import (
     range_values,
     variable_values,
 )
-from geutil.quantize.int8 import converter_workarounds, far_addends, running
-from geutil.quantize.int8.converter_workarounds import Dilated
+from geutil.quantize.int8 import (
+    converter_workarounds,
+    far_addends,
+    matrix_weights,
+    running,
+)
+from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
 from geutil.quantize.planning.plan import plan_quantization
@@ -65,6 +70,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     if mend:
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
+        values |= matrix_weights.simulated(graph, values)
     stand_in_of, moves = frozen(values), converter_workarounds.left_out(dilated)
 
     def replace(op: Operation) -> Tensor | Array | None:
@@ -86,9 +92,12 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     with creation.neutral(copy.graph):
         if mend:
             converter_workarounds.with_fitting_comparisons(copy.graph)
-            output_tensors = _parted(
-                converter_workarounds.without_divisions(copy.graph, output_tensors)
-            )
+            for rewrite in (
+                converter_workarounds.with_bias_vectors,
+                converter_workarounds.without_divisions,
+            ):
+                output_tensors = rewrite(copy.graph, output_tensors)
+            output_tensors = _parted(output_tensors)
         results = {
             name: tf.identity(t)
             for name, t in zip(outputs.values(), output_tensors, strict=True)
@@ -119,20 +128,13 @@ def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
         ]
         if shaped:
             # What makes it would be in float for them.
-            _read_instead(shaped, float_source, _twin(output, 1.0 + _ROUNDING))
+            read_instead(shaped, float_source, _twin(output, 1.0 + _ROUNDING))
         if deciding:
             # In int8, but only by itself.
-            _read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
+            read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
         if in_float:
             replacement_of[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
     return [replacement_of[output] for output in outputs]
-
-
-def _read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> None:
-    for op in ops:
-        for index, t in enumerate(op.inputs):
-            if t is tensor:
-                creation.set_new_input(op, index, other)
 
 
 def _twin(simulated: Tensor, wider: float) -> Tensor:
@@ -299,6 +301,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     blob = _converted(deployed(model, mend=True))
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
+    _warn_of_matrices(graph)
     in_float = float_ops(blob)
     not_kept = missed(model, in_float)
     for op in in_float:
@@ -309,6 +312,19 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
             ", though it is quantized in the model" if op in not_kept else "",
         )
     return blob
+
+
+def _warn_of_matrices(graph: Graph) -> None:
+    """Tell of ranges for each column that this TensorFlow's converter cannot store."""
+    ops = matrix_weights.stored_in_one_range(graph)
+    if ops:
+        _logger.warning(
+            "to_int8: TensorFlow %s stores %d matrices, '%s' among them, with one "
+            "range for all columns, and 2.17 and later with one for each, as simulated",
+            tf.__version__,
+            len(ops),
+            ops[0].name,
+        )
 
 
 def float_ops(blob: bytes) -> list[FileOp]:

@@ -139,9 +139,8 @@ def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
 _READS = frozenset(("Identity", "ReadVariableOp"))
 # What hands values on, and what chooses while quantization is delayed.
 _AROUND = int8_kernels.PASSING | op_types.SELECTS
-# With ranges for each channel the converter refuses other layers (TensorFlow 2.21:
-# "'tfl.transpose' op has mismatched quantized axes").
-_BY_CHANNEL = op_types.CONVOLUTIONS_2D
+_PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))
+_BITS = 8
 
 
 def source_of(weights: Tensor) -> Tensor:
@@ -168,7 +167,7 @@ def is_quantized(weights: Tensor) -> bool:
 
 def format_of(layer: Layer, spec: Spec) -> Format:
     """Return how the weights of a layer are stored."""
-    axes = layer.outputs if spec.per_channel and by_channel(layer.op) else ()
+    axes = layer.outputs if spec.per_channel and _by_channel(layer, spec) else ()
     if layer.sizes(axes) is None:
         axes = ()
     return _format(spec, axes)
@@ -181,12 +180,19 @@ def constant_format(spec: Spec) -> Format:
 
 def _format(spec: Spec, axes: tuple[int, ...]) -> Format:
     symmetric = bool(spec.symmetric_weights)
-    return Format(spec.weight_bits or 8, symmetric, symmetric, axes)
+    return Format(spec.weight_bits or _BITS, symmetric, symmetric, axes)
 
 
-def by_channel(op: Operation) -> bool:
+def _by_channel(layer: Layer, spec: Spec) -> bool:
     """Tell whether the weights of a layer can have a range for each channel."""
-    return op.type in _BY_CHANNEL
+    if layer.op.type in op_types.CONVOLUTIONS_2D:
+        return True
+    # Of matrices the converter finds such ranges itself: those of 8 bits that are
+    # symmetric (`int8/matrix_weights`).
+    if layer.op.type not in _PRODUCTS or layer.kernel.shape.rank != 2:
+        return False
+    bits = spec.weight_bits or _BITS
+    return layer.outputs == (1,) and bits == _BITS and bool(spec.symmetric_weights)
 
 
 _FLOW = frozenset(

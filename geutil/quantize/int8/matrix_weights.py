@@ -1,0 +1,65 @@
+"""Weights of matrices with a range for each channel.
+
+TFLite's converter transposes a matrix and not the ranges of its columns along:
+"'tfl.transpose' op has mismatched quantized axes" (TensorFlow 2.21). Of a constant
+without a range it finds symmetric ranges of 8 bits for each channel itself, as wide as
+the largest weight. Weights that were rounded in such ranges have one that is as large.
+So they are given as the constants that the FakeQuant op makes of them, and stored as
+they are simulated. Where a range is wider than its weights, they are rounded once more.
+
+Before TensorFlow 2.17 the converter finds one range for the whole matrix, in which the
+weights are rounded once more, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph.types import Graph, Operation
+from geutil.quantize.calibration.ranges import frozen
+from geutil.quantize.partial_copy import values_of
+from geutil.quantize.planning.int8_kernels import version_of
+from geutil.select.networks.provenance import Origins
+
+Array = np.ndarray[Any, Any]
+
+STORED_SINCE = (2, 17)
+"""The first TensorFlow whose converter stores a range for each column."""
+
+
+def simulated(
+    graph: Graph, values: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return what FakeQuant ops make of matrices whose columns have a range each.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        values: the values of ranges and variables, by the ops that read them.
+
+    Cost: linear in the ops; one run of what such weights depend on.
+    """
+    ops = _simulations(graph)
+    arrays = values_of([op.outputs[0] for op in ops], frozen(values))
+    return dict(zip(ops, arrays, strict=True))
+
+
+def stored_in_one_range(graph: Graph) -> list[Operation]:
+    """Return those of which this TensorFlow's converter stores one range only."""
+    too_old = version_of(tf.__version__) < STORED_SINCE
+    return _simulations(graph) if too_old else []
+
+
+def _simulations(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of matrices whose columns have a range each."""
+    origins = Origins(graph)
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type == "FakeQuantWithMinMaxVarsPerChannel"
+        and op.inputs[0].shape.rank == 2
+        and origins.is_parameter(op.inputs[0])
+    ]

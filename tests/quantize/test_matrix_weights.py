@@ -1,0 +1,179 @@
+"""Matrices with a range for each column, and biases of one number, in int8 files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil.graph.tflite_files import ops_of
+from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.int8.matrix_weights import STORED_SINCE
+from geutil.quantize.int8.running import interpreter_of
+from geutil.quantize.planning.int8_kernels import version_of
+from tests.quantize.small_networks import normal, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+STORES_COLUMNS = version_of(tf.__version__) >= STORED_SINCE
+stores_columns = pytest.mark.skipif(
+    not STORES_COLUMNS, reason="TensorFlow 2.16 stores one range for a matrix"
+)
+
+VECTOR = spec([None, 8], "x")
+IMAGE = spec([None, 8, 8, 3], "x")
+X = normal(16, 8, seed=4)
+ROWS = normal(4, 4, 8, seed=6)
+IMAGES = normal(4, 8, 8, 3, seed=5)
+# Columns of which the last is thirty times as large as the first.
+MATRIX = normal(8, 6) * np.geomspace(0.1, 3.0, 6, dtype=np.float32)
+BIAS = normal(6, seed=1)
+KERNEL = normal(3, 3, 3, 6) * np.geomspace(0.1, 3.0, 6, dtype=np.float32)
+
+
+def dense(matrix=MATRIX, bias=BIAS):
+    def compute(x):
+        y = tf.matmul(x, tf.constant(matrix), name="dense")
+        return {"y": y if bias is None else tf.nn.relu(y + bias)}
+
+    return opened(compute, VECTOR)
+
+
+def quantized(m, data=X, **options):
+    quantize(m, **{"is_training": False, **options})
+    calibrate(m, {"x": data})
+    return m
+
+
+PRODUCTS = {
+    "batches": lambda x: tf.raw_ops.BatchMatMulV2(x=x, y=MATRIX),
+    "einsum": lambda x: tf.einsum("abc,cd->abd", x, MATRIX),
+    "tensordot": lambda x: tf.tensordot(x, MATRIX, 1),
+}
+
+
+@stores_columns
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products_of_batches_with_a_matrix(product):
+    rows = spec([None, 4, 8], "x")
+    m = quantized(opened(lambda x: {"y": PRODUCTS[product](x)}, rows), ROWS)
+    blob = to_int8(m)
+    assert len(weight_steps(blob)[0]) == 6
+    assert compare_int8(m, blob, {"x": ROWS}).most <= 1
+
+
+def weight_steps(blob):
+    """Return the steps of the weights in a file, and along which axis they count."""
+    (details,) = [
+        d["quantization_parameters"]
+        for d in interpreter_of(blob).get_tensor_details()
+        if list(d["shape"]) == [6, 8]
+    ]
+    return details["scales"], details["quantized_dimension"]
+
+
+@stores_columns
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["bare", "bias"])
+@pytest.mark.parametrize("delay", [None, 5])
+def test_the_file_has_a_range_for_each_column(bias, delay):
+    training = {"is_training": True, "quant_delay": delay} if delay else {}
+    m = quantized(dense(bias=bias), **training)
+    blob = to_int8(m)
+    assert [op.kind for op in ops_of(blob)] == ["FULLY_CONNECTED"]
+    steps, axis = weight_steps(blob)
+    np.testing.assert_allclose(steps, np.abs(MATRIX).max(0) / 127, rtol=1e-6)
+    assert axis == 0
+    assert compare_int8(m, blob, {"x": X}).most <= 1
+
+
+def test_where_columns_cannot_be_stored_a_warning_says_so(caplog):
+    to_int8(quantized(dense()))
+    warned = any("one range for all columns" in m for m in caplog.messages)
+    assert warned is not STORES_COLUMNS
+
+
+def test_small_columns_are_nearer_to_the_model_than_with_one_range():
+    exact = dense(bias=None).run(x=X)["y"][:, 0]
+    errors = []
+    for per_channel in (True, False):
+        m = dense(bias=None)
+        spec_of_result = Spec(activation_bits=16)
+        quantize(
+            m,
+            is_training=False,
+            per_channel=per_channel,
+            overrides={"dense": spec_of_result, "^x$": spec_of_result},
+        )
+        calibrate(m, {"x": X})
+        errors.append(np.abs(m.run(x=X)["y"][:, 0] - exact).max())
+    assert errors[0] < 0.2 * errors[1]
+
+
+def test_one_range_can_be_asked_for():
+    m = quantized(dense(), per_channel=False)
+    steps, _ = weight_steps(to_int8(m))
+    assert len(steps) == 1
+
+
+def test_transposed_matrices_have_one_range():
+    def compute(x):
+        return {"y": tf.matmul(x, tf.constant(MATRIX.T), transpose_b=True)}
+
+    m = quantized(opened(compute, VECTOR))
+    blob = to_int8(m)
+    assert len(weight_steps(blob)[0]) == 1
+    assert compare_int8(m, blob, {"x": X}).most <= 1
+
+
+@stores_columns
+@pytest.mark.parametrize("size", [0.0, 1e-9])
+def test_columns_of_next_to_nothing_keep_their_bias(size):
+    matrix = MATRIX.copy()
+    matrix[:, 3] *= size
+    m = quantized(dense(matrix, BIAS + 5.0))
+    blob = to_int8(m)
+    assert compare_int8(m, blob, {"x": X}).most <= 1
+
+
+def test_ranges_that_are_wider_than_the_weights_stay_near():
+    m = quantized(dense(bias=None))
+    for end in ("min", "max"):
+        range_end = m.variables[f"dense/weights_quant/{end}"]
+        range_end.assign(range_end * 1.3)
+    assert compare_int8(m, to_int8(m), {"x": X}).most <= 2
+
+
+LAYERS = {
+    "conv": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
+    "depthwise": lambda x: tf.nn.depthwise_conv2d(
+        x, KERNEL[..., 4:], [1, 1, 1, 1], "SAME"
+    ),
+    "transposed": lambda x: tf.nn.conv2d_transpose(
+        x, KERNEL.transpose(0, 1, 3, 2), [4, 8, 8, 6], 1
+    ),
+    "conv1d": lambda x: tf.nn.conv1d(tf.reshape(x, [-1, 64, 3]), KERNEL[0], 1, "SAME"),
+    "dense": lambda x: tf.matmul(tf.reshape(x, [-1, 3]), tf.constant(KERNEL[0, 0])),
+}
+ONE_NUMBER = {
+    "sum": lambda y: y + 2.0,
+    "first": lambda y: 2.0 + y,
+    "vector of one": lambda y: y + tf.constant([2.0]),
+    "difference": lambda y: y - 2.0,
+    "relu": lambda y: tf.nn.relu(y + 2.0),
+    "relu6": lambda y: tf.nn.relu6(y + 3.0),
+}
+
+
+@pytest.mark.parametrize("form", ONE_NUMBER)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_one_number_for_all_channels_is_added_to_each(layer, form):
+    """The converter stores it with the steps of the first channel."""
+    shared = tf.constant(2.0)
+
+    def compute(x):
+        y = ONE_NUMBER[form](LAYERS[layer](x))
+        return {"y": y, "other": x + shared}
+
+    image = spec([4, 8, 8, 3], "x") if layer == "transposed" else IMAGE
+    m = quantized(opened(compute, image), IMAGES)
+    assert compare_int8(m, to_int8(m), {"x": IMAGES}).most <= 1
