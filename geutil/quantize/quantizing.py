@@ -68,6 +68,7 @@ def quantize(
         per_channel: let each output channel have a range of its own: in the weights of
             convolutions, and in symmetric matrices of 8 bits that are not transposed.
             Other layers have one, since TFLite's converter fails otherwise.
+            TensorFlow 2.16 stores those of matrices as one.
         ema_decay: how much of an activation's range a training step keeps. The average
             is of the steps alone: the range to start with has no part in it.
         quant_delay: the training step, counted from 1, from which on values are
