@@ -72,7 +72,7 @@ class PartialCopy:
             node.attr.pop(gradient_functions.ATTRIBUTE, None)
             if op in stand_ins:
                 _stand_in(node, op, stand_ins[op])
-            elif self._amend is not None:
+            if self._amend is not None:
                 self._amend(node, op)
         _rename(graph_def, [op.name for op in ops])
         read = {name.partition(":")[0] for n in graph_def.node for name in n.input}

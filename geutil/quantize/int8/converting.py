@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,8 @@ def _twin(simulated: Tensor, wider: float) -> Tensor:
 def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     by_op = {each.convolution: each for each in dilated}
     op_names = {op.name for op in graph.get_operations()}
+    range_ends = {t.op for op in live_simulations(graph) for t in list(op.inputs)[1:]}
+    short_names = (name for i in count() if (name := f"r{i}") not in op_names)
 
     def amend(node: Any, op: Operation) -> None:
         converter_workarounds.nudge(node, op)
@@ -159,6 +162,9 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
         scope, _, own = op.name.rpartition("/")
         if own == op.type and op.type in FAKE_QUANT and scope not in op_names:
             node.name = scope or op.name
+        # So it has those of both ends of a range, for the tensor in that range.
+        if op in range_ends and node.op == "Const":
+            node.name = next(short_names)
         if op in by_op:
             by_op[op].amend(node)
 
