@@ -243,6 +243,12 @@ def gelu(x):
     return 0.5 * x * tf.math.erfc(-x * 0.5**0.5)
 
 
+def small_weights():
+    """Return what makes constants of a size, each other ones."""
+    random = np.random.default_rng(0)
+    return lambda *size: tf.constant(random.normal(scale=0.05, size=size), tf.float32)
+
+
 def gated(h):
     """Return the gated unit of GPT-OSS: products of products, and masks."""
     gate = tf.minimum(h[:, ::2], 1.0)
@@ -253,11 +259,7 @@ def gated(h):
 @pytest.mark.parametrize("checkpoints", [None, "memory"])
 def test_products_of_products_run_in_their_turn(checkpoints):
     with tf.Graph().as_default():
-        random = np.random.default_rng(0)
-
-        def weight(*size):
-            return tf.constant(random.normal(scale=0.05, size=size), tf.float32)
-
+        weight = small_weights()
         x = h = v1.placeholder(tf.float32, [2048, 64])
         for _ in range(4):
             h = h + tf.matmul(gated(tf.matmul(h, weight(64, 512))), weight(256, 64))
@@ -274,11 +276,7 @@ def test_products_of_products_run_in_their_turn(checkpoints):
 @pytest.mark.parametrize("checkpoints", [None, "memory"])
 def test_constants_that_grappler_pushes_down_let_nothing_run_early(checkpoints):
     with tf.Graph().as_default():
-        random = np.random.default_rng(0)
-
-        def weight(*size):
-            return tf.constant(random.normal(scale=0.05, size=size), tf.float32)
-
+        weight = small_weights()
         x = h = v1.placeholder(tf.float32, [2048, 64])
         for block in range(4):
             h = tf.nn.l2_normalize(h, 1)
