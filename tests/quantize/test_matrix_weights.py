@@ -1,4 +1,4 @@
-"""Matrices with a range for each column, and biases of one number, in int8 files."""
+"""Matrices with a range for each column, in int8 files."""
 
 from __future__ import annotations
 
@@ -141,39 +141,3 @@ def test_ranges_that_are_wider_than_the_weights_stay_near():
         range_end = m.variables[f"dense/weights_quant/{end}"]
         range_end.assign(range_end * 1.3)
     assert compare_int8(m, to_int8(m), {"x": X}).most <= 2
-
-
-LAYERS = {
-    "conv": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
-    "depthwise": lambda x: tf.nn.depthwise_conv2d(
-        x, KERNEL[..., 4:], [1, 1, 1, 1], "SAME"
-    ),
-    "transposed": lambda x: tf.nn.conv2d_transpose(
-        x, KERNEL.transpose(0, 1, 3, 2), [4, 8, 8, 6], 1
-    ),
-    "conv1d": lambda x: tf.nn.conv1d(tf.reshape(x, [-1, 64, 3]), KERNEL[0], 1, "SAME"),
-    "dense": lambda x: tf.matmul(tf.reshape(x, [-1, 3]), tf.constant(KERNEL[0, 0])),
-}
-ONE_NUMBER = {
-    "sum": lambda y: y + 2.0,
-    "first": lambda y: 2.0 + y,
-    "vector of one": lambda y: y + tf.constant([2.0]),
-    "difference": lambda y: y - 2.0,
-    "relu": lambda y: tf.nn.relu(y + 2.0),
-    "relu6": lambda y: tf.nn.relu6(y + 3.0),
-}
-
-
-@pytest.mark.parametrize("form", ONE_NUMBER)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_one_number_for_all_channels_is_added_to_each(layer, form):
-    """The converter stores it with the steps of the first channel."""
-    shared = tf.constant(2.0)
-
-    def compute(x):
-        y = ONE_NUMBER[form](LAYERS[layer](x))
-        return {"y": y, "other": x + shared}
-
-    image = spec([4, 8, 8, 3], "x") if layer == "transposed" else IMAGE
-    m = quantized(opened(compute, image), IMAGES)
-    assert compare_int8(m, to_int8(m), {"x": IMAGES}).most <= 1

@@ -7,6 +7,7 @@ With TensorFlow 2.21 the converter goes wrong with these:
 - The zero point of a range such as (-1, 1), where it is in the middle between two
   integers. FakeQuant ops round it in float32, the converter in float64, and they may
   end up at different ones. A range that was nudged as FakeQuant ops do has none such.
+- A bias behind a Squeeze becomes part of the layer if it is a vector, not [1, C].
 - A bias with the same value in all channels, or one number for all of them, is stored
   with the scale of the first one, and comes out wrong in all others. A last channel
   that is larger by a float32 rounding error keeps the converter from that.
@@ -238,7 +239,7 @@ def with_fitting_comparisons(graph: Graph) -> None:
 
 
 def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
-    """Let each channel have a bias of its own where all have one number.
+    """Let biases be vectors: of several axes, and one number for all channels.
 
     Args:
         graph: the graph, which is changed, with biases that are constants; the caller
@@ -268,13 +269,18 @@ def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
-    """Return the one number that is added to a layer's result as a vector, or None."""
+    """Return the vector that stands for a layer's bias; None if it is one, or none."""
     layer = layer_of(_source(data).op, origins)
     value = None if layer is None else tf.get_static_value(bias)
-    if layer is None or layer.axis != -1 or value is None or value.size != 1:
+    if layer is None or layer.axis != -1 or value is None:
         return None
-    channels = data.shape.as_list()[-1] if data.shape.rank else None
-    if channels is None or channels < 2 or not value.any():
+    # A bias adds no axes.
+    if not data.shape.rank or value.ndim > data.shape.rank:
+        return None
+    channels = data.shape.as_list()[-1]
+    if value.ndim > 1 and value.size == value.shape[-1] == channels:
+        return value.reshape(-1)
+    if value.size != 1 or channels is None or channels < 2 or not value.any():
         return None
     return _not_uniform(np.full([channels], value.flat[0]))
 
@@ -554,9 +560,9 @@ def _widen(
     if not ends or any(end not in constants for end in ends):
         return
     low, high = (new_values.get(end, constants[end]) for end in ends)
-    magnitude = np.abs(bias.reshape(-1)) if bias.size == low.size else np.abs(bias)
-    least = (magnitude if low.ndim else magnitude.max()) / (data * _MOST_STEPS)
-    least = np.broadcast_to(least, low.shape) if low.ndim else least
+    by_channel = low.ndim == 1 and bias.size == low.size
+    magnitude = np.abs(bias).reshape(-1) if by_channel else np.max(np.abs(bias))
+    least = np.broadcast_to(magnitude / (data * _MOST_STEPS), low.shape)
     half = least * (2 ** (simulation.get_attr("num_bits") - 1) - 1)
     too_small = _width(simulation, low, high) < least
     if np.any(too_small):

@@ -21,7 +21,7 @@ from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import FUSED_ACTIVATIONS, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
-from geutil.select.networks.layers import data_format
+from geutil.select.networks.layers import Layer, data_format
 from geutil.select.networks.provenance import scalar_value
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -237,6 +237,24 @@ def _operand(tensor: Tensor, values: Mapping[Any, Array]) -> Array:
 
 
 _SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
+_RESHAPING = frozenset(
+    (
+        "BatchToSpaceND",
+        "EnsureShape",
+        "ExpandDims",
+        "Identity",
+        "PlaceholderWithDefault",
+        "PreventGradient",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    )
+)
+"""Types of ops that the converter moves a bias over, or an activation."""
+_MOVING = frozenset(("DepthToSpace", "MaxPool", "Transpose"))
+"""Those that it moves an activation over, and no bias (TensorFlow 2.21). Behind others,
+such as slices and pads, it leaves either alone and runs the layer in float."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +317,7 @@ def chain_from(
             return Chain(
                 tuple(chain_ops), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
             )
-        if takes_bias and _is_bias(reader, index, network):
+        if layer and takes_bias and _is_bias(reader, index, layer, network):
             if not all(_leaves_channels(p, reader, index) for p in passed):
                 break
             chain_ops += [*passed, reader]
@@ -309,7 +327,6 @@ def chain_from(
             chain_ops += [*passed, reader]
             passed = []
         elif op in network.layers and _may_stand_between(reader, op, network):
-            # The converter moves a bias over some of these.
             passed.append(reader)
             cursor = reader.outputs[0]
             continue
@@ -325,12 +342,12 @@ def _passes(op: Operation) -> bool:
 
 
 def _may_stand_between(op: Operation, layer: Operation, network: Network) -> bool:
-    """Tell whether an op may stand between a layer and its bias.
+    """Tell whether an op may stand between a layer and its bias or activation.
 
     A BatchToSpace does in a dilated convolution only.
     """
     if op.type != "BatchToSpaceND":
-        return _passes(op)
+        return op.type in _RESHAPING | _MOVING
     before = layer.inputs[0].op
     spread = before.inputs[0].op if before.type == "ExpandDims" else before
     return any(
@@ -345,7 +362,7 @@ def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
     Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
     """
     if op.type != "Reshape":
-        return True
+        return op.type in _RESHAPING
     if tf.get_static_value(op.inputs[1]) is None:
         return False
     before, after = op.inputs[0].shape, op.outputs[0].shape
@@ -355,11 +372,29 @@ def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
     return bool(before[-1] == after[-1] == value[-1])
 
 
-def _is_bias(op: Operation, index: int, network: Network) -> bool:
+def _is_bias(op: Operation, index: int, layer: Layer, network: Network) -> bool:
     if op.type not in _SUMS:
         return False
-    other = op.inputs[1 - index]
-    return network.is_parameter(other) or network.is_statistic(other)
+    data, other = op.inputs[index], op.inputs[1 - index]
+    if network.is_statistic(other):
+        return True
+    return network.is_parameter(other) and (
+        op.type not in ADDITIONS or _is_by_channel(other, data, layer)
+    )
+
+
+def _is_by_channel(bias: Tensor, data: Tensor, layer: Layer) -> bool:
+    """Tell whether a bias has one value for each channel of a layer, or for all.
+
+    A table of positions, say, has more, and is added by a kernel of its own.
+    """
+    if None in (bias.shape.rank, data.shape.rank):
+        return True
+    sizes = bias.shape.as_list()
+    if len(sizes) > data.shape.rank:
+        return False
+    channels = sizes.pop(layer.axis) if len(sizes) >= -layer.axis else 1
+    return set(sizes) <= {1} and channels in (1, data.shape[layer.axis])
 
 
 def _is_correction(op: Operation, index: int, network: Network) -> bool:
