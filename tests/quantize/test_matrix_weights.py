@@ -141,3 +141,44 @@ def test_ranges_that_are_wider_than_the_weights_stay_near():
         range_end = m.variables[f"dense/weights_quant/{end}"]
         range_end.assign(range_end * 1.3)
     assert compare_int8(m, to_int8(m), {"x": X}).most <= 2
+
+
+PARTLY = {
+    "the first layer": {"scope": "a"},
+    "the second layer": {"scope": "b"},
+    "all but the first": {"overrides": {"a/dense": "skip"}},
+    "all but the second": {"overrides": {"b/dense": "skip"}},
+    "all but the last": {"overrides": {"c/dense": "skip"}},
+}
+
+
+@pytest.mark.parametrize("part", PARTLY)
+@pytest.mark.parametrize("product", [*PRODUCTS, "matmul"])
+def test_a_part_of_a_network_of_dense_layers_is_quantized(product, part, caplog):
+    """A product of batches in float is given data of 8 bits by the converter."""
+    matrices = [normal(8, 6), normal(6, 5, seed=1), normal(5, 4, seed=2)]
+    data = X if product == "matmul" else ROWS
+
+    def compute(x):
+        multiply = {
+            "batches": lambda x, m, name: tf.raw_ops.BatchMatMulV2(x=x, y=m, name=name),
+            "einsum": lambda x, m, name: tf.einsum("abc,cd->abd", x, m, name=name),
+            "tensordot": lambda x, m, name: tf.tensordot(x, m, 1, name=name),
+            "matmul": lambda x, m, name: tf.matmul(x, m, name=name),
+        }[product]
+        with tf.name_scope("a"):
+            hidden = tf.nn.relu(multiply(x, matrices[0], "dense"))
+        with tf.name_scope("b"):
+            hidden = tf.sin(multiply(hidden, matrices[1], "dense"))
+        with tf.name_scope("c"):
+            return {"hidden": hidden, "y": multiply(hidden, matrices[2], "dense")}
+
+    m = quantized(
+        opened(compute, spec([None, *data.shape[1:]], "x")), data, **PARTLY[part]
+    )
+    blob = to_int8(m)
+    assert {op.is_float for op in ops_of(blob) if op.kind == "FULLY_CONNECTED"}
+    warned = any("not quantized in the model" in line for line in caplog.messages)
+    assert warned == (part == "all but the first")
+    if not warned:
+        assert compare_int8(m, blob, {"x": data}).most <= 3

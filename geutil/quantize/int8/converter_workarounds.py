@@ -56,8 +56,8 @@ from geutil.quantize.planning.int8_kernels import (
     COMPARISONS,
     DIVISIONS,
     FAKE_QUANT,
-    PASSING,
 )
+from geutil.quantize.planning.network import forwarded_from
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import Origins
@@ -270,7 +270,7 @@ def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
 
 def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
     """Return the vector that stands for a layer's bias; None if it is one, or none."""
-    layer = layer_of(_source(data).op, origins)
+    layer = layer_of(forwarded_from(data).op, origins)
     value = None if layer is None else tf.get_static_value(bias)
     if layer is None or layer.axis != -1 or value is None:
         return None
@@ -323,7 +323,7 @@ class _Side:
                 return None
             low, high = with_zero(array.min(), array.max())
             return cls(tensor, None, (float(low), float(high)))
-        op = _source(tensor).op
+        op = forwarded_from(tensor).op
         ends = _fixed_range(op)
         return None if ends is None else cls(tensor, op, ends)
 
@@ -433,7 +433,7 @@ def _biases(graph: Graph) -> Iterator[_Bias]:
         for bias, data in ((second, first), (first, second)):
             if not origins.is_parameter(bias) or len(bias.op.outputs) != 1:
                 continue
-            layer = layer_of(_source(data).op, origins)
+            layer = layer_of(forwarded_from(data).op, origins)
             if layer is not None:
                 yield _Bias(bias, layer)
 
@@ -446,11 +446,11 @@ def _told_apart(
     origins = Origins(graph)
     for op in graph.get_operations():
         layer = layer_of(op, origins)
-        simulation = None if layer is None else _source(layer.kernel).op
+        simulation = None if layer is None else forwarded_from(layer.kernel).op
         if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
             continue
         # Equal layers have equal reshapes before them, which become one as well.
-        data = _source(op.inputs[layer.data])
+        data = forwarded_from(op.inputs[layer.data])
         same = by_data[data] = by_data.get(data, [])
         if simulation not in same:
             same.append(simulation)
@@ -521,7 +521,7 @@ def _simulated_operands(
         if op.type not in op_types.SHIFTS | op_types.SCALINGS:
             continue
         for t in op.inputs:
-            simulation = _source(t).op
+            simulation = forwarded_from(t).op
             if simulation in seen or simulation.type != "FakeQuantWithMinMaxVars":
                 continue
             ends = [end.op for end in list(simulation.inputs)[1:]]
@@ -529,13 +529,6 @@ def _simulated_operands(
             if has_known_ends and origins.is_parameter(simulation.inputs[0]):
                 seen.add(simulation)
                 yield simulation, int(op.type in op_types.SCALINGS)
-
-
-def _source(tensor: Tensor) -> Tensor:
-    """Return where values come from that other ops only forward."""
-    while tensor.op.type in PASSING:
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _is_uniform(bias: Array) -> bool:
@@ -552,8 +545,8 @@ def _widen(
     layer: Layer, bias: Array, constants: Mapping[Operation, Array], new_values: Values
 ) -> None:
     """Widen the range of weights for a bias that would overflow."""
-    simulation = _source(layer.kernel).op
-    data = _step(_source(layer.op.inputs[layer.data]).op, constants)
+    simulation = forwarded_from(layer.kernel).op
+    data = _step(forwarded_from(layer.op.inputs[layer.data]).op, constants)
     if data is None or simulation.type not in FAKE_QUANT:
         return
     ends = [t.op for t in simulation.inputs][1:]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -37,16 +38,16 @@ from geutil.quantize.int8 import (
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
+from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices
-from geutil.select.networks.layers import LAYERS
+from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
 Array = np.ndarray[Any, Any]
 _ROUNDING = 2.0**-20
-_IN_INT8 = frozenset(
-    (*DECISIONS, *FAKE_QUANT, *KERNELS, *LAYERS, *op_types.VALUE_BLIND)
-)
+_COMPUTING = frozenset((*KERNELS, *LAYERS)) - FAKE_QUANT - op_types.VALUE_BLIND
+_IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *op_types.VALUE_BLIND))
 
 
 def deployed(model: Any, *, mend: bool = False) -> Any:
@@ -98,7 +99,8 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
                 converter_workarounds.without_divisions,
             ):
                 output_tensors = rewrite(copy.graph, output_tensors)
-            output_tensors = _parted(output_tensors)
+            output_tensors = _parted(output_tensors, _FloatReaders(model))
+            matrix_weights.with_parted_data(copy.graph, _layers_in_float(graph))
         results = {
             name: tf.identity(t)
             for name, t in zip(outputs.values(), output_tensors, strict=True)
@@ -107,7 +109,31 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     return functions.build_function(copy.graph, input_tensors, results, [], variables)
 
 
-def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
+class _FloatReaders:
+    """Tells which ops of a copy compute in float, by those of the model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @cached_property
+    def _left_in_float(self) -> frozenset[str]:
+        """The names of ops with kernels that were not quantized, or not wholly."""
+        quantized = set(_quantized(self._model))
+        ops = self._model.graph.get_operations()
+        return frozenset(
+            op.name for op in ops if op.type in _COMPUTING and op not in quantized
+        )
+
+    def __call__(self, op: Operation) -> bool:
+        """Tell whether an op computes in float."""
+        if op.type in _COMPUTING:
+            return op.name in self._left_in_float
+        return op.type not in _IN_INT8
+
+
+def _parted(
+    outputs: Sequence[Tensor], is_float: Callable[[Operation], bool]
+) -> list[Tensor]:
     """Return outputs that no op shares which reads them in float, or their shape.
 
     The converter gives both the same tensor, in float, and takes that away where the
@@ -122,7 +148,7 @@ def _parted(outputs: Sequence[Tensor]) -> list[Tensor]:
         if output.op.type not in FAKE_QUANT:
             continue
         deciding = [op for op in output.consumers() if op.type in DECISIONS]
-        in_float = any(op.type not in _IN_INT8 for op in output.consumers())
+        in_float = any(is_float(op) for op in output.consumers())
         float_source = output.op.inputs[0]
         shaped = [
             op for op in float_source.consumers() if op.type in op_types.VALUE_BLIND
@@ -172,6 +198,15 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
 
 
 _CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
+_OF_LAYERS = frozenset(
+    (
+        "BATCH_MATMUL",
+        "CONV_2D",
+        "DEPTHWISE_CONV_2D",
+        "FULLY_CONNECTED",
+        "TRANSPOSE_CONV",
+    )
+)
 _DIGITS = "0123456789"
 _SIMULATED = sorted(FAKE_QUANT)
 
@@ -231,6 +266,18 @@ def _is_promised(op: FileOp, by_name: dict[str, Operation], promised: set[str]) 
 
 def _is_range(op: Operation) -> bool:
     return op.type == "ReadVariableOp"
+
+
+def _layers_in_float(graph: Graph) -> list[Layer]:
+    """Return the layers whose weights are not quantized."""
+    origins = Origins(graph)
+    candidates = [op for op in graph.get_operations() if op.type in LAYERS]
+    layers = [layer_of(op, origins) for op in candidates]
+    return [
+        layer
+        for layer in layers
+        if layer is not None and not is_quantized(layer.kernel)
+    ]
 
 
 _logger = logging.getLogger("geutil")
@@ -317,6 +364,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
             op.result,
             ", though it is quantized in the model" if op in not_kept else "",
         )
+    _warn_of_skipped(graph, blob)
     return blob
 
 
@@ -331,6 +379,25 @@ def _warn_of_matrices(graph: Graph) -> None:
             len(ops),
             ops[0].name,
         )
+
+
+def _warn_of_skipped(graph: Graph, blob: bytes) -> None:
+    """Tell of layers that compute in int8 though they were left out.
+
+    The converter quantizes what lies between two ranges.
+    """
+    left_out = {layer.op.name for layer in _layers_in_float(graph)}
+    for op in ops_of(blob) if left_out else []:
+        parts = [part.partition(":")[0] for part in op.result.split(";")]
+        names = {*parts, *(part.rstrip(_DIGITS) for part in parts)}
+        if op.kind in _OF_LAYERS and not op.is_float and names & left_out:
+            _logger.warning(
+                "to_int8: %s '%s' of the TFLite file computes in int8, though it is "
+                "not quantized in the model: TFLite's converter quantizes what lies "
+                "between two ranges; leave what it reads or makes without one, too",
+                op.kind,
+                op.result,
+            )
 
 
 def float_ops(blob: bytes) -> list[FileOp]:

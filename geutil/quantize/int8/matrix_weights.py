@@ -7,24 +7,33 @@ the largest weight. Weights that were rounded in such ranges have one that is as
 So they are given as the constants that the FakeQuant op makes of them, and stored as
 they are simulated. Where a range is wider than its weights, they are rounded once more.
 
+A product of batches with a matrix that is not quantized gets data of 8 bits from it,
+although it computes in float, and the file cannot be run: "input->type !=
+kTfLiteFloat32" (TensorFlow 2.21). Behind a slice that takes all of the data, which is
+dropped afterwards, it gets floats.
+
 Before TensorFlow 2.17 the converter finds one range for the whole matrix, in which the
 weights are rounded once more, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph import creation
 from geutil.graph.types import Graph, Operation
 from geutil.quantize.calibration.ranges import frozen
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning.int8_kernels import version_of
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS, version_of
+from geutil.quantize.planning.network import forwarded_from
+from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origins
 
+_OF_BATCHES = PRODUCTS - {"MatMul"}
 Array = np.ndarray[Any, Any]
 
 STORED_SINCE = (2, 17)
@@ -51,6 +60,26 @@ def stored_in_one_range(graph: Graph) -> list[Operation]:
     """Return those of which this TensorFlow's converter stores one range only."""
     too_old = version_of(tf.__version__) < STORED_SINCE
     return _simulations(graph) if too_old else []
+
+
+def with_parted_data(graph: Graph, layers: Sequence[Layer]) -> None:
+    """Let products in float read quantized data in a way that the converter gets right.
+
+    Args:
+        graph: a copy of a graph, which is changed; the caller is in it.
+        layers: layers that are not quantized, in the graph that it is a copy of.
+    """
+    products = [layer for layer in layers if layer.op.type in _OF_BATCHES]
+    op_by_name = {op.name: op for op in graph.get_operations()} if products else {}
+    for layer in products:
+        op = op_by_name.get(layer.op.name)
+        data = None if op is None else op.inputs[layer.data]
+        if data is None or not data.shape.rank:
+            continue
+        if forwarded_from(data).op.type in FAKE_QUANT:
+            rank = data.shape.rank
+            all_of_it = tf.slice(data, [0] * rank, [-1] * rank)
+            creation.set_new_input(op, layer.data, all_of_it)
 
 
 def _simulations(graph: Graph) -> list[Operation]:

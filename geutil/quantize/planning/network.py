@@ -154,6 +154,13 @@ def source_of(weights: Tensor) -> Tensor:
     return tensor
 
 
+def forwarded_from(tensor: Tensor) -> Tensor:
+    """Return where values come from that other ops only forward."""
+    while tensor.op.type in int8_kernels.PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def is_quantized(weights: Tensor) -> bool:
     """Tell whether weights come from a FakeQuant op."""
     waiting = [weights.op]
