@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -23,7 +24,12 @@ from geutil.graph import (
     state,
     v1_control_flow,
 )
-from geutil.graph.types import Operation, Tensor, is_reference
+from geutil.graph.types import (
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_reference,
+)
 from geutil.memory import function_memory, graph_to_program, onednn
 from geutil.memory.ordering import OrderPlan, plan_order
 from geutil.memory.scheduling import negligible_size
@@ -82,6 +88,7 @@ def order_step(
     for op in ops:
         if op.type in op_types.LOOPS:
             function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
+    ops = _with_layers_apart(ops, may_await)
     tensor_sizes.settle_shapes(ops)
     program = graph_to_program.read_ops(
         ops, fetched, tensor_sizes.tensor_bytes, graph_to_program.calls_of(ops)
@@ -138,6 +145,49 @@ def add_order_dependency(
     creation.add_control_edges(stand_in.op, awaited)
     creation.set_new_input(op, place, stand_in)
     return stand_in.op
+
+
+def _with_layers_apart(
+    ops: Sequence[Operation], may_await: Callable[[Operation, Operation], bool]
+) -> list[Operation]:
+    """Let each layer's gradients of filter and bias read a tensor of their own.
+
+    Where branches are summed, several layers have the same gradient, and oneDNN merges
+    the gradient of a bias with that of any of their filters, also of one that has to
+    wait for it.
+
+    Returns:
+        The ops, with those that are read in the place of such gradients.
+    """
+    filters: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
+    biases: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
+    for op in ops:
+        if op.type == "BiasAddGrad":
+            gradient, readers = op.inputs[0], biases
+        elif "BackpropFilter" in op.type:
+            gradient, readers = op.inputs[2], filters
+        else:
+            continue
+        if gradient not in readers:
+            readers[gradient] = []
+        readers[gradient].append(op)
+    stand_in_of: dict[Operation, Tensor] = {}
+    for gradient, members in filters.items():
+        # Both are in the order of the backward pass, which is that of the layers.
+        layers = zip_longest(members[1:], biases.get(gradient, [])[1:])
+        for layer in layers if gradient in biases and len(members) > 1 else ():
+            parts = [op for op in layer if op and may_await(op, gradient.op)]
+            if parts:
+                stand_in = creation.make_stand_in(gradient, SCOPE, "layer")
+                stand_in_of.update(dict.fromkeys(parts, stand_in))
+    apart = []
+    for op in ops:
+        if op in stand_in_of:
+            place = 0 if op.type == "BiasAddGrad" else 2
+            creation.set_new_input(op, place, stand_in_of[op])
+            apart.append(stand_in_of[op].op)
+        apart.append(op)
+    return list(dict.fromkeys(apart))
 
 
 def _keep_constants_out(

@@ -40,3 +40,41 @@ def test_gradients_of_a_bias(kept):
     feed = {x: np.sin(np.arange(256.0)).reshape(shape)}
     with v1.Session(graph=graph) as session:
         assert_close(session.run(ours, feed), session.run(plain, feed))
+
+
+def branches(x, count):
+    """Return the weights, and the end of a network that sums branches."""
+    weights, h = [], x
+    for block in range(count):
+        parts = [h]
+        for branch in range(2):
+            part = h
+            for layer in range(branch + 1):
+                phase = 100.0 * block + 10.0 * branch + layer
+                w = tf.constant(
+                    np.cos(np.arange(576.0) + phase).reshape(3, 3, 8, 8) / 20,
+                    tf.float32,
+                )
+                b = tf.constant(np.linspace(-0.1, 0.1, 8), tf.float32)
+                weights += [w, b]
+                part = tf.nn.relu(part)
+                part = tf.nn.bias_add(tf.nn.conv2d(part, w, 1, "SAME"), b)
+            parts.append(part)
+        h = parts[1] + parts[2] + parts[0]
+    return weights, tf.reduce_sum(h * h)
+
+
+@pytest.mark.parametrize("checkpoints", ["memory", "speed", None])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_layers_with_the_same_gradient(checkpoints, reverse):
+    """Branches that are summed; oneDNN may merge a bias with another's filter."""
+    shape = [4, 16, 16, 8]
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, shape)
+        weights, y = branches(x, 4)
+        weights = weights[::-1] if reverse else weights
+        plain = tf.gradients(y, weights)
+        ours = gradients(y, weights, checkpoints=checkpoints)
+    feed = {x: np.sin(np.arange(8192.0)).reshape(shape)}
+    with v1.Session(graph=graph) as session:
+        assert_close(session.run(ours, feed), session.run(plain, feed))
