@@ -48,7 +48,8 @@ class Function:
         draws: how inputs are drawn that are not to be normal floats, or 0 and 1.
         train: as `call`, for training; None where that is the same.
         network: the Keras model; None for other functions.
-        norms: how many batch norms there are; None if nobody knows.
+        counted_norms: how many batch norms there are, where no Keras model tells it;
+            None if nobody knows.
         signatures: other signatures by name.
     """
 
@@ -58,13 +59,20 @@ class Function:
     draws: Mapping[str, Draw] = field(default_factory=dict)
     train: Callable[..., dict[str, Any]] | None = None
     network: Any = None
-    norms: int | None = None
+    counted_norms: int | None = None
     signatures: Mapping[str, Any] = field(default_factory=dict)
 
     def concrete(self, training: bool = False) -> Any:
         """Return the function, traced."""
         call = self.train if training and self.train is not None else self.call
         return tf.function(call, autograph=False).get_concrete_function(**self.inputs)
+
+    @property
+    def norms(self) -> int | None:
+        """How many batch norms its outputs depend on; None if nobody knows."""
+        if self.network is None:
+            return self.counted_norms
+        return len(norms_in(self.network, self.concrete()))
 
     def write(self, path: Path) -> None:
         """Write a SavedModel with the signature `serving_default`."""
@@ -258,7 +266,6 @@ def of_keras(
         draws or {},
         lambda **values: call(True, values),
         network,
-        count_norms(network),
     )
 
 
@@ -331,12 +338,18 @@ def _keep_signals(layer: Any) -> None:
         kernel.assign(values * np.sqrt(2.0 / np.prod(read)) / max(values.std(), 1e-6))
 
 
-def count_norms(network: Any) -> int:
-    """Return how many batch norms there are in a Keras model, however deep."""
-    return sum(
-        type(layer).__name__ in ("BatchNormalization", "SyncBatchNormalization")
+def norms_in(network: Any, concrete: Any) -> list[Any]:
+    """Return the batch norms of a Keras model that a function of it reads.
+
+    A network may own layers that its outputs do not depend on.
+    """
+    known = {id(captured) for captured, _ in concrete.graph.captures}
+    return [
+        layer
         for layer in layers_of(network)
-    )
+        if type(layer).__name__ in ("BatchNormalization", "SyncBatchNormalization")
+        and any(id(variable_of(v).handle) in known for v in layer.variables)
+    ]
 
 
 def layers_of(network: Any) -> list[Any]:
