@@ -143,10 +143,20 @@ CLASSES = {
     "comparison": (lambda y: y > 0.5, "GREATER", []),
     "cast": (lambda y: tf.cast(y, tf.int32), "CAST", ["DEQUANTIZE", "CAST"]),
     "half": (lambda y: tf.cast(y, tf.float16), "CAST", ["DEQUANTIZE", "CAST"]),
+    "shape": (tf.shape, "SHAPE", []),
+    "float": (lambda y: tf.sin(y) > 0.5, "SIN", ["DEQUANTIZE", "SIN", "QUANTIZE"]),
+}
+ENDS = {
+    "relu": tf.nn.relu,
+    "softmax": tf.nn.softmax,
+    "reshape": lambda y: tf.reshape(tf.nn.relu(y), [-1, 2, 2]),
+    "transpose": lambda y: tf.transpose(tf.nn.relu(y)),
+    "maximum": lambda y: tf.reduce_max(tf.nn.relu(y), 1, keepdims=True),
+    "slice": lambda y: tf.nn.relu(y)[:, 1:],
 }
 
 
-@pytest.mark.parametrize("end", [tf.nn.relu, tf.nn.softmax])
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("read", CLASSES)
 def test_outputs_that_are_read_by_what_makes_no_numbers_of_them(read, end):
     """The converter leaves what reads an output in float without an input."""
@@ -154,7 +164,7 @@ def test_outputs_that_are_read_by_what_makes_no_numbers_of_them(read, end):
     kernel = weights(4, 4)
 
     def both(a):
-        y = end(a @ kernel)
+        y = ENDS[end](a @ kernel)
         return {"y": y, "z": function(y)}
 
     result = converted(both, spec(None, 4))

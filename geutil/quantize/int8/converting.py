@@ -38,7 +38,7 @@ from geutil.quantize.int8 import (
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
-from geutil.quantize.planning.network import is_quantized
+from geutil.quantize.planning.network import forwarded_from, is_quantized
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
@@ -145,34 +145,46 @@ def _parted(
         if output in replacement_of:
             continue
         replacement_of[output] = output
-        if output.op.type not in FAKE_QUANT:
+        simulation = forwarded_from(output).op
+        if simulation.type not in FAKE_QUANT:
             continue
-        deciding = [op for op in output.consumers() if op.type in DECISIONS]
-        in_float = any(is_float(op) for op in output.consumers())
-        float_source = output.op.inputs[0]
+        float_source = output
+        if output.op is simulation:
+            # What makes it would be in float for them.
+            float_source = simulation.inputs[0]
+        readers = output.consumers()
+        deciding = [op for op in readers if op.type in DECISIONS]
+        in_float = any(is_float(op) for op in readers)
         shaped = [
             op for op in float_source.consumers() if op.type in op_types.VALUE_BLIND
         ]
         if shaped:
-            # What makes it would be in float for them.
-            read_instead(shaped, float_source, _twin(output, 1.0 + _ROUNDING))
+            twin = _twin(output, simulation, 1.0 + _ROUNDING)
+            read_instead(shaped, float_source, twin)
         if deciding:
             # In int8, but only by itself.
-            read_instead(deciding, output, _twin(output, 1.0 + _ROUNDING))
+            twin = _twin(output, simulation, 1.0 + _ROUNDING)
+            read_instead(deciding, output, twin)
         if in_float:
-            replacement_of[output] = _twin(output, 1.0 + 2.0 * _ROUNDING)
+            twin = _twin(output, simulation, 1.0 + 2.0 * _ROUNDING)
+            replacement_of[output] = twin
     return [replacement_of[output] for output in outputs]
 
 
-def _twin(simulated: Tensor, wider: float) -> Tensor:
-    """Return a tensor that is quantized once more, in a range that is hardly wider."""
-    op = simulated.op
-    _, *range_ = op.inputs
-    static_ends = [tf.get_static_value(t) for t in range_]
-    low, high = static_ends or (op.get_attr("min"), op.get_attr("max"))
-    bits, narrow = (op.get_attr(a) for a in ("num_bits", "narrow_range"))
+def _twin(tensor: Tensor, simulation: Operation, wider: float) -> Tensor:
+    """Return a tensor that is quantized once more, in a range that is hardly wider.
+
+    Args:
+        tensor: the tensor.
+        simulation: the FakeQuant op that its values come from.
+        wider: the factor by which the range is wider.
+    """
+    static_ends = [tf.get_static_value(t) for t in list(simulation.inputs)[1:]]
+    get = simulation.get_attr
+    low, high = static_ends or (get("min"), get("max"))
+    bits, narrow = (get(name) for name in ("num_bits", "narrow_range"))
     return tf.quantization.fake_quant_with_min_max_vars(
-        simulated, low * wider, high * wider, bits, narrow
+        tensor, low * wider, high * wider, bits, narrow
     )
 
 
