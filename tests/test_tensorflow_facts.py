@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.graph import runtime
 from geutil.graph.fetched_subgraph import uses_onednn
 
 v1 = tf.compat.v1
@@ -172,3 +173,17 @@ def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
     assert np.any((a + a) + b != (b + a) + a)
     expected = (b + a) + a if order == "read first" else (a + a) + b
     np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("read_twice", [False, True])
+def test_grappler_pools_before_an_activation(read_twice):
+    # geutil.gradients.step_order keeps the two apart where the pool has a gradient.
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [1, 4, 4, 2], name="x")
+        y = tf.nn.relu(x, name="y")
+        z = tf.nn.max_pool2d(y, 2, 2, "SAME", name="z")
+        fetches = [tf.exp(z, name="fetched"), *([y * y] if read_twice else [])]
+    names = [t.name for t in fetches]
+    nodes = {n.name: n for n in runtime.optimized(graph.as_graph_def(), names).node}
+    assert nodes["z"].op == "MaxPool"
+    assert nodes["z"].input[0] == ("y" if read_twice else "x")

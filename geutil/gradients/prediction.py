@@ -64,14 +64,20 @@ class StepProgram:
         """The number of nodes of the step with plain gradients, at least 1."""
         return max(len(self._nodes), 1)
 
-    def peak(self, segments: Iterable[Segment] = ()) -> int:
-        """Return the most bytes held at once; without segments, of plain gradients.
+    def plain_peak(self) -> int:
+        """Return the most bytes that plain gradients hold in the executor's order.
 
         Cost: linear in nodes and edges; some 25 us for each node.
         """
-        segments = list(segments)
+        return simulation.simulate(self.program()).peak
+
+    def peak(self, segments: Iterable[Segment] = ()) -> int:
+        """Return the most bytes held at once; without segments, by order alone.
+
+        Cost: linear in nodes and edges; some 25 us for each node.
+        """
         program = self.program(segments)
-        if not segments or not self._ordered:
+        if not self._ordered:
             return simulation.simulate(program).peak
         later = self.later(program)
         order = scheduling.frugal_order(with_controls(program, later.items()))

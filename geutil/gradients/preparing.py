@@ -163,12 +163,12 @@ def prepare(
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
-    """Return plain gradients if these are predicted to need less; say so then."""
+    """Return plain gradients unless less is predicted to be needed; say so then."""
     if not plan.segments:
         return plan
     program = StepProgram(plan.step)
     peak, plain_peak = program.peak(plan.segments), program.peak()
-    if peak <= plain_peak:
+    if peak < plain_peak:
         return plan
     keeping.chosen = IdentitySet()
     keeping.warnings.append(

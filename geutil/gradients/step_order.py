@@ -43,6 +43,26 @@ _GELU = frozenset(("Erf", "Tanh"))
 """What the sum in a GELU reads besides a constant."""
 _REORDERED = frozenset(("Add", "AddV2", "Mul"))
 """Ops of two inputs that Grappler's constant push-down reorders."""
+_POOLS = frozenset(("MaxPool", "MaxPoolV2", "MaxPool3D"))
+_MONOTONIC = frozenset(
+    (
+        "Elu",
+        "Erf",
+        "Exp",
+        "Expm1",
+        "Log",
+        "Log1p",
+        "Relu",
+        "Relu6",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Tanh",
+    )
+)
+"""Activations that Grappler moves behind a pool of maxima."""
 _NEVER_WAIT = frozenset(
     (
         # Grappler adds up in one what a chain of them adds.
@@ -125,6 +145,7 @@ def order_step(
         op = ops[groups[number][0]]
         waits.append(add_order_dependency(op, places[number], ends))
     waits += _keep_constants_out(queues, negligible_size(fused), may_await)
+    waits += _keep_pools_in_place(queues, may_await)
     if waits:
         state.forget_order(waits[0].graph)
     return OrderedStep(plan, tuple(waits))
@@ -222,6 +243,32 @@ def _keep_constants_out(
         ):
             (place,) = adjacency.input_indices(readers[0], output)
             apart.append(add_order_dependency(readers[0], place, ()))
+    return apart
+
+
+def _keep_pools_in_place(
+    running: Collection[Operation],
+    may_await: Callable[[Operation, Operation], bool],
+) -> list[Operation]:
+    """Keep Grappler from pooling before an activation whose pool has a gradient.
+
+    Of `max_pool(relu(x))` it makes `relu(max_pool(x))` if nothing else reads the
+    activation, as where the backward pass reads one that ran again (TensorFlow 2.21).
+    Then the pool's gradient reads no pool, and oneDNN cannot compute it: the kernel
+    that does looks for each maximum anew, and holds eight bytes for each meanwhile.
+
+    Returns:
+        The ops that stand between such an activation and its pool.
+    """
+    apart = []
+    for op in running:
+        if op.type not in _POOLS or op.inputs[0].op.type not in _MONOTONIC:
+            continue
+        producer = op.inputs[0].op
+        alone = [r for r in producer.outputs[0].consumers() if r in running] == [op]
+        has_gradient = any("PoolGrad" in r.type for r in op.outputs[0].consumers())
+        if alone and has_gradient and may_await(op, producer):
+            apart.append(add_order_dependency(op, 0, ()))
     return apart
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from geutil.errors import PredictionError
 from geutil.graph import adjacency, functions, op_types, types
+from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Graph, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory
 from geutil.memory.cpu_kernels import CHEAP, HELD
@@ -203,6 +204,7 @@ def read_ops(
             sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
     nodes = [_node(op, tensors, place, calls.get(op, NOTHING)) for op in ops]
     _add_updates(ops, tensors, nodes, sizes)
+    _add_workspaces(ops, tensors, nodes, sizes, size_of)
     return Program(
         nodes=nodes,
         sizes=sizes,
@@ -257,6 +259,38 @@ def _add_updates(
             # What is added is as large, should the handle come from elsewhere.
             added = max(sizes[tensor] for tensor in node.inputs)
             sizes.append(_variable_bytes(op.inputs[0].op) or added)
+
+
+def _add_workspaces(
+    ops: Sequence[Operation],
+    tensors: Mapping[int, int],
+    nodes: list[Node],
+    sizes: list[int],
+    size_of: SizeOf,
+) -> None:
+    """Let pools of maxima hold where the maxima are, which their gradients read.
+
+    oneDNN's kernel writes a byte for each. The gradient of what is no pool, or without
+    oneDNN, looks for them anew, and holds eight bytes for each while it runs.
+    """
+    place = {op: i for i, op in enumerate(ops)}
+    workspaces: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        if op.type != "MaxPoolGrad":
+            continue
+        maxima = op.inputs[1]
+        count = size_of(maxima) // (maxima.dtype.size or 1)
+        pool = place.get(maxima.op)
+        if pool is None or maxima.op.type != "MaxPool" or not uses_onednn():
+            nodes[i] = nodes[i].changed(temporary=8 * count)
+            continue
+        if pool not in workspaces:
+            workspaces[pool] = len(sizes)
+            sizes.append(count)
+            outputs = [*nodes[pool].outputs, workspaces[pool]]
+            nodes[pool] = nodes[pool].changed(outputs=outputs)
+        inputs = [*nodes[i].inputs, workspaces[pool]]
+        nodes[i] = nodes[i].changed(inputs=inputs)
 
 
 def _variable_bytes(op: Operation) -> int:

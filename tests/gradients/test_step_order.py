@@ -8,6 +8,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil.gradients import gradients, last_report
 from geutil.gradients.step_order import SCOPE
+from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, run
 from tests.settings import slow
@@ -298,3 +299,59 @@ def test_products_that_a_session_has_run_are_left_alone():
             after = [list(op.inputs) for op in graph.get_operations()][: len(before)]
         for old, new in zip(before, after, strict=True):
             assert all(a is b for a, b in zip(old, new, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "with_norms"), [(64, True), (256, False)])
+@pytest.mark.parametrize("checkpoints", ["memory", "speed"])
+def test_nothing_runs_again_where_the_order_alone_does_as_well(
+    checkpoints, rows, with_norms
+):
+    """The gradients of all weights, which are held, are most of the peak."""
+    with tf.Graph().as_default():
+        weight = small_weights()
+        h = v1.placeholder(tf.float32, [rows, 256])
+        weights = [weight(256, 256) for _ in range(6)]
+        for w in weights:
+            h = tf.matmul(h, w)
+            if with_norms:
+                h = tf.nn.batch_normalization(
+                    h, *tf.nn.moments(h, [0]), None, None, 1e-3
+                )
+            h = tf.nn.relu(h)
+        loss = tf.reduce_sum(h * h)
+        gradients(loss, weights, checkpoints=None, holds_gradients=True)
+        alone = last_report().peak
+        gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
+    assert last_report().recomputed == ()
+    assert last_report().peak <= alone
+
+
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.tanh])
+def test_pools_stay_behind_the_activation_that_runs_again(activation):
+    """Grappler pools first else, and the gradient needs eight bytes for each value."""
+    shape = [8, 32, 32, 4]
+    with tf.Graph().as_default() as graph:
+        weight = small_weights()
+        x = h = v1.placeholder(tf.float32, shape)
+        tensors, weights = [], []
+        for _ in range(2):
+            weights.append(weight(3, 3, 4, 4))
+            h = tf.nn.bias_add(tf.nn.conv2d(h, weights[-1], 1, "SAME"), weight(4))
+            tensors.append(h)
+            h = tf.nn.max_pool2d(activation(h), 2, 2, "SAME")
+            tensors.append(h)
+        loss = tf.reduce_sum(h * h)
+        plain = tf.gradients(loss, weights)
+        slopes = gradients(loss, weights, checkpoints=tensors, min_checkpoint_size=0)
+        assert last_report().recomputed
+        peak = last_report().peak
+    feed = {x: np.sin(np.arange(float(np.prod(shape)))).reshape(shape)}
+    with v1.Session(graph=graph) as session:
+        assert_close(session.run(slopes, feed), session.run(plain, feed))
+        assert traced_peak(session, slopes, feed) <= 1.03 * peak
+    names = [t.name for t in slopes]
+    run = {n.name: n for n in runtime.optimized(graph.as_graph_def(), names).node}
+    pool_gradients = [n for n in run.values() if n.op == "MaxPoolGrad"]
+    assert pool_gradients
+    assert {run[n.input[1]].op for n in pool_gradients} == {"MaxPool"}
+    assert predict(slopes).peak <= 1.01 * peak

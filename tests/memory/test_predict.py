@@ -15,15 +15,17 @@ from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
 from tests.thorough import crossed, thorough
 
 MEGABYTE = 2**20
+FOLDED = 128
 
 
 def meets(predicted, traced):
     """Tell whether a prediction is the traced peak.
 
     It is to the byte, but for what a convolution takes while it runs: 96 KB in the
-    U-Net, with the processor on which this was written.
+    U-Net, with the processor on which this was written. Without Grappler, shapes that
+    the executor folds count besides: 96 bytes there.
     """
-    return 0.99 * traced <= predicted <= traced
+    return 0.99 * traced <= predicted <= traced + FOLDED
 
 
 of_each_network = pytest.mark.parametrize(

@@ -120,7 +120,7 @@ _MOST_TRIALS = 60
 _QUICK_NODES = 12_000
 """Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
 _WORTH_WHILE = 0.98
-"""Plain gradients are left alone unless the peak falls to this part of theirs."""
+"""Nothing is run again unless the peak falls to this part of that by order alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +194,13 @@ def _choose(
 ) -> MemoryChoice:
     """Return the best tensors to keep; none if the peak would fall too little."""
     trials = Trials(step, always)
-    plain = trials.plain()
+    plain_peak = trials.program.plain_peak()
+    # The order is the executor's where none is better.
+    alone = min(plain_peak, trials.without().peak)
     forward = read_forward(step, always, smallest)
     if not forward.buffers:
-        return _plain(plain, "the backward pass reads nothing that could be recomputed")
+        reason = "the backward pass reads nothing that could be recomputed"
+        return MemoryChoice((), alone, plain_peak, reason)
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
@@ -210,9 +213,9 @@ def _choose(
     search.sweep()
     search.descend()
     best = search.best()
-    if best is None or best.peak > _WORTH_WHILE * plain.peak:
-        return _plain(plain, _reason(plain, best))
-    return MemoryChoice(best.kept, best.peak, plain.peak, None)
+    if best is None or best.peak > _WORTH_WHILE * alone:
+        return MemoryChoice((), alone, plain_peak, _reason(best, alone))
+    return MemoryChoice(best.kept, best.peak, plain_peak, None)
 
 
 def _most_trials(size: int) -> int:
@@ -221,17 +224,13 @@ def _most_trials(size: int) -> int:
     return max(most, _QUICK_NODES // size)
 
 
-def _reason(plain: Trial, best: Trial | None) -> str:
+def _reason(best: Trial | None, alone: int) -> str:
     if best is None:
         return "no recomputation is predicted to need less at its peak"
     return (
         f"the best recomputation is predicted to need {best.peak:,} bytes at its "
-        f"peak, and plain gradients {plain.peak:,}"
+        f"peak, and plain gradients {alone:,}"
     )
-
-
-def _plain(plain: Trial, reason: str) -> MemoryChoice:
-    return MemoryChoice((), plain.peak, plain.peak, reason)
 
 
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:

@@ -47,8 +47,8 @@ class Trials:
         self._costs: dict[Operation, int] = {}
         self.program = StepProgram(step)
 
-    def plain(self) -> Trial:
-        """Return what plain gradients lead to."""
+    def without(self) -> Trial:
+        """Return what plain gradients lead to, put in order."""
         return self._trial((), ())
 
     def run(self, kept_tensors: Iterable[Tensor]) -> Trial:
