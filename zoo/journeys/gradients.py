@@ -150,7 +150,9 @@ def peak(visit: Visit) -> Cell:
     plain = _measured(visit, tf.gradients)
     if plain is None:
         return none("a graph of version 1")
-    saving = _measured(visit, partial(gradients, checkpoints="memory"))
+    # The step returns its gradients.
+    take = partial(gradients, checkpoints="memory", holds_gradients=True)
+    saving = _measured(visit, take)
     report = last_report()
     missed = []
     if saving > plain + _SLACK:
