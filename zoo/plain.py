@@ -30,9 +30,11 @@ from zoo.subject import (
     first_rows,
     flow_of,
     has_batch,
+    of_keras,
 )
 from zoo.values import (
     Array,
+    Values,
     apart,
     arrays,
     keep,
@@ -88,7 +90,7 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
         made["fewer"] = _run(run, first_rows(sample, subject, FEWER))
     extras: dict[str, Callable[[], Any]] = {
         "slopes": lambda: _slopes(path, sample),
-        "keras": lambda: _keras_file(subject, folder / "model.keras"),
+        "keras": lambda: _keras_file(subject, folder / "model.keras", sample),
         "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
         "exact": lambda: [_run(run, x) for x in calibration],
         "ptq": lambda: _ptq(folder),
@@ -126,14 +128,17 @@ def _others(loaded: Any) -> dict[str, tuple[Sample, dict[str, Array]]]:
     return found
 
 
-def _keras_file(subject: Any, path: Path) -> bool:
+def _keras_file(subject: Any, path: Path, sample: Sample) -> Values | None:
+    """Write a `.keras` file; return what Keras computes that reads it again."""
     network = getattr(subject, "network", None)
     if network is None or not isinstance(network, tf.keras.Model):
-        return False
+        return None
     network.save(path)
-    # Some of keras_hub's own networks do not come back.
-    tf.keras.models.load_model(path, compile=False)
-    return True
+    # Some of keras_hub's own networks do not come back, or not with the same bits.
+    loaded = of_keras(tf.keras.models.load_model(path, compile=False), perturbed=False)
+    return _run(
+        loaded.concrete(), dict(zip(loaded.inputs, sample.values(), strict=True))
+    )
 
 
 def _frozen(subject: Any, path: Path) -> Any:

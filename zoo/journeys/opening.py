@@ -17,7 +17,12 @@ _WORST = (ERROR, REFUSED, MISSED, OK)
 
 def open_all_ways(visit: Visit) -> Cell:
     """Open each way; the results have to be the same bits."""
-    found = {name: _opened(visit, way) for name, way in _ways(visit).items()}
+    # A `.keras` file is to be what Keras itself reads from it.
+    outputs = {".keras": visit.made["keras"]}
+    found = {
+        name: _compared(way, visit.sample, outputs.get(name, visit.made["outputs"]))
+        for name, way in _ways(visit).items()
+    }
     opened = model.open(visit.saved_model)
     for name, (sample, outputs) in visit.made["others"].items():
         other = opened.signatures[name]
@@ -48,18 +53,13 @@ def _ways(visit: Visit) -> dict[str, Callable[[], Any]]:
             inputs={name: f"{name}:0" for name in subject.inputs},
             outputs={name: t.name for name, t in subject.outputs.items()},
         )
-    if visit.made["keras"] is True:
+    if isinstance(visit.made["keras"], dict):
         ways[".keras"] = lambda: model.open(visit.folder / "model.keras")
     if isinstance(visit.made["frozen"], tuple):
         inputs, outputs = visit.made["frozen"]
         path = visit.folder / "frozen.pb"
         ways["frozen"] = lambda: model.open(path, inputs=inputs, outputs=outputs)
     return ways
-
-
-def _opened(visit: Visit, way: Callable[[], Any]) -> tuple[str, str]:
-    """Open and run; return the state and a note."""
-    return _compared(way, visit.sample, visit.made["outputs"])
 
 
 def _compared(
