@@ -84,7 +84,8 @@ def keep_apart(
                 if len(after.get(t, ())) == 1:
                     add_control_edges(later, [_hand_on(t).op])
                 readers = after.get(copied, ())
-                if len(readers) == 1:
+                # oneDNN computes the gradient of a pool that it reads itself.
+                if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
                     set_new_input(*readers[0], _hand_on(copied))
 
 

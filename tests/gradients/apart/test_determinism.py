@@ -133,6 +133,38 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
     assert np.any(np.not_equal(recomputed(), expected))
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("activation", [tf.identity, tf.nn.relu])
+def test_gradients_of_pools_that_run_again(activation, readers):
+    """oneDNN and the other kernel add what overlapping windows yield in other orders."""
+    generator = np.random.default_rng(0)
+    x = tf.constant(generator.normal(size=(4, 24, 24, 8)), tf.float32)
+    weights = tf.constant(generator.normal(size=(3, 3, 3, 8, 8)) / 8.0, tf.float32)
+
+    def bits(take):
+        @tf.function(autograph=False)
+        def traced(x, weights):
+            kept, xs = [], tf.unstack(weights)
+            for w in xs:
+                x = activation(tf.nn.conv2d(x, w, 1, "SAME"))
+                pools = [tf.nn.max_pool2d(x, 3, 1, "SAME") for _ in range(readers)]
+                x = tf.add_n([tf.nn.avg_pool2d(pool, 2, 1, "SAME") for pool in pools])
+                kept.append(x)
+            return take(tf.reduce_sum(x**2), xs, kept)
+
+        return [g.numpy() for g in traced(x, weights)]
+
+    expected = bits(lambda y, xs, kept: tf.gradients(y, xs))
+    recomputed = bits(
+        lambda y, xs, kept: gradients(
+            y, xs, checkpoints=kept[:-1], min_checkpoint_size=0
+        )
+    )
+    assert last_report().recomputed
+    for a, e in zip(recomputed, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
 @pytest.mark.parametrize("held", [0, 1, 2])
 def test_tensorflow_adds_first_what_nothing_else_holds(held):
     # So a network in which the first two of three gradients are held elsewhere has
