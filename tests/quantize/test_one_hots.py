@@ -100,3 +100,15 @@ def test_one_hots_that_are_left_alone():
     kinds = [op.type for op in m.graph.get_operations()]
     assert "SelectV2" not in kinds
     assert samples(m.inputs)["a"].dtype == np.int32
+
+
+def test_places_of_the_largest_alone_are_found_in_float():
+    def best(x):
+        scores = x @ MATRIX
+        _, places = tf.math.top_k(scores, 2)
+        return {"y": tf.nn.relu(scores), "best": places}
+
+    result = converted(best, ROWS)
+    skipped = {entry.op_type: entry.reason for entry in result.report.skipped}
+    assert "places only" in skipped["TopKV2"]
+    assert "TOPK_V2" in result.kinds

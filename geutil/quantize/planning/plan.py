@@ -48,6 +48,8 @@ _WITH_PARAMETERS = frozenset(
 )
 # TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
+_RANKS = "yields places only: TFLite's converter quantizes it by the values it yields"
+_NO_KERNEL = (_DIVIDES, _RANKS)
 
 
 @dataclass(eq=False)
@@ -267,7 +269,7 @@ class _PointPlanner(Drafts):
         )
         may_have_kernel = may_have_kernel or function_calls.called_function(op) != ""
         in_loss = reason == draft_points.BEHIND and self.network.leads_to_loss(op)
-        has_kernel = may_have_kernel and not in_loss and reason != _DIVIDES
+        has_kernel = may_have_kernel and not in_loss and reason not in _NO_KERNEL
         self.skips[op] = draft_points.Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:
@@ -346,9 +348,13 @@ class _PointPlanner(Drafts):
                 self.origin[t], self.passing[op] = start, start[1]
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
+        """Plan the ranges of an op that hands its range on, at the end of a model too."""
         (index,) = kernel.data_inputs(op)
         source = op.inputs[index]
         if not self.network.is_data(source):
+            return
+        if op.type == "TopKV2" and not self._is_read(op.outputs[0]):
+            self._skip(op, _RANKS)
             return
         self.demand(op, index)
         self.kernels[op] = op
@@ -360,6 +366,9 @@ class _PointPlanner(Drafts):
             draft = self.quantize(t, op, kernel.slot, spec, counts=False)
             if draft is not None:
                 self.results.setdefault(op, draft)
+
+    def _is_read(self, tensor: Tensor) -> bool:
+        return tensor in self.network.results or bool(self.network.readers(tensor))
 
     def _join(self, op: Operation, kernel: Kernel) -> None:
         data = [i for i in kernel.data_inputs(op) if self.network.is_data(op.inputs[i])]

@@ -136,7 +136,7 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
 @pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("activation", [tf.identity, tf.nn.relu])
 def test_gradients_of_pools_that_run_again(activation, readers):
-    """oneDNN and the other kernel add what overlapping windows yield in other orders."""
+    """Of windows that overlap, oneDNN adds in another order than the other kernel."""
     generator = np.random.default_rng(0)
     x = tf.constant(generator.normal(size=(4, 24, 24, 8)), tf.float32)
     weights = tf.constant(generator.normal(size=(3, 3, 3, 8, 8)) / 8.0, tf.float32)
