@@ -348,7 +348,7 @@ class _PointPlanner(Drafts):
                 self.origin[t], self.passing[op] = start, start[1]
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
-        """Plan the ranges of an op that hands its range on, at the end of a model too."""
+        """Plan the ranges of an op that hands its own on, at the end of a model too."""
         (index,) = kernel.data_inputs(op)
         source = op.inputs[index]
         if not self.network.is_data(source):
