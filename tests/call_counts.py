@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep the garbage collector from freeing what others left, once it has done so."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def count_calls(work: Callable[[], Any]) -> tuple[int, Any]:
@@ -20,13 +34,10 @@ def count_calls(work: Callable[[], Any]) -> tuple[int, Any]:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    enabled = gc.isenabled()
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        result = work()
-    finally:
-        sys.setprofile(None)
-        if enabled:
-            gc.enable()
+    with without_collector():
+        sys.setprofile(count)
+        try:
+            result = work()
+        finally:
+            sys.setprofile(None)
     return calls, result
