@@ -33,7 +33,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-all test-oldest
-.PHONY: coverage mutants test-version test-versions lint format bench house zoo docs clean dist check-dist browser
+.PHONY: coverage mutants test-version test-versions lint format bench bench-plan house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -170,6 +170,9 @@ zoo: $(ZOO_READY) $(VIEWER) ## Take real architectures through every client (ARG
 
 bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-plan: $(READY) ## Print what the planner finds (ARGS="--json out.json")
+	@$(VENV)/bin/python -m benchmarks.plans $(ARGS)
 
 # The wheel is built from the archive, so the archive holds all that it takes.
 dist: $(READY) $(VIEWER) ## Build the wheel and the source archive into dist/

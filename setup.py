@@ -32,8 +32,11 @@ CLI = [
 ]
 
 PLAN = [
-    # Minimum cuts, for the most that a step can hold under any schedule.
+    # Minimum cuts, for the most that a step can hold under any schedule; and the bounds
+    # of plans under a byte budget.
     "ortools>=9.9,<10",
+    # Compiles the search for such plans.
+    "numba>=0.60,<1",
 ]
 
 EXTRAS = {

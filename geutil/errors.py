@@ -64,6 +64,10 @@ class PredictionError(GeutilError, ValueError):
     """The memory of a step cannot be predicted: sizes or an order are missing."""
 
 
+class PlanError(GeutilError, ValueError):
+    """A computation cannot be scheduled as asked, or a schedule is not what it says."""
+
+
 class FoldError(GeutilError, ValueError):
     """A batch norm cannot be folded."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,14 +94,44 @@ def plot_timelines(
         MissingExtraError: matplotlib is not installed.
         PlotError: the suffix names no format.
     """
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise PlotError(f"cannot write '{path}': name a file in {', '.join(FORMATS)}")
+    path = _checked(path)
     matplotlib = _matplotlib()
     # The letters of an SVG stay letters, which can be searched.
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure = _figure(matplotlib, timelines)
         figure.savefig(path, dpi=150)
+    return path
+
+
+@contextmanager
+def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
+    """Give axes to draw on, and write the picture at the end of the block.
+
+    Args:
+        path: the file to write.
+        x: what the horizontal axis shows.
+        y: what the vertical one shows.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        PlotError: the suffix names no format.
+    """
+    path = _checked(path)
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.spines[["top", "right"]].set_visible(False)
+        yield axes
+        figure.savefig(path, dpi=150)
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise PlotError(f"cannot write '{path}': name a file in {', '.join(FORMATS)}")
     return path
 
 

@@ -1,0 +1,229 @@
+"""A lower bound on the extra time of every schedule within a budget.
+
+Look at the moment at which node v runs for the first time. What ran before and is read
+by something that has to come later is then held, or it runs again after that moment;
+and where a node runs again, each of its inputs is held at that moment or runs again,
+too. All that is held at the moment fits the budget together with v and its inputs. One
+choice of nodes that run again has to do for all v at once: a mixed integer program,
+with the least time of that choice as the bound. Where any order is allowed, only
+ancestors of v have surely run before, and only descendants surely come later.
+
+It counts one extra run of a node, where a schedule may need several, and looks at no
+moment but those; so it is the least for budgets at which nodes run a third time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from geutil.errors import MissingExtraError
+from geutil.gradients.planner.problem import Problem
+
+_TOLERANCE = 1e-6
+"""Of the solver, relative to the time of all nodes."""
+_LARGEST = 4000
+"""Variables of a program that is solved in seconds."""
+
+
+def extra_time_bound(
+    problem: Problem,
+    budget: float,
+    order: Sequence[int] | None = None,
+    time_limit: float = 10.0,
+) -> float:
+    """Return extra time that every schedule within a budget takes at least.
+
+    Args:
+        problem: the computation.
+        budget: in bytes.
+        order: in which nodes run for the first time; None for any.
+        time_limit: in seconds; what the solver knows by then is returned.
+
+    Returns:
+        The bound; infinity if no schedule keeps the budget.
+
+    Raises:
+        MissingExtraError: OR-Tools is not installed.
+
+    Cost: nodes times their ancestors, and the solver's.
+
+    Example:
+        The first node is read by the last one; it is freed in between or all three are
+        held:
+
+        >>> problem = Problem([2, 1, 1, 1], [8] * 4, [(0, 1), (1, 2), (2, 3), (0, 3)])
+        >>> extra_time_bound(problem, 24), extra_time_bound(problem, 16)
+        (0.0, inf)
+        >>> edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+        >>> extra_time_bound(Problem([2, 1, 1, 1, 1], [8, 8, 8, 8, 0], edges), 16)
+        2.0
+    """
+    if budget < problem.least_budget:
+        return math.inf
+    moments = [
+        moment for moment in _moments(problem, order) if moment.excess(budget) > 0
+    ]
+    # The fullest first: a program of all of them may be too large to be solved.
+    moments.sort(key=lambda moment: -moment.excess(budget))
+    program = _Program(problem, budget)
+    for moment in moments:
+        program.add(moment)
+        if program.size > _LARGEST:
+            break
+    return program.least_time(time_limit)
+
+
+class _Moment(NamedTuple):
+    """The first run of a node.
+
+    Attributes:
+        node: the node.
+        at_work: the node and its inputs.
+        needed: what ran before and is read by something that comes later.
+        sizes: the bytes of the first and of the second.
+    """
+
+    node: int
+    at_work: frozenset[int]
+    needed: tuple[int, ...]
+    sizes: tuple[int, int]
+
+    def excess(self, budget: float) -> float:
+        """Return the bytes above a budget if nothing runs again."""
+        return sum(self.sizes) - budget
+
+
+def _moments(problem: Problem, order: Sequence[int] | None) -> Iterator[_Moment]:
+    """Yield the first runs of all nodes, in order of the nodes."""
+    ancestors, descendants = _closures(problem)
+    if order is not None:
+        everyone, ran = (1 << len(problem)) - 1, 0
+        for node in order:
+            ancestors[node], descendants[node] = ran, everyone & ~ran & ~(1 << node)
+            ran |= 1 << node
+    staying = {*problem.outputs, *problem.keep}
+    reader_bits = [sum(1 << reader for reader in rs) for rs in problem.readers]
+    for node in range(len(problem)):
+        at_work = frozenset((node, *problem.inputs[node]))
+        needed = tuple(
+            u
+            for u in _set_bits(ancestors[node])
+            if u not in at_work and (reader_bits[u] & descendants[node] or u in staying)
+        )
+        sizes = (
+            sum(problem.sizes[u] for u in at_work),
+            sum(problem.sizes[u] for u in needed),
+        )
+        yield _Moment(node, at_work, needed, sizes)
+
+
+def _closures(problem: Problem) -> tuple[list[int], list[int]]:
+    """Return the ancestors and the descendants of each node, as bits."""
+    ancestors, descendants = [0] * len(problem), [0] * len(problem)
+    for node in problem.topological_order:
+        for u in problem.inputs[node]:
+            ancestors[node] |= ancestors[u] | 1 << u
+    for node in reversed(problem.topological_order):
+        for reader in problem.readers[node]:
+            descendants[node] |= descendants[reader] | 1 << reader
+    return ancestors, descendants
+
+
+class _Program:
+    """The mixed integer program, moment by moment."""
+
+    def __init__(self, problem: Problem, budget: float) -> None:
+        self._problem = problem
+        self._budget = budget
+        self._once = {*problem.no_recompute, *problem.keep}
+        self._solver = _new_solver()
+        self._again: dict[int, Any] = {}
+
+    @property
+    def size(self) -> int:
+        """How many variables it has."""
+        return int(self._solver.NumVariables())
+
+    def add(self, moment: _Moment) -> None:
+        """Add a moment: what is held then, and what runs again later."""
+        problem, solver = self._problem, self._solver
+        at_work, needed = moment.at_work, moment.needed
+        room = self._budget - moment.sizes[0]
+        held = {}
+        # What is needed first; then inputs of what may run again.
+        waiting = list(needed)
+        known = set(needed)
+        for u in waiting:
+            held[u] = solver.BoolVar("")
+            if u in self._once:
+                solver.Add(held[u] == 1)
+                continue
+            for w in problem.inputs[u]:
+                if w not in known and w not in at_work:
+                    known.add(w)
+                    waiting.append(w)
+        later = {u: solver.BoolVar("") for u in waiting if u not in self._once}
+        for u in needed:
+            if u in later:
+                solver.Add(held[u] + later[u] >= 1)
+        for u, runs_later in later.items():
+            solver.Add(runs_later <= self._runs_again(u))
+            for w in problem.inputs[u]:
+                if w in at_work:
+                    continue
+                solver.Add(held[w] + later.get(w, 0) >= runs_later)
+        # Divided by the budget, since bytes are too large for a solver's tolerances.
+        scale = max(self._budget, 1.0)
+        sizes = problem.sizes
+        solver.Add(sum(held[u] * (sizes[u] / scale) for u in held) <= room / scale)
+
+    def _runs_again(self, node: int) -> Any:
+        if node not in self._again:
+            self._again[node] = self._solver.BoolVar("")
+        return self._again[node]
+
+    def least_time(self, time_limit: float) -> float:
+        """Return the least time of the nodes that run again."""
+        if not self._again and not self._solver.NumConstraints():
+            return 0.0
+        times = self._problem.times
+        total = self._problem.total_time or 1.0
+        self._solver.Minimize(
+            sum(again * (times[u] / total) for u, again in self._again.items())
+        )
+        self._solver.SetTimeLimit(max(int(1000 * time_limit), 1))
+        status = self._solver.Solve()
+        if status == self._solver.INFEASIBLE:
+            return math.inf
+        bound = max(self._solver.Objective().BestBound(), 0.0)
+        return _rounded_up(max(bound - _TOLERANCE, 0.0) * total, times)
+
+
+def _rounded_up(bound: float, times: Sequence[float]) -> float:
+    """Return the next sum of times, where all of them are whole numbers."""
+    if not all(time.is_integer() for time in times):
+        return bound
+    step = math.gcd(*map(int, times)) or 1
+    return float(-(-bound // step) * step)
+
+
+def _set_bits(bits: int) -> list[int]:
+    places = []
+    while bits:
+        lowest = bits & -bits
+        places.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return places
+
+
+def _new_solver() -> Any:
+    try:
+        from ortools.linear_solver import pywraplp
+    except ImportError as error:
+        raise MissingExtraError(
+            "plans under a budget are bounded by OR-Tools, which is not installed; "
+            "run: pip install 'geutil[plan]'"
+        ) from error
+    return pywraplp.Solver.CreateSolver("SCIP")

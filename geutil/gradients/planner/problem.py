@@ -1,0 +1,310 @@
+"""Computations to be scheduled in limited memory: nodes with times and sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from geutil.errors import ArgumentTypeError, PlanError
+
+_SHOWN = 6
+"""How many nodes of a cycle a message names."""
+
+
+class Problem:
+    """A computation whose nodes each make one output of their inputs.
+
+    Every node runs at least once. While node v runs, memory holds its inputs, its
+    output and whatever is kept for later. An output may be freed after any use, and
+    the node run again for the next one::
+
+        runs     a     b     c     a     d
+        a        ####################       of size 1: needed by b and d,
+        a freed  ############     ######    or freed behind b and made again
+        b              ##########           read by c
+        c                    ############   read by d
+
+    Attributes:
+        times: what each node costs, in any unit.
+        sizes: the bytes of each node's output.
+        edges: pairs of nodes; the second reads the output of the first.
+        fixed_order: the order in which nodes run for the first time; None for any
+            order.
+        keep: nodes that run once, and whose outputs stay until the end.
+        no_recompute: nodes that run once, and whose outputs may be freed.
+        outputs: nodes whose outputs are there at the end.
+
+    Raises:
+        PlanError: a number is negative or not finite, an edge or a node does not
+            exist, the edges form a cycle, or `fixed_order` is no order of them.
+
+    Cost: linear in nodes and edges.
+
+    Example:
+        A chain of three, and its way back:
+
+        >>> edges = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 4)]
+        >>> problem = Problem([1, 1, 1, 2, 2], [8, 8, 8, 8, 8], edges, outputs=[4])
+        >>> len(problem), problem.total_time, problem.least_budget
+        (5, 7.0, 24)
+    """
+
+    def __init__(
+        self,
+        times: Sequence[float],
+        sizes: Sequence[int],
+        edges: Iterable[tuple[int, int]],
+        *,
+        fixed_order: Sequence[int] | None = None,
+        keep: Iterable[int] = (),
+        no_recompute: Iterable[int] = (),
+        outputs: Iterable[int] = (),
+    ) -> None:
+        self.times = tuple(float(time) for time in times)
+        self.sizes = tuple(int(size) for size in sizes)
+        # Each once, in the order of their nodes.
+        self.edges = tuple(sorted({(int(a), int(b)) for a, b in edges}))
+        self.keep = tuple(sorted({int(v) for v in keep}))
+        self.no_recompute = tuple(sorted({int(v) for v in no_recompute}))
+        self.outputs = tuple(sorted({int(v) for v in outputs}))
+        self.fixed_order = None if fixed_order is None else tuple(map(int, fixed_order))
+        self._check_numbers()
+        order = self.topological_order
+        if self.fixed_order is not None:
+            self._check_order(self.fixed_order, len(order))
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __repr__(self) -> str:
+        return f"Problem({len(self)} nodes, {len(self.edges)} edges)"
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that each node reads, in ascending order."""
+        inputs: list[list[int]] = [[] for _ in self.times]
+        for tail, head in self.edges:
+            inputs[head].append(tail)
+        return tuple(map(tuple, inputs))
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read each node, in ascending order."""
+        readers: list[list[int]] = [[] for _ in self.times]
+        for tail, head in self.edges:
+            readers[tail].append(head)
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def topological_order(self) -> tuple[int, ...]:
+        """The nodes, each behind its inputs, lower numbers first."""
+        waits = [len(inputs) for inputs in self.inputs]
+        ready = [v for v, count in enumerate(waits) if not count]
+        heapify(ready)
+        order = []
+        while ready:
+            node = heappop(ready)
+            order.append(node)
+            for reader in self.readers[node]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    heappush(ready, reader)
+        if len(order) < len(self):
+            cycle = " -> ".join(map(str, self._cycle(waits)))
+            raise PlanError(f"nodes read each other in a cycle: {cycle}")
+        return tuple(order)
+
+    @property
+    def first_order(self) -> tuple[int, ...]:
+        """The fixed order; where there is none, the topological one."""
+        return self.topological_order if self.fixed_order is None else self.fixed_order
+
+    @property
+    def total_time(self) -> float:
+        """The time of a schedule that runs every node once."""
+        return math.fsum(self.times)
+
+    @cached_property
+    def least_budget(self) -> int:
+        """Bytes that no schedule does without: a node next to its inputs.
+
+        The least peak that can be reached may be larger.
+        """
+        together = [
+            size + sum(self.sizes[u] for u in inputs)
+            for size, inputs in zip(self.sizes, self.inputs, strict=True)
+        ]
+        at_end = sum(self.sizes[v] for v in {*self.outputs, *self.keep})
+        return max([at_end, *together], default=0)
+
+    def peak(self, order: Sequence[int]) -> int:
+        """Return the peak of a schedule that runs every node once.
+
+        Args:
+            order: all nodes, each behind its inputs.
+        """
+        place = {node: i for i, node in enumerate(order)}
+        freed = [0] * (len(order) + 1)
+        staying = {*self.outputs, *self.keep}
+        for node in order:
+            if node not in staying:
+                readers = [place[reader] for reader in self.readers[node]]
+                freed[max(readers, default=place[node]) + 1] += self.sizes[node]
+        held = peak = 0
+        for i, node in enumerate(order):
+            held += self.sizes[node] - freed[i]
+            peak = max(peak, held)
+        return peak
+
+    @classmethod
+    def from_networkx(
+        cls, graph: Any, time: str = "time", size: str = "size", **options: Any
+    ) -> Problem:
+        """Return the problem of a networkx graph.
+
+        Args:
+            graph: a `networkx.DiGraph`. Its nodes are numbered in its own order.
+            time: the attribute of nodes that holds their cost.
+            size: the attribute that holds the bytes of their outputs.
+            options: `fixed_order`, `keep`, `no_recompute` and `outputs`, as numbers.
+
+        Raises:
+            ArgumentTypeError: the graph is not directed.
+            PlanError: a node lacks an attribute.
+
+        Example:
+            >>> import networkx
+            >>> graph = networkx.DiGraph([("a", "b")])
+            >>> networkx.set_node_attributes(graph, 1, "time")
+            >>> networkx.set_node_attributes(graph, 64, "size")
+            >>> Problem.from_networkx(graph).sizes
+            (64, 64)
+        """
+        if not hasattr(graph, "is_directed") or not graph.is_directed():
+            raise ArgumentTypeError(
+                f"from_networkx takes a networkx.DiGraph, not {type(graph).__name__}"
+            )
+        number = {node: i for i, node in enumerate(graph)}
+        for node, data in graph.nodes(data=True):
+            for name in (time, size):
+                if name not in data:
+                    raise PlanError(f"node {node!r} has no attribute '{name}'")
+        return cls(
+            [graph.nodes[node][time] for node in graph],
+            [graph.nodes[node][size] for node in graph],
+            [(number[a], number[b]) for a, b in graph.edges()],
+            **options,
+        )
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the problem as JSON in node-link form, and write it to a file.
+
+        Args:
+            path: the file; None for none.
+        """
+        options = {
+            name: list(getattr(self, name))
+            for name in ("fixed_order", "keep", "no_recompute", "outputs")
+            if getattr(self, name)
+        }
+        document = {
+            "directed": True,
+            "multigraph": False,
+            "graph": options,
+            "nodes": [
+                {"id": v, "time": time, "size": size}
+                for v, (time, size) in enumerate(
+                    zip(self.times, self.sizes, strict=True)
+                )
+            ],
+            "edges": [{"source": a, "target": b} for a, b in self.edges],
+        }
+        text = json.dumps(document, separators=(",", ":"))
+        if path is not None:
+            Path(path).write_text(f"{text}\n", encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike[str]) -> Problem:
+        """Return the problem that `to_json` wrote.
+
+        Args:
+            source: a file, or the text itself.
+
+        Raises:
+            PlanError: it is not such a document.
+
+        Example:
+            >>> Problem.from_json(Problem([1, 2], [3, 4], [(0, 1)]).to_json()).times
+            (1.0, 2.0)
+        """
+        is_text = isinstance(source, str) and source.lstrip().startswith("{")
+        text = str(source) if is_text else Path(source).read_text(encoding="utf-8")
+        try:
+            document = json.loads(text)
+            nodes = sorted(document["nodes"], key=lambda node: node["id"])
+            edges = document["edges"] if "edges" in document else document["links"]
+            times = [node["time"] for node in nodes]
+            sizes = [node["size"] for node in nodes]
+            number = {node["id"]: i for i, node in enumerate(nodes)}
+            pairs = [(number[e["source"]], number[e["target"]]) for e in edges]
+            options = document.get("graph", {})
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(
+                "this is no problem in node-link form, with nodes of id, time and "
+                f"size and edges of source and target: {error!r}"
+            ) from error
+        return cls(times, sizes, pairs, **options)
+
+    def _check_numbers(self) -> None:
+        """Refuse what no computation can have."""
+        count = len(self.times)
+        if len(self.sizes) != count:
+            raise PlanError(f"{count} times, but {len(self.sizes)} sizes")
+        for name, values in (("time", self.times), ("size", self.sizes)):
+            for node, value in enumerate(values):
+                if not (math.isfinite(value) and value >= 0):
+                    raise PlanError(
+                        f"the {name} of node {node} is {value}; it has to be finite "
+                        "and not negative"
+                    )
+        named = {
+            "edges": (v for edge in self.edges for v in edge),
+            "keep": self.keep,
+            "no_recompute": self.no_recompute,
+            "outputs": self.outputs,
+        }
+        for name, nodes in named.items():
+            for node in nodes:
+                if not 0 <= node < count:
+                    raise PlanError(
+                        f"{name} names node {node}, of nodes 0 to {count - 1}"
+                    )
+
+    def _check_order(self, order: Sequence[int], count: int) -> None:
+        """Refuse an order that lacks a node, or has one before its input."""
+        if sorted(order) != list(range(count)):
+            raise PlanError("fixed_order has to name every node once")
+        place = {node: i for i, node in enumerate(order)}
+        for tail, head in self.edges:
+            if place[tail] > place[head]:
+                raise PlanError(
+                    f"fixed_order has node {head} before its input, node {tail}"
+                )
+
+    def _cycle(self, waits: Sequence[int]) -> list[int]:
+        """Return nodes of a cycle, the first one twice, among those that wait."""
+        node = next(v for v, count in enumerate(waits) if count)
+        trail: dict[int, None] = {}
+        while node not in trail:
+            trail[node] = None
+            node = next(u for u in self.inputs[node] if waits[u])
+        cycle = list(trail)[list(trail).index(node) :]
+        shown = [node, *reversed(cycle)]
+        return shown if len(shown) <= _SHOWN else shown[:_SHOWN]

@@ -1,0 +1,449 @@
+"""Solving: the least extra time in a budget, or the least peak in extra time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, NamedTuple
+
+from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError
+from geutil.gradients.planner.overhead_bound import extra_time_bound
+from geutil.gradients.planner.problem import Problem
+from geutil.gradients.planner.schedule import Improvement, Schedule, Status
+from geutil.memory.plotting import drawn_axes
+
+Objective = Literal["time", "peak"]
+Progress = Callable[[Improvement], None]
+
+_HEAT, _COOLING = 2.5, 1e-4
+"""The first temperature, in the mean time of a node, and the last one next to it."""
+_SLICES = 50
+"""How often a search looks at the clock, and tells of what it found."""
+_FIRST = 0.2
+"""The share of a first search, before the bound; the second one goes slower."""
+_BOUND = 0.25
+"""The share of the bound."""
+_MOST_BOUNDED = 400
+"""Problems of more nodes are not bounded: the program would take too long."""
+_TRIAL_MOVES = 300
+_CLOSE = 1e-9
+_STEPS_DOWN = (0.9, 0.97, 0.99)
+"""From one budget to the next where the least peak is looked for."""
+
+
+def solve(
+    problem: Problem,
+    budget: float,
+    *,
+    objective: Objective = "time",
+    time_limit: float = 30.0,
+    seed: int = 0,
+    reorder: bool = True,
+    workers: int | None = None,
+    iterations: int | None = None,
+    progress: Progress | None = None,
+) -> Schedule:
+    """Return a schedule that keeps a budget in as little extra time as can be found.
+
+    Orders of low peak come first; then what waits longest for the least time is freed
+    and computed again until the budget is kept; then a local search lowers the time,
+    until it meets the lower bound or its time is up.
+
+    Args:
+        problem: the computation.
+        budget: in bytes; with `objective="peak"` the most extra time.
+        objective: "time" for the least extra time within a budget, "peak" for the
+            least peak within extra time.
+        time_limit: in seconds. The first call of all compiles for some 10 s besides.
+        seed: of the random numbers.
+        reorder: whether nodes may run for the first time in another order than the
+            problem's. A fixed order stays in any case.
+        workers: how many searches run at once; by default one for each core.
+        iterations: how many moves each search makes, in place of what the time allows;
+            with it, results do not depend on how fast the machine is.
+        progress: called with each improvement.
+
+    Returns:
+        The best schedule. Its `status` says what is known of it.
+
+    Raises:
+        ArgumentTypeError: there is no such objective.
+        MissingExtraError: numba or OR-Tools is not installed.
+
+    Cost: `time_limit`, unless a proof comes earlier.
+
+    Example:
+        >>> edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+        >>> problem = Problem([1] * 5, [8] * 5, edges, outputs=[4])
+        >>> schedule = solve(problem, 24, iterations=2000, workers=1)
+        >>> schedule.status, schedule.peak, schedule.overhead
+        ('optimal', 24, 0.0)
+        >>> solve(problem, 16, iterations=2000, workers=1).status
+        'infeasible'
+    """
+    if objective not in ("time", "peak"):
+        raise ArgumentTypeError(f"objective is 'time' or 'peak', not {objective!r}")
+    workers = workers or os.cpu_count() or 1
+    options = _SolveOptions(time_limit, seed, reorder, workers, iterations, progress)
+    if objective == "peak":
+        return _least_peak(problem, budget, options)
+    best = _Best(problem, budget, options)
+    _lower_time(best, options)
+    return best.schedule()
+
+
+class _SolveOptions(NamedTuple):
+    """How to solve; see `solve`."""
+
+    time_limit: float
+    seed: int
+    reorder: bool
+    workers: int
+    iterations: int | None
+    progress: Progress | None
+
+
+class _Best:
+    """The best schedule under a budget so far, and what is proven of it.
+
+    Attributes:
+        problem: the computation.
+        budget: in bytes.
+        bound: no schedule has less extra time.
+        goal: extra time at which nothing is left to gain.
+        runs: of the best schedule; None while none keeps the budget.
+    """
+
+    def __init__(
+        self, problem: Problem, budget: float, options: _SolveOptions, goal: float = 0.0
+    ) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.bound = 0.0
+        self.goal = goal
+        self.runs: tuple[int, ...] | None = None
+        self._least: Schedule | None = None
+        self._history: list[Improvement] = []
+        self._progress = options.progress
+        self._time_limit = options.time_limit
+        self._began = monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """The rest of the time limit."""
+        return self._time_limit - (monotonic() - self._began)
+
+    def is_done(self) -> bool:
+        """Tell whether nothing is left to gain."""
+        if not self._history:
+            return self.bound == math.inf
+        close = _CLOSE * max(self.problem.total_time, 1.0)
+        return self._history[-1].overhead <= max(self.bound, self.goal) + close
+
+    def consider(self, runs: Sequence[int]) -> None:
+        """Take a sequence of runs over if it is better."""
+        found = Schedule(self.problem, tuple(runs))
+        if self._least is None or found.peak < self._least.peak:
+            self._least = found
+        if found.peak > self.budget:
+            return
+        if self._history and found.overhead >= self._history[-1].overhead:
+            return
+        self.runs = found.runs
+        seconds = monotonic() - self._began
+        self._history.append(Improvement(seconds, found.overhead, found.peak))
+        if self._progress is not None:
+            self._progress(self._history[-1])
+
+    def schedule(self) -> Schedule:
+        """Return the schedule, with its status."""
+        least = () if self._least is None else self._least.runs
+        status: Status = "infeasible"
+        if self.runs is not None:
+            status = "optimal" if self.is_done() else "feasible"
+        elif self.budget < self.problem.least_budget:
+            self.bound = math.inf
+        return Schedule(
+            self.problem,
+            least if self.runs is None else self.runs,
+            budget=self.budget,
+            lower_bound=self.bound,
+            status=status,
+            history=tuple(self._history),
+        )
+
+
+def _lower_time(
+    best: _Best, options: _SolveOptions, start: Sequence[int] | None = None
+) -> None:
+    """Look for schedules of less extra time until one is proven best, or time is up."""
+    problem, budget = best.problem, best.budget
+    fixed = problem.fixed_order is not None or not options.reorder
+    order = problem.first_order if fixed else None
+    orders = [problem.first_order] if fixed else orders_of_low_peak(problem)
+    if start is None:
+        start = min(orders, key=problem.peak)
+    best.consider(start)
+    if best.is_done() or budget < problem.least_budget:
+        return
+    kernels = _kernels()
+    nodes = kernels.nodes_of(problem, order)
+    search = kernels.new_search(nodes, list(start), budget, options.seed)
+    kernels.evict(nodes, search, float(budget), 8 * len(problem))
+    evicted = kernels.current_runs(search)
+    best.consider(evicted)
+    if not best.is_done():
+        _anneal(best, kernels, nodes, evicted, options, _FIRST)
+    if not best.is_done() and len(problem) <= _MOST_BOUNDED:
+        # What is deterministic must not depend on the clock.
+        limit = best.seconds_left * _BOUND if options.iterations is None else 600.0
+        best.bound = extra_time_bound(problem, budget, order, limit)
+    if not best.is_done():
+        _anneal(best, kernels, nodes, evicted, options, 1.0)
+
+
+def _anneal(
+    best: _Best,
+    kernels: Any,
+    nodes: Any,
+    start: Sequence[int],
+    options: _SolveOptions,
+    share: float,
+) -> None:
+    """Search from a start with several seeds at once, slice by slice.
+
+    Args:
+        best: told of what is found.
+        kernels: the module `sequence_search`.
+        nodes: the problem as arrays.
+        start: runs to begin with.
+        options: how to solve.
+        share: the share of the time that is left, or of the moves.
+    """
+    budget = float(best.budget)
+    seeds = range(options.seed, options.seed + options.workers)
+    searches = [kernels.new_search(nodes, list(start), budget, seed) for seed in seeds]
+    total = best.problem.total_time or 1.0
+    mean = 1.0 / max(len(best.problem), 1)
+
+    def run(search: Any, moves: int, done: float, then: float) -> None:
+        goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
+        heat, cold = (_HEAT * mean * _COOLING**share for share in (done, then))
+        kernels.anneal(nodes, search, budget, heat, cold, moves, goal)
+
+    with ThreadPoolExecutor(len(searches)) as pool:
+        for moves, done, then in _slices(best, options, share, run, searches[0]):
+            waiting = [pool.submit(run, s, moves, done, then) for s in searches]
+            for future in waiting:
+                future.result()
+            for search in searches:
+                if (runs := kernels.best_runs(search)) is not None:
+                    best.consider(runs)
+            if best.is_done():
+                return
+
+
+def _slices(
+    best: _Best,
+    options: _SolveOptions,
+    share: float,
+    run: Callable[[Any, int, float, float], None],
+    search: Any,
+) -> Iterator[tuple[int, float, float]]:
+    """Yield the moves of a slice, and how far a search is before and behind it.
+
+    Without a number of moves, a slice is as long as the clock says, and so is how far
+    the search is: a machine that does other things cools down as well.
+    """
+    if options.iterations is not None:
+        moves = max(int(options.iterations * share), _SLICES)
+        for i in range(_SLICES):
+            yield moves // _SLICES, i / _SLICES, (i + 1) / _SLICES
+        return
+    seconds = best.seconds_left * share
+    began = monotonic()
+    run(search, _TRIAL_MOVES, 0.0, 0.0)
+    moves, before, done = _TRIAL_MOVES, began, 0.0
+    while done < 1.0:
+        now = monotonic()
+        moves = int(moves * seconds / _SLICES / max(now - before, 1e-6)) + 1
+        before, done = now, (now - began) / seconds if seconds > 0 else 1.0
+        yield moves, min(done, 1.0), min(done + 1 / _SLICES, 1.0)
+
+
+def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
+    """Return the schedule of the least peak that is found within extra time."""
+    began = monotonic()
+    fixed = problem.fixed_order is not None or not options.reorder
+    orders = [problem.first_order] if fixed else orders_of_low_peak(problem)
+    found = Schedule(problem, min(orders, key=problem.peak))
+    history: list[Improvement] = []
+    steps = list(_STEPS_DOWN)
+    while steps and found.peak > problem.least_budget:
+        target = max(math.ceil(found.peak * steps[0]) - 1, problem.least_budget)
+        left = options.time_limit - (monotonic() - began)
+        if left <= 0 and options.iterations is None:
+            break
+        # A third of what is left, since a try that fails takes all it gets.
+        tried = options._replace(time_limit=left / 3, progress=None)
+        best = _Best(problem, target, tried, extra)
+        _lower_time(best, tried, found.runs)
+        if best.runs is None or Schedule(problem, best.runs).overhead > extra:
+            del steps[0]
+            continue
+        found = Schedule(problem, best.runs)
+        seconds = monotonic() - began
+        history.append(Improvement(seconds, found.overhead, found.peak))
+        if options.progress is not None:
+            options.progress(history[-1])
+    status: Status = "optimal" if found.peak <= problem.least_budget else "feasible"
+    return Schedule(
+        problem, found.runs, budget=extra, status=status, history=tuple(history)
+    )
+
+
+def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
+    """Return orders that run every node once, made so that little is held.
+
+    The problem's own order, and one that runs what is ready and adds the least (what
+    it makes less what it is the last to read), the latest to become ready where equal.
+
+    Cost: n log n in nodes and edges.
+    """
+    waits = [len(inputs) for inputs in problem.inputs]
+    uses = [len(readers) for readers in problem.readers]
+    staying = {*problem.outputs, *problem.keep}
+    number = count()
+
+    def added(node: int) -> int:
+        freed = sum(
+            problem.sizes[u]
+            for u in problem.inputs[node]
+            if uses[u] == 1 and u not in staying
+        )
+        return problem.sizes[node] - freed
+
+    ready = [(added(v), -next(number), v) for v, n in enumerate(waits) if not n]
+    heapify(ready)
+    order: list[int] = []
+    ran = [False] * len(problem)
+    while ready:
+        _, _, node = heappop(ready)
+        if ran[node]:
+            continue
+        ran[node] = True
+        order.append(node)
+        for u in problem.inputs[node]:
+            uses[u] -= 1
+            if uses[u] == 1:
+                # Its last reader frees it now, so it moves ahead.
+                for reader in problem.readers[u]:
+                    if not ran[reader] and not waits[reader]:
+                        heappush(ready, (added(reader), -next(number), reader))
+        for reader in problem.readers[node]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heappush(ready, (added(reader), -next(number), reader))
+    return [problem.first_order, tuple(order)]
+
+
+class CurvePoint(NamedTuple):
+    """A point of a curve.
+
+    Attributes:
+        budget: the bytes that were given.
+        schedule: the best schedule within them.
+    """
+
+    budget: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What less memory costs in time.
+
+    Attributes:
+        problem: the computation.
+        points: from the largest budget to the least.
+    """
+
+    problem: Problem
+    points: tuple[CurvePoint, ...]
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw extra time against peaks, with the bound below.
+
+        Args:
+            path: a file, with suffix .png, .svg or .pdf.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            PlotError: the suffix names no format.
+        """
+        total = self.problem.total_time or 1.0
+        met = [p.schedule for p in self.points if p.schedule.status != "infeasible"]
+        with drawn_axes(path, "peak, bytes", "extra time, %") as axes:
+            peaks = [schedule.peak for schedule in met]
+            extra = [100 * schedule.overhead / total for schedule in met]
+            axes.plot(peaks, extra, "o-", label="found")
+            budgets = [schedule.budget for schedule in met]
+            bounds = [100 * schedule.lower_bound / total for schedule in met]
+            axes.step(budgets, bounds, where="post", label="no schedule is below")
+            axes.axvline(self.problem.least_budget, linestyle=":", label="least budget")
+            axes.legend(frameon=False)
+        return Path(path)
+
+
+def pareto(
+    problem: Problem, points: int | Sequence[float] = 8, **options: Any
+) -> Curve:
+    """Return the least extra time for several budgets.
+
+    Args:
+        problem: the computation.
+        points: how many budgets, spread between the least peak without a second run
+            and the least budget; or the budgets themselves.
+        options: of `solve`; `time_limit` is for each budget.
+
+    Raises:
+        PlanError: there are no points.
+
+    Example:
+        >>> edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+        >>> problem = Problem([1] * 5, [8] * 5, edges, outputs=[4])
+        >>> curve = pareto(problem, [32, 24], iterations=1000, workers=1)
+        >>> [(p.schedule.peak, p.schedule.overhead) for p in curve.points]
+        [(24, 0.0), (24, 0.0)]
+    """
+    if isinstance(points, int):
+        most = min(map(problem.peak, orders_of_low_peak(problem)))
+        spread = most - problem.least_budget
+        steps = range(points)
+        budgets = [most - spread * i // max(points - 1, 1) for i in steps]
+    else:
+        budgets = sorted((int(point) for point in points), reverse=True)
+    if not budgets:
+        raise PlanError("a curve needs a budget; pass how many, or a list of them")
+    found = [
+        CurvePoint(b, solve(problem, b, **options)) for b in dict.fromkeys(budgets)
+    ]
+    return Curve(problem, tuple(found))
+
+
+def _kernels() -> Any:
+    try:
+        from geutil.gradients.planner import sequence_search
+    except ImportError as error:
+        raise MissingExtraError(
+            "plans under a budget are searched for by numba, which is not installed; "
+            "run: pip install 'geutil[plan]'"
+        ) from error
+    return sequence_search

@@ -1,0 +1,151 @@
+"""Problems of the planner, and the schedules that are replayed."""
+
+from __future__ import annotations
+
+import math
+
+import networkx
+import pytest
+from parameterized import parameterized
+
+from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError, PlotError
+from geutil.gradients.planner import Problem, Schedule, solve
+from testdata.layered import layered, training_chain
+
+CHAIN = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+
+
+@parameterized.expand(
+    [
+        ("cycle", [1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (2, 0)], {}, "0 -> .*0"),
+        ("self", [1], [1], [(0, 0)], {}, "cycle: 0 -> 0"),
+        ("negative_size", [1], [-1], [], {}, "size of node 0 is -1"),
+        ("negative_time", [-1], [1], [], {}, "time of node 0 is -1"),
+        ("time", [math.nan], [1], [], {}, "time of node 0 is nan"),
+        ("lengths", [1, 2], [1], [], {}, "2 times, but 1 sizes"),
+        ("edge", [1], [1], [(0, 1)], {}, "edges names node 1"),
+        ("output", [1], [1], [], {"outputs": [3]}, "outputs names node 3"),
+        ("order", [1, 1], [1, 1], [(0, 1)], {"fixed_order": [1, 0]}, "before its inp"),
+        ("twice", [1, 1], [1, 1], [], {"fixed_order": [1, 1]}, "every node once"),
+    ]
+)
+def test_refusals(_, times, sizes, edges, options, said):
+    with pytest.raises(PlanError, match=said):
+        Problem(times, sizes, edges, **options)
+
+
+def test_a_long_cycle_is_found_without_recursion():
+    count = 100_000
+    edges = [(i, (i + 1) % count) for i in range(count)]
+    with pytest.raises(PlanError, match="cycle"):
+        Problem([1] * count, [1] * count, edges)
+
+
+@parameterized.expand([(seed,) for seed in range(4)])
+def test_orders_and_peaks_are_networkx_s(seed):
+    problem = layered(60, seed=seed)
+    graph = networkx.DiGraph(problem.edges)
+    graph.add_nodes_from(range(len(problem)))
+    place = {v: i for i, v in enumerate(problem.topological_order)}
+    assert all(place[a] < place[b] for a, b in graph.edges)
+    order = list(networkx.lexicographical_topological_sort(graph))
+    assert list(problem.topological_order) == order
+    # By the definition: what has run and is still read, or runs now.
+    held = []
+    for i, node in enumerate(order):
+        later = set(order[i:])
+        waiting = {u for u in order[:i] if later & set(graph.successors(u))}
+        held.append(sum(problem.sizes[u] for u in {*waiting, node}))
+    assert problem.peak(order) == max(held)
+    assert Schedule(problem, tuple(order)).held == tuple(held)
+
+
+def test_networkx_and_json_give_the_same_problem(tmp_path):
+    problem = Problem(
+        [1, 2.5, 0],
+        [3, 0, 5],
+        [(0, 1), (1, 2)],
+        keep=[1],
+        outputs=[2],
+        no_recompute=[0],
+    )
+    graph = networkx.DiGraph()
+    for v, (time, size) in enumerate(zip(problem.times, problem.sizes, strict=True)):
+        graph.add_node(f"n{v}", cost=time, bytes=size)
+    graph.add_edges_from((f"n{a}", f"n{b}") for a, b in problem.edges)
+    options = {"keep": [1], "outputs": [2], "no_recompute": [0]}
+    read = Problem.from_networkx(graph, "cost", "bytes", **options)
+    path = tmp_path / "problem.json"
+    problem.to_json(path)
+    for other in (read, Problem.from_json(path), Problem.from_json(problem.to_json())):
+        assert vars(other) | {} == vars(problem) | {}
+
+
+def test_networkx_reads_the_json():
+    problem = layered(30)
+    import json
+
+    graph = networkx.node_link_graph(json.loads(problem.to_json()), edges="edges")
+    assert set(graph.edges) == set(problem.edges)
+    assert graph.nodes[3]["size"] == problem.sizes[3]
+
+
+def test_what_is_no_problem_is_refused(tmp_path):
+    with pytest.raises(PlanError, match="node-link"):
+        Problem.from_json("{}")
+    with pytest.raises(PlanError, match="no attribute 'time'"):
+        Problem.from_networkx(networkx.path_graph(2, networkx.DiGraph))
+    with pytest.raises(ArgumentTypeError, match=r"networkx\.DiGraph"):
+        Problem.from_networkx(networkx.path_graph(2))
+    with pytest.raises(FileNotFoundError):
+        Problem.from_json(tmp_path / "none.json")
+
+
+@parameterized.expand(
+    [
+        ("input", [0, 2], {}, "step 2 .*inputs"),
+        ("never", [0, 1], {}, "never run"),
+        ("twice", [0, 1, 2, 0, 3, 4], {"no_recompute": [0]}, "only once"),
+        ("kept", [0, 1, 2, 0, 3, 4], {"keep": [0]}, "to be kept"),
+        ("order", [0, 1, 2, 3, 5, 4], {"fixed_order": range(6)}, "another order"),
+    ]
+)
+def test_a_schedule_that_breaks_a_rule_is_found_out(_, runs, options, said):
+    count = 6 if "fixed_order" in options else 5
+    problem = Problem([1] * count, [8] * count, CHAIN, **options)
+    with pytest.raises(PlanError, match=said):
+        Schedule(problem, tuple(runs)).verify()
+
+
+def test_outputs_stay():
+    problem = Problem([1] * 5, [8] * 5, CHAIN, outputs=[1, 4])
+    schedule = Schedule(problem, (0, 1, 2, 3, 4))
+    schedule.verify()
+    freed = {step.node for step in schedule.steps if step.kind == "free"}
+    assert freed == {0, 2, 3}
+    assert schedule.held[-1] == 4 * 8  # 0, 1, 3 and 4.
+
+
+def test_pictures(tmp_path):
+    problem = training_chain(6)
+    schedule = solve(problem, 5, iterations=2000, workers=1)
+    assert schedule.plot(tmp_path / "held.svg").stat().st_size > 1000
+    assert "computed again" in (tmp_path / "held.svg").read_text()
+    with pytest.raises(PlotError, match="png"):
+        schedule.plot(tmp_path / "held.txt")
+
+
+@parameterized.expand([("numba", "searched"), ("ortools.linear_solver", "bounded")])
+def test_a_missing_package_is_named(package, said):
+    import sys
+    from unittest import mock
+
+    own = "geutil.gradients.planner.sequence_search"
+    without = {name: m for name, m in sys.modules.items() if name != own}
+    with mock.patch.dict(sys.modules, {**without, package: None}, clear=True):
+        import geutil.gradients.planner as planner
+
+        with mock.patch.object(planner, "sequence_search", create=True):
+            del planner.sequence_search
+            with pytest.raises(MissingExtraError, match=rf"{said}.*geutil\[plan\]"):
+                solve(training_chain(20), 8, iterations=500, workers=1)
