@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import tensorflow as tf
 
 from geutil.cli.files import CommandError
-from geutil.gradients import Report, gradients, last_report
+from geutil.gradients import Budget, Report, gradients, last_report
 from geutil.graph.creation import capture
 from geutil.memory import Timeline, predict, worst_case
 from geutil.memory.bounds import has_solver
@@ -66,7 +66,7 @@ class TrainingStep:
             tf.TensorSpec(shapes[name], t.dtype) for name, t in model.inputs.items()
         ]
 
-    def built(self, checkpoints: str | None) -> BuiltStep:
+    def built(self, checkpoints: str | Budget | None) -> BuiltStep:
         """Build the step, with plain gradients or with checkpoints."""
         saves = checkpoints is not None
 

@@ -8,6 +8,7 @@ from geutil.gradients.api import (
 )
 from geutil.gradients.dry_run import explain
 from geutil.gradients.op_lists import capture_ops, format_ops, toposort
+from geutil.gradients.planning import Budget
 from geutil.gradients.policies import (
     Policy,
     all_of,
@@ -25,6 +26,7 @@ from geutil.gradients.wrapping import checkpointed
 
 __all__ = [
     "MIN_CHECKPOINT_SIZE",
+    "Budget",
     "KeptTensor",
     "Policy",
     "RecomputedOp",

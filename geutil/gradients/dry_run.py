@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import Report
@@ -173,8 +174,8 @@ class _Scratch:
         return [(self._copy[t], dims) for t, dims in tensor_dims if t in self._copy]
 
     def _checkpoints(self, checkpoints: Any) -> Any:
-        if checkpoints is None:
-            return None
+        if checkpoints is None or isinstance(checkpoints, Budget):
+            return checkpoints
         if isinstance(checkpoints, tuple):
             return [self._copy[t] for t in checkpoints]
         if isinstance(checkpoints, str):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import costs, segments, tensor_sizes
-from geutil.gradients.planning import choose_for_memory
+from geutil.gradients.planning import Budget, choose_for_memory, choose_within
 from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
@@ -24,7 +24,9 @@ COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
 
 
-def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...] | None:
+def checked(
+    graph: Graph, checkpoints: Any
+) -> str | Policy | Budget | tuple[Tensor, ...] | None:
     """Return what the caller says of checkpoints as a mode, a policy or tensors.
 
     None stays None: nothing is to be recomputed.
@@ -42,8 +44,8 @@ def checked(graph: Graph, checkpoints: Any) -> str | Policy | tuple[Tensor, ...]
 
     Cost: linear in the checkpoints.
     """
-    if checkpoints is None:
-        return None
+    if checkpoints is None or isinstance(checkpoints, Budget):
+        return checkpoints
     if isinstance(checkpoints, str):
         if checkpoints not in MODES:
             raise SelectionError(
@@ -181,6 +183,8 @@ def resolve(
     choice = checked(step.graph, checkpoints)
     if choice is None:
         return Keeping("none", IdentitySet(), always, recomputes=False)
+    if isinstance(choice, Budget):
+        return _resolve_budget(step, choice, always)
     if isinstance(choice, str):
         smallest = min_checkpoint_size
         return _resolve_mode(step, choice, smallest, always, among_others)
@@ -220,6 +224,15 @@ def _resolve_mode(
     if choice.reason is not None:
         keeping.warnings.append(f"these are plain gradients: {choice.reason}")
     return keeping
+
+
+def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
+    """Return what to keep so that a step is within a budget at the least compute."""
+    heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
+    trial = choose_within(step, always, budget, [heavy])
+    return Keeping(
+        str(budget), IdentitySet(trial.kept), always, recomputes=bool(trial.cost)
+    )
 
 
 def _resolve_list(

@@ -192,6 +192,9 @@ def _choose(
     # In a graph of its own, a call may be one of any number.
     smallest = options.min_checkpoint_size
     keeping = resolve(step, options.checkpoints, smallest, among_others=call.alone)
+    if not keeping.recomputes:
+        # Order alone is within the budget.
+        return keeping, plan_recomputation(step, keep_all)
     if len(keeping.chosen):
         plan = plan_recomputation(step, keeping, spare_last=ends)
         if options.checkpoints != "memory" or ends or _pays(call, keeping, plan, size):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
@@ -184,7 +185,7 @@ _KERAS = ("keras", "tf_keras")
 @runtime.not_converted
 def checkpointed(
     fn: F,
-    checkpoints: str | Policy = "memory",
+    checkpoints: str | Policy | Budget = "memory",
     *,
     min_checkpoint_size: int = MIN_CHECKPOINT_SIZE,
     offload: bool | Policy = False,
@@ -219,7 +220,8 @@ def checkpointed(
         checkpoints: what each call holds for the backward pass. "memory": what gives
             the least predicted peak, or, in a call among several that has no use for
             checkpoints inside, only what goes into it. "inputs": always only what goes
-            into the call. "speed", "collection" or a policy: as in `gradients`.
+            into the call. "speed", "collection", a policy or a `Budget`, which is then
+            that of each call: as in `gradients`.
         min_checkpoint_size: as in `gradients`.
         offload: as in `gradients`.
         offload_device: as in `gradients`.
@@ -229,6 +231,7 @@ def checkpointed(
         ArgumentTypeError: `fn` cannot be called, it is a Keras layer whose backend is
             not TensorFlow, or an option is of a wrong type.
         SelectionError: `checkpoints` is a string that is no mode.
+        PlanError: when gradients are taken, if no choice is within a budget.
 
     Cost: none before the first gradient; then that of `gradients` for the ops of the
     call.
@@ -270,11 +273,13 @@ def _check_checkpoints(checkpoints: Any) -> None:
                 f"'{checkpoints}' is no mode of checkpoints; pass one of "
                 f"{', '.join(_MODES)}, or a policy"
             )
+    elif isinstance(checkpoints, Budget):
+        return
     elif not callable(checkpoints) or isinstance(checkpoints, tf.Tensor):
         raise ArgumentTypeError(
-            f"expected a mode or a policy, got {types.type_name(checkpoints)}; there "
-            "are no tensors to choose before the call: name them by a policy such as "
-            "by_name(...)"
+            "expected a mode, a policy or a Budget, got "
+            f"{types.type_name(checkpoints)}; there are no tensors to choose before "
+            "the call: name them by a policy such as by_name(...)"
         )
 
 

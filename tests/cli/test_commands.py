@@ -297,6 +297,15 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     again = geutil("memory", tmp_path / "chain", "--html", page)
     assert again.code == 1
     assert "--force" in again.err
+    within = geutil("memory", tmp_path / "chain", "--batch", "4096", "--budget", "80%")
+    held = [float(line.split("\t")[1]) for line in within.out.splitlines()]
+    assert peaks[1] < held[1] <= 0.8 * held[0]
+    refused = geutil("memory", tmp_path / "chain", "--batch", "4096", "--budget", "1MB")
+    assert refused.code == 1
+    assert "the least that was found is" in refused.err
+    wrong = geutil("memory", tmp_path / "chain", "--budget", "much")
+    assert wrong.code == 1
+    assert "1.5GB" in wrong.err
 
 
 def test_view(geutil, folder, tmp_path):

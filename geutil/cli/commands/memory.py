@@ -23,6 +23,14 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="1.5GB, or 50% of plain: the least computing within that, in place of "
+            "the least memory.",
+            show_default=False,
+        ),
+    ] = None,
     html: Html = None,
     force: Force = False,
     signature: Signature = None,
@@ -40,6 +48,7 @@ def memory(
     model = read_model(path, signature)
     from geutil import report
     from geutil.cli.training_step import TrainingStep
+    from geutil.gradients import Budget
 
     unknown = sorted(set(shapes) - set(model.inputs))
     if unknown:
@@ -49,9 +58,10 @@ def memory(
     input_shapes = {
         name: _known(name, t.shape, batch, shapes) for name, t in model.inputs.items()
     }
+    checkpoints = "memory" if budget is None else Budget(budget)
     step = TrainingStep(model, input_shapes)
     with working("planning"):
-        plain_step, saving_step = step.built(None), step.built("memory")
+        plain_step, saving_step = step.built(None), step.built(checkpoints)
     gradient_report = saving_step.report
     with working("predicting both steps"):
         before, after = plain_step.timeline(), saving_step.timeline()

@@ -32,6 +32,7 @@ def extra_time_bound(
     budget: float,
     order: Sequence[int] | None = None,
     time_limit: float = 10.0,
+    branches: int | None = None,
 ) -> float:
     """Return extra time that every schedule within a budget takes at least.
 
@@ -40,6 +41,8 @@ def extra_time_bound(
         budget: in bytes.
         order: in which nodes run for the first time; None for any.
         time_limit: in seconds; what the solver knows by then is returned.
+        branches: a limit of branches in place of that of time, so that the result does
+            not depend on how fast the machine is.
 
     Returns:
         The bound; infinity if no schedule keeps the budget.
@@ -72,7 +75,7 @@ def extra_time_bound(
         program.add(moment)
         if program.size > _LARGEST:
             break
-    return program.least_time(time_limit)
+    return program.least_time(time_limit, branches)
 
 
 class _Moment(NamedTuple):
@@ -184,7 +187,7 @@ class _Program:
             self._again[node] = self._solver.BoolVar("")
         return self._again[node]
 
-    def least_time(self, time_limit: float) -> float:
+    def least_time(self, time_limit: float, branches: int | None) -> float:
         """Return the least time of the nodes that run again."""
         if not self._again and not self._solver.NumConstraints():
             return 0.0
@@ -193,7 +196,11 @@ class _Program:
         self._solver.Minimize(
             sum(again * (times[u] / total) for u, again in self._again.items())
         )
-        self._solver.SetTimeLimit(max(int(1000 * time_limit), 1))
+        if branches is None:
+            self._solver.SetTimeLimit(max(int(1000 * time_limit), 1))
+        else:
+            limit = f"limits/nodes = {branches}"
+            self._solver.SetSolverSpecificParametersAsString(limit)
         status = self._solver.Solve()
         if status == self._solver.INFEASIBLE:
             return math.inf

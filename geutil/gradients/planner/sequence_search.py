@@ -32,6 +32,8 @@ _WINDOW = 2000
 """After how many moves the price is looked at."""
 
 
+# numba's cache holds the names of these classes: files of one that was renamed since
+# cannot be read any more.
 class Nodes(NamedTuple):
     """A problem as arrays.
 

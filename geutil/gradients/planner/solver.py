@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,8 @@ _FIRST = 0.2
 """The share of a first search, before the bound; the second one goes slower."""
 _BOUND = 0.25
 """The share of the bound."""
+_BRANCHES = 200
+"""Of the bound's program, where a number of moves takes the place of time."""
 _MOST_BOUNDED = 400
 """Problems of more nodes are not bounded: the program would take too long."""
 _TRIAL_MOVES = 300
@@ -99,7 +101,8 @@ def solve(
     return best.schedule()
 
 
-class _SolveOptions(NamedTuple):
+@dataclass(frozen=True)
+class _SolveOptions:
     """How to solve; see `solve`."""
 
     time_limit: float
@@ -203,8 +206,9 @@ def _lower_time(
         _anneal(best, kernels, nodes, evicted, options, _FIRST)
     if not best.is_done() and len(problem) <= _MOST_BOUNDED:
         # What is deterministic must not depend on the clock.
-        limit = best.seconds_left * _BOUND if options.iterations is None else 600.0
-        best.bound = extra_time_bound(problem, budget, order, limit)
+        branches = None if options.iterations is None else _BRANCHES
+        limit = best.seconds_left * _BOUND
+        best.bound = extra_time_bound(problem, budget, order, limit, branches)
     if not best.is_done():
         _anneal(best, kernels, nodes, evicted, options, 1.0)
 
@@ -292,7 +296,7 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
         if left <= 0 and options.iterations is None:
             break
         # A third of what is left, since a try that fails takes all it gets.
-        tried = options._replace(time_limit=left / 3, progress=None)
+        tried = replace(options, time_limit=left / 3, progress=None)
         best = _Best(problem, target, tried, extra)
         _lower_time(best, tried, found.runs)
         if best.runs is None or Schedule(problem, best.runs).overhead > extra:

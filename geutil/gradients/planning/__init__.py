@@ -1,5 +1,6 @@
-"""Chooses what to keep for the least peak."""
+"""Chooses what to keep: for the least peak, or the least compute within a budget."""
 
 from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
+from geutil.gradients.planning.under_budget import Budget, choose_within
 
-__all__ = ["MemoryChoice", "choose_for_memory"]
+__all__ = ["Budget", "MemoryChoice", "choose_for_memory", "choose_within"]

@@ -62,7 +62,7 @@ class Trials:
         chosen = tuple(kept_tensors)
         ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
-            self._step, lambda t: id(t) in ids or self._is_always_kept(t)
+            self._step, lambda t: id(t) in ids or self.is_always_kept(t)
         )
         return self._trial(chosen, plan.segments)
 
@@ -80,7 +80,8 @@ class Trials:
             self._costs[op] = costs.multiply_adds(op)
         return self._costs[op]
 
-    def _is_always_kept(self, tensor: Tensor) -> bool:
+    def is_always_kept(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor is kept whatever is chosen."""
         # The graph holds its tensors, so their ids are theirs for good.
         is_kept = self._known.get(id(tensor))
         if is_kept is None:

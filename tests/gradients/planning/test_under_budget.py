@@ -1,0 +1,134 @@
+"""Steps within a byte budget."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil import memory
+from geutil.errors import ArgumentTypeError, PlanError
+from geutil.gradients import Budget, checkpointed, explain, gradients, last_report
+
+ROWS, WIDTH, LAYERS = 512, 64, 16
+
+
+@pytest.fixture(scope="module")
+def weights():
+    rng = np.random.default_rng(0)
+    scale = 1 / np.sqrt(WIDTH)
+    return [
+        tf.Variable(rng.normal(0, scale, [WIDTH, WIDTH]).astype("f"))
+        for _ in range(LAYERS)
+    ]
+
+
+def step(weights, checkpoints):
+    """Return a step as a function, and what its gradients report."""
+
+    @tf.function(autograph=False)
+    def train(x):
+        y = x
+        for w in weights:
+            y = tf.tanh(y @ w)
+        loss = tf.reduce_mean(y * y)
+        if checkpoints is None:
+            return tf.gradients(loss, weights)
+        return gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
+
+    function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
+    return function, last_report(function.graph)
+
+
+@parameterized.expand(
+    [
+        ("bytes", 1000, 10**6, 1000),
+        ("share", 0.5, 1000, 500),
+        ("percent", "25 %", 1000, 250),
+        ("gigabytes", "1.5GB", 0, 1_500_000_000),
+        ("mebibytes", "2 MiB", 0, 2 << 20),
+        ("whole", 1.0, 700, 700),
+        ("number", "64", 0, 64),
+    ]
+)
+def test_budgets_are_read(_, limit, plain, wanted):
+    assert Budget(limit).bytes(plain) == wanted
+
+
+@parameterized.expand(
+    [(0,), (-1,), (True,), (None,), ("",), ("1.5 apples",), ("1.2.3",), (float("nan"),)]
+)
+def test_what_is_no_budget_is_refused(limit):
+    with pytest.raises(ArgumentTypeError, match=r"1\.5GB"):
+        Budget(limit)
+
+
+@pytest.mark.parametrize(
+    "share",
+    [0.6, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.8, 0.5))],
+)
+def test_the_budget_is_kept_and_the_gradients_are_the_same(weights, share):
+    ours, report = step(weights, Budget(share))
+    plain, _ = step(weights, None)
+    x = tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
+    for found, wanted in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    budget = share * report.plain_peak
+    assert report.peak <= budget
+    assert memory.measure(ours, args=(x,), steps=1).peak <= 1.02 * budget
+    # Never more computing than for the least peak.
+    _, least = step(weights, "memory")
+    assert 0 < report.extra_cost <= least.extra_cost
+
+
+def test_less_memory_takes_more_computing(weights):
+    costs = [step(weights, Budget(share))[1].extra_cost for share in (0.9, 0.5)]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1]
+
+
+def test_a_budget_that_order_alone_keeps_costs_nothing(weights):
+    _, report = step(weights, Budget(1.0))
+    assert (report.extra_cost, report.recomputed) == (0, ())
+    assert report.mode == "budget of 100 % of plain gradients"
+    assert not report.warnings
+
+
+def test_a_budget_below_all_is_refused(weights):
+    with pytest.raises(PlanError, match=r"within 0\.01 MB; the least .* is .* MB"):
+        step(weights, Budget(10_000))
+
+
+def test_it_is_explained_without_being_built(weights):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
+        y = x
+        for n in range(LAYERS):
+            w = tf.compat.v1.get_variable(f"w{n}", [WIDTH, WIDTH])
+            y = tf.tanh(y @ w)
+        before = len(graph.get_operations())
+        variables = tf.compat.v1.trainable_variables()
+        report = explain(y, variables, checkpoints=Budget(0.5))
+        assert len(graph.get_operations()) == before
+    assert report.peak <= 0.5 * report.plain_peak
+
+
+@parameterized.expand([(0.6,), (1.0,)])
+def test_keras_fits_within_a_budget(share):
+    def network():
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+        made = keras.Sequential([keras.Input([WIDTH]), *layers])
+        made.compile("sgd", "mse")
+        return made
+
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=[2, ROWS, WIDTH]).astype("f")
+    plain, ours = network(), network()
+    checkpointed(ours, Budget(share))
+    for one in (plain, ours):
+        one.fit(x, y, batch_size=ROWS, epochs=1, verbose=0)
+    for found, wanted in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
