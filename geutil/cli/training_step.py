@@ -66,15 +66,22 @@ class TrainingStep:
             tf.TensorSpec(shapes[name], t.dtype) for name, t in model.inputs.items()
         ]
 
-    def built(self, checkpoints: str | Budget | None) -> BuiltStep:
-        """Build the step, with plain gradients or with checkpoints."""
-        saves = checkpoints is not None
+    def built(
+        self, checkpoints: str | Budget | None, *, order: bool | None = None
+    ) -> BuiltStep:
+        """Build the step, with plain gradients or with checkpoints.
+
+        Args:
+            checkpoints: as in `gradients`.
+            order: whether it is held to an order; None if it has checkpoints.
+        """
+        ordered = checkpoints is not None if order is None else order
 
         @tf.function(autograph=False)
         def trace(*inputs: Tensor) -> None:
             loss = self._loss(inputs)
             slopes = gradients(
-                loss, self._weights, checkpoints=checkpoints, order=saves
+                loss, self._weights, checkpoints=checkpoints, order=ordered
             )
             for weight, slope in zip(self._weights, slopes, strict=True):
                 if slope is not None:

@@ -2,6 +2,7 @@
 
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare
+from geutil.memory.fitting import BatchFit, largest_batch
 from geutil.memory.measuring.job import Environment, Measurement
 from geutil.memory.measuring.measure import measure
 from geutil.memory.predicting import predict, step_program
@@ -14,6 +15,8 @@ __all__ = [
     "predict",
     "worst_case",
     "WorstCase",
+    "largest_batch",
+    "BatchFit",
     "measure",
     "Measurement",
     "Environment",

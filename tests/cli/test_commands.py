@@ -308,6 +308,29 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     assert "1.5GB" in wrong.err
 
 
+def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
+    layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(8)]
+    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers])
+    model.open(network).save(tmp_path / "chain")
+    options = ("--memory", "4MB", "--largest-batch")
+    said = geutil("memory", tmp_path / "chain", *options)
+    assert said.code == 0, said.err
+    rows = [line.split("\t") for line in said.out.splitlines()]
+    assert [row[0] for row in rows] == ["plain", "order alone", "checkpoints"]
+    plain, ordered, saving = (int(row[1]) for row in rows)
+    assert 0 < plain <= ordered < saving
+    assert all(float(row[2]) <= 4 for row in rows)
+    # What is said of that batch, and of one more: of the step, without the variables.
+    variables = 8 * (64 * 64 + 64) * 4
+    for batch, fits in ((saving, True), (saving + 1, False)):
+        report = geutil("memory", tmp_path / "chain", "--batch", str(batch), "--json")
+        peak = json.loads(report.out)["peak"]
+        assert (peak + variables <= 4_000_000) is fits
+    alone = geutil("memory", tmp_path / "chain", "--largest-batch")
+    assert alone.code == 1
+    assert "--memory" in alone.err
+
+
 def test_view(geutil, folder, tmp_path):
     page = tmp_path / "net.html"
     said = geutil("view", folder / "net", "-o", page)

@@ -10,7 +10,7 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of by_name
+    Budget KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of by_name
     by_type capture_ops checkpointed explain format_ops gradients gradients_collection
     gradients_memory gradients_speed inside larger_than last_report not_ order_updates
     toposort
@@ -21,8 +21,8 @@ any_of(*policies: Policy) -> Policy
 by_name(pattern: str | re.Pattern[str]) -> Policy
 by_type(*types: str) -> Policy
 capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]
-checkpointed(fn: F, checkpoints: str | Policy = memory, *, min_checkpoint_size: int
-    = 1024, offload: bool | Policy = False, offload_device: str = /device:CPU:0,
+checkpointed(fn: F, checkpoints: str | Policy | Budget = memory, *, min_checkpoint_size:
+    int = 1024, offload: bool | Policy = False, offload_device: str = /device:CPU:0,
     prefetch: int = 1) -> F
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str

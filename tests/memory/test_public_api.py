@@ -10,15 +10,17 @@ from geutil import memory
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Environment LiveTensor Measurement Moment Node Program Simulation Timeline
-    TimelineComparison WorstCase bytes_of compare execution_order measure predict
-    simulate step_program worst_case
+    BatchFit Environment LiveTensor Measurement Moment Node Program Simulation Timeline
+    TimelineComparison WorstCase bytes_of compare execution_order largest_batch measure
+    predict simulate step_program worst_case
 """
 SIGNATURES = """
 bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None
 compare(before: Timeline | Measurement, after: Timeline | Measurement) ->
     TimelineComparison
 execution_order(program: Program, seed: int | None = None) -> list[int]
+largest_batch(step: Callable[[int], Any], memory: int | str, *, most: int = 1048576) ->
+    BatchFit
 measure(what: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
     None, *, steps: int = 3, session: Any = None, inter_op_threads: int | None = 1,
     intra_op_threads: int | None = None, grappler: bool = True, onednn: bool | None =
@@ -34,7 +36,7 @@ worst_case(ys_or_fetches: Any, *, feeds: Iterable[Tensor] | None = None, shapes:
     GivenShapes | None = None, threads: int | None = 8, grappler: bool = True, onednn:
     bool | None = None) -> WorstCase
 """
-WHOLE = ["compare", "measure", "predict", "worst_case"]
+WHOLE = ["compare", "largest_batch", "measure", "predict", "worst_case"]
 
 
 def frozen() -> dict[str, str]:

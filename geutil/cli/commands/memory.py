@@ -31,6 +31,20 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    available: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="8GB: with --largest-batch, what the step and the variables fit into.",
+            show_default=False,
+        ),
+    ] = None,
+    largest: Annotated[
+        bool,
+        typer.Option(
+            "--largest-batch", help="Say how large a batch fits into --memory."
+        ),
+    ] = False,
     html: Html = None,
     force: Force = False,
     signature: Signature = None,
@@ -43,6 +57,8 @@ def memory(
     not counted. The worst case is the most that a step holds under any schedule, with 8
     ops at once.
     """
+    if largest != (available is not None):
+        raise CommandError("--largest-batch and --memory 8GB belong together")
     shapes = _shapes(size)
     check_page(html, force)
     model = read_model(path, signature)
@@ -55,9 +71,10 @@ def memory(
         raise CommandError(
             f"there is no input '{unknown[0]}'; the inputs are {list(model.inputs)}"
         )
-    input_shapes = {
-        name: _known(name, t.shape, batch, shapes) for name, t in model.inputs.items()
-    }
+    if available is not None:
+        _show_largest(model, shapes, available, as_json)
+        return
+    input_shapes = _input_shapes(model, batch, shapes)
     checkpoints = "memory" if budget is None else Budget(budget)
     step = TrainingStep(model, input_shapes)
     with working("planning"):
@@ -86,6 +103,41 @@ def memory(
         ("checkpoints", _mega(after.peak), _mega(worst)),
     ]
     show_rows(["gradients", "peak MB", "worst case MB"], rows, as_json=False)
+
+
+def _show_largest(
+    model: Any, shapes: dict[str, list[int]], available: str, as_json: bool
+) -> None:
+    """Show the largest batch that fits, in each way of taking gradients."""
+    from geutil.cli.training_step import TrainingStep
+    from geutil.memory import largest_batch
+
+    rows = []
+    for name, checkpoints, order in (
+        ("plain", None, False),
+        ("order alone", None, True),
+        ("checkpoints", "memory", True),
+    ):
+
+        def step(
+            rows: int, checkpoints: str | None = checkpoints, order: bool = order
+        ) -> Any:
+            built = TrainingStep(model, _input_shapes(model, rows, shapes))
+            return built.built(checkpoints, order=order).fetches
+
+        with working(f"looking for the largest batch: {name}"):
+            fit = largest_batch(step, available)
+        rows.append((name, str(fit.batch), _mega(fit.bytes)))
+    columns = ["gradients", "largest batch", "MB with variables"]
+    show_rows(columns, rows, as_json=as_json)
+
+
+def _input_shapes(
+    model: Any, batch: int, shapes: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    return {
+        name: _known(name, t.shape, batch, shapes) for name, t in model.inputs.items()
+    }
 
 
 def _mega(size: int | None) -> str:

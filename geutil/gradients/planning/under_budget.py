@@ -9,7 +9,6 @@ peak is just within the given one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,19 +23,8 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.memory import scheduling
 from geutil.memory.program import Program
-from geutil.memory.sizes import megabytes
+from geutil.memory.sizes import byte_count, megabytes
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "%": 0.01,
-}
 _SLOW = 16
 """What moving an element costs, in multiply-adds of a convolution or product."""
 _TRIES = 4
@@ -67,15 +55,15 @@ class Budget:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self._amount() is None:
+        if self._share is None and byte_count(self.limit) is None:
             raise ArgumentTypeError(
-                f"a budget is a number of bytes, a text such as '1.5GB', or a part of "
-                f"plain gradients' peak up to 1.0, got {self.limit!r}"
+                "a budget is a number of bytes, a text such as '1.5GB' or '50%', or a "
+                f"part of plain gradients' peak up to 1.0, got {self.limit!r}"
             )
 
     def __str__(self) -> str:
-        if self._is_share:
-            return f"budget of {100 * (self._amount() or 0):g} % of plain gradients"
+        if self._share is not None:
+            return f"budget of {100 * self._share:g} % of plain gradients"
         return f"budget of {megabytes(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
@@ -84,28 +72,21 @@ class Budget:
         Args:
             plain_peak: what plain gradients hold.
         """
-        amount = self._amount() or 0.0
-        return int(amount * plain_peak) if self._is_share else int(amount)
+        if self._share is not None:
+            return int(self._share * plain_peak)
+        return byte_count(self.limit) or 0
 
     @property
-    def _is_share(self) -> bool:
-        if isinstance(self.limit, str):
-            return self.limit.rstrip().endswith("%")
-        return isinstance(self.limit, float) and self.limit <= 1
-
-    def _amount(self) -> float | None:
-        """Return the limit as a number; None if it is none, or not above 0."""
-        if isinstance(self.limit, str):
-            read = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z%]*)\s*", self.limit)
-            unit = _UNITS.get(read[2].upper()) if read else None
-            if read is None or unit is None or read[1].count(".") > 1:
+    def _share(self) -> float | None:
+        """The part of plain gradients, if the limit is one."""
+        share = self.limit
+        if isinstance(share, str):
+            number, percent, rest = share.partition("%")
+            try:
+                share = float(number) / 100 if percent and not rest.strip() else 0.0
+            except ValueError:
                 return None
-            amount = float(read[1].strip(".") or 0) * unit
-        elif isinstance(self.limit, bool) or not isinstance(self.limit, int | float):
-            return None
-        else:
-            amount = float(self.limit)
-        return amount if 0 < amount < float("inf") else None
+        return share if isinstance(share, float) and 0 < share <= 1 else None
 
 
 def choose_within(

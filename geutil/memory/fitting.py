@@ -1,0 +1,126 @@
+"""How large a batch fits into memory, by predicted peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.types import type_name
+from geutil.memory.predicting import predict
+from geutil.memory.sizes import byte_count, megabytes
+
+_FIRST = 8
+
+
+@dataclass(frozen=True)
+class BatchFit:
+    """The largest batch whose step fits.
+
+    Attributes:
+        batch: the batch size; 0 if not even one row fits.
+        bytes: what the step holds at its peak then, variables and constants included.
+        memory: the bytes that it has to fit into.
+        tried: the batch sizes that were predicted, and their bytes, in order.
+    """
+
+    batch: int
+    bytes: int
+    memory: int
+    tried: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        if not self.batch:
+            one = megabytes(dict(self.tried)[1])
+            return f"no batch fits: one row takes {one} of {megabytes(self.memory)}"
+        return (
+            f"batch size {self.batch}: {megabytes(self.bytes)} of "
+            f"{megabytes(self.memory)}"
+        )
+
+
+def largest_batch(
+    step: Callable[[int], Any], memory: int | str, *, most: int = 1 << 20
+) -> BatchFit:
+    """Return the largest batch size with which a step fits into memory.
+
+    The step is built for several batch sizes, and its peak predicted; nothing runs.
+    Peaks are taken to grow with the batch.
+
+    Args:
+        step: builds the step for a batch size, in a graph of its own, and returns what
+            `predict` takes, or a ConcreteFunction.
+        memory: in bytes, or a text such as "8GB"; variables and constants have to fit
+            into it, too. A step that nothing holds to an order may take more under
+            another schedule (`worst_case`). What TensorFlow itself takes, a fragmented
+            heap and slots that an optimizer makes later are no part of the prediction.
+        most: the largest batch size that is of interest.
+
+    Raises:
+        ArgumentTypeError: `memory` is no number of bytes.
+        PredictionError: the step's sizes are not known.
+
+    Cost: that of building and predicting the step, some six times.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.memory import largest_batch
+        >>> def step(batch):
+        ...     with tf.Graph().as_default():
+        ...         x = tf.compat.v1.placeholder(tf.float32, [batch, 1000])
+        ...         return tf.tanh(x @ tf.ones([1000, 1000]))
+        >>> print(largest_batch(step, "10MB"))
+        batch size 1500: 10.0 MB of 10.0 MB
+    """
+    limit = byte_count(memory)
+    if limit is None:
+        raise ArgumentTypeError(
+            f"memory is a number of bytes or a text such as '8GB', got {memory!r} "
+            f"({type_name(memory)})"
+        )
+    known: dict[int, int] = {}
+
+    def held(batch: int) -> int:
+        if batch not in known:
+            known[batch] = _bytes(step(batch))
+        return known[batch]
+
+    fits, too_large = 0, most + 1
+    guess = 1
+    while fits < guess < too_large:
+        if held(guess) <= limit:
+            fits = guess
+        else:
+            too_large = guess
+        guess = _next(known, fits, too_large, limit)
+    return BatchFit(fits, known.get(fits, 0), limit, tuple(known.items()))
+
+
+def _next(known: dict[int, int], fits: int, too_large: int, limit: int) -> int:
+    """Return the batch size to try: where a line through two known ones meets."""
+    if too_large - fits <= 1:
+        return fits
+    if len(known) == 1:
+        return min(_FIRST, too_large - 1)
+    # The two that are nearest tell the slope.
+    near = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
+    (b0, b1), (h0, h1) = near, (known[near[0]], known[near[1]])
+    slope = (h1 - h0) / (b1 - b0)
+    line = int(b0 + (limit - h0) / slope) if slope > 0 else 2 * fits
+    guess = min(max(line, fits + 1), too_large - 1)
+    # Peaks are no straight line, so a guess that came out before is moved.
+    tried_twice = len(known) > _STRAIGHT
+    return (fits + too_large) // 2 if tried_twice and too_large > fits + 2 else guess
+
+
+_STRAIGHT = 12
+"""After so many batch sizes, the rest is halved."""
+
+
+def _bytes(step: Any) -> int:
+    graph = getattr(step, "graph", None)
+    if hasattr(step, "structured_outputs") and graph is not None:
+        step = [*graph.outputs, *graph.control_outputs]
+    timeline = predict(step)
+    return timeline.peak + timeline.variable_bytes + timeline.constant_bytes

@@ -1,0 +1,81 @@
+"""The largest batch that fits into memory."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil.errors import ArgumentTypeError
+from geutil.gradients import gradients
+from geutil.memory import largest_batch, measure, predict
+
+WIDTH = 96
+
+
+def step(batch):
+    """Return a step of four dense layers, held to an order."""
+    weights = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(4)]
+
+    @tf.function(autograph=False)
+    def train(x):
+        y = x
+        for w in weights:
+            y = tf.tanh(y @ w)
+        loss = tf.reduce_mean(y * y)
+        for w, slope in zip(
+            weights, gradients(loss, weights, checkpoints=None), strict=True
+        ):
+            w.assign_sub(slope)
+        return loss
+
+    function = train.get_concrete_function(tf.TensorSpec([batch, WIDTH]))
+    # The variables are alive as long as the function is.
+    function.kept = weights
+    return function
+
+
+def held(batch):
+    function = step(batch)
+    graph = function.graph
+    timeline = predict([*graph.outputs, *graph.control_outputs])
+    return timeline.peak + timeline.variable_bytes + timeline.constant_bytes
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 30])
+def test_it_is_the_largest(batch):
+    sizes = held(batch), held(batch + 1)
+    for limit in sizes[0], sizes[1] - 1:
+        fit = largest_batch(step, limit, most=40)
+        assert (fit.batch, fit.bytes, fit.memory) == (batch, sizes[0], limit)
+        assert len(fit.tried) <= 8
+
+
+def test_the_step_takes_no_more_when_it_runs():
+    limit = 1_500_000
+    fit = largest_batch(step, limit)
+    variables = 4 * WIDTH * WIDTH * 4
+    sample = (tf.ones([fit.batch, WIDTH]),)
+    measured = measure(step(fit.batch), args=sample, steps=1).peak
+    assert measured + variables <= 1.02 * limit
+    more = tf.ones([fit.batch + fit.batch // 10, WIDTH])
+    larger = measure(step(more.shape[0]), args=(more,), steps=1).peak
+    assert larger + variables > limit
+
+
+def test_nothing_fits():
+    fit = largest_batch(step, 1000)
+    assert (fit.batch, fit.bytes) == (0, 0)
+    assert str(fit).startswith("no batch fits: one row takes 0.")
+
+
+def test_more_than_is_of_interest():
+    fit = largest_batch(step, "1GB", most=20)
+    assert fit.batch == 20
+    assert str(fit) == f"batch size 20: {fit.bytes / 1e6:.2g} MB of 1000 MB"
+
+
+@parameterized.expand([("much",), (0,), (-5,), (None,), (True,), (float("inf"),)])
+def test_what_is_no_memory_is_refused(memory):
+    with pytest.raises(ArgumentTypeError, match="8GB"):
+        largest_batch(step, memory)
