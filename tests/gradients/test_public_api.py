@@ -10,10 +10,10 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of by_name
-    by_type capture_ops checkpointed explain format_ops gradients gradients_collection
-    gradients_memory gradients_speed inside larger_than last_report not_ order_updates
-    toposort
+    Budget KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of
+    by_name by_type capture_ops checkpointed explain format_ops gradients
+    gradients_collection gradients_memory gradients_speed inside larger_than last_report
+    not_ order_updates toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
