@@ -8,11 +8,14 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import recomputing, updates
+from geutil.gradients.dry_run import explain
+from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import publish
+from geutil.gradients.step import require_targets
 from geutil.gradients.tape.building import TapeEngine
-from geutil.graph.types import GivenShapes
+from geutil.graph.types import GivenShapes, is_func_graph
 
 
 @tf.autograph.experimental.do_not_convert
@@ -112,7 +115,8 @@ def gradients(
         Whatever `tf.gradients` raises.
 
     Cost: at most four times that of `tf.gradients`, linear in ops and edges; with a
-        budget that of the planner besides, some 10 s for 2,000 ops.
+        budget that of the planner besides, some 10 s for 2,000 ops, and twice in a
+        graph that is no function's.
 
     Source: Chen et al., "Training deep nets with sublinear memory cost", 2016,
         arXiv 1604.06174.
@@ -139,6 +143,11 @@ def gradients(
         order,
         shapes,
     )
+    if isinstance(checkpoints, Budget) and not is_func_graph(
+        require_targets(ys)[0].graph
+    ):
+        # In a graph that stays, a budget that cannot be kept is refused on a copy.
+        explain(ys, xs, grad_ys, **vars(options), **kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
     step = recomputing.build_recomputation(prepared.plan, prepared.offload)

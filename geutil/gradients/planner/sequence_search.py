@@ -10,6 +10,7 @@ the budget is kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
@@ -19,7 +20,15 @@ import numpy.typing as npt
 from geutil.gradients.planner.problem import Problem
 
 Array = npt.NDArray[Any]
-_compiled = numba.njit(cache=True, nogil=True)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Have a function compiled, once for all processes where that can be written."""
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # Neither the package's folder nor the user's can be written.
+        return numba.njit(nogil=True)(function)
+
 
 _INSERT, _REMOVE = 0.35, 0.6
 """Of a number between 0 and 1: insert below the first, remove below the second."""

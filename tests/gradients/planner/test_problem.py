@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from unittest import mock
 
 import networkx
 import pytest
 from parameterized import parameterized
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError, PlotError
-from geutil.gradients.planner import Problem, Schedule, solve
+from geutil.gradients import planner
+from geutil.gradients.planner import Problem, Schedule, solve, solver
 from testdata.layered import layered, training_chain
 
 CHAIN = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
@@ -83,8 +87,6 @@ def test_networkx_and_json_give_the_same_problem(tmp_path):
 
 def test_networkx_reads_the_json():
     problem = layered(30)
-    import json
-
     graph = networkx.node_link_graph(json.loads(problem.to_json()), edges="edges")
     assert set(graph.edges) == set(problem.edges)
     assert graph.nodes[3]["size"] == problem.sizes[3]
@@ -137,15 +139,14 @@ def test_pictures(tmp_path):
 
 @parameterized.expand([("numba", "searched"), ("ortools.linear_solver", "bounded")])
 def test_a_missing_package_is_named(package, said):
-    import sys
-    from unittest import mock
-
     own = "geutil.gradients.planner.sequence_search"
     without = {name: m for name, m in sys.modules.items() if name != own}
-    with mock.patch.dict(sys.modules, {**without, package: None}, clear=True):
-        import geutil.gradients.planner as planner
-
-        with mock.patch.object(planner, "sequence_search", create=True):
-            del planner.sequence_search
-            with pytest.raises(MissingExtraError, match=rf"{said}.*geutil\[plan\]"):
-                solve(training_chain(20), 8, iterations=500, workers=1)
+    solver._kernels.cache_clear()
+    with (
+        mock.patch.dict(sys.modules, {**without, package: None}, clear=True),
+        mock.patch.object(planner, "sequence_search", create=True),
+    ):
+        del planner.sequence_search
+        with pytest.raises(MissingExtraError, match=rf"{said}.*geutil\[plan\]"):
+            solve(training_chain(20), 8, iterations=500, workers=1)
+    solver._kernels.cache_clear()

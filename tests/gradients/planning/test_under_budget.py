@@ -11,6 +11,10 @@ from parameterized import parameterized
 from geutil import memory
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, checkpointed, explain, gradients, last_report
+from geutil.gradients.planning.local_search import Trials
+from geutil.gradients.planning.under_budget import step_problem
+from geutil.gradients.selection import AlwaysKept
+from geutil.gradients.step import build_step
 
 ROWS, WIDTH, LAYERS = 512, 64, 16
 
@@ -96,6 +100,19 @@ def test_a_budget_that_order_alone_keeps_costs_nothing(weights):
     assert not report.warnings
 
 
+def test_a_refused_budget_leaves_a_graph_untouched():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
+        w = tf.compat.v1.get_variable("w", [WIDTH, WIDTH])
+        y = tf.tanh(tf.tanh(tf.tanh(x @ w) @ w) @ w)
+        before = graph.as_graph_def()
+        with pytest.raises(PlanError, match="larger budget"):
+            gradients(y, [w], checkpoints=Budget(1000))
+        assert graph.as_graph_def() == before
+        (slope,) = gradients(y, [w], checkpoints=Budget(1.0))
+        assert slope.shape == [WIDTH, WIDTH]
+
+
 def test_a_budget_below_all_is_refused(weights):
     with pytest.raises(PlanError, match=r"within 0\.01 MB; the least .* is .* MB"):
         step(weights, Budget(10_000))
@@ -113,6 +130,35 @@ def test_it_is_explained_without_being_built(weights):
         report = explain(y, variables, checkpoints=Budget(0.5))
         assert len(graph.get_operations()) == before
     assert report.peak <= 0.5 * report.plain_peak
+
+
+def test_the_planner_is_told_the_step_as_it_is():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [8, 16, 16, 3])
+        network = keras.Sequential(
+            [
+                keras.layers.Conv2D(8, 3, padding="same"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Activation("swish"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(10),
+            ]
+        )
+        loss = tf.reduce_mean(tf.square(network(x, training=True)))
+        plain = build_step(loss, [v.value for v in network.trainable_variables])
+        always = AlwaysKept(plain)
+        trials = Trials(plain, always)
+        problem, tensors = step_problem(plain, always, trials)
+    # Numbered in the planned order, each node behind its inputs.
+    assert problem.first_order == tuple(range(len(problem)))
+    alone = trials.without().peak
+    assert alone <= problem.peak(problem.first_order) <= 1.2 * alone
+    again = {node for node, _ in tensors}
+    assert not again & set(problem.no_recompute)
+    assert {t.op.type for _, t in tensors} >= {"Conv2D", "MaxPool"}
+    # What follows from a gradient runs once.
+    assert not any(t.op in plain.backward for _, t in tensors)
 
 
 @parameterized.expand([(0.6,), (1.0,)])
