@@ -66,7 +66,7 @@ def test_files_that_are_no_modules_are_taken_along(given):
     there = {
         path
         for path in (ROOT / "geutil").rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
     assert there == taken
 

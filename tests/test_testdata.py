@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from parameterized import parameterized
 
 import geutil as ge
-from testdata import make
+from testdata import layered, make
 from tests import settings
 
 tf1 = tf.compat.v1
@@ -292,5 +292,5 @@ def test_files_are_small():
 
 
 def test_every_file_is_made_here():
-    made = {*make.GRAPHS, *make.SAVED_MODELS, "README.md"}
+    made = {*make.GRAPHS, *make.SAVED_MODELS, layered.HERE.name, "README.md"}
     assert {f.relative_to(make.HERE).parts[0] for f in stored_files()} == made
