@@ -160,8 +160,8 @@ class _Program:
         known = set(needed)
         for u in waiting:
             held[u] = solver.BoolVar("")
+            # What runs once is not made again, so its inputs need not be there.
             if u in self._once:
-                solver.Add(held[u] == 1)
                 continue
             for w in problem.inputs[u]:
                 if w not in known and w not in at_work:
@@ -169,8 +169,7 @@ class _Program:
                     waiting.append(w)
         later = {u: solver.BoolVar("") for u in waiting if u not in self._once}
         for u in needed:
-            if u in later:
-                solver.Add(held[u] + later[u] >= 1)
+            solver.Add(held[u] + later.get(u, 0) >= 1)
         for u, runs_later in later.items():
             solver.Add(runs_later <= self._runs_again(u))
             for w in problem.inputs[u]:

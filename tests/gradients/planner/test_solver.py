@@ -102,6 +102,18 @@ def test_no_schedule_is_better_than_what_is_proven(problem, share):
     assert found.gap >= 0
 
 
+def test_what_runs_once_need_not_be_held_if_nothing_reads_it_again():
+    # While 4 runs, 1 and 3 are held and 2 is gone; 0, which runs once, is gone for good.
+    edges = [(0, 1), (1, 3), (2, 3), (3, 4), (4, 5), (1, 6), (2, 6), (5, 6)]
+    sizes = [10, 1, 5, 1, 10, 1, 1]
+    problem = Problem([1] * 7, sizes, edges, no_recompute=[0])
+    assert least_time(problem, 13) == 8
+    for order in (None, problem.first_order):
+        assert extra_time_bound(problem, 13, order) == 1
+    schedule = solve(problem, 13, iterations=3000, workers=1)
+    assert (schedule.status, schedule.overhead) == ("optimal", 1)
+
+
 @parameterized.expand(
     [
         ("none", Problem([], [], []), 0, "optimal", 0),
