@@ -1,8 +1,8 @@
 """The memory of a step: predicted from its graph, bounded, and measured."""
 
+from geutil.memory.batch_limit import BatchFit, largest_batch
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.comparing import TimelineComparison, compare
-from geutil.memory.fitting import BatchFit, largest_batch
 from geutil.memory.measuring.job import Environment, Measurement
 from geutil.memory.measuring.measure import measure
 from geutil.memory.predicting import predict, step_program

@@ -188,6 +188,12 @@ class _Best:
         )
 
 
+def _start(problem: Problem, options: _SolveOptions) -> tuple[int, ...]:
+    """Return the order of the least peak that is known without a search."""
+    orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
+    return min(orders, key=problem.peak)
+
+
 def _lower_time(
     best: _Best, options: _SolveOptions, start: Sequence[int] | None = None
 ) -> None:
@@ -195,9 +201,7 @@ def _lower_time(
     problem, budget = best.problem, best.budget
     fixed = problem.fixed_order is not None or not options.reorder
     order = problem.first_order if fixed else None
-    orders = [problem.first_order] if fixed else orders_of_low_peak(problem)
-    if start is None:
-        start = min(orders, key=problem.peak)
+    start = _start(problem, options) if start is None else start
     best.consider(start)
     if best.is_done() or budget < problem.least_budget:
         return
@@ -292,9 +296,7 @@ def _slices(
 def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
-    fixed = problem.fixed_order is not None or not options.reorder
-    orders = [problem.first_order] if fixed else orders_of_low_peak(problem)
-    found = Schedule(problem, min(orders, key=problem.peak))
+    found = Schedule(problem, _start(problem, options))
     history: list[Improvement] = []
     steps = list(_STEPS_DOWN)
     while steps and found.peak > problem.least_budget:
@@ -325,9 +327,12 @@ def orders_of_low_peak(problem: Problem) -> list[tuple[int, ...]]:
 
     The problem's own order, and one that runs what is ready and adds the least (what
     it makes less what it is the last to read), the latest to become ready where equal.
+    Where the order is fixed, that one alone.
 
     Cost: n log n in nodes and edges.
     """
+    if problem.fixed_order is not None:
+        return [problem.fixed_order]
     waits = [len(inputs) for inputs in problem.inputs]
     uses = [len(readers) for readers in problem.readers]
     staying = {*problem.outputs, *problem.keep}

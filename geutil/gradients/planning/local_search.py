@@ -60,11 +60,15 @@ class Trials:
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
         chosen = tuple(kept_tensors)
-        ids = frozenset(map(id, chosen))
+        return self._trial(chosen, self.segments(chosen))
+
+    def segments(self, kept_tensors: Iterable[Tensor]) -> Sequence[Segment]:
+        """Return what a choice runs again."""
+        ids = frozenset(map(id, kept_tensors))
         plan = plan_recomputation(
-            self._step, lambda t: id(t) in ids or self.is_always_kept(t)
+            self._step, lambda t: id(t) in ids or self._is_always_kept(t)
         )
-        return self._trial(chosen, plan.segments)
+        return plan.segments
 
     def _trial(
         self, kept_tensors: tuple[Tensor, ...], segments: Sequence[Segment]
@@ -80,8 +84,7 @@ class Trials:
             self._costs[op] = costs.multiply_adds(op)
         return self._costs[op]
 
-    def is_always_kept(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is kept whatever is chosen."""
+    def _is_always_kept(self, tensor: Tensor) -> bool:
         # The graph holds its tensors, so their ids are theirs for good.
         is_kept = self._known.get(id(tensor))
         if is_kept is None:

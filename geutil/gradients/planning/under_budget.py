@@ -20,7 +20,7 @@ from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.types import Operation, Tensor
 from geutil.memory import scheduling
 from geutil.memory.program import Program
 from geutil.memory.sizes import byte_count, megabytes
@@ -123,7 +123,8 @@ def choose_within(
         return alone
     least = choose_for_memory(step, always)
     tried = [trials.run(kept) for kept in (*others, least.kept) if kept]
-    tried += _planned(step, always, trials, limit / max(alone.peak, 1), budget.seed)
+    problem, tensors = step_problem(step, always, trials)
+    tried += _planned(problem, tensors, trials, (limit, alone.peak), budget.seed)
     within = [trial for trial in tried if trial.peak <= limit]
     if not within:
         lowest = min([alone, *tried], key=lambda trial: trial.peak)
@@ -132,12 +133,16 @@ def choose_within(
             f"{megabytes(limit)}; the least that was found is "
             f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
         )
-    refined = [_refined(trials, trial, limit, step) for trial in within]
+    refined = [_refined(trials, trial, limit) for trial in within]
     return min(refined, key=lambda trial: (trial.cost, trial.peak))
 
 
 def _planned(
-    step: PlainStep, always: Keeps, trials: Trials, share: float, seed: int
+    problem: Problem,
+    tensors: Sequence[tuple[int, Tensor]],
+    trials: Trials,
+    peaks: tuple[int, int],
+    seed: int,
 ) -> Iterator[Trial]:
     """Yield the planner's choices for budgets around the one that is wanted.
 
@@ -145,14 +150,15 @@ def _planned(
     runs each op again when it is needed.
 
     Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
+        problem: the step, as `step_problem` has it.
+        tensors: those that could be recomputed, each with its node.
         trials: of the step.
-        share: the budget, as a share of the peak by order alone.
+        peaks: the budget, and the simulated peak by order alone.
         seed: of the planner's random numbers.
     """
-    problem, tensors = step_problem(step, always, trials)
     alone = problem.peak(problem.first_order)
+    limit, simulated_alone = peaks
+    share = limit / simulated_alone
     asked, low, high = share, 0.0, 1.0
     for _ in range(_TRIES):
         schedule = solve(
@@ -163,14 +169,13 @@ def _planned(
         again = _run_twice(schedule.runs)
         trial = trials.run([t for node, t in tensors if node not in again])
         yield trial
-        reached = trial.peak / max(trials.without().peak, 1)
-        if reached <= share:
+        if trial.peak <= limit:
             low = asked
         else:
             high = asked
         if high - low < _CLOSE:
             return
-        asked = (low + high) / 2 if low else asked * share / reached
+        asked = (low + high) / 2 if low else asked * limit / trial.peak
 
 
 def _run_twice(runs: Sequence[int]) -> frozenset[int]:
@@ -181,12 +186,11 @@ def _run_twice(runs: Sequence[int]) -> frozenset[int]:
     return frozenset(again)
 
 
-def _refined(trials: Trials, trial: Trial, limit: int, step: PlainStep) -> Trial:
+def _refined(trials: Trials, trial: Trial, limit: int) -> Trial:
     """Return a choice that also keeps as much as fits, what is worth most first."""
-    plan = segments.plan_recomputation(step, _keeping(trial.kept, trials))
     candidates = [
         (op.outputs[0], _time(op) / size)
-        for segment in plan.segments
+        for segment in trials.segments(trial.kept)
         for op in segment.ops
         if op.outputs and (size := tensor_sizes.tensor_bytes(op.outputs[0]))
     ]
@@ -203,11 +207,6 @@ def _refined(trials: Trials, trial: Trial, limit: int, step: PlainStep) -> Trial
         else:
             too_many = middle
     return best
-
-
-def _keeping(kept: Sequence[Tensor], trials: Trials) -> Keeps:
-    chosen = IdentitySet(kept)
-    return lambda tensor: tensor in chosen or trials.is_always_kept(tensor)
 
 
 def step_problem(

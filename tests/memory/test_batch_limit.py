@@ -63,6 +63,11 @@ def test_the_step_takes_no_more_when_it_runs():
     assert larger + variables > limit
 
 
+def test_no_batch_is_asked_for():
+    with pytest.raises(ArgumentTypeError, match="most is a number from 1 up"):
+        largest_batch(step, "1GB", most=0)
+
+
 def test_nothing_fits():
     fit = largest_batch(step, 1000)
     assert (fit.batch, fit.bytes) == (0, 0)

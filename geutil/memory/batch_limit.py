@@ -12,6 +12,9 @@ from geutil.memory.predicting import predict
 from geutil.memory.sizes import byte_count, megabytes
 
 _FIRST = 8
+"""What is tried after a single row."""
+_STRAIGHT = 12
+"""After so many batch sizes, the rest is halved: peaks are no straight line."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def largest_batch(
         most: the largest batch size that is of interest.
 
     Raises:
-        ArgumentTypeError: `memory` is no number of bytes.
+        ArgumentTypeError: `memory` is no number of bytes, or `most` is below 1.
         PredictionError: the step's sizes are not known.
 
     Cost: that of building and predicting the step, some six times.
@@ -79,6 +82,8 @@ def largest_batch(
             f"memory is a number of bytes or a text such as '8GB', got {memory!r} "
             f"({type_name(memory)})"
         )
+    if most < 1:
+        raise ArgumentTypeError(f"most is a number from 1 up, got {most!r}")
     known: dict[int, int] = {}
 
     def held(batch: int) -> int:
@@ -108,14 +113,8 @@ def _next(known: dict[int, int], fits: int, too_large: int, limit: int) -> int:
     (b0, b1), (h0, h1) = near, (known[near[0]], known[near[1]])
     slope = (h1 - h0) / (b1 - b0)
     line = int(b0 + (limit - h0) / slope) if slope > 0 else 2 * fits
-    guess = min(max(line, fits + 1), too_large - 1)
-    # Peaks are no straight line, so a guess that came out before is moved.
-    tried_twice = len(known) > _STRAIGHT
-    return (fits + too_large) // 2 if tried_twice and too_large > fits + 2 else guess
-
-
-_STRAIGHT = 12
-"""After so many batch sizes, the rest is halved."""
+    guess = (fits + too_large) // 2 if len(known) > _STRAIGHT else line
+    return min(max(guess, fits + 1), too_large - 1)
 
 
 def _bytes(step: Any) -> int:
