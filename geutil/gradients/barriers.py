@@ -37,6 +37,7 @@ from geutil.gradients.costs import PRODUCTS
 from geutil.gradients.offloading import Offload, bring_back
 from geutil.gradients.segments import (
     PLACES_TO_WAIT,
+    SCOPE,
     Recomputation,
     Segment,
     is_parameter,
@@ -232,7 +233,6 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     return [*gradients[count:], *[None] * count]
 
 
-SCOPE = "recomputed"
 _SHAPE_ELEMENTS = 64
 
 
@@ -244,6 +244,16 @@ class Delays(Protocol):
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
         """Return what backward ops of the same time read instead of kept tensors."""
+
+    def after(
+        self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
+    ) -> IdentityMap[Tensor]:
+        """Return what the copies of a segment read of what ran again before.
+
+        Args:
+            stage: the segment.
+            earlier: kept tensors, each with its copy in an earlier segment.
+        """
 
 
 class ControlDelays:
@@ -266,9 +276,10 @@ class ControlDelays:
     def copies(self, stage: int) -> IdentityMap[Tensor]:
         """Return what the copies of a segment read instead of kept tensors."""
         stand_ins: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-        replacements = self._moved[stage]
-        for t in _delayed(self._segments[stage]):
-            stand_ins[t] = _wait(t, replacements.get(t, t), self.gates[stage])
+        replacements, segment = self._moved[stage], self._segments[stage]
+        for t in _delayed(segment):
+            if t not in segment.sources:
+                stand_ins[t] = _wait(t, replacements.get(t, t), self.gates[stage])
         return stand_ins
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
@@ -277,6 +288,13 @@ class ControlDelays:
         Only what was offloaded: otherwise they wait for what they read besides.
         """
         return self._moved[stage]
+
+    def after(
+        self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
+    ) -> IdentityMap[Tensor]:
+        """Return what the copies of a segment read of what ran again before."""
+        gate = self.gates[stage]
+        return IdentityMap((t, _wait(t, copy, gate)) for t, copy in earlier)
 
 
 def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
@@ -339,12 +357,25 @@ class DataDelays:
         tensors = _held_back(segment)
         # One barrier after the other over the same tensor, so that XLA needs no copy.
         newest = [self._newest.get(t, t) for t in tensors]
+        stand_ins = list(zip(tensors, self._barrier(segment, newest), strict=True))
+        self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
+        return IdentityMap(stand_ins)
+
+    def _barrier(self, segment: Segment, tensors: Sequence[Tensor]) -> list[Tensor]:
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
         graph = self._plan.step.graph
         with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
-            stand_ins = list(zip(tensors, data_barrier(newest, after), strict=True))
-        self._newest.update((t, s) for t, s in stand_ins if not is_given(t.op))
-        return IdentityMap(stand_ins)
+            return data_barrier(tensors, after)
+
+    def after(
+        self, stage: int, earlier: Sequence[tuple[Tensor, Tensor]]
+    ) -> IdentityMap[Tensor]:
+        """Return what the copies of a segment read of what ran again before."""
+        waiting = [(t, copy) for t, copy in earlier if can_wait(t)]
+        segment = self._plan.segments[stage]
+        stand_ins = self._barrier(segment, [copy for _, copy in waiting])
+        delayed = zip((t for t, _ in waiting), stand_ins, strict=True)
+        return IdentityMap((*earlier, *delayed))
 
 
 def _held_back(segment: Segment) -> list[Tensor]:
@@ -356,7 +387,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
     kept_tensors = IdentitySet(
-        (*segment.kept, *(read.tensor for read in segment.direct))
+        (*segment.originals, *(read.tensor for read in segment.direct))
     )
     read_tensors = IdentitySet(
         t

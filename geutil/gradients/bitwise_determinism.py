@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-from geutil.gradients import barriers, segments
+from geutil.gradients import segments
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import op_types
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
@@ -90,7 +90,7 @@ def keep_apart(
 
 
 def _hand_on(tensor: Tensor) -> Tensor:
-    return make_stand_in(tensor, barriers.SCOPE, "apart")
+    return make_stand_in(tensor, segments.SCOPE, "apart")
 
 
 def without_joined(
@@ -162,8 +162,8 @@ def pin_sum_inputs(
         if _may_be_joined(total, before):
             continue
         if total not in added:
-            added[total] = make_stand_in(total, barriers.SCOPE, "added")
-        holder = make_stand_in(t, barriers.SCOPE, "held").op
+            added[total] = make_stand_in(total, segments.SCOPE, "added")
+        holder = make_stand_in(t, segments.SCOPE, "held").op
         add_control_edges(holder, [added[total].op])
         add_control_edges(later, [holder])
 

@@ -42,7 +42,7 @@ def offloaded(plan: Recomputation, offload: Offload) -> list[Tensor]:
     needed = IdentitySet(
         t
         for segment in plan.segments
-        for t in (*segment.kept, *(read.tensor for read in segment.direct))
+        for t in (*segment.originals, *(read.tensor for read in segment.direct))
     )
     return [
         t
@@ -82,7 +82,7 @@ def bring_back(
         if t not in away:
             away[t] = _send(t, offload.device, forward)
     for stage, segment in enumerate(plan.segments):
-        needed = (*segment.kept, *(read.tensor for read in segment.direct))
+        needed = (*segment.originals, *(read.tensor for read in segment.direct))
         for t in IdentitySet(t for t in needed if t in away):
             begin = stage - offload.prefetch
             awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from geutil.gradients import edges, tensor_sizes
-from geutil.gradients.segments import Segment
+from geutil.gradients.segments import Segment, name_of_copy
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
 from geutil.graph.adjacency import topological_sort
-from geutil.graph.types import Operation, Tensor, unique
+from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
 from geutil.memory.function_memory import NOTHING, ListSizes
 from geutil.memory.ordering import OrderPlan, plan_order, with_controls
@@ -23,11 +24,13 @@ class StepProgram:
 
     Args:
         step: the step.
+        with_updates: whether each gradient is used up by an update, which holds as much
+            again while it runs. What updates there will be is not known yet.
 
     Cost: linear in the ops of the step and their edges; some 30 us for each op.
     """
 
-    def __init__(self, step: PlainStep) -> None:
+    def __init__(self, step: PlainStep, *, with_updates: bool = False) -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
@@ -53,6 +56,8 @@ class StepProgram:
         self._ends = unique(y.op for y in step.ys)
         held_tensors = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held_tensors for n in self._numbers([t])]
+        updated = () if step.holds_gradients or not with_updates else step.gradients
+        self._updated = [n for t in updated if is_tensor(t) for n in self._numbers([t])]
 
     @property
     def ops(self) -> list[Operation]:
@@ -116,10 +121,7 @@ class StepProgram:
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Return the nodes that the backward pass begins with, and what is before."""
-        # What runs again has the same name, and comes later.
-        names: dict[str, int] = {}
-        for i, node in enumerate(program.nodes):
-            names.setdefault(node.name, i)
+        names = {node.name: i for i, node in enumerate(program.nodes)}
         ys = [names[op.name] for op in self._ends if op.name in names]
         return {names[op.name]: ys for op in self._starts if op.name in names}
 
@@ -133,14 +135,21 @@ class StepProgram:
         nodes = list(self._nodes)
         sizes = list(self._sizes)
         segments = list(segments)
+        copies: list[dict[int, int]] = []
+        turns: Counter[Operation] = Counter()
         for segment in segments:
-            self._add_segment(segment, nodes, sizes)
+            copies.append(self._add_segment(segment, nodes, sizes, copies, turns))
+            turns.update(segment.ops)
         if segments and self._ordered:
             for place, order in self._sums.items():
                 _add_in_turn(nodes, sizes, place, order)
-        if not segments:
-            return Program(nodes, sizes, self._held)
-        return _pruned(nodes, sizes, self._wanted, self._held)
+        if segments:
+            nodes = _pruned(nodes, sizes, self._wanted)
+        nodes += [
+            Node("update", "AssignSubVariableOp", [number], temporary=sizes[number])
+            for number in self._updated
+        ]
+        return Program(nodes, sizes, self._held)
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
         """Return what the backward pass alone holds while each of its ops runs.
@@ -225,17 +234,36 @@ class StepProgram:
         return {place: i for i, place in enumerate(left)}
 
     def _add_segment(
-        self, segment: Segment, nodes: list[Node], sizes: list[int]
-    ) -> None:
-        """Add the second run of a segment: a gate, barriers, copies of its ops."""
+        self,
+        segment: Segment,
+        nodes: list[Node],
+        sizes: list[int],
+        earlier: Sequence[dict[int, int]],
+        turns: Mapping[Operation, int],
+    ) -> dict[int, int]:
+        """Add the second run of a segment: a gate, barriers, copies of its ops.
+
+        Args:
+            segment: the segment.
+            nodes: those of the step so far; added to.
+            sizes: those of its tensors; added to.
+            earlier: for each segment before, the copies of tensors, by number.
+            turns: how often ops have run again before.
+
+        Returns:
+            The copies of the tensors of the segment, by number.
+        """
         gate = len(nodes)
         waits = [self._place[op] for op in segment.awaited if op in self._place]
         nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
         copies: dict[int, int] = {}
-        for number in self._numbers(segment.kept):
-            copies[number] = len(sizes)
-            nodes.append(_barrier(number, len(sizes), gate))
-            sizes.append(sizes[number])
+        for t in segment.kept:
+            for number in self._numbers([t]):
+                source = segment.sources.get(t, -1)
+                held = number if source < 0 else earlier[source][number]
+                copies[number] = len(sizes)
+                nodes.append(_barrier(held, len(sizes), gate))
+                sizes.append(sizes[number])
         for op in segment.ops:
             node = nodes[self._place[op]]
             first = len(sizes)
@@ -246,27 +274,24 @@ class StepProgram:
             inputs = [copies.get(number, number) for number in node.inputs]
             nodes.append(
                 node._replace(
+                    name=name_of_copy(op, turns[op]),
                     inputs=inputs,
                     outputs=range(first, len(sizes)),
                     controls=() if inputs else (gate,),
                 )
             )
-        for reader in dict.fromkeys(read.op for read in segment.reads):
-            self._rewire(nodes, self._place[reader], segment, copies)
-
-    def _rewire(
-        self, nodes: list[Node], place: int, segment: Segment, copies: dict[int, int]
-    ) -> None:
-        kept_numbers = frozenset(self._numbers(segment.kept))
-        node = nodes[place]
-        inputs = [n if n in kept_numbers else copies.get(n, n) for n in node.inputs]
-        nodes[place] = node._replace(inputs=inputs)
+        changed: dict[int, set[int]] = {}
+        for read in segment.reads:
+            numbers = changed.setdefault(self._place[read.op], set())
+            numbers.update(self._numbers([read.tensor]))
+        for place, numbers in changed.items():
+            inputs = [copies[n] if n in numbers else n for n in nodes[place].inputs]
+            nodes[place] = nodes[place]._replace(inputs=inputs)
+        return copies
 
 
-def _pruned(
-    nodes: list[Node], sizes: list[int], roots: list[int], fetched: list[int]
-) -> Program:
-    """Return a program without what no root depends on any more."""
+def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]:
+    """Return the nodes without what no root depends on any more."""
     maker = [0] * len(sizes)
     for place, node in enumerate(nodes):
         for number in node.outputs:
@@ -288,7 +313,7 @@ def _pruned(
         if node.controls:
             controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
-    return Program(final, sizes, fetched)
+    return final
 
 
 def _barrier(number: int, output: int, gate: int) -> Node:

@@ -156,7 +156,9 @@ def prepare(
     )
     tensor_sizes.settle_shapes(step.ops())
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
-    plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
+    plan = keeping.plan or plan_recomputation(
+        step, keeping if len(keeping.chosen) else keep_all
+    )
     if checkpoints == "speed":
         plan = _plain_if_less(plan, keeping)
     return Prepared(plan, keeping, options.offloading(), order=options.order)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from geutil.gradients import barriers, bitwise_determinism, edges
-from geutil.gradients.barriers import SCOPE, ControlDelays, DataDelays, Delays
+from geutil.gradients.barriers import ControlDelays, DataDelays, Delays
 from geutil.gradients.offloading import Offload
-from geutil.gradients.segments import Recomputation
+from geutil.gradients.segments import SCOPE, Recomputation, name_of_copy
 from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, creation, runtime
-from geutil.graph.types import IdentityMap, Operation, Tensor
+from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import copy_replacing
@@ -43,19 +44,17 @@ def build_recomputation(
         delays = ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays)
         delayed = [
-            (op, gate)
-            for segment, gate in zip(plan.segments, delays.gates, strict=True)
-            for op in segment.ops
+            (op, copies.op(stage, op), gate)
+            for stage, gate in enumerate(delays.gates)
+            for op in plan.segments[stage].ops
         ]
-        bitwise_determinism.pin_sum_inputs(plan.step, readers, delayed)
-        bitwise_determinism.keep_apart(
-            plan.step,
-            readers,
-            ((op, copies.transformed(op), gate) for op, gate in delayed),
+        bitwise_determinism.pin_sum_inputs(
+            plan.step, readers, [(op, gate) for op, _, gate in delayed]
         )
+        bitwise_determinism.keep_apart(plan.step, readers, delayed)
         return plan.step
-    _recompute(plan, ControlDelays(plan, offload))
-    return edges.add_in_turn(plan.step)
+    copies = _recompute(plan, ControlDelays(plan, offload))
+    return replace(edges.add_in_turn(plan.step), copied=copies.names())
 
 
 def _run_pools_in_time(step: PlainStep) -> PlainStep:
@@ -87,40 +86,84 @@ def _parted(plan: Recomputation) -> Recomputation:
     return replace(plan, segments=tuple(segments))
 
 
-def _recompute(plan: Recomputation, delays: Delays) -> TransformerInfo:
+def _recompute(plan: Recomputation, delays: Delays) -> Copies:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after what they read.
     stand_ins = [delays.copies(stage) for stage in stages]
-    info = _copy(plan)
-    for segment, instead in zip(plan.segments, stand_ins, strict=True):
-        for op in segment.ops:
-            _reread(info.transformed(op), op, instead)
+    copies = Copies(plan)
     for stage, segment in enumerate(plan.segments):
+        earlier = delays.after(
+            stage, [(t, copies.tensor(s, t)) for t, s in segment.sources.items()]
+        )
+        for op in segment.ops:
+            _reread(copies, stage, op, (stand_ins[stage], earlier))
         for read in segment.reads:
-            creation.set_new_input(read.op, read.index, info.transformed(read.tensor))
+            copied = copies.tensor(stage, read.tensor)
+            creation.set_new_input(read.op, read.index, copied)
         instead = delays.direct(stage)
         for read in segment.direct:
             if read.tensor in instead:
                 creation.set_new_input(read.op, read.index, instead[read.tensor])
-    return info
+    return copies
 
 
-def _copy(plan: Recomputation) -> TransformerInfo:
-    """Copy the ops of all segments at once, reading kept tensors where they do.
+class Copies:
+    """Copies of the ops of all segments.
 
-    One import costs as much as looking through the graph, however little is imported.
-    Their control inputs are left out: these have run by then, or, where ops are of a
-    backward pass themselves, lie in segments that come later.
+    One import copies all that run again for the first time, the next one all that do
+    for the second: an import costs as much as looking through the graph, however little
+    is imported. Control inputs are left out: these have run by then, or, where ops are
+    of a backward pass themselves, lie in segments that come later.
+
+    Args:
+        plan: what is recomputed; its graph is changed.
     """
-    ops = [op for segment in plan.segments for op in segment.ops]
-    replacements = IdentityMap(
-        (t, t) for segment in plan.segments for t in segment.kept
-    )
+
+    def __init__(self, plan: Recomputation) -> None:
+        self._turn: dict[tuple[int, Operation], int] = {}
+        turns: list[list[Operation]] = []
+        times: dict[Operation, int] = {}
+        for stage, segment in enumerate(plan.segments):
+            for op in segment.ops:
+                turn = self._turn[stage, op] = times.get(op, 0)
+                times[op] = turn + 1
+                if turn == len(turns):
+                    turns.append([])
+                turns[turn].append(op)
+        kept_tensors = IdentityMap((t, t) for s in plan.segments for t in s.kept)
+        self._infos = [_copy(ops, kept_tensors, plan.step.graph) for ops in turns]
+
+    def op(self, stage: int, op: Operation) -> Operation:
+        """Return the copy of an op in a segment."""
+        copied: Operation = self._infos[self._turn[stage, op]].transformed(op)
+        return copied
+
+    def tensor(self, stage: int, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor whose op is in a segment."""
+        turn = self._turn[stage, tensor.op]
+        copied: Tensor = self._infos[turn].transformed(tensor)
+        return copied
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each copy, by what programs call it."""
+        return {
+            name_of_copy(op, turn): self.op(stage, op).name
+            for (stage, op), turn in self._turn.items()
+        }
+
+    def has(self, stage: int, op: Operation) -> bool:
+        """Tell whether an op is in a segment."""
+        return (stage, op) in self._turn
+
+
+def _copy(
+    ops: Sequence[Operation], kept_tensors: IdentityMap[Tensor], graph: Graph
+) -> TransformerInfo:
     _, info = copy_replacing(
         make_view(ops),
-        replacements,
-        plan.step.graph,
+        kept_tensors,
+        graph,
         SCOPE,
         "",
         reuse_dst_scope=True,
@@ -129,7 +172,18 @@ def _copy(plan: Recomputation) -> TransformerInfo:
     return info
 
 
-def _reread(copy: Operation, original: Operation, instead: IdentityMap[Tensor]) -> None:
+def _reread(
+    copies: Copies,
+    stage: int,
+    original: Operation,
+    stand_ins: Sequence[IdentityMap[Tensor]],
+) -> None:
+    """Let a copy read what it has to: copies of its segment, or stand-ins."""
+    copy = copies.op(stage, original)
     for index, t in enumerate(original.inputs):
-        if t in instead:
-            creation.set_new_input(copy, index, instead[t])
+        if copies.has(stage, t.op):
+            wanted = copies.tensor(stage, t)
+        else:
+            wanted = next((s[t] for s in stand_ins if t in s), t)
+        if copy.inputs[index] is not wanted:
+            creation.set_new_input(copy, index, wanted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -61,7 +62,7 @@ class RecomputedOp:
         op_type: its type.
         segment: the segment that it runs again in, counted in the order of the
             backward pass.
-        times: how often it runs again.
+        times: how often it runs again, in all segments.
     """
 
     name: str
@@ -142,7 +143,9 @@ class Report(Shown):
 
     def __str__(self) -> str:
         peaks = f"{_mb(self.peak)}, plain {_mb(self.plain_peak)}"
-        again = f"{len(self.recomputed)} ops in {self.segments} segments, each once"
+        most = max((op.times for op in self.recomputed), default=1)
+        often = "each once" if most == 1 else f"up to {most} times each"
+        again = f"{len(self.recomputed)} ops in {self.segments} segments, {often}"
         lines = [
             f"checkpoints: {self.mode}",
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
@@ -199,8 +202,9 @@ def make_report(
     program = StepProgram(step)
     planned = program.plan(plan.segments, ordered=ordered)
     plain = program.plain(holds_gradients=step.holds_gradients)
+    times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [
-        RecomputedOp(op.name, op.type, number)
+        RecomputedOp(op.name, op.type, number, times[op])
         for number, segment in enumerate(plan.segments)
         for op in segment.ops
     ]

@@ -5,14 +5,27 @@ Which ops, what each waits for, who reads them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, runtime, v1_control_flow
-from geutil.graph.types import IdentitySet, Operation, Tensor, is_reference, is_stateful
+from geutil.graph.types import (
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    is_reference,
+    is_stateful,
+)
 from geutil.memory.cpu_kernels import HELD, passes_on
+
+SCOPE = "recomputed"
+"""The scope of what runs again."""
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
 """Types of ops that yield variables and constants."""
@@ -209,6 +222,8 @@ class Segment:
         direct: where backward ops of the same time read kept tensors as they are.
         awaited: the ops that must have run before any op of the segment is run again.
             With the last of them gone, nothing of the segment before is held.
+        sources: for those of `kept` that have run again before, the number of the
+            segment whose result is read.
     """
 
     ops: tuple[Operation, ...]
@@ -216,6 +231,22 @@ class Segment:
     reads: tuple[Read, ...]
     direct: tuple[Read, ...]
     awaited: tuple[Operation, ...]
+    sources: IdentityMap[int] = field(default_factory=IdentityMap)
+
+    @cached_property
+    def originals(self) -> tuple[Tensor, ...]:
+        """The kept tensors that are those of the forward pass."""
+        return tuple(t for t in self.kept if t not in self.sources)
+
+
+def name_of_copy(op: Operation, turn: int) -> str:
+    """Return what programs call the copy of an op that runs again.
+
+    Args:
+        op: the op.
+        turn: how often it has run again before.
+    """
+    return f"{SCOPE}/{op.name}_{turn}" if turn else f"{SCOPE}/{op.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,49 +367,125 @@ def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
 
 
 def _finish(step: PlainStep, keeps: Keeps, groups: Sequence[_Group]) -> Recomputation:
-    """Return a recomputation of groups of ops, with the waits of each segment."""
-    newest = _newest_dependencies(step, groups)
+    """Return a recomputation of groups of ops that hang together."""
+    direct_reads = [r for r in backward_edges(step).reads if keeps(r.tensor)]
+    inputs = [
+        IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
+        for group in groups
+    ]
+    newest = dict.fromkeys(step.backward, -1)
+    for stage, group in enumerate(groups):
+        for read in group.reads:
+            newest[read.op] = max(newest[read.op], stage)
+    _raise_along(step, newest)
+    return _with_waits(step, groups, direct_reads, inputs, newest)
+
+
+def _with_waits(
+    step: PlainStep,
+    groups: Sequence[_Group],
+    direct_reads: Sequence[Read],
+    inputs: Sequence[IdentitySet],
+    newest: Mapping[Operation, int],
+    sources: Sequence[IdentityMap[int]] = (),
+) -> Recomputation:
+    """Return a recomputation, with what each segment waits for.
+
+    Args:
+        step: the step.
+        groups: the segments to be.
+        direct_reads: where backward ops read tensors of the forward pass as they are.
+        inputs: what each segment reads from outside.
+        newest: the last segment that each backward op comes after, or -1.
+        sources: as in `Segment`; none if no op runs again twice.
+    """
     direct: dict[int, list[Read]] = {}
-    kept_set = IdentitySet()
-    for read in backward_edges(step).reads:
-        if keeps(read.tensor):
-            kept_set.add(read.tensor)
-            # A read belongs to the newest segment that its reader depends on.
-            direct.setdefault(newest[read.op], []).append(read)
+    for read in direct_reads:
+        # A read belongs to the newest segment that its reader depends on.
+        direct.setdefault(newest[read.op], []).append(read)
     reading = {read.op for group in groups for read in group.reads}
     waits = awaited_by_stage(step, [group.ops for group in groups], reading, newest)
-    segments = []
-    for stage, group in enumerate(groups):
-        inputs = IdentitySet(t for op in group.ops for t in op.inputs if keeps(t))
-        for t in inputs:
-            kept_set.add(t)
-        segments.append(
-            Segment(
-                tuple(group.ops),
-                tuple(inputs),
-                tuple(group.reads),
-                tuple(direct.get(stage, ())),
-                waits[stage],
-            )
+    segments = [
+        Segment(
+            tuple(group.ops),
+            tuple(inputs[stage]),
+            tuple(group.reads),
+            tuple(direct.get(stage, ())),
+            waits[stage],
+            sources[stage] if sources else IdentityMap(),
         )
+        for stage, group in enumerate(groups)
+    ]
+    kept_set = IdentitySet(read.tensor for read in direct_reads)
+    for segment in segments:
+        for t in segment.originals:
+            kept_set.add(t)
     kept_tensors = sorted(
         kept_set, key=lambda t: (adjacency.creation_index(t.op), t.value_index)
     )
     return Recomputation(step, tuple(kept_tensors), tuple(segments))
 
 
-def _newest_dependencies(
-    step: PlainStep, groups: Sequence[_Group]
-) -> dict[Operation, int]:
-    """Return the last segment that each backward op depends on; -1 for none.
+def scheduled_recomputation(
+    step: PlainStep,
+    bursts: Sequence[Sequence[Operation]],
+    bursts_before: Mapping[Operation, int],
+) -> Recomputation:
+    """Return a recomputation in which each burst of ops has its place in a schedule.
+
+    An op may be in several bursts. Whatever reads its result reads that of the latest
+    burst before; ops of the forward pass, that of the forward pass.
+
+    Args:
+        step: the step.
+        bursts: forward ops that run again together, in topological order; in the order
+            of the schedule.
+        bursts_before: how many bursts come before each backward op, where any do. What
+            needs such an op comes after them, too.
+
+    Cost: linear in the backward ops, those of the bursts and their inputs, but for a
+        logarithm.
+    """
+    stages_of: dict[Operation, list[int]] = {}
+    for stage, ops in enumerate(bursts):
+        for op in ops:
+            stages_of.setdefault(op, []).append(stage)
+
+    def latest(op: Operation, before: int) -> int:
+        """Return the last burst of an op among the first ones; -1 if there is none."""
+        stages = stages_of.get(op, ())
+        place = bisect_left(stages, before)
+        return stages[place - 1] if place else -1
+
+    newest = {op: bursts_before.get(op, 0) - 1 for op in step.backward}
+    _raise_along(step, newest)
+    groups = [_Group(list(ops), []) for ops in bursts]
+    direct_reads = []
+    for read in backward_edges(step).reads:
+        stage = latest(read.tensor.op, newest[read.op] + 1)
+        if stage < 0:
+            direct_reads.append(read)
+        else:
+            groups[stage].reads.append(read)
+    sources: list[MutableIdentityMap[int]] = []
+    inputs: list[IdentitySet] = []
+    for stage, ops in enumerate(bursts):
+        members = frozenset(ops)
+        read_tensors = IdentitySet(
+            t for op in ops for t in op.inputs if t.op not in members
+        )
+        earlier = ((t, latest(t.op, stage)) for t in read_tensors)
+        sources.append(MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
+        inputs.append(read_tensors)
+    return _with_waits(step, groups, direct_reads, inputs, newest, sources)
+
+
+def _raise_along(step: PlainStep, newest: dict[Operation, int]) -> None:
+    """Let each backward op come after what those come after that it needs.
 
     Cost: linear, and as much again for each level of nested loops of version 1, and
     once more where oneDNN merges gradients.
     """
-    newest = dict.fromkeys(step.backward, -1)
-    for stage, group in enumerate(groups):
-        for read in group.reads:
-            newest[read.op] = max(newest[read.op], stage)
     edges = backward_edges(step)
     rising = True
     while rising:
@@ -392,4 +499,3 @@ def _newest_dependencies(
             if newest[source] > newest[raised]:
                 newest[raised] = newest[source]
                 rising = True
-    return newest

@@ -15,6 +15,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import costs, segments, tensor_sizes
 from geutil.gradients.planning import Budget, choose_for_memory, choose_within
 from geutil.gradients.policies import Policy, name_of_policy
+from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
@@ -142,6 +143,7 @@ class Keeping:
         always: tells what is kept whoever chooses.
         warnings: what the caller should know.
         recomputes: whether anything is to be recomputed at all.
+        plan: what is recomputed, where it does not follow from what is kept.
     """
 
     mode: str
@@ -149,6 +151,7 @@ class Keeping:
     always: AlwaysKept
     warnings: list[str] = field(default_factory=list)
     recomputes: bool = True
+    plan: Recomputation | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -230,9 +233,9 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
     """Return what to keep so that a step is within a budget at the least compute."""
     heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
     trial = choose_within(step, always, budget, [heavy])
-    return Keeping(
-        str(budget), IdentitySet(trial.kept), always, recomputes=bool(trial.cost)
-    )
+    chosen = IdentitySet(trial.kept)
+    recomputes = trial.plan is not None
+    return Keeping(str(budget), chosen, always, recomputes=recomputes, plan=trial.plan)
 
 
 def _resolve_list(

@@ -7,7 +7,7 @@ tape. What saves memory later only changes which tensors that graph reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +37,7 @@ class PlainStep:
         holds_gradients: whether all gradients are held until the step ends.
         first: the creation index of the first op that counts as part of the step.
         gap: the creation indices of later ops that do not count either.
+        copied: the names of copies of ops, by the name that `StepProgram` gives them.
     """
 
     graph: Graph
@@ -48,6 +49,7 @@ class PlainStep:
     holds_gradients: bool = False
     first: int = 0
     gap: range = range(0)
+    copied: Mapping[str, str] = field(default_factory=dict)
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""

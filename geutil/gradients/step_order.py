@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -72,6 +73,8 @@ _NEVER_WAIT = frozenset(
     )
 )
 
+_NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
+
 Phase: TypeAlias = tuple[Sequence[Operation], Sequence[Operation]]
 """The first ops of a backward pass, and the last of the forward pass before it."""
 
@@ -94,6 +97,7 @@ def order_step(
     fetched: Iterable[Tensor],
     may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
     phases: Iterable[Phase] = (),
+    known: Mapping[str, int] = _NOTHING_KNOWN,
 ) -> OrderedStep:
     """Let the ops of a step use memory in a planned order.
 
@@ -102,6 +106,7 @@ def order_step(
         fetched: the tensors that are held to the end.
         may_await: tells whether the first op may be made to wait for the second.
         phases: what begins, in the plan, only after something else has run.
+        known: the places that ops have in an order that was planned before, by name.
 
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
@@ -138,6 +143,7 @@ def order_step(
         can_wait,
         lambda i, j: may_await(ops[groups[i][0]], ops[groups[j][-1]]),
         later,
+        known=_places(known, [[ops[i] for i in group] for group in groups]),
     )
     waits = []
     for number, awaited in plan.dependencies.waits:
@@ -149,6 +155,18 @@ def order_step(
     if waits:
         state.forget_order(waits[0].graph)
     return OrderedStep(plan, tuple(waits))
+
+
+def _places(
+    known: Mapping[str, int], groups: Iterable[Sequence[Operation]]
+) -> dict[int, int]:
+    """Return the known places of groups of ops, by the number of the group."""
+    places = {}
+    for number, group in enumerate(groups):
+        of_ops = [known[op.name] for op in group if op.name in known]
+        if of_ops:
+            places[number] = max(of_ops)
+    return places
 
 
 def add_order_dependency(

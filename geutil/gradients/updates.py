@@ -159,6 +159,8 @@ class _Orders:
         # What is run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
         self._phases: list[Phase] = []
+        # The places of ops in the orders that gradients were planned with, by name.
+        self._known: dict[str, int] = {}
         self._warned = False
         # What was ordered last: no need to do so again.
         self._ordered: Any = None
@@ -173,6 +175,11 @@ class _Orders:
         self._holds_gradients = step.holds_gradients
         self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
+        if report is not None and report.plan is not None:
+            simulation = report.plan.simulation
+            for place, i in enumerate(simulation.order, len(self._known)):
+                name = simulation.program.nodes[i].name
+                self._known[step.copied.get(name, name)] = place
 
     def add_backward(self, ops: Iterable[Operation]) -> None:
         """Note ops of a backward pass."""
@@ -189,7 +196,9 @@ class _Orders:
         forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
         self._forward.update(dict.fromkeys(forward))
         self._phases.append((step.unawaited_helpers(ops), [y.op for y in step.ys]))
-        self._tell(order_step(ops, held_tensors, self._may_await, self._phases))
+        self._tell(
+            order_step(ops, held_tensors, self._may_await, self._phases, self._known)
+        )
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -227,7 +236,10 @@ class _Orders:
             ops = adjacency.topological_sort(
                 fetched_subgraph.step_ops(targets, use.feeds)
             )
-        self._tell(order_step(ops, use.tensors, phases=self._phases), whole=True)
+        self._tell(
+            order_step(ops, use.tensors, phases=self._phases, known=self._known),
+            whole=True,
+        )
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         ops = adjacency.topological_sort(fetched_subgraph.step_ops(targets, use.feeds))
@@ -257,7 +269,7 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await, self._phases)
+        ordered = order_step(ops, use.tensors, may_await, self._phases, self._known)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 

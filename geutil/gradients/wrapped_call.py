@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients import barriers, recomputing, tensor_sizes, updates
+from geutil.gradients import recomputing, tensor_sizes, updates
 from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Options, Prepared, keep_all
 from geutil.gradients.report import publish
-from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
+from geutil.gradients.segments import (
+    SCOPE,
+    Recomputation,
+    Segment,
+    plan_recomputation,
+)
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import PlainStep, build_step, tensors_of
 from geutil.graph import adjacency, creation, state, types, v1_control_flow
@@ -195,6 +200,8 @@ def _choose(
     if not keeping.recomputes:
         # Order alone is within the budget.
         return keeping, plan_recomputation(step, keep_all)
+    if keeping.plan is not None:
+        return keeping, keeping.plan
     if len(keeping.chosen):
         plan = plan_recomputation(step, keeping, spare_last=ends)
         if options.checkpoints != "memory" or ends or _pays(call, keeping, plan, size):
@@ -267,7 +274,7 @@ def move_gradients(
         there[t] = creation.capture(graph, t)
     if ops:
         _, info = copy_replacing(
-            make_view(ops), there, graph, barriers.SCOPE, "", reuse_dst_scope=True
+            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
         )
         updates.order_moved(graph, (info.transformed(op) for op in ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)

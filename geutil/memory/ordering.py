@@ -89,6 +89,7 @@ class _Queue:
 
 
 _NONE_LATER: Mapping[int, Sequence[int]] = MappingProxyType({})
+_NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
 _NO_DEPENDENCIES = OrderDependencies((), ())
 
 
@@ -120,6 +121,7 @@ def plan_order(
     can_wait: CanWait = lambda _: True,
     may_await: MayAwait = lambda *_: True,
     later: Mapping[int, Sequence[int]] = _NONE_LATER,
+    known: Mapping[int, int] = _NONE_KNOWN,
 ) -> OrderPlan:
     """Return an order of a program in which it holds little, and what holds it to that.
 
@@ -128,13 +130,14 @@ def plan_order(
         can_wait: as in `order_dependencies`.
         may_await: as there.
         later: for nodes that the plan has after others, those others.
+        known: the places of nodes in an order that is tried besides.
 
     Raises:
         PredictionError: nodes wait for each other.
 
     Cost: that of `planned_order`.
     """
-    simulation = planned_order(with_controls(program, later.items()))
+    simulation = planned_order(with_controls(program, later.items()), known)
     simulation = replace(simulation, program=program)
     bound = max(simulation.peak // _PARTS, _HARMLESS)
     order = simulation.order

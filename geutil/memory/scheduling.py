@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from geutil.memory.program import Node, Program, execution_order
@@ -17,6 +18,7 @@ order of TensorFlow's executor, or the order in which they were made."""
 SMALL = 64
 """Tensors below this part of the largest one do not matter for the order."""
 _LONGEST_BURST = 64
+_NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
 _FEW = 3
 
 
@@ -25,7 +27,9 @@ def negligible_size(program: Program) -> int:
     return max(program.sizes, default=0) // SMALL
 
 
-def planned_order(program: Program) -> Simulation:
+def planned_order(
+    program: Program, known: Mapping[int, int] = _NONE_KNOWN
+) -> Simulation:
     """Simulate a program in the best of several orders.
 
     No order is best for all networks, so `frugal_order` is tried with each rank, and
@@ -33,6 +37,8 @@ def planned_order(program: Program) -> Simulation:
 
     Args:
         program: the nodes and their edges.
+        known: the places of nodes in an order that is tried besides. The others run
+            just before the first node that needs them, or as soon as they can.
 
     Returns:
         The simulation with the least peak; of equal ones, the first that was tried.
@@ -48,6 +54,10 @@ def planned_order(program: Program) -> Simulation:
     for rank in ("length", "usual", "creation"):
         order = _Scheduler(program, rank, usual).order()
         runs.append(simulate(program, order))
+    if known:
+        for greedy in (True, False):
+            order = _Scheduler(program, known, usual, greedy=greedy).order()
+            runs.append(simulate(program, order))
     return min(runs, key=lambda run: run.peak)
 
 
@@ -99,9 +109,18 @@ class _Scheduler:
         program: the nodes and their edges.
         rank: what decides between nodes that hold more.
         usual: the order of TensorFlow's executor.
+        greedy: whether nodes that hold no more come first, whatever their rank.
     """
 
-    def __init__(self, program: Program, rank: Rank, usual: list[int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rank: Rank | Mapping[int, int],
+        usual: list[int],
+        *,
+        greedy: bool = True,
+    ) -> None:
+        self._greedy = greedy
         self._program = program
         self._usual = usual
         self._successors = list(program.successors())
@@ -127,14 +146,16 @@ class _Scheduler:
             # Offered again since, and run.
             if not self._waiting[i]:
                 continue
-            for j in self._burst(i) or (i,):
+            for j in (self._greedy and self._burst(i)) or (i,):
                 self._run(j)
         return self._order
 
     def _offer(self, i: int) -> None:
         self._waiting[i] = True
-        growth = self._buffers.growth(self._program.nodes[i])
-        grows = growth > self._small and self._used_up(i) is None
+        grows = True
+        if self._greedy:
+            growth = self._buffers.growth(self._program.nodes[i])
+            grows = growth > self._small and self._used_up(i) is None
         heapq.heappush(self._ready, (grows, self._rank[i], i))
 
     def _run(self, i: int) -> None:
@@ -197,9 +218,13 @@ class _Scheduler:
 
 
 def _ranks(
-    rank: Rank, usual: Sequence[int], successors: Sequence[Sequence[int]]
+    rank: Rank | Mapping[int, int],
+    usual: Sequence[int],
+    successors: Sequence[Sequence[int]],
 ) -> list[int]:
     """Return for each node what it is picked by, the least first."""
+    if isinstance(rank, Mapping):
+        return _ranks_around(rank, usual, successors)
     if rank == "creation":
         return list(range(len(usual)))
     ranks = [0] * len(usual)
@@ -210,6 +235,25 @@ def _ranks(
         for i in reversed(usual):
             ranks[i] = min((ranks[j] for j in successors[i]), default=0) - 1
     return ranks
+
+
+def _ranks_around(
+    known: Mapping[int, int], usual: Sequence[int], successors: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return the known places, and for other nodes those of what needs them.
+
+    What no node with a place needs comes right behind what it needs itself.
+    """
+    last = len(usual) + max(known.values())
+    ranks = [known.get(i, last) for i in range(len(usual))]
+    for i in reversed(usual):
+        if i not in known:
+            ranks[i] = min((ranks[j] for j in successors[i]), default=last)
+    behind = [known.get(i, 0) for i in range(len(usual))]
+    for i in usual:
+        for j in successors[i]:
+            behind[j] = max(behind[j], behind[i])
+    return [behind[i] if ranks[i] == last else ranks[i] for i in range(len(usual))]
 
 
 class _Buffers:

@@ -10,7 +10,7 @@ from itertools import combinations
 from geutil.gradients import costs, tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Keeps, Segment, plan_recomputation
+from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
 
@@ -24,12 +24,14 @@ class Trial:
         peak: the predicted peak in bytes.
         cost: the multiply-adds that are done again.
         held: the bytes of the tensors.
+        plan: what is recomputed; None if nothing is.
     """
 
     kept: tuple[Tensor, ...]
     peak: int
     cost: int
     held: int
+    plan: Recomputation | None = None
 
 
 class Trials:
@@ -38,18 +40,21 @@ class Trials:
     Args:
         step: the step.
         always: tells which tensors are kept whatever is chosen.
+        with_updates: as in `StepProgram`.
     """
 
-    def __init__(self, step: PlainStep, always: Keeps) -> None:
+    def __init__(
+        self, step: PlainStep, always: Keeps, *, with_updates: bool = False
+    ) -> None:
         self._step = step
         self._always = always
         self._known: dict[int, bool] = {}
         self._costs: dict[Operation, int] = {}
-        self.program = StepProgram(step)
+        self.program = StepProgram(step, with_updates=with_updates)
 
     def without(self) -> Trial:
         """Return what plain gradients lead to, put in order."""
-        return self._trial((), ())
+        return self._trial((), None)
 
     def run(self, kept_tensors: Iterable[Tensor]) -> Trial:
         """Return what a choice leads to.
@@ -60,24 +65,25 @@ class Trials:
         Cost: linear in the ops of the step and their edges; some 20 us for each op.
         """
         chosen = tuple(kept_tensors)
-        return self._trial(chosen, self.segments(chosen))
-
-    def segments(self, kept_tensors: Iterable[Tensor]) -> Sequence[Segment]:
-        """Return what a choice runs again."""
-        ids = frozenset(map(id, kept_tensors))
+        ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
             self._step, lambda t: id(t) in ids or self._is_always_kept(t)
         )
-        return plan.segments
+        return self._trial(chosen, plan)
+
+    def scheduled(self, plan: Recomputation) -> Trial:
+        """Return what a recomputation leads to that a schedule has. Cost: see `run`."""
+        chosen = tuple(t for t in plan.kept if not self._is_always_kept(t))
+        return self._trial(chosen, plan)
 
     def _trial(
-        self, kept_tensors: tuple[Tensor, ...], segments: Sequence[Segment]
+        self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None
     ) -> Trial:
+        segments = plan.segments if plan else ()
         peak = self.program.peak(segments)
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
-        return Trial(
-            kept_tensors, peak, cost, sum(map(tensor_sizes.tensor_bytes, kept_tensors))
-        )
+        held = sum(map(tensor_sizes.tensor_bytes, kept_tensors))
+        return Trial(kept_tensors, peak, cost, held, plan)
 
     def _cost(self, op: Operation) -> int:
         if op not in self._costs:
