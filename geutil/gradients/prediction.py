@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from geutil.gradients import edges, tensor_sizes
 from geutil.gradients.segments import Segment, name_of_copy
@@ -17,6 +18,8 @@ from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
 from geutil.memory.function_memory import NOTHING, ListSizes
 from geutil.memory.ordering import OrderPlan, plan_order, with_controls
 from geutil.memory.program import Node, Program
+
+_NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
 class StepProgram:
@@ -76,8 +79,14 @@ class StepProgram:
         """
         return simulation.simulate(self.program()).peak
 
-    def peak(self, segments: Iterable[Segment] = ()) -> int:
+    def peak(
+        self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
+    ) -> int:
         """Return the most bytes held at once; without segments, by order alone.
+
+        Args:
+            segments: what is run again.
+            places: as in `Recomputation`.
 
         Cost: linear in nodes and edges; some 25 us for each node.
         """
@@ -85,16 +94,25 @@ class StepProgram:
         if not self._ordered:
             return simulation.simulate(program).peak
         later = self.later(program)
-        order = scheduling.frugal_order(with_controls(program, later.items()))
-        return simulation.simulate(program, order).peak
+        controlled = with_controls(program, later.items())
+        orders = [scheduling.frugal_order(controlled)]
+        if places:
+            known = _places_of(program, places)
+            orders.append(scheduling.order_around(controlled, known))
+        return min(simulation.simulate(program, order).peak for order in orders)
 
     def plan(
-        self, segments: Iterable[Segment] = (), *, ordered: bool = True
+        self,
+        segments: Iterable[Segment] = (),
+        places: Mapping[str, int] = _NO_PLACES,
+        *,
+        ordered: bool = True,
     ) -> OrderPlan:
         """Return the order in which a step runs, and what holds it to that.
 
         Args:
             segments: what is run again.
+            places: as in `Recomputation`.
             ordered: whether anything does; otherwise it is the executor's.
 
         Cost: linear in nodes and edges; some 0.1 ms for each node.
@@ -104,7 +122,8 @@ class StepProgram:
             # Its loops are held to few iterations at once.
             nodes = [node.changed(surge=0) for node in program.nodes]
             program = replace(program, nodes=nodes)
-            return plan_order(program, later=self.later(program))
+            known = _places_of(program, places)
+            return plan_order(program, later=self.later(program), known=known)
         return OrderPlan(simulation.simulate(program))
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
@@ -288,6 +307,12 @@ class StepProgram:
             inputs = [copies[n] if n in numbers else n for n in nodes[place].inputs]
             nodes[place] = nodes[place]._replace(inputs=inputs)
         return copies
+
+
+def _places_of(program: Program, places: Mapping[str, int]) -> dict[int, int]:
+    """Return the places that nodes have, by number."""
+    names = ((i, node.name) for i, node in enumerate(program.nodes))
+    return {i: places[name] for i, name in names if name in places}
 
 
 def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]:

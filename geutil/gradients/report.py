@@ -200,7 +200,7 @@ def make_report(
         list(step.ys), within_ops_fn=step.covers, control_inputs=True
     )
     program = StepProgram(step)
-    planned = program.plan(plan.segments, ordered=ordered)
+    planned = program.plan(plan.segments, plan.places, ordered=ordered)
     plain = program.plain(holds_gradients=step.holds_gradients)
     times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [

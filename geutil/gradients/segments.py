@@ -258,11 +258,14 @@ class Recomputation:
         kept: the forward tensors that are held for the backward pass, in graph order.
             It reads them, or others are recomputed from them.
         segments: in the order in which the backward pass needs them.
+        places: the places of ops in a schedule, by the names that programs have for
+            them and for their copies; none if there is no schedule.
     """
 
     step: PlainStep
     kept: tuple[Tensor, ...]
     segments: tuple[Segment, ...]
+    places: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_recomputation(

@@ -38,7 +38,7 @@ def planned_order(
     Args:
         program: the nodes and their edges.
         known: the places of nodes in an order that is tried besides. The others run
-            just before the first node that needs them, or as soon as they can.
+            as in `order_around`.
 
     Returns:
         The simulation with the least peak; of equal ones, the first that was tried.
@@ -102,6 +102,30 @@ def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
     return _Scheduler(program, rank, execution_order(program)).order()
 
 
+def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
+    """Return the nodes in an order that is known of some of them.
+
+    Of the others, those that make no more than the largest tensor that they read run
+    right behind what they need, and so do those that no node needs; the rest just
+    before the first node that needs them.
+
+    Args:
+        program: the nodes and their edges.
+        known: the places of nodes; several may have the same.
+
+    Cost: as that of `frugal_order`.
+
+    Example:
+        >>> from geutil.memory.program import Node, Program
+        >>> a, b = Node("a", "Exp", outputs=[0]), Node("b", "Exp", outputs=[1])
+        >>> c = Node("c", "Exp", inputs=[0], outputs=[2])
+        >>> order_around(Program([a, b, c], sizes=[8, 8, 8]), {1: 0, 2: 1})
+        [1, 0, 2]
+    """
+    usual = execution_order(program)
+    return _Scheduler(program, known, usual, greedy=False).order()
+
+
 class _Scheduler:
     """List scheduling of one program.
 
@@ -124,7 +148,11 @@ class _Scheduler:
         self._program = program
         self._usual = usual
         self._successors = list(program.successors())
-        self._rank = _ranks(rank, usual, self._successors)
+        self._rank = (
+            _ranks(rank, usual, self._successors)
+            if isinstance(rank, str)
+            else _ranks_around(rank, usual, self._successors, program)
+        )
         self._buffers = _Buffers(program)
         self._small = negligible_size(program)
         self._fetched = frozenset(program.fetched)
@@ -218,13 +246,9 @@ class _Scheduler:
 
 
 def _ranks(
-    rank: Rank | Mapping[int, int],
-    usual: Sequence[int],
-    successors: Sequence[Sequence[int]],
+    rank: Rank, usual: Sequence[int], successors: Sequence[Sequence[int]]
 ) -> list[int]:
     """Return for each node what it is picked by, the least first."""
-    if isinstance(rank, Mapping):
-        return _ranks_around(rank, usual, successors)
     if rank == "creation":
         return list(range(len(usual)))
     ranks = [0] * len(usual)
@@ -238,12 +262,12 @@ def _ranks(
 
 
 def _ranks_around(
-    known: Mapping[int, int], usual: Sequence[int], successors: Sequence[Sequence[int]]
+    known: Mapping[int, int],
+    usual: Sequence[int],
+    successors: Sequence[Sequence[int]],
+    program: Program,
 ) -> list[int]:
-    """Return the known places, and for other nodes those of what needs them.
-
-    What no node with a place needs comes right behind what it needs itself.
-    """
+    """Return the known places, and those of other nodes; see `order_around`."""
     last = len(usual) + max(known.values())
     ranks = [known.get(i, last) for i in range(len(usual))]
     for i in reversed(usual):
@@ -252,8 +276,15 @@ def _ranks_around(
     behind = [known.get(i, 0) for i in range(len(usual))]
     for i in usual:
         for j in successors[i]:
-            behind[j] = max(behind[j], behind[i])
-    return [behind[i] if ranks[i] == last else ranks[i] for i in range(len(usual))]
+            if j not in known:
+                behind[j] = max(behind[j], behind[i])
+    nodes, sizes = program.nodes, program.sizes
+    for i, node in enumerate(nodes):
+        made = sum(sizes[t] for t in node.outputs)
+        shrinks = made <= max((sizes[t] for t in node.inputs), default=-1)
+        if i not in known and (shrinks or ranks[i] == last):
+            ranks[i] = behind[i]
+    return ranks
 
 
 class _Buffers:

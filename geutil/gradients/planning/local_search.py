@@ -80,7 +80,7 @@ class Trials:
         self, kept_tensors: tuple[Tensor, ...], plan: Recomputation | None
     ) -> Trial:
         segments = plan.segments if plan else ()
-        peak = self.program.peak(segments)
+        peak = self.program.peak(segments, plan.places if plan else {})
         cost = sum(self._cost(op) for segment in segments for op in segment.ops)
         held = sum(map(tensor_sizes.tensor_bytes, kept_tensors))
         return Trial(kept_tensors, peak, cost, held, plan)

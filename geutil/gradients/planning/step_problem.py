@@ -7,14 +7,16 @@ next is a segment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geutil.gradients import costs, segments
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
+from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import scheduling
 from geutil.memory.program import Program
@@ -54,21 +56,30 @@ class StepProblem:
         Cost: linear in the runs and the edges of the backward pass.
         """
         backward = frozenset(self.step.backward)
-        met: set[int] = set()
+        turns: Counter[int] = Counter()
         bursts: list[list[Operation]] = [[]]
         bursts_before: dict[Operation, int] = {}
-        for node in runs:
-            if node in met:
+        places: dict[str, int] = {}
+        for place, node in enumerate(runs):
+            turns[node] += 1
+            if turns[node] > 1:
                 bursts[-1] += self.ops[node]
+                names = [
+                    segments.name_of_copy(op, turns[node] - 2) for op in self.ops[node]
+                ]
+                places.update(dict.fromkeys(names, place))
                 continue
-            met.add(node)
+            places.update(
+                (op.name, place) for op in self.ops[node] if op.type not in VALUE_BLIND
+            )
             ends_burst = [op for op in self.ops[node] if op in backward]
             if ends_burst and bursts[-1]:
                 bursts.append([])
             bursts_before.update(dict.fromkeys(ends_burst, len(bursts) - 1))
         if not bursts[-1]:
             del bursts[-1]
-        return segments.scheduled_recomputation(self.step, bursts, bursts_before)
+        plan = segments.scheduled_recomputation(self.step, bursts, bursts_before)
+        return replace(plan, places=places)
 
 
 def step_problem(
@@ -79,6 +90,9 @@ def step_problem(
 ) -> StepProblem:
     """Return a step as a problem of the planner.
 
+    An op whose result has one reader is part of that reader, if this takes over its
+    buffer or if the result is tiny: then nothing is lost by running both together.
+
     Args:
         step: the step.
         always: tells which tensors are kept whatever is chosen.
@@ -88,64 +102,142 @@ def step_problem(
     Cost: linear in the ops of the step and their edges.
     """
     program, ops = step_program.program(), step_program.ops
-    leader = _leaders(program)
-    order = scheduling.frugal_order(program)
+    again = _recomputable(step, always, ops)
+    again += [False] * (len(program.nodes) - len(ops))
+    groups = _Groups(program)
+    groups.merge_views()
+    groups.merge_with_readers(again)
     number: dict[int, int] = {}
-    for i in order:
-        number.setdefault(leader[i], len(number))
-    node_of = [number[leader[i]] for i in range(len(program.nodes))]
-    maker = {t: i for i, node in enumerate(program.nodes) for t in node.outputs}
-    node_times, sizes = [0.0] * len(number), [0] * len(number)
-    node_ops: list[list[Operation]] = [[] for _ in number]
+    for i in scheduling.frugal_order(program):
+        if groups.leader(i) == i:
+            number[i] = len(number)
+    node_of = [number[groups.leader(i)] for i in range(len(program.nodes))]
+    times_of_nodes, sizes = [0.0] * len(number), [0] * len(number)
+    ops_of_nodes: list[list[Operation]] = [[] for _ in number]
+    once: set[int] = set()
     edges: set[tuple[int, int]] = set()
     for i, node in enumerate(program.nodes):
+        own = node_of[i]
         if i < len(ops):
+            ops_of_nodes[own].append(ops[i])
             time = op_time(ops[i]) if times is None else times.get(ops[i].name, 0.0)
-            node_times[node_of[i]] += time
-            node_ops[node_of[i]].append(ops[i])
+            times_of_nodes[own] += time
         else:
             # An update that is to come: what it makes is gone behind it.
-            sizes[node_of[i]] = node.temporary
-        shared = {output for output, _ in node.aliases}
-        sizes[node_of[i]] += sum(
-            program.sizes[t] for o, t in enumerate(node.outputs) if o not in shared
-        )
-        edges |= {(node_of[maker[t]], node_of[i]) for t in node.inputs}
+            sizes[own] += node.temporary
+        if not again[i]:
+            once.add(own)
+        sizes[own] += sum(program.sizes[t] for t in groups.left_by(i))
+        # What asks for a shape holds nothing: it runs as soon as the tensor is there.
+        if node.type not in VALUE_BLIND:
+            edges |= {(node_of[groups.maker[t]], own) for t in node.inputs}
     # What a view reads besides, its shape, may be made behind the buffer that it shows.
     edges = {(a, b) for a, b in edges if a < b}
-    again, tensors = _recomputable(step, always, ops, node_of[: len(ops)])
-    once = [node for node in range(len(number)) if node not in again]
-    outputs = {node_of[maker[t]] for t in program.fetched}
-    problem = Problem(node_times, sizes, edges, no_recompute=once, outputs=outputs)
-    return StepProblem(step, problem, tuple(map(tuple, node_ops)), tuple(tensors))
+    outputs = {node_of[groups.maker[t]] for t in program.fetched}
+    problem = Problem(
+        times_of_nodes, sizes, edges, no_recompute=sorted(once), outputs=outputs
+    )
+    tensors = [
+        (node_of[i], t)
+        for i, op in enumerate(ops)
+        if node_of[i] not in once
+        for t in op.outputs
+    ]
+    return StepProblem(step, problem, tuple(map(tuple, ops_of_nodes)), tuple(tensors))
 
 
-def _leaders(program: Program) -> list[int]:
-    """Return, for each node, the one whose buffer it shows, itself if it makes one."""
-    leader = list(range(len(program.nodes)))
-    maker: dict[int, int] = {}
-    for i, node in enumerate(program.nodes):
-        for t in node.outputs:
-            maker[t] = i
-    for i, node in enumerate(program.nodes):
-        is_view = len(node.aliases) == len(node.outputs) > 0
-        if is_view:
-            leader[i] = leader[maker[node.inputs[node.aliases[0][1]]]]
-    return leader
+class _Groups:
+    """Nodes of a program that are one node of a problem.
+
+    Attributes:
+        maker: the node that makes each tensor.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._leader = list(range(len(program.nodes)))
+        self.maker = [0] * len(program.sizes)
+        for i, node in enumerate(program.nodes):
+            for t in node.outputs:
+                self.maker[t] = i
+
+    def leader(self, i: int) -> int:
+        """Return the node that stands for the group of a node."""
+        while self._leader[i] != i:
+            self._leader[i] = self._leader[self._leader[i]]
+            i = self._leader[i]
+        return i
+
+    def left_by(self, i: int) -> list[int]:
+        """Return the tensors of a node that its group leaves behind."""
+        node = self._program.nodes[i]
+        shared = {output for output, _ in node.aliases}
+        if self._is_used_up[i]:
+            return []
+        return [t for o, t in enumerate(node.outputs) if o not in shared]
+
+    def merge_views(self) -> None:
+        """Put each view into the group of the buffer that it shows."""
+        self._is_used_up = [False] * len(self._leader)
+        for i, node in enumerate(self._program.nodes):
+            if len(node.aliases) == len(node.outputs) > 0:
+                shown = node.inputs[node.aliases[0][1]]
+                self._leader[i] = self.leader(self.maker[shown])
+
+    def merge_with_readers(self, again: Sequence[bool]) -> None:
+        """Put a group into that of its only reader, where nothing is lost by it.
+
+        Args:
+            again: whether each node may run again; only alike ones are merged.
+        """
+        nodes = self._program.nodes
+        small = scheduling.negligible_size(self._program)
+        fetched = frozenset(self.leader(self.maker[t]) for t in self._program.fetched)
+        members: dict[int, list[int]] = {}
+        readers: dict[int, set[int]] = {}
+        for i, node in enumerate(nodes):
+            members.setdefault(self.leader(i), []).append(i)
+            for t in () if node.type in VALUE_BLIND else node.inputs:
+                readers.setdefault(self.leader(self.maker[t]), set()).add(i)
+        for first, group in members.items():
+            outside = {self.leader(r) for r in readers.get(first, ())} - {first}
+            if len(outside) != 1 or first in fetched:
+                continue
+            (reader,) = outside
+            if len({again[i] for i in (*group, *members.get(reader, [reader]))}) > 1:
+                continue
+            # An update uses up its gradient at once; both are there meanwhile.
+            ends = not nodes[reader].outputs
+            if ends or self._loses_nothing(group, first, reader, small):
+                self._leader[first] = reader
+                for i in () if ends else group:
+                    self._is_used_up[i] = True
+
+    def _loses_nothing(
+        self, group: Sequence[int], first: int, reader: int, small: int
+    ) -> bool:
+        """Tell whether a group may as well wait for its only reader.
+
+        It may if all that it reads and makes is small, or if the reader takes over its
+        buffer and waits for nothing large besides.
+        """
+        node, sizes = self._program.nodes[reader], self._program.sizes
+        size = sum(sizes[t] for i in group for t in self.left_by(i))
+        if size <= small:
+            read = (t for i in group for t in self._program.nodes[i].inputs)
+            return all(sizes[t] <= small for t in read)
+        others = (t for t in node.inputs if self.leader(self.maker[t]) != first)
+        return all(sizes[t] <= small for t in others) and any(
+            sizes[node.outputs[out]] >= size
+            and self.leader(self.maker[node.inputs[place]]) == first
+            for out, place in node.reuses
+        )
 
 
 def _recomputable(
-    step: PlainStep, always: Keeps, ops: Sequence[Operation], node_of: Sequence[int]
-) -> tuple[set[int], list[tuple[int, Tensor]]]:
-    """Return the nodes that may run again, and their tensors."""
+    step: PlainStep, always: Keeps, ops: Sequence[Operation]
+) -> list[bool]:
+    """Tell of each op whether it may run again."""
     roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
     behind = frozenset(segments.ops_behind(roots, always))
-    free: dict[int, bool] = {}
-    tensors = []
-    for op, node in zip(ops, node_of, strict=True):
-        may = op in behind and not any(always(t) for t in op.outputs)
-        free[node] = free.get(node, True) and may
-        if may:
-            tensors += [(node, t) for t in op.outputs]
-    again = {node for node, may in free.items() if may}
-    return again, [(node, t) for node, t in tensors if node in again]
+    return [op in behind and not any(always(t) for t in op.outputs) for op in ops]
