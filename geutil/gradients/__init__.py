@@ -6,9 +6,9 @@ from geutil.gradients.api import (
     gradients_memory,
     gradients_speed,
 )
-from geutil.gradients.dry_run import explain
+from geutil.gradients.dry_run import explain, plan
 from geutil.gradients.op_lists import capture_ops, format_ops, toposort
-from geutil.gradients.planning import Budget
+from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import (
     Policy,
     all_of,
@@ -28,6 +28,7 @@ __all__ = [
     "MIN_CHECKPOINT_SIZE",
     "Budget",
     "KeptTensor",
+    "Plan",
     "Policy",
     "RecomputedOp",
     "Report",
@@ -48,5 +49,6 @@ __all__ = [
     "last_report",
     "not_",
     "order_updates",
+    "plan",
     "toposort",
 ]

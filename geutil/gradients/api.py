@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import recomputing, updates
 from geutil.gradients.dry_run import explain
-from geutil.gradients.planning import Budget
+from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
 from geutil.gradients.report import publish
@@ -63,10 +63,10 @@ def gradients(
         checkpoints: what is held. A list of tensors; "collection", the tensors in the
             graph collection `checkpoints`; "speed", what convolutions, matrix products
             and the like yield; "memory", what gives the least predicted peak; a
-            `Budget`, what takes the least computing at a predicted peak within it; or
-            a policy, a predicate on tensors such as `by_type("Conv2D")`. None: all that
-            the backward pass reads, as with `tf.gradients`, for what else `engine` and
-            the report have to offer.
+            `Budget`, what takes the least time at a predicted peak within it; a `Plan`,
+            what was found for such a budget before; or a policy, a predicate on tensors
+            such as `by_type("Conv2D")`. None: all that the backward pass reads, as with
+            `tf.gradients`, for what else `engine` and the report have to offer.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
             "memory" keeps a tiny one along that reaches over many layers, such as a
             mask that each of them reads.
@@ -109,7 +109,7 @@ def gradients(
         SelectionError: no such mode, a checkpoint from another graph, or an empty
             collection; or `shapes` that do not fit the graph.
         PlanError: no choice was found within a budget; it names the least peak that
-            was.
+            was. Or a plan was made for another step.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         Whatever `tf.gradients` raises.
@@ -143,10 +143,10 @@ def gradients(
         order,
         shapes,
     )
-    if isinstance(checkpoints, Budget) and not is_func_graph(
+    if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph
     ):
-        # In a graph that stays, a budget that cannot be kept is refused on a copy.
+        # In a graph that stays, what cannot be done is refused on a copy.
         explain(ys, xs, grad_ys, **vars(options), **kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()

@@ -49,6 +49,9 @@ BODIES = frozenset(
 HEAVY = CONVOLUTIONS | PRODUCTS | RECURRENT | DECOMPOSITIONS | BODIES
 """Types of ops that are worth more to keep than their neighbours."""
 
+_SLOW = 16
+"""What moving an element costs, in multiply-adds of a convolution or product."""
+
 _BIAS = frozenset(("BiasAdd", "BiasAddV1"))
 
 
@@ -89,6 +92,12 @@ def multiply_adds(op: Operation) -> int:
     if op.type in PRODUCTS and len(op.inputs) == 2:
         return _product(op)
     return sum(tensor_elements(t) for t in (*op.inputs, *op.outputs))
+
+
+def op_time(op: Operation) -> float:
+    """Return about how long an op takes, in multiply-adds of a convolution."""
+    amount = multiply_adds(op)
+    return float(amount if op.type in HEAVY else _SLOW * amount)
 
 
 def _convolution(op: Operation) -> int:

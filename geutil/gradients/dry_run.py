@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.gradients import selection, step, tensor_sizes
-from geutil.gradients.planning import Budget
+from geutil.gradients.planning import Budget, Plan, make_plan
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
-from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
+from geutil.gradients.preparing import (
+    HOST,
+    MIN_CHECKPOINT_SIZE,
+    Options,
+    Prepared,
+    prepare,
+)
 from geutil.gradients.report import Report
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
@@ -76,8 +83,6 @@ def explain(
         >>> [(t.name, t.bytes, t.reason) for t in report.kept][1:2]
         [('y:0', 4096, "chosen: by_name('^y$')")]
     """
-    targets = step.require_targets(ys)
-    checkpoints = selection.checked(targets[0].graph, checkpoints)
     options = Options(
         checkpoints,
         min_checkpoint_size,
@@ -89,6 +94,73 @@ def explain(
         order,
         shapes,
     )
+    return _prepared_on_copy(ys, xs, grad_ys, options, kwargs).report()
+
+
+@tf.autograph.experimental.do_not_convert
+def plan(
+    ys: Any,
+    xs: Any,
+    budget: Budget | int | float | str,
+    grad_ys: Any = None,
+    *,
+    holds_gradients: bool = False,
+    engine: str | TapeEngine = "tensorflow",
+    shapes: GivenShapes | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Return what `gradients` with a `Budget` would run again, to be used later.
+
+    Planning takes longer than building the gradients, and need not be done again: a
+    plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
+    step, in the same graph or traced anew. Nothing is built here.
+
+    Args:
+        ys: as in `gradients`.
+        xs: as in `gradients`; the plan is for these, in this order.
+        budget: a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or "50%",
+            or a part of what plain gradients hold.
+        grad_ys: as in `gradients`.
+        holds_gradients: as in `gradients`.
+        engine: as in `gradients`.
+        shapes: as in `gradients`.
+        **kwargs: as in `gradients`.
+
+    Raises:
+        The same as `gradients`.
+
+    Cost: that of `gradients` with a budget.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import gradients, last_report, plan
+        >>> with tf.Graph().as_default():
+        ...     x = y = tf.ones([1000])
+        ...     for _ in range(30):
+        ...         y = tf.tanh(y)
+        ...     found = plan(y, x, 0.4)
+        ...     _ = gradients(y, x, checkpoints=found)
+        >>> last_report().peak == found.peak
+        True
+    """
+    budget = budget if isinstance(budget, Budget) else Budget(budget)
+    options = Options(
+        budget, holds_gradients=holds_gradients, engine=engine, shapes=shapes
+    )
+    prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
+    report = prepared.report()
+    limit = budget.bytes(report.plain_peak)
+    peaks = (report.peak, report.plain_peak)
+    return make_plan(prepared.plan, limit, peaks, report.extra_time)
+
+
+def _prepared_on_copy(
+    ys: Any, xs: Any, grad_ys: Any, options: Options, kwargs: dict[str, Any]
+) -> Prepared:
+    """Prepare gradients in a graph that is thrown away."""
+    targets = step.require_targets(ys)
+    checkpoints = selection.checked(targets[0].graph, options.checkpoints)
+    options = replace(options, checkpoints=checkpoints)
     output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
     if checkpoints == "collection":
@@ -98,7 +170,7 @@ def explain(
     if stopped is not None:
         kwargs["stop_gradients"] = scratch.sources(stopped)
     with scratch.graph.as_default():
-        prepared = prepare(
+        return prepare(
             [scratch.of(y) for y in targets],
             scratch.sources(xs),
             None
@@ -107,7 +179,6 @@ def explain(
             scratch.options(options),
             kwargs,
         )
-    return prepared.report()
 
 
 class _Scratch:
@@ -174,7 +245,7 @@ class _Scratch:
         return [(self._copy[t], dims) for t, dims in tensor_dims if t in self._copy]
 
     def _checkpoints(self, checkpoints: Any) -> Any:
-        if checkpoints is None or isinstance(checkpoints, Budget):
+        if checkpoints is None or isinstance(checkpoints, Budget | Plan):
             return checkpoints
         if isinstance(checkpoints, tuple):
             return [self._copy[t] for t in checkpoints]

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.costs import multiply_adds
+from geutil.gradients.costs import multiply_adds, op_time
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -89,6 +89,10 @@ class Report(Shown):
             returns a report with the peak of the whole step.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of what runs again.
+        extra_time: about how long what runs again takes, as a part of the time of the
+            step with plain gradients: an estimate, in which moving an element costs as
+            much as some multiply-adds of a convolution.
+        budget: what the step may hold, in bytes; None if nothing was said of that.
         offloaded: the names of kept tensors that wait in another device's memory.
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
@@ -110,6 +114,8 @@ class Report(Shown):
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
     assumed: tuple[tuple[str, Dims], ...] = ()
+    extra_time: float = 0.0
+    budget: int | None = None
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -146,12 +152,13 @@ class Report(Shown):
         most = max((op.times for op in self.recomputed), default=1)
         often = "each once" if most == 1 else f"up to {most} times each"
         again = f"{len(self.recomputed)} ops in {self.segments} segments, {often}"
+        share = f"{self._share()} of the forward pass"
         lines = [
             f"checkpoints: {self.mode}",
             f"predicted peak: {peaks}{_ratio(self.peak, self.plain_peak)}",
             f"under any schedule: {self.worst_cases()}",
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
-            f"recomputed: {again}, {self._share()} of the forward pass",
+            f"recomputed: {again}, {share}; about {self.extra_time:.0%} more time",
         ]
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
@@ -224,10 +231,17 @@ def make_report(
         offloaded=tuple(t.name for t in offloaded),
         warnings=(),
         assumed=_assumed(step),
+        budget=keeping.limit,
+        extra_time=extra_time(plan) / (sum(map(op_time, step.ops())) or 1.0),
         plan=planned,
         plain_plan=plain,
         plain_plan_held=program.plain(holds_gradients=True),
     )
+
+
+def extra_time(plan: Recomputation) -> float:
+    """Return about how long what runs again takes, in multiply-adds."""
+    return sum(op_time(op) for segment in plan.segments for op in segment.ops)
 
 
 def holding_gradients(report: Report) -> Report:

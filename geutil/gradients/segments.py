@@ -258,6 +258,7 @@ class Recomputation:
         kept: the forward tensors that are held for the backward pass, in graph order.
             It reads them, or others are recomputed from them.
         segments: in the order in which the backward pass needs them.
+        stages: the last segment that each backward op comes after, or -1.
         places: the places of ops in a schedule, by the names that programs have for
             them and for their copies; none if there is no schedule.
     """
@@ -265,6 +266,7 @@ class Recomputation:
     step: PlainStep
     kept: tuple[Tensor, ...]
     segments: tuple[Segment, ...]
+    stages: Mapping[Operation, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -426,7 +428,7 @@ def _with_waits(
     kept_tensors = sorted(
         kept_set, key=lambda t: (adjacency.creation_index(t.op), t.value_index)
     )
-    return Recomputation(step, tuple(kept_tensors), tuple(segments))
+    return Recomputation(step, tuple(kept_tensors), tuple(segments), newest)
 
 
 def scheduled_recomputation(

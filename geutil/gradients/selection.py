@@ -13,12 +13,19 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import costs, segments, tensor_sizes
-from geutil.gradients.planning import Budget, choose_for_memory, choose_within
+from geutil.gradients.planning import (
+    Budget,
+    Plan,
+    choose_for_memory,
+    choose_within,
+    planned_recomputation,
+)
 from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
+from geutil.memory.sizes import megabytes
 
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
@@ -27,7 +34,7 @@ COLLECTION = "checkpoints"
 
 def checked(
     graph: Graph, checkpoints: Any
-) -> str | Policy | Budget | tuple[Tensor, ...] | None:
+) -> str | Policy | Budget | Plan | tuple[Tensor, ...] | None:
     """Return what the caller says of checkpoints as a mode, a policy or tensors.
 
     None stays None: nothing is to be recomputed.
@@ -45,7 +52,7 @@ def checked(
 
     Cost: linear in the checkpoints.
     """
-    if checkpoints is None or isinstance(checkpoints, Budget):
+    if checkpoints is None or isinstance(checkpoints, Budget | Plan):
         return checkpoints
     if isinstance(checkpoints, str):
         if checkpoints not in MODES:
@@ -144,6 +151,7 @@ class Keeping:
         warnings: what the caller should know.
         recomputes: whether anything is to be recomputed at all.
         plan: what is recomputed, where it does not follow from what is kept.
+        limit: what the step may hold, in bytes; None if nothing was said of that.
     """
 
     mode: str
@@ -152,6 +160,7 @@ class Keeping:
     warnings: list[str] = field(default_factory=list)
     recomputes: bool = True
     plan: Recomputation | None = None
+    limit: int | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -188,6 +197,8 @@ def resolve(
         return Keeping("none", IdentitySet(), always, recomputes=False)
     if isinstance(choice, Budget):
         return _resolve_budget(step, choice, always)
+    if isinstance(choice, Plan):
+        return _resolve_plan(step, choice, always)
     if isinstance(choice, str):
         smallest = min_checkpoint_size
         return _resolve_mode(step, choice, smallest, always, among_others)
@@ -232,10 +243,30 @@ def _resolve_mode(
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
     heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
-    trial = choose_within(step, always, budget, [heavy])
-    chosen = IdentitySet(trial.kept)
-    recomputes = trial.plan is not None
-    return Keeping(str(budget), chosen, always, recomputes=recomputes, plan=trial.plan)
+    trial, limit = choose_within(step, always, budget, [heavy])
+    return Keeping(
+        str(budget),
+        IdentitySet(trial.kept),
+        always,
+        recomputes=trial.plan is not None,
+        plan=trial.plan,
+        limit=limit,
+    )
+
+
+def _resolve_plan(step: PlainStep, plan: Plan, always: AlwaysKept) -> Keeping:
+    """Return what a plan keeps of the step that it was made for."""
+    recomputation = planned_recomputation(step, plan)
+    chosen = IdentitySet(t for t in recomputation.kept if not always(t))
+    recomputes = bool(recomputation.segments)
+    return Keeping(
+        f"plan for {megabytes(plan.budget)}",
+        chosen if recomputes else IdentitySet(),
+        always,
+        recomputes=recomputes,
+        plan=recomputation,
+        limit=plan.budget,
+    )
 
 
 def _resolve_list(

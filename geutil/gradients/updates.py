@@ -34,6 +34,13 @@ from geutil.select.conversions import get_unique_graph
 _logger = logging.getLogger("geutil")
 
 _MUCH = 0.1
+_OVER = 1.02
+_OVER_BUDGET = (
+    "the step holds {peak:,} bytes at its peak together with its updates, which were "
+    "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
+    "without them): pass a smaller budget, or, if the updates hold all gradients at "
+    "once, holds_gradients=True"
+)
 _HOLDS = (
     "of the {peak:,} bytes that the step holds at its peak, {held:,} are gradients: "
     "they are held until the last one is there (to be clipped by their common norm, "
@@ -332,6 +339,13 @@ class _Orders:
                 note = _HOLDS.format(held=held_bytes, peak=ordered.plan.peak)
                 warnings.append(note)
                 self._warn(note)
+        limit = report.budget
+        if whole and limit is not None and ordered.plan.peak > _OVER * limit:
+            note = _OVER_BUDGET.format(
+                peak=ordered.plan.peak, before=report.peak, limit=limit
+            )
+            warnings.append(note)
+            self._warn(note)
         self._report = replace(
             report, peak=ordered.plan.peak, plan=ordered.plan, warnings=tuple(warnings)
         )

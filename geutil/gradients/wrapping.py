@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients.planning import Budget
+from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.wrapped_call import INPUTS, CallGradients, WrappedCall, calls_in
@@ -187,6 +187,7 @@ def checkpointed(
     fn: F,
     checkpoints: str | Policy | Budget = "memory",
     *,
+    budget: Budget | int | float | str | None = None,
     min_checkpoint_size: int = MIN_CHECKPOINT_SIZE,
     offload: bool | Policy = False,
     offload_device: str = HOST,
@@ -222,6 +223,8 @@ def checkpointed(
             checkpoints inside, only what goes into it. "inputs": always only what goes
             into the call. "speed", "collection", a policy or a `Budget`, which is then
             that of each call: as in `gradients`.
+        budget: what each call may hold, in the place of `checkpoints`: a `Budget`, or
+            the limit of one.
         min_checkpoint_size: as in `gradients`.
         offload: as in `gradients`.
         offload_device: as in `gradients`.
@@ -249,6 +252,10 @@ def checkpointed(
         >>> tape.gradient(y, x).numpy().tolist()
         [4.0, 32.0]
     """
+    if budget is not None:
+        if checkpoints != "memory":
+            raise ArgumentTypeError("pass either checkpoints or a budget, not both")
+        checkpoints = budget if isinstance(budget, Budget) else Budget(budget)
     _check_checkpoints(checkpoints)
     options = Options(
         checkpoints, min_checkpoint_size, offload, offload_device, prefetch
@@ -275,6 +282,11 @@ def _check_checkpoints(checkpoints: Any) -> None:
             )
     elif isinstance(checkpoints, Budget):
         return
+    elif isinstance(checkpoints, Plan):
+        raise ArgumentTypeError(
+            "a plan is for one step, and a checkpointed function may be called in "
+            "many; pass budget= or a Budget, which plans each call"
+        )
     elif not callable(checkpoints) or isinstance(checkpoints, tf.Tensor):
         raise ArgumentTypeError(
             "expected a mode, a policy or a Budget, got "

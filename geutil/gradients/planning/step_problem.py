@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from geutil.gradients import costs, segments
+from geutil.gradients import segments
+from geutil.gradients.costs import op_time
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
@@ -20,15 +21,6 @@ from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import scheduling
 from geutil.memory.program import Program
-
-_SLOW = 16
-"""What moving an element costs, in multiply-adds of a convolution or product."""
-
-
-def op_time(op: Operation) -> float:
-    """Return about how long an op takes, in multiply-adds of a convolution."""
-    amount = costs.multiply_adds(op)
-    return float(amount if op.type in costs.HEAVY else _SLOW * amount)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.costs import op_time
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import Trial, Trials
-from geutil.gradients.planning.step_problem import StepProblem, op_time, step_problem
+from geutil.gradients.planning.step_problem import StepProblem, step_problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
@@ -91,7 +92,7 @@ def choose_within(
     always: Keeps,
     budget: Budget,
     others: Iterable[Sequence[Tensor]] = (),
-) -> Trial:
+) -> tuple[Trial, int]:
     """Return the recomputation of least time within a budget.
 
     Tried are the planner's schedules, the choice of the least peak, and others. Of each
@@ -105,7 +106,8 @@ def choose_within(
         others: choices of kept tensors that are tried besides.
 
     Returns:
-        The choice; it recomputes nothing where order alone is within the budget.
+        The choice, which recomputes nothing where order alone is within the budget, and
+        the budget in bytes.
 
     Raises:
         PlanError: no choice was found; it names the least peak that was.
@@ -117,7 +119,7 @@ def choose_within(
     trials = Trials(step, always, with_updates=True)
     alone = trials.without()
     if alone.peak <= limit:
-        return alone
+        return alone, limit
     least = choose_for_memory(step, always)
     tried = [trials.run(kept) for kept in (*others, least.kept) if kept]
     problem = step_problem(step, always, trials.program)
@@ -131,10 +133,10 @@ def choose_within(
             f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
         )
     refined = [_refined(trials, trial, limit) for trial in within]
-    return min(refined, key=lambda trial: (extra_time(trial), trial.peak))
+    return min(refined, key=lambda trial: (_extra_time(trial), trial.peak)), limit
 
 
-def extra_time(trial: Trial) -> float:
+def _extra_time(trial: Trial) -> float:
     """Return how long what is recomputed takes, in multiply-adds of a convolution."""
     segments = trial.plan.segments if trial.plan else ()
     return sum(op_time(op) for segment in segments for op in segment.ops)
@@ -209,7 +211,7 @@ def _refined(trials: Trials, trial: Trial, limit: int) -> Trial:
         more = trials.run((*trial.kept, *tensors[:middle]))
         if more.peak <= limit:
             fits = middle
-            best = min(best, more, key=extra_time)
+            best = min(best, more, key=_extra_time)
         else:
             too_many = middle
     return best

@@ -1,0 +1,269 @@
+"""Plans: what of a step runs again, to be saved and used for the same step later."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from geutil.errors import PlanError
+from geutil.gradients.segments import (
+    Recomputation,
+    name_of_copy,
+    scheduled_recomputation,
+)
+from geutil.gradients.step import PlainStep, tensors_of
+from geutil.graph import adjacency
+from geutil.graph.types import Operation
+from geutil.memory.sizes import megabytes
+
+_FORMAT = 1
+_MOST_VALUES = 64
+"""Constants of more elements are told apart by their shapes only."""
+_PLAIN_ATTRIBUTES = frozenset(("b", "f", "i", "s", "shape", "type"))
+_OTHER_GRAPH = (
+    "the plan was made for another step: {difference}; call geutil.gradients.plan "
+    "again, with the same xs and the batch size that is meant"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of a step runs again, and when: found once, used as often as wanted.
+
+    Ops are numbered in an order that follows from the graph alone, so that a plan fits
+    the same step traced anew, in another process too.
+
+    Attributes:
+        budget: what the peak may be, in bytes.
+        peak: the predicted peak, in bytes, with an update behind each gradient.
+        plain_peak: that of plain gradients.
+        extra_time: what runs again takes, as a part of the time of the step with plain
+            gradients. An estimate from op costs.
+        bursts: the ops that run again together, by number.
+        stages: for each backward op that comes after a burst, the number of the last.
+        order: the ops in the order in which they run, each with how often it has run
+            before; empty if there is none but that of the graph.
+        ops: how many ops the step has.
+        fingerprint: of the graph of the step.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import gradients, plan
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     x = y = tf.ones([1000])
+        ...     for _ in range(30):
+        ...         y = tf.tanh(y)
+        ...     found = plan(y, x, "50%")
+        ...     slopes = gradients(y, x, checkpoints=found)
+        >>> found.peak <= found.plain_peak / 2, len(slopes)
+        (True, 1)
+        >>> Plan.load(found.save("plan.json")) == found
+        True
+    """
+
+    budget: int
+    peak: int
+    plain_peak: int
+    extra_time: float
+    bursts: tuple[tuple[int, ...], ...]
+    stages: tuple[tuple[int, int], ...]
+    order: tuple[tuple[int, int], ...]
+    ops: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        count = sum(map(len, self.bursts))
+        return (
+            f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
+            f"{megabytes(self.plain_peak)}; {count} runs of ops again, about "
+            f"{self.extra_time:.1%} more time"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan to a file of JSON, and return its path."""
+        document = {"format": _FORMAT, **asdict(self)}
+        text = json.dumps(document, separators=(",", ":"))
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Return the plan that `save` wrote.
+
+        Raises:
+            PlanError: the file holds no plan, or one of another format.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if document.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            for name in ("bursts", "stages", "order"):
+                document[name] = tuple(tuple(map(int, v)) for v in document[name])
+            plan = cls(**document)
+            plan._check()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"{os.fspath(path)} holds no plan: {error}") from error
+        return plan
+
+    def _check(self) -> None:
+        """Raise `ValueError` unless every number names an op or a burst."""
+        numbers = [n for burst in self.bursts for n in burst]
+        numbers += [n for n, _ in (*self.stages, *self.order)]
+        stages = [stage for _, stage in self.stages]
+        if not all(0 <= n < self.ops for n in numbers):
+            raise ValueError("it names ops that there are not")
+        if not all(0 <= stage < len(self.bursts) for stage in stages):
+            raise ValueError("it names bursts that there are not")
+
+
+def make_plan(
+    recomputation: Recomputation,
+    budget: int,
+    peaks: tuple[int, int],
+    extra_time: float,
+) -> Plan:
+    """Return what a recomputation comes to as a plan.
+
+    Args:
+        recomputation: what runs again.
+        budget: in bytes.
+        peaks: the predicted peak, and that of plain gradients.
+        extra_time: as in `Plan`.
+    """
+    step = recomputation.step
+    ops = canonical_ops(step)
+    number = {op: n for n, op in enumerate(ops)}
+    bursts = [[number[op] for op in s.ops] for s in recomputation.segments]
+    stages = [
+        (number[op], stage) for op, stage in recomputation.stages.items() if stage >= 0
+    ]
+    return Plan(
+        budget,
+        *peaks,
+        extra_time,
+        tuple(map(tuple, bursts)),
+        tuple(sorted(stages)),
+        tuple(_order(recomputation, number)),
+        len(ops),
+        fingerprint(ops),
+    )
+
+
+def _order(
+    recomputation: Recomputation, number: Mapping[Operation, int]
+) -> Iterable[tuple[int, int]]:
+    """Return the ops and copies that have a place in the order, by number and turn."""
+    named = {op.name: (n, 0) for op, n in number.items()}
+    turns: Counter[Operation] = Counter()
+    for segment in recomputation.segments:
+        for op in segment.ops:
+            named[name_of_copy(op, turns[op])] = (number[op], turns[op] + 1)
+            turns[op] += 1
+    places = recomputation.places
+    return [named[name] for name in sorted(places, key=places.__getitem__)]
+
+
+def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
+    """Return what a plan recomputes of a step.
+
+    Args:
+        step: the step with plain gradients.
+        plan: made for the same step.
+
+    Raises:
+        PlanError: the step is another one than that the plan was made for.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    ops = canonical_ops(step)
+    if len(ops) != plan.ops:
+        difference = f"that one had {plan.ops} ops, this one has {len(ops)}"
+        raise PlanError(_OTHER_GRAPH.format(difference=difference))
+    if fingerprint(ops) != plan.fingerprint:
+        difference = "types, shapes or edges of ops differ"
+        raise PlanError(_OTHER_GRAPH.format(difference=difference))
+    bursts = [[ops[n] for n in burst] for burst in plan.bursts]
+    before = {ops[n]: stage + 1 for n, stage in plan.stages}
+    recomputation = scheduled_recomputation(step, bursts, before)
+    places = {}
+    for place, (n, turn) in enumerate(plan.order):
+        name = name_of_copy(ops[n], turn - 1) if turn else ops[n].name
+        places[name] = place
+    return replace(recomputation, places=places)
+
+
+def canonical_ops(step: PlainStep) -> list[Operation]:
+    """Return the ops of a step in an order that its structure alone decides.
+
+    Each comes after what it reads and waits for, back edges of loops apart: in depth
+    first order from the ys and the gradients on, input by input.
+
+    Cost: linear in the ops and their edges.
+    """
+    ordered: dict[Operation, None] = {}
+    begun: set[Operation] = set()
+    ends = [t.op for t in (*step.ys, *tensors_of(step.gradients))]
+    waiting = [(op, False) for op in reversed(ends)]
+    while waiting:
+        op, is_done = waiting.pop()
+        if is_done:
+            ordered[op] = None
+        elif op not in begun and step.covers(op):
+            begun.add(op)
+            waiting.append((op, True))
+            before = [*(t.op for t in op.inputs), *adjacency.control_inputs(op)]
+            waiting += [(p, False) for p in reversed(before) if p not in begun]
+    return list(ordered)
+
+
+def fingerprint(ops: Sequence[Operation]) -> str:
+    """Return a number of the structure of ops, as text: no names, no variables' values.
+
+    Args:
+        ops: as `canonical_ops` has them.
+
+    Cost: linear in the ops and their edges.
+    """
+    number = {op: n for n, op in enumerate(ops)}
+    digest = hashlib.sha256()
+    for op in ops:
+        read = [(number.get(t.op, -1), t.value_index) for t in op.inputs]
+        awaited = sorted(number.get(p, -1) for p in op.control_inputs)
+        made = [(t.dtype.name, str(t.shape)) for t in op.outputs]
+        told = (op.type, read, awaited, made, _attributes(op))
+        digest.update(repr(told).encode())
+    return digest.hexdigest()
+
+
+def _attributes(op: Operation) -> list[tuple[str, Any]]:
+    """Return the attributes of an op that say what it computes, no names among them."""
+    attributes = []
+    for name, value in sorted(op.node_def.attr.items()):
+        kind = value.WhichOneof("value")
+        if kind == "tensor":
+            elements = op.outputs[0].shape.num_elements()
+            if elements is not None and elements <= _MOST_VALUES:
+                attributes.append((name, value.tensor.SerializeToString()))
+        elif name.startswith("_") or name in _NAMES:
+            continue
+        elif kind in _PLAIN_ATTRIBUTES or kind == "list":
+            attributes.append((name, _plain(value)))
+    return attributes
+
+
+_NAMES = frozenset(("container", "shared_name", "debug_name", "stack_name"))
+
+
+def _plain(value: Any) -> bytes:
+    """Return an attribute as bytes; of functions in a list only how many there are."""
+    if value.HasField("list") and value.list.func:
+        return bytes(len(value.list.func))
+    written: bytes = value.SerializeToString(deterministic=True)
+    return written
