@@ -246,7 +246,8 @@ def name_of_copy(op: Operation, turn: int) -> str:
         op: the op.
         turn: how often it has run again before.
     """
-    return f"{SCOPE}/{op.name}_{turn}" if turn else f"{SCOPE}/{op.name}"
+    # No op has a colon in its name.
+    return f"{SCOPE}/{op.name}:{turn}" if turn else f"{SCOPE}/{op.name}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget KeptTensor MIN_CHECKPOINT_SIZE Policy RecomputedOp Report all_of any_of
+    Budget KeptTensor MIN_CHECKPOINT_SIZE Plan Policy RecomputedOp Report all_of any_of
     by_name by_type capture_ops checkpointed explain format_ops gradients
     gradients_collection gradients_memory gradients_speed inside larger_than last_report
-    not_ order_updates toposort
+    not_ order_updates plan toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -21,9 +21,9 @@ any_of(*policies: Policy) -> Policy
 by_name(pattern: str | re.Pattern[str]) -> Policy
 by_type(*types: str) -> Policy
 capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]
-checkpointed(fn: F, checkpoints: str | Policy | Budget = memory, *, min_checkpoint_size:
-    int = 1024, offload: bool | Policy = False, offload_device: str = /device:CPU:0,
-    prefetch: int = 1) -> F
+checkpointed(fn: F, checkpoints: str | Policy | Budget = memory, *, budget: Budget | int
+    | float | str | None = None, min_checkpoint_size: int = 1024, offload: bool | Policy
+    = False, offload_device: str = /device:CPU:0, prefetch: int = 1) -> F
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
@@ -46,6 +46,9 @@ larger_than(size: int) -> Policy
 last_report(of: Any = None) -> Report | None
 not_(policy: Policy) -> Policy
 order_updates(*fetches: Any) -> Report | None
+plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
+    holds_gradients: bool = False, engine: str | TapeEngine = tensorflow, shapes:
+    GivenShapes | None = None, **kwargs: Any) -> Plan
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """
@@ -55,6 +58,7 @@ WHOLE = [
     "explain",
     "gradients",
     "order_updates",
+    "plan",
     "toposort",
 ]
 

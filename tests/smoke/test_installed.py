@@ -60,8 +60,8 @@ def test_it_requires_tensorflow_and_numpy():
 
 
 def test_every_module_is_there():
-    # The command's modules need its extra; running it imports them. So do the kernels of
-    # the planner, which numba compiles.
+    # The command's modules need its extra; running it imports them. The kernels of the
+    # planner need one as well.
     needs_extra = ("geutil.cli", "geutil.gradients.planner.sequence_search")
     names = [
         module.name

@@ -12,7 +12,7 @@ from geutil import memory
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, checkpointed, explain, gradients, last_report
 from geutil.gradients.planning.local_search import Trials
-from geutil.gradients.planning.under_budget import step_problem
+from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 
@@ -149,7 +149,8 @@ def test_the_planner_is_told_the_step_as_it_is():
         plain = build_step(loss, [v.value for v in network.trainable_variables])
         always = AlwaysKept(plain)
         trials = Trials(plain, always)
-        problem, tensors = step_problem(plain, always, trials)
+        told = step_problem(plain, always, trials.program)
+    problem, tensors = told.problem, told.tensors
     # Numbered in the planned order, each node behind its inputs.
     assert problem.first_order == tuple(range(len(problem)))
     alone = trials.without().peak

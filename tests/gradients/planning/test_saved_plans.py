@@ -1,0 +1,204 @@
+"""Plans that are saved, loaded, and used for the same step traced anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil.errors import ArgumentTypeError, PlanError
+from geutil.gradients import (
+    Budget,
+    Plan,
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+    plan,
+)
+from geutil.gradients.planning.plans import canonical_ops, fingerprint
+from geutil.gradients.step import build_step
+
+v1 = tf.compat.v1
+
+
+def network(width=8, activation="relu"):
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input([16, 16, 3])
+    for _ in range(4):
+        y = keras.layers.Conv2D(width, 3, padding="same")(x)
+        y = keras.layers.BatchNormalization()(y)
+        y = keras.layers.Activation(activation)(y)
+        x = y if x.shape[-1] != width else keras.layers.Add()([x, y])
+    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, outputs)
+
+
+def loss_of(net, batch=16):
+    x = v1.placeholder(tf.float32, [batch, 16, 16, 3], name="images")
+    return x, tf.reduce_mean(tf.square(net(x, training=True)))
+
+
+def in_graph(how, net=None, batch=16):
+    """Return what `how` makes of a loss and variables in a new function."""
+    net = net or network()
+    made = []
+
+    @tf.function(autograph=False)
+    def train(x):
+        loss = tf.reduce_mean(tf.square(net(x, training=True)))
+        xs = [v.value for v in net.trainable_variables]
+        made.append(how(loss, xs))
+        return made[-1] if isinstance(made[-1], list) else loss
+
+    function = train.get_concrete_function(tf.TensorSpec([batch, 16, 16, 3]))
+    return made[-1], function
+
+
+@pytest.fixture(scope="module")
+def found():
+    return in_graph(lambda loss, xs: plan(loss, xs, "45%"))[0]
+
+
+def test_a_plan_is_within_its_budget(found):
+    assert found.peak <= found.budget == int(0.45 * found.plain_peak)
+    assert found.bursts and 0 < found.extra_time < 1
+    assert "more time" in str(found)
+
+
+def test_a_plan_is_what_the_budget_leads_to(found):
+    report, _ = in_graph(lambda loss, xs: explain(loss, xs, checkpoints=Budget(0.45)))
+    planned, _ = in_graph(lambda loss, xs: explain(loss, xs, checkpoints=found))
+    assert planned.mode.startswith("plan for")
+    assert (planned.peak, planned.extra_time) == (report.peak, report.extra_time)
+    assert planned.peak == found.peak
+    assert [(op.op_type, op.segment) for op in planned.recomputed] == [
+        (op.op_type, op.segment) for op in report.recomputed
+    ]
+    assert planned.budget == report.budget == found.budget
+
+
+def test_a_loaded_plan_serves_a_step_that_is_traced_anew(found, tmp_path):
+    loaded = Plan.load(found.save(tmp_path / "plan.json"))
+    assert loaded == found
+    # A network of its own, with other names.
+    with tf.name_scope("elsewhere"):
+        net = network()
+    x = np.random.default_rng(0).normal(size=[16, 16, 16, 3]).astype("f")
+    _, ours = in_graph(lambda loss, xs: gradients(loss, xs, checkpoints=loaded), net)
+    assert last_report(ours.graph).mode.startswith("plan for")
+    _, plain = in_graph(tf.gradients, net)
+    for slope, wanted in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_graph_of_version_1_takes_a_plan_from_a_function(found):
+    with tf.Graph().as_default() as graph:
+        net = network()
+        x, loss = loss_of(net)
+        xs = [v.value for v in net.trainable_variables]
+        # The forward pass of a function has other ops: variables are captured.
+        own = plan(loss, xs, "45%")
+        slopes = gradients(loss, xs, checkpoints=own, order=False)
+        wanted = tf.gradients(loss, xs)
+        batch = np.random.default_rng(0).normal(size=x.shape).astype("f")
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            pairs = session.run([slopes, wanted], {x: batch})
+    assert last_report(graph).recomputed
+    for slope, other in zip(*pairs, strict=True):
+        np.testing.assert_allclose(slope, other, rtol=0, atol=1e-6)
+
+
+@parameterized.expand(
+    [
+        ("width", {"net": 12}, "types, shapes or edges"),
+        ("batch", {"batch": 8}, "types, shapes or edges"),
+        ("activation", {"net": "swish"}, "ops, this one has"),
+    ]
+)
+def test_another_step_is_refused_untouched(_, how, reason):
+    found = in_graph(lambda loss, xs: plan(loss, xs, "60%"))[0]
+    width, activation = 8, "relu"
+    if how.get("net") == 12:
+        width = 12
+    elif "net" in how:
+        activation = how["net"]
+    with tf.Graph().as_default() as graph:
+        net = network(width, activation)
+        _, loss = loss_of(net, how.get("batch", 16))
+        xs = [v.value for v in net.trainable_variables]
+        before = len(graph.get_operations())
+        with pytest.raises(PlanError, match=reason):
+            gradients(loss, xs, checkpoints=found)
+        assert len(graph.get_operations()) == before
+
+
+def test_other_xs_are_another_step(found):
+    with pytest.raises(PlanError, match=r"call geutil.gradients.plan again"):
+        in_graph(lambda loss, xs: explain(loss, xs[1:], checkpoints=found))
+
+
+def test_what_is_no_plan_is_refused(found, tmp_path):
+    path = tmp_path / "plan.json"
+    document = json.loads(found.save(path).read_text())
+    for change in (
+        {"format": 99},
+        {"bursts": [[10**9]]},
+        {"stages": [[0, 10**6]]},
+        {"unknown": 1},
+        {"bursts": 3},
+    ):
+        path.write_text(json.dumps(document | change))
+        with pytest.raises(PlanError, match="holds no plan"):
+            Plan.load(path)
+    path.write_text("no json")
+    with pytest.raises(PlanError, match="holds no plan"):
+        Plan.load(path)
+
+
+def test_checkpointed_takes_a_budget_and_no_plan(found):
+    with pytest.raises(ArgumentTypeError, match="pass budget="):
+        checkpointed(network(), found)
+    with pytest.raises(ArgumentTypeError, match="not both"):
+        checkpointed(network(), "speed", budget=0.5)
+    net = checkpointed(network(), budget=0.6)
+    net.compile("sgd", "mse")
+    net.fit(np.ones([16, 16, 16, 3]), np.zeros([16, 10]), batch_size=16, verbose=0)
+    assert last_report().mode == "budget of 60 % of plain gradients"
+
+
+def test_the_fingerprint_knows_attributes_and_constants():
+    def of(stride, factor):
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, [2, 8, 8, 3])
+            w = tf.ones([3, 3, 3, 4])
+            y = factor * tf.nn.conv2d(x, w, stride, "SAME")[:, :4, :4]
+            return fingerprint(canonical_ops(build_step(tf.reduce_sum(y), [w])))
+
+    assert of(1, 2.0) == of(1, 2.0)
+    assert len({of(1, 2.0), of(2, 2.0), of(1, 3.0)}) == 3
+
+
+def test_ops_are_numbered_alike_in_another_process(found):
+    code = (
+        "from tests.gradients.planning.test_saved_plans import *\n"
+        "found = in_graph(lambda loss, xs: plan(loss, xs, '45%'))[0]\n"
+        "print('made', found.fingerprint)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert f"made {found.fingerprint}" in printed
+
+
+def test_a_plan_is_frozen(found):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.budget = 1

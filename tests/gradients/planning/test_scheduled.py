@@ -1,0 +1,128 @@
+"""Recomputation as a schedule has it: any op, any number of times."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geutil import memory
+from geutil.gradients import Budget, gradients, last_report
+from geutil.gradients.planning.local_search import Trials
+from geutil.gradients.planning.step_problem import step_problem
+from geutil.gradients.prediction import StepProgram
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.segments import (
+    forward_inputs,
+    ops_behind,
+    scheduled_recomputation,
+)
+from geutil.gradients.selection import AlwaysKept
+from tests.gradients.checking import assert_close, run
+from tests.gradients.planning.graphs import chain_step, random_step
+from tests.thorough import examples
+
+ROWS, WIDTH, LAYERS = 512, 32, 24
+
+
+def values(step, built):
+    graph = step.graph
+    feed = {
+        op.outputs[0]: np.linspace(-1, 1, 64 * 64).reshape(64, 64)
+        for op in graph.get_operations()
+        if op.type == "Placeholder"
+    }
+    return run(graph, list(built.gradients), feed)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 12), st.data())
+@examples(20)
+def test_any_ops_may_run_again_at_any_time(seed, layers, data):
+    wanted = values(*2 * (random_step(seed, layers),))
+    step = random_step(seed, layers)
+    always = AlwaysKept(step)
+    roots = [t.op for _, _, t in forward_inputs(step) if not always(t)]
+    free = [op for op in ops_behind(roots, always) if not any(map(always, op.outputs))]
+    if not free:
+        return
+    random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    bursts = []
+    for _ in range(int(random.integers(1, 6))):
+        drawn = random.random(len(free)) < random.uniform(0.2, 0.9)
+        bursts.append([op for op, take in zip(free, drawn, strict=True) if take])
+    bursts = [burst for burst in bursts if burst]
+    before = {op: int(random.integers(len(bursts) + 1)) for op in step.backward}
+    plan = scheduled_recomputation(step, bursts, before)
+    program = StepProgram(step)
+    assert program.peak(plan.segments) > 0
+    with step.graph.as_default():
+        built = build_recomputation(plan)
+    assert_close(values(step, built), wanted)
+    # Each burst is copied for itself.
+    names = Counter(built.copied.values())
+    assert len(names) == sum(map(len, bursts)) and set(names.values()) <= {1}
+
+
+def test_a_schedule_holds_what_the_planner_says():
+    step = chain_step([64] * 25, rows=4096)
+    always = AlwaysKept(step)
+    trials = Trials(step, always)
+    told = step_problem(step, always, trials.program)
+    # By hand: the first layers are run again twice, from the input on.
+    forward = [
+        v for v in told.problem.first_order if v not in told.problem.no_recompute
+    ]
+    backward = [v for v in told.problem.first_order if v in told.problem.no_recompute]
+    assert len(forward) >= 24
+    runs = [*told.problem.first_order]
+    where = runs.index(backward[-1])
+    runs[where:where] = forward[:4]
+    plan = told.recomputation(runs)
+    assert [len(s.ops) for s in plan.segments] == [
+        sum(len(told.ops[v]) for v in forward[:4])
+    ]
+    assert all(place >= 0 for place in plan.places.values())
+
+
+def chain(weights, checkpoints, **options):
+    @tf.function(autograph=False, **options)
+    def train(x):
+        y = x
+        for w in weights:
+            y = tf.tanh(y @ w)
+        loss = tf.reduce_mean(y * y)
+        if checkpoints is None:
+            return tf.gradients(loss, weights)
+        return gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
+
+    function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
+    return function, train, last_report(function.graph)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    rng = np.random.default_rng(0)
+    return [
+        tf.Variable((rng.normal(size=[WIDTH, WIDTH]) / 6).astype("f"))
+        for _ in range(LAYERS)
+    ]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_ops_run_more_than_twice_where_the_budget_asks_for_it(weights, jit):
+    x = tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
+    plain, _, _ = chain(weights, None, jit_compile=jit)
+    ours, train, report = chain(weights, Budget(0.3), jit_compile=jit)
+    assert report.peak <= 0.3 * report.plain_peak
+    assert max(op.times for op in report.recomputed) > 1
+    assert "times each" in str(report)
+    assert report.extra_time > 0
+    for found, wanted in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    if not jit:
+        measured = memory.measure(train, args=[x], steps=2, inter_op_threads=1)
+        assert measured.peak <= 1.02 * report.peak
