@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 import tensorflow as tf
 
 from geutil.cli.files import CommandError
-from geutil.gradients import Budget, Report, gradients, last_report
+from geutil.errors import PlanError
+from geutil.gradients import (
+    Budget,
+    PlanCurve,
+    Report,
+    gradients,
+    last_report,
+    plan_curve,
+)
+from geutil.gradients.dry_run import BUDGETS
 from geutil.graph.creation import capture
 from geutil.memory import Timeline, predict, worst_case
 from geutil.memory.bounds import has_solver
@@ -91,6 +100,41 @@ class TrainingStep:
         graph = trace.get_concrete_function(*self._specs).graph
         report = last_report(graph)
         return BuiltStep((*graph.outputs, *graph.control_outputs), cast(Report, report))
+
+    def within(self, memory: int) -> BuiltStep | None:
+        """Return the step of least time that fits into memory with the variables.
+
+        Args:
+            memory: in bytes.
+
+        Returns:
+            The step; None if no plan is found.
+        """
+        ordered = self.built(None, order=True)
+        timeline = ordered.timeline()
+        left = memory - timeline.variable_bytes - timeline.constant_bytes
+        if timeline.peak <= left:
+            return ordered
+        try:
+            return self.built(Budget(left)) if left > 0 else None
+        except PlanError:
+            return None
+
+    def curve(self, budget: str | None) -> PlanCurve:
+        """Return what less memory costs in time.
+
+        Args:
+            budget: one that the curve has besides the usual ones.
+        """
+        budgets = [*BUDGETS] if budget is None else [budget, *BUDGETS]
+        curves: list[PlanCurve] = []
+
+        @tf.function(autograph=False)
+        def trace(*inputs: Tensor) -> None:
+            curves.append(plan_curve(self._loss(inputs), self._weights, budgets))
+
+        trace.get_concrete_function(*self._specs)
+        return curves[0]
 
     def _loss(self, inputs: tuple[Tensor, ...]) -> Tensor:
         results = [r for r in self._inlined(inputs) if r.dtype.is_floating]

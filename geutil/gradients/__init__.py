@@ -6,9 +6,9 @@ from geutil.gradients.api import (
     gradients_memory,
     gradients_speed,
 )
-from geutil.gradients.dry_run import explain, plan
+from geutil.gradients.dry_run import explain, plan, plan_curve
 from geutil.gradients.op_lists import capture_ops, format_ops, toposort
-from geutil.gradients.planning import Budget, Plan
+from geutil.gradients.planning import Budget, Plan, PlanCurve
 from geutil.gradients.policies import (
     Policy,
     all_of,
@@ -29,6 +29,7 @@ __all__ = [
     "Budget",
     "KeptTensor",
     "Plan",
+    "PlanCurve",
     "Policy",
     "RecomputedOp",
     "Report",
@@ -50,5 +51,6 @@ __all__ = [
     "not_",
     "order_updates",
     "plan",
+    "plan_curve",
     "toposort",
 ]

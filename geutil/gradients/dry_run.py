@@ -8,22 +8,35 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.errors import PlanError
 from geutil.gradients import selection, step, tensor_sizes
-from geutil.gradients.planning import Budget, Plan, make_plan
+from geutil.gradients.planning import (
+    Budget,
+    BudgetSearch,
+    Plan,
+    PlanCurve,
+    make_plan,
+)
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
+from geutil.gradients.prediction import StepProgram
 from geutil.gradients.preparing import (
     HOST,
     MIN_CHECKPOINT_SIZE,
     Options,
     Prepared,
+    keep_all,
     prepare,
 )
-from geutil.gradients.report import Report
+from geutil.gradients.report import Report, extra_share
+from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.select import queries, walks
 from geutil.transform.copying import copy
+
+BUDGETS = ("80%", "60%", "50%", "40%", "30%", "20%")
+"""The default budgets of `plan_curve`."""
 
 
 @tf.autograph.experimental.do_not_convert
@@ -151,7 +164,75 @@ def plan(
     report = prepared.report()
     limit = budget.bytes(report.plain_peak)
     peaks = (report.peak, report.plain_peak)
-    return make_plan(prepared.plan, limit, peaks, report.extra_time)
+    times = (report.extra_time, prepared.keeping.bound)
+    return make_plan(prepared.plan, limit, peaks, times)
+
+
+@tf.autograph.experimental.do_not_convert
+def plan_curve(
+    ys: Any,
+    xs: Any,
+    budgets: Iterable[Budget | int | float | str] = BUDGETS,
+    grad_ys: Any = None,
+    *,
+    holds_gradients: bool = False,
+    engine: str | TapeEngine = "tensorflow",
+    shapes: GivenShapes | None = None,
+    **kwargs: Any,
+) -> PlanCurve:
+    """Return plans of one step for several budgets: what less memory costs in time.
+
+    Args:
+        ys: as in `gradients`.
+        xs: as in `gradients`.
+        budgets: as that of `plan`; by default, parts of what plain gradients hold.
+        grad_ys: as in `gradients`.
+        holds_gradients: as in `gradients`.
+        engine: as in `gradients`.
+        shapes: as in `gradients`.
+        **kwargs: as in `gradients`.
+
+    Returns:
+        The plans, each of which `gradients(..., checkpoints=plan)` takes, and the
+        budgets for which there is none.
+
+    Raises:
+        The same as `gradients`.
+
+    Cost: that of `plan`, for each budget.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import plan_curve
+        >>> with tf.Graph().as_default():
+        ...     x = y = tf.ones([1000])
+        ...     for _ in range(30):
+        ...         y = tf.tanh(y)
+        ...     curve = plan_curve(y, x, [0.7, 0.5])
+        >>> all(plan.peak <= plan.budget for plan in curve.plans)
+        True
+    """
+    given = [b if isinstance(b, Budget) else Budget(b) for b in budgets]
+    options = Options(
+        None, holds_gradients=holds_gradients, engine=engine, shapes=shapes
+    )
+    plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).plan.step
+    seed = given[0].seed if given else 0
+    search = BudgetSearch(plain, selection.AlwaysKept(plain), seed=seed)
+    program = StepProgram(plain)
+    plans, unmet = [], []
+    limits = (budget.bytes(search.plain_peak) for budget in given)
+    for limit in sorted(set(limits), reverse=True):
+        try:
+            trial, bound = search.within(limit)
+        except PlanError:
+            unmet.append(limit)
+            continue
+        found = trial.plan or plan_recomputation(plain, keep_all)
+        peak = program.plan(found.segments, found.places).peak
+        times = (extra_share(found), bound)
+        plans.append(make_plan(found, limit, (peak, search.plain_peak), times))
+    return PlanCurve(search.plain_peak, search.alone.peak, tuple(plans), tuple(unmet))
 
 
 def _prepared_on_copy(

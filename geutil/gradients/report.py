@@ -232,16 +232,17 @@ def make_report(
         warnings=(),
         assumed=_assumed(step),
         budget=keeping.limit,
-        extra_time=extra_time(plan) / (sum(map(op_time, step.ops())) or 1.0),
+        extra_time=extra_share(plan),
         plan=planned,
         plain_plan=plain,
         plain_plan_held=program.plain(holds_gradients=True),
     )
 
 
-def extra_time(plan: Recomputation) -> float:
-    """Return about how long what runs again takes, in multiply-adds."""
-    return sum(op_time(op) for segment in plan.segments for op in segment.ops)
+def extra_share(plan: Recomputation) -> float:
+    """Return what runs again takes, as a part of the time of the plain step."""
+    extra = sum(op_time(op) for segment in plan.segments for op in segment.ops)
+    return extra / (sum(map(op_time, plan.step.ops())) or 1.0)
 
 
 def holding_gradients(report: Report) -> Report:

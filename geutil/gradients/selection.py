@@ -15,9 +15,9 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import costs, segments, tensor_sizes
 from geutil.gradients.planning import (
     Budget,
+    BudgetSearch,
     Plan,
     choose_for_memory,
-    choose_within,
     planned_recomputation,
 )
 from geutil.gradients.policies import Policy, name_of_policy
@@ -152,6 +152,7 @@ class Keeping:
         recomputes: whether anything is to be recomputed at all.
         plan: what is recomputed, where it does not follow from what is kept.
         limit: what the step may hold, in bytes; None if nothing was said of that.
+        bound: no schedule within that takes less extra time, as a part of the step's.
     """
 
     mode: str
@@ -161,6 +162,7 @@ class Keeping:
     recomputes: bool = True
     plan: Recomputation | None = None
     limit: int | None = None
+    bound: float = 0.0
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -243,7 +245,9 @@ def _resolve_mode(
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
     heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
-    trial, limit = choose_within(step, always, budget, [heavy])
+    search = BudgetSearch(step, always, [heavy], budget.seed)
+    limit = budget.bytes(search.plain_peak)
+    trial, bound = search.within(limit)
     return Keeping(
         str(budget),
         IdentitySet(trial.kept),
@@ -251,6 +255,7 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         recomputes=trial.plan is not None,
         plan=trial.plan,
         limit=limit,
+        bound=bound,
     )
 
 

@@ -35,8 +35,10 @@ class BatchFit:
 
     def __str__(self) -> str:
         if not self.batch:
-            one = megabytes(dict(self.tried)[1])
-            return f"no batch fits: one row takes {one} of {megabytes(self.memory)}"
+            of = megabytes(self.memory)
+            if not self.tried:
+                return f"no batch fits into {of}: there is no such step"
+            return f"no batch fits: one row takes {megabytes(self.tried[0][1])} of {of}"
         return (
             f"batch size {self.batch}: {megabytes(self.bytes)} of "
             f"{megabytes(self.memory)}"
@@ -53,7 +55,8 @@ def largest_batch(
 
     Args:
         step: builds the step for a batch size, in a graph of its own, and returns what
-            `predict` takes, or a ConcreteFunction.
+            `predict` takes, or a ConcreteFunction; None where there is no step that
+            fits, say because it would take too long.
         memory: in bytes, or a text such as "8GB"; variables and constants have to fit
             into it, too. A step that nothing holds to an order may take more under
             another schedule (`worst_case`). What TensorFlow itself takes, a fragmented
@@ -85,27 +88,33 @@ def largest_batch(
     if most < 1:
         raise ArgumentTypeError(f"most is a number from 1 up, got {most!r}")
     known: dict[int, int] = {}
-
-    def held(batch: int) -> int:
-        if batch not in known:
-            known[batch] = _bytes(step(batch))
-        return known[batch]
-
     fits, too_large = 0, most + 1
-    guess = 1
+    guess, tries = 1, 0
     while fits < guess < too_large:
-        if held(guess) <= limit:
+        built = step(guess)
+        if built is not None:
+            known[guess] = _bytes(built)
+        if known.get(guess, limit + 1) <= limit:
             fits = guess
         else:
             too_large = guess
-        guess = _next(known, fits, too_large, limit)
+        tries += 1
+        straight = built is not None and tries <= _STRAIGHT
+        guess = _next(known, fits, too_large, limit, straight=straight)
     return BatchFit(fits, known.get(fits, 0), limit, tuple(known.items()))
 
 
-def _next(known: dict[int, int], fits: int, too_large: int, limit: int) -> int:
-    """Return the batch size to try: where a line through two known ones meets."""
+def _next(
+    known: dict[int, int], fits: int, too_large: int, limit: int, *, straight: bool
+) -> int:
+    """Return the batch size to try: where a line through two known ones meets.
+
+    Where that is of no use, halfway.
+    """
     if too_large - fits <= 1:
         return fits
+    if not straight or not known:
+        return (fits + too_large) // 2
     if len(known) == 1:
         return min(_FIRST, too_large - 1)
     # The two that are nearest tell the slope.
@@ -113,8 +122,7 @@ def _next(known: dict[int, int], fits: int, too_large: int, limit: int) -> int:
     (b0, b1), (h0, h1) = near, (known[near[0]], known[near[1]])
     slope = (h1 - h0) / (b1 - b0)
     line = int(b0 + (limit - h0) / slope) if slope > 0 else 2 * fits
-    guess = (fits + too_large) // 2 if len(known) > _STRAIGHT else line
-    return min(max(guess, fits + 1), too_large - 1)
+    return min(max(line, fits + 1), too_large - 1)
 
 
 def _bytes(step: Any) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.errors import ArgumentTypeError
+from geutil.gradients import PlanCurve
+from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
 
 PHASES = (*program.PHASES, "other")
@@ -36,6 +38,45 @@ def timeline_data(label: str, timeline: Timeline) -> dict[str, Any]:
         ],
         "variables": timeline.variable_bytes,
         "constants": timeline.constant_bytes,
+    }
+
+
+_TYPES = 4
+"""Of what a plan runs again, the most frequent types are named."""
+
+
+def curve_data(curve: object, report: object) -> dict[str, Any]:
+    """Return a curve of plans as the viewer takes it.
+
+    Args:
+        curve: the curve.
+        report: that on the gradients of the step on the page, if any.
+
+    Raises:
+        ArgumentTypeError: it is no curve.
+    """
+    if not isinstance(curve, PlanCurve):
+        raise ArgumentTypeError(
+            f"expected a PlanCurve, got {type_name(curve)}; "
+            "geutil.gradients.plan_curve makes them"
+        )
+    chosen = getattr(report, "budget", None)
+    return {
+        "plain": curve.plain_peak,
+        "ordered": curve.ordered_peak,
+        "plans": [
+            {
+                "budget": plan.budget,
+                "peak": plan.peak,
+                "extraTime": plan.extra_time,
+                "bound": plan.bound,
+                "again": sum(map(len, plan.bursts)),
+                "types": plan.types[:_TYPES],
+                "chosen": plan.budget == chosen,
+            }
+            for plan in curve.plans
+        ],
+        "unmet": list(curve.unmet),
     }
 
 

@@ -14,7 +14,7 @@ from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.model import Model
 from geutil.report.accepted_inputs import Subject, subject_of
 from geutil.report.differences import pairs_of, statuses
-from geutil.report.graphs import PHASES, timeline_data
+from geutil.report.graphs import PHASES, curve_data, timeline_data
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
 from geutil.select.subgraph import SubGraphView
@@ -106,7 +106,12 @@ def diff(
 
 
 def memory(
-    plain: Any, saving: Any = None, *, title: str | None = None, report: object = None
+    plain: Any,
+    saving: Any = None,
+    *,
+    title: str | None = None,
+    report: object = None,
+    curve: object = None,
 ) -> Page:
     """Draw what a step holds in memory, op by op; of two steps, both in one chart.
 
@@ -119,12 +124,15 @@ def memory(
         saving: the step after a change, such as with checkpoints; likewise.
         title: the title of the page.
         report: what `geutil.gradients.explain` or `last_report` returned.
+        curve: what `geutil.gradients.plan_curve` returned: drawn below, with what each
+            plan runs again. The point with the budget of `report` is marked.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
-        ArgumentTypeError: one is neither a timeline nor a measurement.
+        ArgumentTypeError: one is neither a timeline nor a measurement, or `curve` is no
+            curve.
         MeasurementError: a measurement has no timeline, as under XLA.
 
     Cost: linear in the ops.
@@ -149,6 +157,8 @@ def memory(
         ],
         "phaseNames": PHASES,
     }
+    if curve is not None:
+        payload["memory"]["curve"] = curve_data(curve, report)
     return Page(payload["title"], payload)
 
 

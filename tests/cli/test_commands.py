@@ -312,13 +312,22 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(8)]
     network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers])
     model.open(network).save(tmp_path / "chain")
-    options = ("--memory", "4MB", "--largest-batch")
-    said = geutil("memory", tmp_path / "chain", *options)
+    said = geutil("memory", tmp_path / "chain", *LARGEST)
     assert said.code == 0, said.err
     rows = [line.split("\t") for line in said.out.splitlines()]
-    assert [row[0] for row in rows] == ["plain", "order alone", "checkpoints"]
-    plain, ordered, saving = (int(row[1]) for row in rows)
+    assert [row[0] for row in rows] == [
+        "plain",
+        "order alone",
+        "checkpoints",
+        "a plan, 10% more time",
+        "a plan, 20% more time",
+        "a plan, 40% more time",
+    ]
+    plain, ordered, saving, *planned = (int(row[1]) for row in rows)
     assert 0 < plain <= ordered < saving
+    # Any op as often as pays: more time fits at least as much.
+    assert ordered <= planned[0] <= planned[1] <= planned[2]
+    assert plain < planned[0] and saving <= planned[2]
     assert all(float(row[2]) <= 4 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
     variables = 8 * (64 * 64 + 64) * 4
@@ -329,6 +338,30 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     alone = geutil("memory", tmp_path / "chain", "--largest-batch")
     assert alone.code == 1
     assert "--memory" in alone.err
+
+
+def test_memory_tells_what_less_memory_costs(geutil, tmp_path):
+    layers = [tf.keras.layers.Dense(64, "tanh") for _ in range(8)]
+    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *layers])
+    model.open(network).save(tmp_path / "chain")
+    page = tmp_path / "chain.html"
+    options = ("--batch", "512", "--budget", "70%", "--curve", "--html", page)
+    said = geutil("memory", tmp_path / "chain", *options, "--json")
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    plans = told["curve"]["plans"]
+    assert [p["peak"] <= p["budget"] for p in plans] == [True] * len(plans)
+    assert told["budget"] in [p["budget"] for p in plans]
+    times = [p["extra_time"] for p in plans]
+    assert times == sorted(times) and times[-1] > 0
+    assert '"curve":' in page.read_text()
+    rows = geutil("memory", tmp_path / "chain", *options[:2], "--curve").out
+    assert len(rows.splitlines()) >= 2 + 4
+    both = geutil("memory", tmp_path / "chain", "--curve", *LARGEST)
+    assert both.code == 1 and "ask one" in both.err
+
+
+LARGEST = ("--memory", "4MB", "--largest-batch")
 
 
 def test_view(geutil, folder, tmp_path):

@@ -10,10 +10,10 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget KeptTensor MIN_CHECKPOINT_SIZE Plan Policy RecomputedOp Report all_of any_of
-    by_name by_type capture_ops checkpointed explain format_ops gradients
+    Budget KeptTensor MIN_CHECKPOINT_SIZE Plan PlanCurve Policy RecomputedOp Report
+    all_of any_of by_name by_type capture_ops checkpointed explain format_ops gradients
     gradients_collection gradients_memory gradients_speed inside larger_than last_report
-    not_ order_updates plan toposort
+    not_ order_updates plan plan_curve toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -49,6 +49,10 @@ order_updates(*fetches: Any) -> Report | None
 plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
     holds_gradients: bool = False, engine: str | TapeEngine = tensorflow, shapes:
     GivenShapes | None = None, **kwargs: Any) -> Plan
+plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = ('80%',
+    '60%', '50%', '40%', '30%', '20%'), grad_ys: Any = None, *, holds_gradients: bool =
+    False, engine: str | TapeEngine = tensorflow, shapes: GivenShapes | None = None,
+    **kwargs: Any) -> PlanCurve
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
     -> list[list[Tensor]]
 """
@@ -59,6 +63,7 @@ WHOLE = [
     "gradients",
     "order_updates",
     "plan",
+    "plan_curve",
     "toposort",
 ]
 

@@ -84,3 +84,12 @@ def test_more_than_is_of_interest():
 def test_what_is_no_memory_is_refused(memory):
     with pytest.raises(ArgumentTypeError, match="8GB"):
         largest_batch(step, memory)
+
+
+def test_sizes_for_which_there_is_no_step_do_not_fit():
+    fit = largest_batch(lambda batch: step(batch) if batch < 6 else None, "1GB")
+    assert fit.batch == 5
+    assert {batch for batch, _ in fit.tried} <= set(range(1, 6))
+    none = largest_batch(lambda batch: None, "1GB", most=64)
+    assert none.batch == 0
+    assert "there is no such step" in str(none)

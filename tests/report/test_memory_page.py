@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from geutil import report
+from geutil.errors import ArgumentTypeError
+from geutil.gradients import Plan, PlanCurve
 from geutil.memory import LiveTensor, Moment, Timeline
 from geutil.memory.program import PHASES
 
@@ -31,6 +34,54 @@ def sizes_in(text):
     units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
     found = re.findall(r"([\d.]+) (B|kB|MB|GB)\b", text)
     return [float(number) * units[unit] for number, unit in found]
+
+
+def test_the_curve_of_plans_is_drawn(browse, steps, keep):
+    plans = tuple(
+        Plan(
+            budget,
+            budget - 1,
+            40_000_000,
+            extra,
+            extra / 2,
+            (("Tanh", 3),),
+            ((0, 1),),
+            (),
+            (),
+            2,
+            "",
+        )
+        for budget, extra in ((30_000_000, 0.05), (20_000_000, 0.125))
+    )
+    curve = PlanCurve(40_000_000, 39_000_000, plans, (1_000_000,))
+    told = dataclasses.replace(steps.report, budget=20_000_000)
+    page = browse(report.memory(steps.plain, steps.saving, report=told, curve=curve))
+    keep(page, "plans")
+    rows = page.page.locator(".plans tbody tr")
+    assert rows.count() == 2
+    assert "12.5 %" in rows.nth(1).inner_text()
+    assert "6.3 %" in rows.nth(1).inner_text()
+    assert "3 Tanh" in rows.nth(0).inner_text()
+    assert rows.nth(1).get_attribute("class") == "chosen"
+    assert "no plan was found for 1.0 MB" in page.page.locator(".plans").inner_text()
+    # The points and the line between them, in the colour of plans.
+    orange = page.page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.plans canvas');
+          const { data } = canvas.getContext('2d').getImageData(
+            0, 0, canvas.width, canvas.height);
+          let count = 0;
+          for (let i = 0; i < data.length; i += 4)
+            count += data.slice(i, i + 3).join() === '224,122,31';
+          return count;
+        }"""
+    )
+    assert orange > 200
+
+
+def test_what_is_no_curve_is_refused(steps):
+    with pytest.raises(ArgumentTypeError, match="plan_curve"):
+        report.memory(steps.plain, curve=[1, 2])
 
 
 def test_the_peaks_are_told(trained, steps):

@@ -17,7 +17,7 @@ diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str]
     (before, after), report: object = None) -> Page
 difference(before: Any, after: Any) -> GraphDifference
 memory(plain: Any, saving: Any = None, *, title: str | None = None, report: object =
-    None) -> Page
+    None, curve: object = None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page
 """
 WHOLE = ["diff", "memory", "view"]

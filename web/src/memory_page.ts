@@ -5,6 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import { Chart, CURVES, peakOf } from "./chart";
 import { bytesText, element } from "./dom";
 import type { HeldTensor, MemoryData, ReportData, TimelineData } from "./payload";
+import { PlanCurve } from "./plan_curve";
 import { reportPanel } from "./rows";
 import { phaseLegend, Strip } from "./strip";
 
@@ -30,10 +31,13 @@ export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement
     phaseLegend(phaseNames, used),
     element("div", { className: "peaks" }, ...timelines.map(held)),
   );
+  const plans = memory.curve ? new PlanCurve(memory.curve) : undefined;
+  if (plans) page.append(plans.panel);
   if (report) page.append(reportPanel(report, () => {}));
   const drawStrips = (): void => strips.forEach((strip) => strip.draw(chart.area));
   requestAnimationFrame(() => {
     chart.start();
+    plans?.start();
     drawStrips();
     new ResizeObserver(() => requestAnimationFrame(drawStrips)).observe(chart.panel);
     document.body.dataset.ready = "true";

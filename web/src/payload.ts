@@ -68,9 +68,31 @@ export interface TimelineData {
   constants: number;
 }
 
+/** A plan of a step under a budget: its peak, and how much longer the step takes. */
+export interface PlanData {
+  budget: number;
+  peak: number;
+  extraTime: number;
+  bound: number;
+  /** How many ops run again, counted each time. */
+  again: number;
+  /** The types of the ops that run again most often, each with its count. */
+  types: [string, number][];
+  /** Whether the step on the page is this one. */
+  chosen: boolean;
+}
+
+export interface CurveData {
+  plain: number;
+  ordered: number;
+  plans: PlanData[];
+  unmet: number[];
+}
+
 export interface MemoryData {
   timelines: TimelineData[];
   phaseNames: string[];
+  curve?: CurveData;
 }
 
 export interface Payload {

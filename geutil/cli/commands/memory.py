@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +12,13 @@ from geutil.cli.files import CommandError, check_page, read_model, write_page
 from geutil.cli.options import Force, Html, Json, Signature, Source
 from geutil.cli.output import plain, show, show_rows, working
 
+if TYPE_CHECKING:
+    from geutil.cli.training_step import BuiltStep
+    from geutil.gradients import PlanCurve
+
 _MEGA = 1e6
+_MORE_TIME = (0.1, 0.2, 0.4)
+"""How much longer a step may take that is planned for the largest batch."""
 
 
 def memory(
@@ -45,6 +53,12 @@ def memory(
             "--largest-batch", help="Say how large a batch fits into --memory."
         ),
     ] = False,
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve", help="Say what less memory costs in time, for several budgets."
+        ),
+    ] = False,
     html: Html = None,
     force: Force = False,
     signature: Signature = None,
@@ -59,6 +73,8 @@ def memory(
     """
     if largest != (available is not None):
         raise CommandError("--largest-batch and --memory 8GB belong together")
+    if largest and curve:
+        raise CommandError("--largest-batch and --curve are two questions: ask one")
     shapes = _shapes(size)
     check_page(html, force)
     model = read_model(path, signature)
@@ -80,6 +96,10 @@ def memory(
     with working("planning"):
         plain_step, saving_step = step.built(None), step.built(checkpoints)
     gradient_report = saving_step.report
+    plans = None
+    if curve:
+        with working("planning for several budgets"):
+            plans = step.curve(budget)
     with working("predicting both steps"):
         before, after = plain_step.timeline(), saving_step.timeline()
         worst, plain_worst = saving_step.worst(), plain_step.worst()
@@ -87,7 +107,9 @@ def memory(
         title = f"{path.absolute().name}, a training step"
         write_page(
             html,
-            lambda: report.memory(before, after, title=title, report=gradient_report),
+            lambda: report.memory(
+                before, after, title=title, report=gradient_report, curve=plans
+            ),
         )
     if as_json:
         peaks = {
@@ -96,13 +118,32 @@ def memory(
             "peak": after.peak,
             "worst": worst,
         }
-        show({**plain(gradient_report), **peaks}, as_json=True)
+        told = {**plain(gradient_report), **peaks}
+        show(told if plans is None else {**told, "curve": plain(plans)}, as_json=True)
         return
     rows = [
         ("plain", _mega(before.peak), _mega(plain_worst)),
         ("checkpoints", _mega(after.peak), _mega(worst)),
     ]
     show_rows(["gradients", "peak MB", "worst case MB"], rows, as_json=False)
+    if plans is not None:
+        _show_curve(plans)
+
+
+def _show_curve(curve: PlanCurve) -> None:
+    """Show the plan of each budget, and the budgets that have none."""
+    rows = [
+        (
+            _mega(plan.budget),
+            _mega(plan.peak),
+            f"{100 * plan.extra_time:.1f}",
+            str(sum(map(len, plan.bursts))),
+        )
+        for plan in curve.plans
+    ]
+    rows += [(_mega(budget), "no plan found", "", "") for budget in curve.unmet]
+    columns = ["budget MB", "peak MB", "extra time %", "ops that run again"]
+    show_rows(columns, rows, as_json=False)
 
 
 def _show_largest(
@@ -111,20 +152,41 @@ def _show_largest(
     """Show the largest batch that fits, in each way of taking gradients."""
     from geutil.cli.training_step import TrainingStep
     from geutil.memory import largest_batch
+    from geutil.memory.bounds import has_solver
+    from geutil.memory.sizes import byte_count
 
-    rows = []
-    for name, checkpoints, order in (
-        ("plain", None, False),
-        ("order alone", None, True),
-        ("checkpoints", "memory", True),
-    ):
-
-        def step(
-            rows: int, checkpoints: str | None = checkpoints, order: bool = order
-        ) -> Any:
+    def steps_of(checkpoints: str | None, *, order: bool) -> Callable[[int], Any]:
+        def step(rows: int) -> Any:
             built = TrainingStep(model, _input_shapes(model, rows, shapes))
             return built.built(checkpoints, order=order).fetches
 
+        return step
+
+    @cache
+    def planned(rows: int) -> BuiltStep | None:
+        built = TrainingStep(model, _input_shapes(model, rows, shapes))
+        return built.within(byte_count(available) or 0)
+
+    def planned_steps(extra_time: float) -> Callable[[int], Any]:
+        def step(rows: int) -> Any:
+            built = planned(rows)
+            too_slow = built is None or built.report.extra_time > extra_time
+            return None if built is None or too_slow else built.fetches
+
+        return step
+
+    ways = [
+        ("plain", steps_of(None, order=False)),
+        ("order alone", steps_of(None, order=True)),
+        ("checkpoints", steps_of("memory", order=True)),
+    ]
+    if has_solver():
+        ways += [
+            (f"a plan, {share:.0%} more time", planned_steps(share))
+            for share in _MORE_TIME
+        ]
+    rows = []
+    for name, step in ways:
         with working(f"looking for the largest batch: {name}"):
             fit = largest_batch(step, available)
         rows.append((name, str(fit.batch), _mega(fit.bytes)))

@@ -1,15 +1,21 @@
 """Chooses what to keep: for the least peak, or the least compute within a budget."""
 
 from geutil.gradients.planning.least_peak import MemoryChoice, choose_for_memory
-from geutil.gradients.planning.plans import Plan, make_plan, planned_recomputation
-from geutil.gradients.planning.under_budget import Budget, choose_within
+from geutil.gradients.planning.plans import (
+    Plan,
+    PlanCurve,
+    make_plan,
+    planned_recomputation,
+)
+from geutil.gradients.planning.under_budget import Budget, BudgetSearch
 
 __all__ = [
     "Budget",
+    "BudgetSearch",
     "MemoryChoice",
     "Plan",
+    "PlanCurve",
     "choose_for_memory",
-    "choose_within",
     "make_plan",
     "planned_recomputation",
 ]

@@ -20,6 +20,7 @@ from geutil.gradients.segments import (
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import adjacency
 from geutil.graph.types import Operation
+from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
 
 _FORMAT = 1
@@ -45,6 +46,10 @@ class Plan:
         plain_peak: that of plain gradients.
         extra_time: what runs again takes, as a part of the time of the step with plain
             gradients. An estimate from op costs.
+        bound: no schedule of the planner within the budget takes less extra time; 0 if
+            nothing is known of that, as of steps with many ops.
+        types: the types of the ops that run again, each with how many runs these are,
+            the most first.
         bursts: the ops that run again together, by number.
         stages: for each backward op that comes after a burst, the number of the last.
         order: the ops in the order in which they run, each with how often it has run
@@ -72,6 +77,8 @@ class Plan:
     peak: int
     plain_peak: int
     extra_time: float
+    bound: float
+    types: tuple[tuple[str, int], ...]
     bursts: tuple[tuple[int, ...], ...]
     stages: tuple[tuple[int, int], ...]
     order: tuple[tuple[int, int], ...]
@@ -106,6 +113,7 @@ class Plan:
                 raise ValueError("another format")
             for name in ("bursts", "stages", "order"):
                 document[name] = tuple(tuple(map(int, v)) for v in document[name])
+            document["types"] = tuple((str(t), int(n)) for t, n in document["types"])
             plan = cls(**document)
             plan._check()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -123,11 +131,70 @@ class Plan:
             raise ValueError("it names bursts that there are not")
 
 
+@dataclass(frozen=True)
+class PlanCurve:
+    """What less memory costs in time: plans of one step for several budgets.
+
+    Attributes:
+        plain_peak: what plain gradients hold, in bytes.
+        ordered_peak: what they hold in a planned order, which costs no time.
+        plans: from the largest budget to the least that could be met.
+        unmet: the budgets, in bytes, for which no plan was found.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients import plan_curve
+        >>> with tf.Graph().as_default():
+        ...     x = y = tf.ones([1000])
+        ...     for _ in range(30):
+        ...         y = tf.tanh(y)
+        ...     curve = plan_curve(y, x, ["60%", "30%", "1%"])
+        >>> [plan.budget for plan in curve.plans], curve.unmet
+        ([74400, 37200], (1240,))
+        >>> curve.plans[0].extra_time < curve.plans[1].extra_time
+        True
+    """
+
+    plain_peak: int
+    ordered_peak: int
+    plans: tuple[Plan, ...]
+    unmet: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        plain, ordered = megabytes(self.plain_peak), megabytes(self.ordered_peak)
+        lines = [
+            f"plain {plain}; in order {ordered}",
+            *map(str, self.plans),
+            *(f"no plan for {megabytes(budget)} was found" for budget in self.unmet),
+        ]
+        return "\n".join(lines)
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw extra time against peaks, with the bound below.
+
+        Args:
+            path: a file, with suffix .png, .svg or .pdf.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            PlotError: the suffix names no format.
+        """
+        with drawn_axes(path, "peak, MB", "extra time, %") as axes:
+            peaks = [p.peak / 1e6 for p in self.plans]
+            axes.plot(peaks, [100 * p.extra_time for p in self.plans], "o-")
+            budgets = [p.budget / 1e6 for p in self.plans]
+            bounds = [100 * p.bound for p in self.plans]
+            axes.plot(budgets, bounds, "--", label="no schedule is below")
+            axes.axvline(self.plain_peak / 1e6, linestyle=":", label="plain")
+            axes.legend(frameon=False)
+        return Path(path)
+
+
 def make_plan(
     recomputation: Recomputation,
     budget: int,
     peaks: tuple[int, int],
-    extra_time: float,
+    times: tuple[float, float],
 ) -> Plan:
     """Return what a recomputation comes to as a plan.
 
@@ -135,19 +202,21 @@ def make_plan(
         recomputation: what runs again.
         budget: in bytes.
         peaks: the predicted peak, and that of plain gradients.
-        extra_time: as in `Plan`.
+        times: the extra time and its bound.
     """
     step = recomputation.step
     ops = canonical_ops(step)
     number = {op: n for n, op in enumerate(ops)}
-    bursts = [[number[op] for op in s.ops] for s in recomputation.segments]
+    segments = recomputation.segments
+    bursts = [[number[op] for op in s.ops] for s in segments]
     stages = [
         (number[op], stage) for op, stage in recomputation.stages.items() if stage >= 0
     ]
     return Plan(
         budget,
         *peaks,
-        extra_time,
+        *times,
+        tuple(Counter(op.type for s in segments for op in s.ops).most_common()),
         tuple(map(tuple, bursts)),
         tuple(sorted(stages)),
         tuple(_order(recomputation, number)),

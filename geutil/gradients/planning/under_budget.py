@@ -9,8 +9,11 @@ peak is just within the given one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
@@ -29,7 +32,7 @@ _TRIES = 4
 _MOVES = 60_000
 _SEARCHES = 2
 _CLOSE = 0.01
-"""Between two shares that the planner is asked for; nearer ones make no difference."""
+"""As a part of the budget: what is nearer to it makes no difference."""
 
 
 @dataclass(frozen=True)
@@ -87,103 +90,135 @@ class Budget:
         return share if isinstance(share, float) and 0 < share <= 1 else None
 
 
-def choose_within(
-    step: PlainStep,
-    always: Keeps,
-    budget: Budget,
-    others: Iterable[Sequence[Tensor]] = (),
-) -> tuple[Trial, int]:
-    """Return the recomputation of least time within a budget.
-
-    Tried are the planner's schedules, the choice of the least peak, and others. Of each
-    choice that is within the budget, as much as fits is then kept besides, what takes
-    longest to compute for its bytes first.
+class BudgetSearch:
+    """Looks for the recomputation of least time within budgets, for one step.
 
     Args:
         step: the step with plain gradients.
         always: tells which tensors are kept whatever is chosen.
-        budget: what the peak may be.
         others: choices of kept tensors that are tried besides.
+        seed: of the planner's random numbers.
 
-    Returns:
-        The choice, which recomputes nothing where order alone is within the budget, and
-        the budget in bytes.
+    Attributes:
+        plain_peak: what plain gradients hold.
+        problem: the step as a problem of the planner.
 
-    Raises:
-        PlanError: no choice was found; it names the least peak that was.
-        MissingExtraError: numba or OR-Tools is not installed.
-
-    Cost: that of `choose_for_memory`, the planner's, and some 30 simulations.
+    Cost: that of `choose_for_memory`.
     """
-    limit = budget.bytes(StepProgram(step).plain_peak())
-    trials = Trials(step, always, with_updates=True)
-    alone = trials.without()
-    if alone.peak <= limit:
-        return alone, limit
-    least = choose_for_memory(step, always)
-    tried = [trials.run(kept) for kept in (*others, least.kept) if kept]
-    problem = step_problem(step, always, trials.program)
-    tried += _planned(problem, trials, (limit, alone.peak), budget.seed)
-    within = [trial for trial in tried if trial.peak <= limit]
-    if not within:
-        lowest = min([alone, *tried], key=lambda trial: trial.peak)
-        raise PlanError(
-            "no choice of checkpoints was found whose predicted peak is within "
-            f"{megabytes(limit)}; the least that was found is "
-            f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
-        )
-    refined = [_refined(trials, trial, limit) for trial in within]
-    return min(refined, key=lambda trial: (_extra_time(trial), trial.peak)), limit
+
+    def __init__(
+        self,
+        step: PlainStep,
+        always: Keeps,
+        others: Iterable[Sequence[Tensor]] = (),
+        seed: int = 0,
+    ) -> None:
+        self.plain_peak = StepProgram(step).plain_peak()
+        self._step, self._always, self._seed = step, always, seed
+        self._others = list(others)
+        self._trials = Trials(step, always, with_updates=True)
+
+    @cached_property
+    def alone(self) -> Trial:
+        """What order alone leads to."""
+        return self._trials.without()
+
+    @cached_property
+    def problem(self) -> StepProblem:
+        """The step as a problem of the planner."""
+        return step_problem(self._step, self._always, self._trials.program)
+
+    @cached_property
+    def _simple(self) -> list[Trial]:
+        """Choices that need no planner: that of the least peak, and others."""
+        least = choose_for_memory(self._step, self._always)
+        return [self._trials.run(kept) for kept in (*self._others, least.kept) if kept]
+
+    def within(self, limit: int) -> Choice:
+        """Return the recomputation of least time whose peak is within some bytes.
+
+        Tried are the planner's schedules, the choice of the least peak, and others. Of
+        each choice that is within the budget, as much as fits is then kept besides,
+        what takes longest to compute for its bytes first.
+
+        Raises:
+            PlanError: no choice was found; it names the least peak that was.
+            MissingExtraError: numba or OR-Tools is not installed.
+
+        Cost: that of the planner, a few times, and some 30 simulations.
+        """
+        if self.alone.peak <= limit:
+            return Choice(self.alone, 0.0)
+        bound, planned = self._planned(limit)
+        tried = [*self._simple, *planned]
+        within = [trial for trial in tried if trial.peak <= limit]
+        if not within:
+            lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
+            raise PlanError(
+                "no choice of checkpoints was found whose predicted peak is within "
+                f"{megabytes(limit)}; the least that was found is "
+                f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
+            )
+        refined = [_refined(self._trials, trial, limit) for trial in within]
+        best = min(refined, key=lambda trial: (_extra_time(trial), trial.peak))
+        return Choice(best, bound)
+
+    def _planned(self, limit: int) -> tuple[float, list[Trial]]:
+        """Return the planner's choices for budgets around a limit, and its bound.
+
+        A step holds a little more than the planner's schedule, or less: kernels take
+        memory besides and take over buffers, which the planner does not know.
+        """
+        problem, trials = self.problem, self._trials
+        bound, tried = 0.0, []
+        asked, low, high = float(limit), 0.0, math.inf
+        for attempt in range(_TRIES):
+            schedule = solve(
+                problem.problem,
+                asked,
+                iterations=_MOVES,
+                workers=_SEARCHES,
+                seed=self._seed,
+            )
+            if not attempt and math.isfinite(schedule.lower_bound):
+                bound = schedule.lower_bound / (problem.problem.total_time or 1.0)
+            # Also where that is more than was asked for: it may be within the budget.
+            trial = trials.scheduled(problem.recomputation(schedule.runs))
+            again = _run_twice(schedule.runs)
+            tried.append(trial)
+            tried.append(
+                trials.run([t for node, t in problem.tensors if node not in again])
+            )
+            if trial.peak <= limit:
+                low = asked
+            else:
+                high = asked
+            met = (1 - _CLOSE) * limit < trial.peak <= limit
+            if met or schedule.status == "infeasible" or high - low < _CLOSE * limit:
+                break
+            asked *= limit / trial.peak * (1 - _CLOSE / 4)
+            if low and not low < asked < high:
+                asked = (low + high) / 2
+        return bound, tried
+
+
+class Choice(NamedTuple):
+    """What was chosen within a budget.
+
+    Attributes:
+        trial: the choice, which recomputes nothing where order alone is within it.
+        bound: no schedule of the planner takes less extra time, as a part of the time
+            of the step; 0 if nothing is known of that.
+    """
+
+    trial: Trial
+    bound: float
 
 
 def _extra_time(trial: Trial) -> float:
     """Return how long what is recomputed takes, in multiply-adds of a convolution."""
     segments = trial.plan.segments if trial.plan else ()
     return sum(op_time(op) for segment in segments for op in segment.ops)
-
-
-def _planned(
-    problem: StepProblem, trials: Trials, peaks: tuple[int, int], seed: int
-) -> Iterator[Trial]:
-    """Yield the planner's choices for budgets around the one that is wanted.
-
-    A step holds more than the planner's schedule, or less: kernels take memory besides
-    and take over buffers, which the planner does not know.
-
-    Args:
-        problem: the step.
-        trials: of the step.
-        peaks: the budget, and the simulated peak by order alone.
-        seed: of the planner's random numbers.
-    """
-    alone = problem.problem.peak(problem.problem.first_order)
-    limit, simulated_alone = peaks
-    share = limit / simulated_alone
-    asked, low, high = share, 0.0, 1.0
-    for _ in range(_TRIES):
-        schedule = solve(
-            problem.problem,
-            asked * alone,
-            iterations=_MOVES,
-            workers=_SEARCHES,
-            seed=seed,
-        )
-        # Also where that is more than was asked for: it may be within the budget.
-        trial = trials.scheduled(problem.recomputation(schedule.runs))
-        yield trial
-        again = _run_twice(schedule.runs)
-        yield trials.run([t for node, t in problem.tensors if node not in again])
-        if trial.peak <= limit:
-            low = asked
-        else:
-            high = asked
-        if schedule.status == "infeasible" or high - low < _CLOSE:
-            return
-        if trial.peak > (1 - _CLOSE) * limit and trial.peak <= limit:
-            return
-        asked *= limit / trial.peak * (1 - _CLOSE / 4)
-        if low and not low < asked < high:
-            asked = (low + high) / 2
 
 
 def _run_twice(runs: Sequence[int]) -> frozenset[int]:
