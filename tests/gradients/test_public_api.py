@@ -49,8 +49,8 @@ order_updates(*fetches: Any) -> Report | None
 plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
     holds_gradients: bool = False, engine: str | TapeEngine = tensorflow, shapes:
     GivenShapes | None = None, **kwargs: Any) -> Plan
-plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = ('80%',
-    '60%', '50%', '40%', '30%', '20%'), grad_ys: Any = None, *, holds_gradients: bool =
+plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80%,
+    60%, 50%, 40%, 30%, 20%), grad_ys: Any = None, *, holds_gradients: bool =
     False, engine: str | TapeEngine = tensorflow, shapes: GivenShapes | None = None,
     **kwargs: Any) -> PlanCurve
 toposort(tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None)
