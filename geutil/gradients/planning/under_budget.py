@@ -1,10 +1,9 @@
 """The least recomputation whose predicted peak is within a budget.
 
-The step is told to the planner: forward and backward ops are its nodes, views part of
-what they show, and forward ops may run a second time. What its schedule runs once is
-kept. A choice is worth what a simulation of the whole step says of it, since segments
-run again as a whole; so the planner is asked for several budgets, until the simulated
-peak is just within the given one.
+The planner schedules the step, and may run forward ops again as often as pays. A
+schedule is worth what a simulation of the whole step says of it: kernels hold more than
+their results, and take over buffers. So the planner is asked for several budgets, until
+the simulated peak is just within the given one.
 """
 
 from __future__ import annotations
