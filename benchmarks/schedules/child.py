@@ -60,7 +60,7 @@ def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
     for loops in LOADS:
         with busy(loops):
             for threads in THREADS:
-                sessions += _session_peaks(step, threads, count)
+                sessions += session_peaks(step, threads, count)
     called = [p for n in (1, None) for p in _functions(network, optimizer, count, n)]
     return {
         "report": step.report.peak,
@@ -72,13 +72,13 @@ def peaks(network: str, optimizer: str, count: int) -> dict[str, Any]:
         "sessions": sessions,
         "functions": [asked for asked, _ in called],
         "chunks": [counted for _, counted in called],
-        "plain": _session_peaks(plain, 1, 1)[0],
-        "ordered": max(_session_peaks(ordered, None, 2)),
+        "plain": session_peaks(plain, 1, 1)[0],
+        "ordered": max(session_peaks(ordered, None, 2)),
         "ordered_report": ordered.report.peak,
     }
 
 
-def _session_peaks(step: Traced, threads: int | None, count: int) -> list[int]:
+def session_peaks(step: Traced, threads: int | None, count: int) -> list[int]:
     """Return the peak of a traced step in each of some Sessions."""
     job, _ = job_of(step.function, step.step.tensors(), {}, None, False)
     values = initial_values(job)

@@ -53,8 +53,9 @@ def build_recomputation(
         )
         bitwise_determinism.keep_apart(plan.step, readers, delayed)
         return plan.step
-    copies = _recompute(plan, ControlDelays(plan, offload))
-    return replace(edges.add_in_turn(plan.step), copied=copies.names())
+    copied = _recompute(plan, ControlDelays(plan, offload)).names()
+    places = {copied.get(name, name): place for name, place in plan.places.items()}
+    return replace(edges.add_in_turn(plan.step), copied=copied, places=places)
 
 
 def _run_pools_in_time(step: PlainStep) -> PlainStep:

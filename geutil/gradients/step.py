@@ -38,6 +38,8 @@ class PlainStep:
         first: the creation index of the first op that counts as part of the step.
         gap: the creation indices of later ops that do not count either.
         copied: the names of copies of ops, by the name that `StepProgram` gives them.
+        places: the places of ops in the schedule that the step was built for, by name;
+            none if there is no schedule.
     """
 
     graph: Graph
@@ -50,6 +52,7 @@ class PlainStep:
     first: int = 0
     gap: range = range(0)
     copied: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""

@@ -182,9 +182,13 @@ class _Orders:
         self._holds_gradients = step.holds_gradients
         self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
-        if report is not None and report.plan is not None:
+        first = len(self._known)
+        if step.places:
+            # A schedule knows of updates to come, the order of a report does not.
+            self._known |= {name: first + n for name, n in step.places.items()}
+        elif report is not None and report.plan is not None:
             simulation = report.plan.simulation
-            for place, i in enumerate(simulation.order, len(self._known)):
+            for place, i in enumerate(simulation.order, first):
                 name = simulation.program.nodes[i].name
                 self._known[step.copied.get(name, name)] = place
 
