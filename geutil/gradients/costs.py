@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 from geutil.gradients.tensor_sizes import UNKNOWN, known_dims, tensor_elements
 from geutil.graph.types import Operation, Tensor
+from geutil.memory import op_times
 
 CONVOLUTIONS = frozenset(
     (
@@ -42,6 +44,16 @@ RECURRENT = frozenset(
 DECOMPOSITIONS = frozenset(
     ("Cholesky", "MatrixInverse", "MatrixSolve", "MatrixTriangularSolve", "Qr", "Svd")
 )
+FILTER_GRADIENTS = frozenset(
+    (
+        "Conv2DBackpropFilter",
+        "Conv2DBackpropFilterV2",
+        "Conv3DBackpropFilterV2",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "DepthwiseConv2dNativeBackpropInput",
+    )
+)
+"""Types of ops of the backward pass alone that take as long as a convolution."""
 # Loops, branches and calls: what they hold is unknown here, and often heavy.
 BODIES = frozenset(
     ("If", "PartitionedCall", "StatelessIf", "StatelessWhile", "While", "StatelessCase")
@@ -51,6 +63,9 @@ HEAVY = CONVOLUTIONS | PRODUCTS | RECURRENT | DECOMPOSITIONS | BODIES
 
 _SLOW = 16
 """What moving an element costs, in multiply-adds of a convolution or product."""
+
+Times = Callable[[Operation], float]
+"""Tells how long an op takes, in any unit."""
 
 _BIAS = frozenset(("BiasAdd", "BiasAddV1"))
 
@@ -96,8 +111,32 @@ def multiply_adds(op: Operation) -> int:
 
 def op_time(op: Operation) -> float:
     """Return about how long an op takes, in multiply-adds of a convolution."""
+    if op.type in FILTER_GRADIENTS:
+        return float(_filter_gradient(op))
     amount = multiply_adds(op)
     return float(amount if op.type in HEAVY else _SLOW * amount)
+
+
+def op_times_of(ops: Iterable[Operation], *, measured: bool) -> Times:
+    """Return how long ops take: as estimated, or in seconds, as far as can be measured.
+
+    What cannot be measured takes as long as its estimate next to those of what can.
+
+    Args:
+        ops: the ops.
+        measured: whether to run each kind of op.
+    """
+    ops = list(ops)
+    if not measured:
+        return op_time
+    seconds = op_times.op_times(ops, known_dims)
+    estimated = sum(op_time(op) for op in ops if op.name in seconds)
+    scale = sum(seconds.values()) / estimated if estimated else 1.0
+
+    def time_of(op: Operation) -> float:
+        return seconds.get(op.name, scale * op_time(op))
+
+    return time_of
 
 
 def _convolution(op: Operation) -> int:
@@ -110,6 +149,15 @@ def _convolution(op: Operation) -> int:
         return tensor_elements(spread) * math.prod(weights[:2])
     # Weights are [*window, channels in, channels out]; each output channel has its own.
     return tensor_elements(spread) * math.prod(weights[:-1])
+
+
+def _filter_gradient(op: Operation) -> int:
+    """Count each weight that each element of the layer's output saw, as forwards."""
+    shown = op.inputs[1] if op.type.endswith("BackpropInput") else op.outputs[0]
+    weights = _dimensions(shown)
+    depthwise = op.type.startswith("Depthwise")
+    each = weights[:2] if depthwise else weights[:-1]
+    return tensor_elements(op.inputs[2]) * math.prod(each)
 
 
 def _product(op: Operation) -> int:

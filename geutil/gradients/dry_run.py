@@ -117,6 +117,7 @@ def plan(
     budget: Budget | int | float | str,
     grad_ys: Any = None,
     *,
+    measured: bool = False,
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     shapes: GivenShapes | None = None,
@@ -134,6 +135,7 @@ def plan(
         budget: a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or "50%",
             or a part of what plain gradients hold.
         grad_ys: as in `gradients`.
+        measured: as in `Budget`, in the place of a limit.
         holds_gradients: as in `gradients`.
         engine: as in `gradients`.
         shapes: as in `gradients`.
@@ -156,7 +158,8 @@ def plan(
         >>> last_report().peak == found.peak
         True
     """
-    budget = budget if isinstance(budget, Budget) else Budget(budget)
+    if not isinstance(budget, Budget):
+        budget = Budget(budget, measured=measured)
     options = Options(
         budget, holds_gradients=holds_gradients, engine=engine, shapes=shapes
     )
@@ -185,7 +188,8 @@ def plan_curve(
     Args:
         ys: as in `gradients`.
         xs: as in `gradients`.
-        budgets: as that of `plan`; by default, parts of what plain gradients hold.
+        budgets: as that of `plan`; by default, parts of what plain gradients hold. Of
+            a `Budget` that comes first, seed and `measured` hold for all.
         grad_ys: as in `gradients`.
         holds_gradients: as in `gradients`.
         engine: as in `gradients`.
@@ -217,8 +221,13 @@ def plan_curve(
         None, holds_gradients=holds_gradients, engine=engine, shapes=shapes
     )
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).plan.step
-    seed = given[0].seed if given else 0
-    search = BudgetSearch(plain, selection.AlwaysKept(plain), seed=seed)
+    first = given[0] if given else Budget(1.0)
+    search = BudgetSearch(
+        plain,
+        selection.AlwaysKept(plain),
+        seed=first.seed,
+        measured=first.measured,
+    )
     program = StepProgram(plain)
     plans, unmet = [], []
     limits = (budget.bytes(search.plain_peak) for budget in given)
@@ -230,7 +239,7 @@ def plan_curve(
             continue
         found = trial.plan or plan_recomputation(plain, keep_all)
         peak = program.plan(found.segments, found.places).peak
-        times = (extra_share(found), bound)
+        times = (extra_share(found, search.time_of), bound)
         plans.append(make_plan(found, limit, (peak, search.plain_peak), times))
     return PlanCurve(search.plain_peak, search.alone.peak, tuple(plans), tuple(unmet))
 

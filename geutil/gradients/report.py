@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.costs import multiply_adds, op_time
+from geutil.gradients.costs import Times, multiply_adds
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -91,7 +91,7 @@ class Report(Shown):
         extra_cost: the multiply-adds of what runs again.
         extra_time: about how long what runs again takes, as a part of the time of the
             step with plain gradients: an estimate, in which moving an element costs as
-            much as some multiply-adds of a convolution.
+            much as some multiply-adds of a convolution, unless times were measured.
         budget: what the step may hold, in bytes; None if nothing was said of that.
         offloaded: the names of kept tensors that wait in another device's memory.
         warnings: what the caller should know.
@@ -232,17 +232,17 @@ def make_report(
         warnings=(),
         assumed=_assumed(step),
         budget=keeping.limit,
-        extra_time=extra_share(plan),
+        extra_time=extra_share(plan, keeping.time_of),
         plan=planned,
         plain_plan=plain,
         plain_plan_held=program.plain(holds_gradients=True),
     )
 
 
-def extra_share(plan: Recomputation) -> float:
+def extra_share(plan: Recomputation, time_of: Times) -> float:
     """Return what runs again takes, as a part of the time of the plain step."""
-    extra = sum(op_time(op) for segment in plan.segments for op in segment.ops)
-    return extra / (sum(map(op_time, plan.step.ops())) or 1.0)
+    extra = sum(time_of(op) for segment in plan.segments for op in segment.ops)
+    return extra / (sum(map(time_of, plan.step.ops())) or 1.0)
 
 
 def holding_gradients(report: Report) -> Report:

@@ -153,6 +153,7 @@ class Keeping:
         plan: what is recomputed, where it does not follow from what is kept.
         limit: what the step may hold, in bytes; None if nothing was said of that.
         bound: no schedule within that takes less extra time, as a part of the step's.
+        time_of: tells how long an op takes.
     """
 
     mode: str
@@ -163,6 +164,7 @@ class Keeping:
     plan: Recomputation | None = None
     limit: int | None = None
     bound: float = 0.0
+    time_of: costs.Times = costs.op_time
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -245,7 +247,7 @@ def _resolve_mode(
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
     heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
-    search = BudgetSearch(step, always, [heavy], budget.seed)
+    search = BudgetSearch(step, always, [heavy], budget.seed, measured=budget.measured)
     limit = budget.bytes(search.plain_peak)
     trial, bound = search.within(limit)
     return Keeping(
@@ -256,6 +258,7 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         plan=trial.plan,
         limit=limit,
         bound=bound,
+        time_of=search.time_of,
     )
 
 

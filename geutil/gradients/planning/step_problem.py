@@ -8,11 +8,11 @@ next is a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from geutil.gradients import segments
-from geutil.gradients.costs import op_time
+from geutil.gradients.costs import Times, op_time
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
@@ -78,7 +78,7 @@ def step_problem(
     step: PlainStep,
     always: Keeps,
     step_program: StepProgram,
-    times: Mapping[str, float] | None = None,
+    time_of: Times = op_time,
 ) -> StepProblem:
     """Return a step as a problem of the planner.
 
@@ -89,7 +89,7 @@ def step_problem(
         step: the step.
         always: tells which tensors are kept whatever is chosen.
         step_program: the step as numbers.
-        times: how long ops take, by name; by default their multiply-adds say.
+        time_of: tells how long an op takes.
 
     Cost: linear in the ops of the step and their edges.
     """
@@ -112,8 +112,7 @@ def step_problem(
         own = node_of[i]
         if i < len(ops):
             ops_of_nodes[own].append(ops[i])
-            time = op_time(ops[i]) if times is None else times.get(ops[i].name, 0.0)
-            times_of_nodes[own] += time
+            times_of_nodes[own] += time_of(ops[i])
         else:
             # An update that is to come: what it makes is gone behind it.
             sizes[own] += node.temporary

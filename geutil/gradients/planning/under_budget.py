@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.costs import op_time
+from geutil.gradients.costs import op_times_of
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import Trial, Trials
@@ -42,6 +42,8 @@ class Budget:
         limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of what
             plain gradients hold, above 0 and up to 1.
         seed: of the planner's random numbers.
+        measured: whether each kind of op is run to see how long it takes, on this
+            machine and in some seconds. Otherwise shapes tell.
 
     Raises:
         ArgumentTypeError: the limit is none of these.
@@ -53,6 +55,7 @@ class Budget:
 
     limit: int | float | str
     seed: int = 0
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if self._share is None and byte_count(self.limit) is None:
@@ -97,9 +100,11 @@ class BudgetSearch:
         always: tells which tensors are kept whatever is chosen.
         others: choices of kept tensors that are tried besides.
         seed: of the planner's random numbers.
+        measured: as in `Budget`.
 
     Attributes:
         plain_peak: what plain gradients hold.
+        time_of: tells how long an op takes.
         problem: the step as a problem of the planner.
 
     Cost: that of `choose_for_memory`.
@@ -111,8 +116,11 @@ class BudgetSearch:
         always: Keeps,
         others: Iterable[Sequence[Tensor]] = (),
         seed: int = 0,
+        *,
+        measured: bool = False,
     ) -> None:
         self.plain_peak = StepProgram(step).plain_peak()
+        self.time_of = op_times_of(step.ops(), measured=measured)
         self._step, self._always, self._seed = step, always, seed
         self._others = list(others)
         self._trials = Trials(step, always, with_updates=True)
@@ -125,7 +133,9 @@ class BudgetSearch:
     @cached_property
     def problem(self) -> StepProblem:
         """The step as a problem of the planner."""
-        return step_problem(self._step, self._always, self._trials.program)
+        return step_problem(
+            self._step, self._always, self._trials.program, self.time_of
+        )
 
     @cached_property
     def _simple(self) -> list[Trial]:
@@ -158,8 +168,8 @@ class BudgetSearch:
                 f"{megabytes(limit)}; the least that was found is "
                 f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
-        refined = [_refined(self._trials, trial, limit) for trial in within]
-        best = min(refined, key=lambda trial: (_extra_time(trial), trial.peak))
+        refined = [self._refined(trial, limit) for trial in within]
+        best = min(refined, key=lambda trial: (self._extra_time(trial), trial.peak))
         return Choice(best, bound)
 
     def _planned(self, limit: int) -> tuple[float, list[Trial]]:
@@ -200,6 +210,33 @@ class BudgetSearch:
                 asked = (low + high) / 2
         return bound, tried
 
+    def _extra_time(self, trial: Trial) -> float:
+        """Return how long what is recomputed takes, by the ops' times."""
+        segments = trial.plan.segments if trial.plan else ()
+        return sum(self.time_of(op) for segment in segments for op in segment.ops)
+
+    def _refined(self, trial: Trial, limit: int) -> Trial:
+        """Return a choice that also keeps as much as fits, what is worth most first."""
+        candidates = [
+            (op.outputs[0], self.time_of(op) / size)
+            for segment in (trial.plan.segments if trial.plan else ())
+            for op in segment.ops
+            if op.outputs and (size := tensor_sizes.tensor_bytes(op.outputs[0]))
+        ]
+        candidates.sort(key=lambda pair: -pair[1])
+        tensors = [tensor for tensor, _ in candidates]
+        best, fits, too_many = trial, 0, len(tensors) + 1
+        # As many of the first ones as fit, by halving.
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            more = self._trials.run((*trial.kept, *tensors[:middle]))
+            if more.peak <= limit:
+                fits = middle
+                best = min(best, more, key=self._extra_time)
+            else:
+                too_many = middle
+        return best
+
 
 class Choice(NamedTuple):
     """What was chosen within a budget.
@@ -214,38 +251,9 @@ class Choice(NamedTuple):
     bound: float
 
 
-def _extra_time(trial: Trial) -> float:
-    """Return how long what is recomputed takes, in multiply-adds of a convolution."""
-    segments = trial.plan.segments if trial.plan else ()
-    return sum(op_time(op) for segment in segments for op in segment.ops)
-
-
 def _run_twice(runs: Sequence[int]) -> frozenset[int]:
     met: set[int] = set()
     again: set[int] = set()
     for node in runs:
         (again if node in met else met).add(node)
     return frozenset(again)
-
-
-def _refined(trials: Trials, trial: Trial, limit: int) -> Trial:
-    """Return a choice that also keeps as much as fits, what is worth most first."""
-    candidates = [
-        (op.outputs[0], op_time(op) / size)
-        for segment in (trial.plan.segments if trial.plan else ())
-        for op in segment.ops
-        if op.outputs and (size := tensor_sizes.tensor_bytes(op.outputs[0]))
-    ]
-    candidates.sort(key=lambda pair: -pair[1])
-    tensors = [tensor for tensor, _ in candidates]
-    best, fits, too_many = trial, 0, len(tensors) + 1
-    # As many of the first ones as fit, by halving.
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        more = trials.run((*trial.kept, *tensors[:middle]))
-        if more.peak <= limit:
-            fits = middle
-            best = min(best, more, key=_extra_time)
-        else:
-            too_many = middle
-    return best
