@@ -6,11 +6,14 @@ before a use (with runs of inputs that are gone by then), take one out, or put o
 elsewhere. Simulated annealing (Kirkpatrick et al. 1983) lowers extra time plus a
 price on the bytes above the budget, summed over all runs; the price follows how often
 the budget is kept.
+
+Runs lie in slots with empty ones between, so that one more moves few of the others, and
+a move changes only what it has to: the bytes between two slots and some last uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -23,22 +26,26 @@ Array = npt.NDArray[Any]
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """Have a function compiled, once for all processes where that can be written."""
+    """Have a function compiled, once for all processes where that can be written.
+
+    Sums may be added up in any order: bytes are whole numbers, so it makes no difference.
+    """
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract"}}
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # Neither the package's folder nor the user's can be written.
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**options)(function)
 
 
-_INSERT, _REMOVE = 0.35, 0.6
-"""Of a number between 0 and 1: insert below the first, remove below the second."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""
 _CHAIN = 24
 """The most runs that one move puts in."""
-_TRIES = 12
+_TRIES = 24
 _WINDOW = 2000
 """After how many moves the price is looked at."""
+_SPREAD = 1.4
+"""Slots for each run; more of them make a step longer, fewer have more runs moved."""
 
 
 # numba's cache holds the names of these classes: files of one that was renamed since
@@ -49,64 +56,74 @@ class Nodes(NamedTuple):
     Attributes:
         start: where the inputs of each node begin in `inputs`; one more at the end.
         inputs: the inputs of all nodes.
+        read_start: where the readers of each node begin in `readers`.
+        readers: the readers of all nodes.
         sizes: in bytes.
         times: of one run.
         stays: whether the output has to be there at the end.
         outputs: the nodes of which it has to be.
         once: whether the node may run only once.
-        rank: its place in the order of first runs; all 0 for any order.
+        ahead: the node whose first run comes before; -1 for none, or for any order.
+        behind: the node whose first run comes after.
     """
 
     start: Array
     inputs: Array
+    read_start: Array
+    readers: Array
     sizes: Array
     times: Array
     stays: Array
     outputs: Array
     once: Array
-    rank: Array
-
-
-class Sequence(NamedTuple):
-    """A sequence of runs, in arrays with room for more.
-
-    Attributes:
-        runs: the nodes.
-        last: the run of the last use of each run's output.
-        uses: how often it is read.
-        held: the bytes that are held during each run.
-    """
-
-    runs: Array
-    last: Array
-    uses: Array
-    held: Array
+    ahead: Array
+    behind: Array
 
 
 class SearchState(NamedTuple):
-    """What goes on from one slice of a search to the next.
+    """A sequence of runs in slots, and what else goes on from slice to slice.
 
     Attributes:
-        now: the sequence.
-        trial: room for the next one.
+        node: of the run in each slot; -1 in an empty one.
+        last: the slot of the last use of each run; its own if nothing reads it.
+        level: the bytes that are held in each slot, empty or not.
+        filled: 1 for a slot with a run, 0 for an empty one.
+        before: the slot of the run before of the same node; -1 for none.
+        after: the slot of its next run.
+        first: the slot of the first run of each node.
+        newest: the slot of its last one.
+        count: how many runs each node has.
+        log: what the current move did, as pairs of a node and a slot: a run that was
+            put in; one taken out, as -1 - node; one that slid there from a slot, which
+            is given above the numbers of nodes, the other way round.
+        loose: runs that nothing reads since the current move.
         best: the runs of the best sequence that keeps the budget.
-        figures: the length of now, its peak, excess and time; the length and the time
-            of the best; the price; how many moves of this window, and how many of them
-            were over the budget; the least peak.
-        latest: room for the latest run of each node.
+        numbers: how many slots and runs there are, of the best runs, of the log, of the
+            loose runs, of the moves of this window and of those above the budget.
+        figures: the bytes above the budget, summed over the runs; the time; the time of
+            the best; the price; the budget.
         dice: the state of the random numbers.
     """
 
-    now: Sequence
-    trial: Sequence
+    node: Array
+    last: Array
+    level: Array
+    filled: Array
+    before: Array
+    after: Array
+    first: Array
+    newest: Array
+    count: Array
+    log: Array
+    loose: Array
     best: Array
+    numbers: Array
     figures: Array
-    latest: Array
     dice: Array
 
 
-_LENGTH, _PEAK, _EXCESS, _TIME, _BEST_LENGTH, _BEST_TIME, _PRICE = range(7)
-_MOVES, _OVER, _LEAST_PEAK = range(7, 10)
+_SPAN, _LENGTH, _BEST_LENGTH, _LOGGED, _LOOSE, _MOVES, _OVER = range(7)
+_EXCESS, _TIME, _BEST_TIME, _PRICE, _BUDGET = range(5)
 
 
 def nodes_of(problem: Problem, order: tuple[int, ...] | None) -> Nodes:
@@ -120,24 +137,32 @@ def nodes_of(problem: Problem, order: tuple[int, ...] | None) -> Nodes:
     stays, once = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     stays[[*problem.outputs, *problem.keep]] = True
     once[[*problem.no_recompute, *problem.keep]] = True
-    rank = np.zeros(count, np.int64)
+    ahead, behind = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     if order is not None:
-        rank[list(order)] = np.arange(count)
-    inputs = [u for inputs in problem.inputs for u in inputs]
-    lengths = [0, *map(len, problem.inputs)]
+        ahead[list(order[1:])] = order[:-1]
+        behind[list(order[:-1])] = order[1:]
     return Nodes(
-        np.cumsum(lengths),
-        np.array(inputs, np.int64),
+        *_flat(problem.inputs),
+        *_flat(problem.readers),
         np.array(problem.sizes, np.float64),
         np.array(problem.times, np.float64),
         stays,
         np.nonzero(stays)[0],
         once,
-        rank,
+        ahead,
+        behind,
     )
 
 
-def new_search(nodes: Nodes, runs: list[int], budget: float, seed: int) -> SearchState:
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Return where each list begins in all of them together, and these."""
+    start = np.cumsum([0, *map(len, lists)])
+    return start, np.array([u for us in lists for u in us], np.int64)
+
+
+def new_search(
+    nodes: Nodes, runs: Sequence[int], budget: float, seed: int
+) -> SearchState:
     """Return a search that begins with some runs.
 
     Args:
@@ -147,42 +172,42 @@ def new_search(nodes: Nodes, runs: list[int], budget: float, seed: int) -> Searc
         seed: of the random numbers.
     """
     count = len(nodes.sizes)
-    room = max(4 * count, 2 * len(runs)) + 4 * _CHAIN
-    now, trial = (
-        Sequence(
-            np.zeros(room, np.int64),
-            np.zeros(room, np.int64),
-            np.zeros(room, np.int64),
-            np.zeros(room + 1, np.float64),
-        )
-        for _ in range(2)
+    room = int(_SPREAD * max(4 * count, 2 * len(runs))) + 8 * _CHAIN
+    slots = [np.full(room, -1, np.int64) for _ in range(4)]
+    state = SearchState(
+        slots[0],
+        slots[1],
+        np.zeros(room),
+        np.zeros(room),
+        slots[2],
+        slots[3],
+        *(np.full(count, -1, np.int64) for _ in range(2)),
+        np.zeros(count, np.int64),
+        np.zeros((32 * room, 2), np.int64),
+        np.zeros(2 * room, np.int64),
+        np.zeros(room, np.int64),
+        np.zeros(7, np.int64),
+        np.zeros(5),
+        np.array([0x9E3779B97F4A7C15 ^ (seed * 2654435761 + 1)], np.uint64),
     )
-    now.runs[: len(runs)] = runs
-    figures = np.zeros(10)
-    figures[_LENGTH], figures[_BEST_TIME], figures[_PRICE] = len(runs), np.inf, 0.1
-    dice = np.array([0x9E3779B97F4A7C15 ^ (seed * 2654435761 + 1)], np.uint64)
-    search = SearchState(
-        now, trial, now.runs.copy(), figures, np.zeros(count, np.int64), dice
-    )
-    _begin(nodes, search, budget)
-    return search
+    state.figures[_BEST_TIME], state.figures[_PRICE] = np.inf, 0.1
+    # Bytes are whole, so that sums of them above the budget are, too.
+    state.figures[_BUDGET] = np.floor(min(budget, 2.0**53))
+    _spread(nodes, state, np.array(runs, np.int64), 2 * _CHAIN)
+    _note_best(nodes, state)
+    return state
 
 
-def best_runs(search: SearchState) -> list[int] | None:
+def best_runs(state: SearchState) -> list[int] | None:
     """Return the best runs within the budget; None if there were none."""
-    if not np.isfinite(search.figures[_BEST_TIME]):
+    if not np.isfinite(state.figures[_BEST_TIME]):
         return None
-    return search.best[: int(search.figures[_BEST_LENGTH])].tolist()
+    return state.best[: int(state.numbers[_BEST_LENGTH])].tolist()
 
 
-def current_runs(search: SearchState) -> list[int]:
+def current_runs(state: SearchState) -> list[int]:
     """Return the runs at which a search stands."""
-    return search.now.runs[: int(search.figures[_LENGTH])].tolist()
-
-
-def excess(search: SearchState) -> float:
-    """Return by how much the current runs exceed the budget, summed over the runs."""
-    return float(search.figures[_EXCESS])
+    return state.node[state.node >= 0].tolist()
 
 
 @_compiled
@@ -202,87 +227,324 @@ def _pick(dice, count):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _evaluate(nodes, sequence, length, budget, latest):  # type: ignore[no-untyped-def]
-    """Fill in uses and bytes; return peak, excess and time, a peak of -1 if invalid."""
-    runs, last, uses, held = sequence
-    latest[:] = -1
-    rank = -1
-    for i in range(length):
-        node = runs[i]
-        last[i] = i
-        uses[i] = 0
-        for e in range(nodes.start[node], nodes.start[node + 1]):
-            j = latest[nodes.inputs[e]]
-            if j < 0:
-                return -1.0, 0.0, 0.0
-            last[j] = i
-            uses[j] += 1
-        if latest[node] < 0:
-            if nodes.rank[node] < rank:
-                return -1.0, 0.0, 0.0
-            rank = nodes.rank[node]
-        latest[node] = i
-    for node in range(len(latest)):
-        if nodes.stays[node] and latest[node] >= 0:
-            last[latest[node]] = length - 1
-            uses[latest[node]] += 1
-    held[: length + 1] = 0.0
+def _spread(nodes, state, runs, room):  # type: ignore[no-untyped-def]
+    """Lay runs out in slots, with room for more, and compute what is known of them."""
+    length = len(runs)
+    span = min(int(_SPREAD * (length + room)), len(state.node) - 2)
+    state.node[:] = -1
+    state.before[:] = -1
+    state.after[:] = -1
+    state.newest[:] = -1
+    state.first[:] = -1
+    state.count[:] = 0
+    state.level[:] = 0.0
+    state.filled[:] = 0.0
     time = 0.0
     for i in range(length):
-        size = nodes.sizes[runs[i]]
-        time += nodes.times[runs[i]]
-        held[i] += size
-        held[last[i] + 1] -= size
-    peak = over = level = 0.0
-    for i in range(length):
-        level += held[i]
-        held[i] = level
-        peak = max(peak, level)
-        over += max(level - budget, 0.0)
-    return peak, over, time
+        slot = (i + 1) * span // (length + 1)
+        node = runs[i]
+        state.node[slot], state.last[slot], state.filled[slot] = node, slot, 1.0
+        for e in range(nodes.start[node], nodes.start[node + 1]):
+            state.last[state.newest[nodes.inputs[e]]] = slot
+        if state.newest[node] >= 0:
+            state.before[slot] = state.newest[node]
+            state.after[state.newest[node]] = slot
+        else:
+            state.first[node] = slot
+        state.newest[node] = slot
+        state.count[node] += 1
+        time += nodes.times[node]
+    for node in nodes.outputs:
+        state.last[state.newest[node]] = span
+    state.numbers[_SPAN], state.numbers[_LENGTH] = span, length
+    state.figures[_EXCESS], state.figures[_TIME] = 0.0, time
+    for slot in range(span):
+        if state.node[slot] >= 0:
+            size = nodes.sizes[state.node[slot]]
+            state.level[slot] += size
+            state.level[state.last[slot] + 1] -= size
+    level = 0.0
+    for slot in range(span):
+        level += state.level[slot]
+        state.level[slot] = level
+        over = max(level - state.figures[_BUDGET], 0.0)
+        state.figures[_EXCESS] += over * state.filled[slot]
 
 
 @_compiled
-def _begin(nodes, search, budget):  # type: ignore[no-untyped-def]
-    figures = search.figures
-    length = int(figures[_LENGTH])
-    peak, over, time = _evaluate(nodes, search.now, length, budget, search.latest)
-    figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-    figures[_LEAST_PEAK] = peak
-    _note_best(search)
-
-
-@_compiled
-def _note_best(search):  # type: ignore[no-untyped-def]
+def _note_best(nodes, state):  # type: ignore[no-untyped-def]
     """Remember the current runs if they keep the budget in less time."""
-    figures = search.figures
-    figures[_LEAST_PEAK] = min(figures[_LEAST_PEAK], figures[_PEAK])
-    if figures[_EXCESS] <= 0.0 and figures[_TIME] < figures[_BEST_TIME] - 1e-12:
-        length = int(figures[_LENGTH])
-        search.best[:length] = search.now.runs[:length]
-        figures[_BEST_LENGTH], figures[_BEST_TIME] = length, figures[_TIME]
+    figures = state.figures
+    close = 1e-12 * max(1.0, figures[_TIME])
+    if figures[_EXCESS] <= 0.0 and figures[_TIME] < figures[_BEST_TIME] - close:
+        length, time = 0, 0.0
+        for slot in range(state.numbers[_SPAN]):
+            node = state.node[slot]
+            if node >= 0:
+                state.best[length] = node
+                length += 1
+                time += nodes.times[node]
+        state.numbers[_BEST_LENGTH] = length
+        # Added up anew: millions of moves would leave their rounding behind.
+        figures[_TIME] = figures[_BEST_TIME] = time
 
 
 @_compiled
-def _run_before(runs, node, place):  # type: ignore[no-untyped-def]
-    """Return the latest run of a node before a place; -1 if there is none."""
-    i = place - 1
-    while i >= 0 and runs[i] != node:
-        i -= 1
-    return i
+def _run_before(state, node, slot):  # type: ignore[no-untyped-def]
+    """Return the slot of a node's latest run before a slot; -1 if there is none."""
+    run = state.newest[node]
+    while run >= slot:
+        run = state.before[run]
+    return run
 
 
 @_compiled
-def _reads(nodes, reader, node):  # type: ignore[no-untyped-def]
-    for e in range(nodes.start[reader], nodes.start[reader + 1]):
-        if nodes.inputs[e] == node:
-            return True
-    return False
+def _last_use(nodes, state, node, run, end):  # type: ignore[no-untyped-def]
+    """Return the slot of the last use of a run before another slot."""
+    last = run
+    for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
+        last = max(last, _run_before(state, nodes.readers[e], end))
+    return last
 
 
 @_compiled
-def _chain(nodes, now, node, place, eagerness, dice, chain):  # type: ignore[no-untyped-def]
-    """Collect a node and inputs that are gone by a place, readers first; count them."""
+def _first_use(nodes, state, node, run):  # type: ignore[no-untyped-def]
+    """Return the slot of the first use of a run, or of the next run of its node."""
+    first = state.after[run]
+    if first < 0:
+        first = state.numbers[_SPAN]
+    for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
+        use = state.newest[nodes.readers[e]]
+        while use > run:
+            first = min(first, use)
+            use = state.before[use]
+    return first
+
+
+@_compiled
+def _hold(state, low, high, size):  # type: ignore[no-untyped-def]
+    """Add bytes from one slot to another, both included."""
+    budget, more = state.figures[_BUDGET], 0.0
+    for i in range(low, high + 1):
+        level = state.level[i]
+        then = level + size
+        state.level[i] = then
+        more += (max(then, budget) - max(level, budget)) * state.filled[i]
+    state.figures[_EXCESS] += more
+
+
+@_compiled
+def _add_run(nodes, state, node, slot):  # type: ignore[no-untyped-def]
+    """Put a run into an empty slot; return whether it may be there."""
+    before = _run_before(state, node, slot)
+    if before < 0:
+        ahead = nodes.ahead[node]
+        if ahead >= 0 and state.first[ahead] > slot:
+            return False
+    for e in range(nodes.start[node], nodes.start[node + 1]):
+        first = state.first[nodes.inputs[e]]
+        if first < 0 or first > slot:
+            return False
+    size = nodes.sizes[node]
+    after = state.after[before] if before >= 0 else state.first[node]
+    state.node[slot], state.before[slot], state.after[slot] = node, before, after
+    state.filled[slot] = 1.0
+    state.figures[_EXCESS] += max(state.level[slot] - state.figures[_BUDGET], 0.0)
+    for e in range(nodes.start[node], nodes.start[node + 1]):
+        u = nodes.inputs[e]
+        run = _run_before(state, u, slot)
+        if state.last[run] < slot:
+            _hold(state, state.last[run] + 1, slot, nodes.sizes[u])
+            state.last[run] = slot
+    if after >= 0:
+        state.before[after] = slot
+    else:
+        state.newest[node] = slot
+    last = slot
+    if before < 0:
+        state.first[node] = slot
+    else:
+        state.after[before] = slot
+        last = max(last, state.last[before])
+    if last == slot:
+        _hold(state, slot, slot, size)
+    else:
+        # What read the run before reads this one now.
+        shorter = _last_use(nodes, state, node, before, slot)
+        _hold(state, shorter + 1, slot - 1, -size)
+        state.last[before] = shorter
+        if shorter == before:
+            _note_loose(state, before)
+    state.last[slot] = last
+    state.count[node] += 1
+    state.numbers[_LENGTH] += 1
+    state.figures[_TIME] += nodes.times[node]
+    return True
+
+
+@_compiled
+def _take_run(nodes, state, slot):  # type: ignore[no-untyped-def]
+    """Take a run out of its slot; return whether it may go."""
+    node = state.node[slot]
+    before, after, last = state.before[slot], state.after[slot], state.last[slot]
+    if before < 0:
+        behind = nodes.behind[node]
+        if after < 0 or last > slot or (behind >= 0 and state.first[behind] < after):
+            return False
+        state.first[node] = after
+    else:
+        state.after[before] = after
+    if after < 0:
+        state.newest[node] = before
+    else:
+        state.before[after] = before
+    size = nodes.sizes[node]
+    if last > slot:
+        _hold(state, state.last[before] + 1, slot - 1, size)
+        state.last[before] = last
+    else:
+        _hold(state, slot, slot, -size)
+    for e in range(nodes.start[node], nodes.start[node + 1]):
+        u = nodes.inputs[e]
+        run = _run_before(state, u, slot)
+        if state.last[run] == slot:
+            shorter = _last_use(nodes, state, u, run, slot)
+            _hold(state, shorter + 1, slot, -nodes.sizes[u])
+            state.last[run] = shorter
+            if shorter == run:
+                _note_loose(state, run)
+    state.figures[_EXCESS] -= max(state.level[slot] - state.figures[_BUDGET], 0.0)
+    state.node[slot], state.filled[slot] = -1, 0.0
+    state.count[node] -= 1
+    state.numbers[_LENGTH] -= 1
+    state.figures[_TIME] -= nodes.times[node]
+    return True
+
+
+@_compiled
+def _note_loose(state, slot):  # type: ignore[no-untyped-def]
+    if state.numbers[_LOOSE] < len(state.loose):
+        state.loose[state.numbers[_LOOSE]] = slot
+        state.numbers[_LOOSE] += 1
+
+
+@_compiled
+def _note(state, node, slot):  # type: ignore[no-untyped-def]
+    state.log[state.numbers[_LOGGED]] = node, slot
+    state.numbers[_LOGGED] += 1
+
+
+@_compiled
+def _drop_loose(nodes, state):  # type: ignore[no-untyped-def]
+    """Take out runs that nothing reads any more, if their node runs elsewhere."""
+    while state.numbers[_LOOSE] and state.numbers[_LOGGED] < len(state.log):
+        state.numbers[_LOOSE] -= 1
+        slot = state.loose[state.numbers[_LOOSE]]
+        node = state.node[slot]
+        # It may have gone, or be read again, since it was noted.
+        if node >= 0 and state.last[slot] == slot and state.count[node] > 1:
+            if _take_run(nodes, state, slot):
+                _note(state, -1 - node, slot)
+
+
+@_compiled
+def _undo(nodes, state, mark):  # type: ignore[no-untyped-def]
+    """Take back what was logged, the latest first, down to a length of the log."""
+    count = len(state.count)
+    while state.numbers[_LOGGED] > mark:
+        state.numbers[_LOGGED] -= 1
+        node, slot = state.log[state.numbers[_LOGGED]]
+        if node >= count:
+            _slide(nodes, state, node - count, slot)
+        elif node >= 0:
+            _take_run(nodes, state, slot)
+        else:
+            _add_run(nodes, state, -1 - node, slot)
+    state.numbers[_LOOSE] = 0
+
+
+@_compiled
+def _slide(nodes, state, slot, then):  # type: ignore[no-untyped-def]
+    """Put a run into the slot next to it, which is empty; its order stays."""
+    node = state.node[slot]
+    across = state.level[slot]
+    for e in range(nodes.start[node], nodes.start[node + 1]):
+        u = nodes.inputs[e]
+        run = _run_before(state, u, slot)
+        if state.last[run] == slot:
+            state.last[run] = then
+            if then < slot:
+                across -= nodes.sizes[u]
+    last = state.last[slot]
+    if last == slot:
+        last = then
+    if then > slot or last == then:
+        across -= nodes.sizes[node]
+    # What is held beside the run is what was; behind it, or before it, what passes.
+    state.level[then], state.level[slot] = state.level[slot], across
+    before, after = state.before[slot], state.after[slot]
+    state.node[then], state.node[slot] = node, -1
+    state.filled[then], state.filled[slot] = 1.0, 0.0
+    state.last[then], state.before[then], state.after[then] = last, before, after
+    if before < 0:
+        state.first[node] = then
+    else:
+        state.after[before] = then
+    if after < 0:
+        state.newest[node] = then
+    else:
+        state.before[after] = then
+
+
+@_compiled
+def _make_room(nodes, state, slot, wanted):  # type: ignore[no-untyped-def]
+    """Have some slots right before a slot empty; return where the run there is then."""
+    span, have, count = state.numbers[_SPAN], 0, len(state.count)
+    while True:
+        while have < wanted and slot > have and state.node[slot - 1 - have] < 0:
+            have += 1
+        if have == wanted:
+            return slot
+        # The nearest empty slot on either side.
+        low, high = slot - 1 - have, slot
+        while low >= 0 or high < span:
+            if (low >= 0 and state.node[low] < 0) or (
+                high < span and state.node[high] < 0
+            ):
+                break
+            low, high = low - 1, high + 1
+        if low >= 0 and state.node[low] < 0:
+            for i in range(low, slot - 1 - have):
+                _slide(nodes, state, i + 1, i)
+                _note(state, count + i, i + 1)
+        else:
+            for i in range(high, slot, -1):
+                _slide(nodes, state, i - 1, i)
+                _note(state, count + i, i - 1)
+            slot += 1
+        have += 1
+
+
+@_compiled
+def _has_space(state, wanted):  # type: ignore[no-untyped-def]
+    """Tell whether some more runs have room, in the slots and in the log."""
+    length = int(1.1 * (state.numbers[_LENGTH] + wanted))
+    return length < state.numbers[_SPAN] and 2 * state.numbers[_LOGGED] < len(state.log)
+
+
+@_compiled
+def _has_room(nodes, state, wanted):  # type: ignore[no-untyped-def]
+    """Tell whether some more runs have room, and make some if that can be."""
+    length = int(1.1 * (state.numbers[_LENGTH] + wanted))
+    if length >= state.numbers[_SPAN] and length < len(state.node) - 2:
+        slots = np.nonzero(state.node >= 0)[0]
+        _spread(nodes, state, state.node[slots], wanted)
+    return length < state.numbers[_SPAN]
+
+
+@_compiled
+def _chain(nodes, state, node, slot, eagerness, chain):  # type: ignore[no-untyped-def]
+    """Collect a node and inputs that are gone by a slot, readers first; count them."""
     chain[0] = node
     count, done, looks = 1, 0, 4 * len(chain)
     while done < count and looks:
@@ -291,233 +553,282 @@ def _chain(nodes, now, node, place, eagerness, dice, chain):  # type: ignore[no-
         looks -= 1
         for e in range(nodes.start[reader], nodes.start[reader + 1]):
             u = nodes.inputs[e]
-            if nodes.once[u]:
-                continue
-            run = _run_before(now.runs, u, place)
-            if run >= 0 and now.last[run] >= place:
+            if nodes.once[u] or state.last[_run_before(state, u, slot)] >= slot:
                 continue
             known = -1
             for i in range(count):
                 if chain[i] == u:
                     known = i
-            if known >= done:
+            if known >= 0:
                 # It has to come before this reader, too.
                 for i in range(known, count - 1):
                     chain[i] = chain[i + 1]
                 chain[count - 1] = u
-            elif known >= 0:
                 # Among those that were looked at: looked at again, further back.
-                for i in range(known, count - 1):
-                    chain[i] = chain[i + 1]
-                chain[count - 1] = u
-                done -= 1
-            elif count < len(chain) and _roll(dice) < eagerness:
+                done -= known < done
+            elif count < len(chain) and _roll(state.dice) < eagerness:
                 chain[count] = u
                 count += 1
     return count
 
 
 @_compiled
-def _insert(nodes, search, budget, chain):  # type: ignore[no-untyped-def]
-    """Write the current runs with one or more put in before a use; return how many."""
-    now, dice = search.now, search.dice
-    length = int(search.figures[_LENGTH])
-    if length + len(chain) >= len(now.runs):
-        return 0
-    over = search.figures[_EXCESS] > 0
+def _put_in(nodes, state, slot, chain, count):  # type: ignore[no-untyped-def]
+    """Put a chain in right before a slot; return whether that can be."""
+    slot = _make_room(nodes, state, slot, count)
+    for i in range(count):
+        node = chain[count - 1 - i]
+        if not _add_run(nodes, state, node, slot - count + i):
+            return False
+        _note(state, node, slot - count + i)
+    return True
+
+
+@_compiled
+def _random_run(state):  # type: ignore[no-untyped-def]
+    slot = _pick(state.dice, state.numbers[_SPAN])
+    while state.node[slot] < 0:
+        slot = _pick(state.dice, state.numbers[_SPAN])
+    return slot
+
+
+@_compiled
+def _insert(nodes, state, chain):  # type: ignore[no-untyped-def]
+    """Put in a run before a use, with inputs that are gone; tell whether that was done.
+
+    Above the budget mostly where something waits across a slot that is too full.
+    """
+    dice = state.dice
+    if not _has_room(nodes, state, _CHAIN):
+        return False
+    budget = state.figures[_BUDGET]
+    over = state.figures[_EXCESS] > 0.0
     for _ in range(_TRIES):
         if len(nodes.outputs) and _roll(dice) < _AT_END:
             # The end reads all outputs.
             node = nodes.outputs[_pick(dice, len(nodes.outputs))]
-            if nodes.once[node] or now.runs[length - 1] == node:
+            slot = state.numbers[_SPAN] - 1
+            while state.node[slot] < 0:
+                slot -= 1
+            if nodes.once[node] or state.node[slot] == node:
                 continue
-            count = _chain(nodes, now, node, length, _roll(dice), dice, chain)
-            _put_in(now.runs, length, length, chain, count, search.trial.runs)
-            return length + count
-        place = _pick(dice, length)
-        if over and now.held[place] <= budget and _roll(dice) < 0.7:
-            continue
-        reader = now.runs[place]
-        inputs = nodes.start[reader + 1] - nodes.start[reader]
-        if not inputs:
-            continue
-        node = nodes.inputs[nodes.start[reader] + _pick(dice, inputs)]
-        if nodes.once[node] or (place and now.runs[place - 1] == node):
-            continue
-        count = _chain(nodes, now, node, place, _roll(dice), dice, chain)
-        _put_in(now.runs, length, place, chain, count, search.trial.runs)
-        return length + count
-    return 0
+            slot += 1
+        else:
+            slot = _random_run(state)
+            reader = state.node[slot]
+            inputs = nodes.start[reader + 1] - nodes.start[reader]
+            if not inputs:
+                continue
+            node = nodes.inputs[nodes.start[reader] + _pick(dice, inputs)]
+            if nodes.once[node]:
+                continue
+        run = _run_before(state, node, slot)
+        used = _last_use(nodes, state, node, run, slot)
+        if over and _roll(dice) < 0.9:
+            between = used + 1 + _pick(dice, max(slot - used - 1, 1))
+            if state.level[between] <= budget:
+                continue
+        count = _chain(nodes, state, node, slot, _roll(dice), chain)
+        return _put_in(nodes, state, slot, chain, count)
+    return False
 
 
 @_compiled
-def _put_in(runs, length, place, chain, count, result):  # type: ignore[no-untyped-def]
-    result[:place] = runs[:place]
-    for i in range(count):
-        result[place + i] = chain[count - 1 - i]
-    result[place + count : length + count] = runs[place:length]
-
-
-@_compiled
-def _remove(search):  # type: ignore[no-untyped-def]
-    """Write the current runs without one that is not its node's first."""
-    runs = search.now.runs
-    length = int(search.figures[_LENGTH])
-    if length == len(search.latest):
-        return 0
+def _remove(nodes, state):  # type: ignore[no-untyped-def]
+    """Take out a run that is not its node's first; tell whether that was done."""
+    if state.numbers[_LENGTH] == len(state.count):
+        return False
     for _ in range(2 * _TRIES):
-        place = _pick(search.dice, length)
-        if _run_before(runs, runs[place], place) >= 0:
-            search.trial.runs[:place] = runs[:place]
-            search.trial.runs[place : length - 1] = runs[place + 1 : length]
-            return length - 1
-    return 0
+        slot = _pick(state.dice, state.numbers[_SPAN])
+        node = state.node[slot]
+        if node >= 0 and state.before[slot] >= 0:
+            if _take_run(nodes, state, slot):
+                _note(state, -1 - node, slot)
+                return True
+    return False
 
 
 @_compiled
-def _shift(nodes, search, budget):  # type: ignore[no-untyped-def]
-    """Write the current runs with one moved between its inputs and its first use."""
-    now, dice = search.now, search.dice
-    length = int(search.figures[_LENGTH])
-    place = _pick(dice, length)
+def _shift(nodes, state):  # type: ignore[no-untyped-def]
+    """Move a run between its inputs and its first use; tell whether that was done."""
+    dice = state.dice
+    if not _has_room(nodes, state, 1):
+        return False
+    slot, span = _random_run(state), state.numbers[_SPAN]
     if _roll(dice) < 0.6:
         # Near where most is held: elsewhere, order matters little.
-        full = 0.9 * min(budget, search.figures[_PEAK])
+        full = 0.9 * state.figures[_BUDGET]
         for _ in range(_TRIES):
-            if now.held[place] >= full:
+            if state.level[slot] >= full:
                 break
-            place = _pick(dice, length)
-        place = min(max(place + _pick(dice, 11) - 5, 0), length - 1)
-    node = now.runs[place]
-    low, high = 0, place
+            slot = _random_run(state)
+        slot = min(max(slot + _pick(dice, 15) - 7, 0), span - 1)
+        while state.node[slot] < 0:
+            slot = _pick(dice, span)
+    node = state.node[slot]
+    low, high = -1, _first_use(nodes, state, node, slot)
     for e in range(nodes.start[node], nodes.start[node + 1]):
-        low = max(low, _run_before(now.runs, nodes.inputs[e], place) + 1)
-    while high + 1 < length:
-        reader = now.runs[high + 1]
-        if reader == node or _reads(nodes, reader, node):
-            break
-        high += 1
+        low = max(low, _run_before(state, nodes.inputs[e], slot))
     draw = _roll(dice)
-    target = low + _pick(dice, high - low + 1)
+    # Right before a slot that lies behind the inputs and not behind the first use.
+    target = low + 1 + _pick(dice, high - low)
     if draw < 0.25:
         target = high
     elif draw < 0.4:
-        target = low
-    if target == place:
-        return 0
-    result = search.trial.runs
-    result[:length] = now.runs[:length]
-    if target > place:
-        result[place:target] = now.runs[place + 1 : target + 1]
-    else:
-        result[target + 1 : place + 1] = now.runs[target:place]
-    result[target] = node
-    return length
+        target = low + 1
+    if target == slot or target == slot + 1:
+        return False
+    empty = _make_room(nodes, state, target, 1) - 1
+    # Making room may have moved it by one.
+    if state.node[slot] != node:
+        slot += 1 if slot + 1 < span and state.node[slot + 1] == node else -1
+    if not _add_run(nodes, state, node, empty):
+        return False
+    _note(state, node, empty)
+    if not _take_run(nodes, state, slot):
+        return False
+    _note(state, -1 - node, slot)
+    return True
 
 
 @_compiled
-def _take_over(search, length):  # type: ignore[no-untyped-def]
-    """Make the trial the current sequence."""
-    now, trial = search.now, search.trial
-    now.runs[:length] = trial.runs[:length]
-    now.last[:length] = trial.last[:length]
-    now.uses[:length] = trial.uses[:length]
-    now.held[:length] = trial.held[:length]
-    search.figures[_LENGTH] = length
-
-
-@_compiled
-def _drop_unused(nodes, search, budget):  # type: ignore[no-untyped-def]
-    """Take out runs that nothing reads, if their node runs elsewhere."""
-    now, latest = search.now, search.latest
-    any_order = not nodes.rank.any()
-    dropped = search.figures[_LENGTH] > len(latest)
-    while dropped:
-        dropped = False
-        length = int(search.figures[_LENGTH])
-        count = np.zeros(len(latest), np.int64)
-        for i in range(length):
-            count[now.runs[i]] += 1
-        kept = 0
-        latest[:] = -1
-        for i in range(length):
-            node = now.runs[i]
-            # A first run keeps its place in a fixed order, even if nothing reads it.
-            free = any_order or latest[node] >= 0
-            if now.uses[i] == 0 and count[node] > 1 and free:
-                count[node] -= 1
-                dropped = True
-            else:
-                latest[node] = i
-                now.runs[kept] = node
-                kept += 1
-        if dropped:
-            figures = search.figures
-            peak, over, time = _evaluate(nodes, now, kept, budget, latest)
-            figures[_LENGTH], figures[_PEAK] = kept, peak
-            figures[_EXCESS], figures[_TIME] = over, time
-
-
-@_compiled
-def _adapt_price(figures):  # type: ignore[no-untyped-def]
+def _adapt_price(state):  # type: ignore[no-untyped-def]
     """Raise the price where the budget is rarely kept; lower it where it mostly is."""
-    if figures[_MOVES] >= _WINDOW:
-        share = figures[_OVER] / figures[_MOVES]
+    numbers = state.numbers
+    if numbers[_MOVES] >= _WINDOW:
+        share = numbers[_OVER] / numbers[_MOVES]
         if share > 0.8:
-            figures[_PRICE] *= 1.3
+            state.figures[_PRICE] *= 1.3
         elif share < 0.4:
-            figures[_PRICE] /= 1.2
-        figures[_MOVES] = figures[_OVER] = 0.0
+            state.figures[_PRICE] /= 1.2
+        numbers[_MOVES] = numbers[_OVER] = 0
 
 
 @_compiled
-def anneal(nodes, search, budget, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
+def anneal(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
     """Try some moves, and take those that are good enough.
 
     Args:
         nodes: the computation.
-        search: where it stands; changed.
-        budget: in bytes.
+        state: where the search stands; changed.
         heat: the temperature at the first move, as a share of the time of all nodes.
         cold: the temperature at the last one.
         moves: how many.
         goal: the time at which nothing is left to gain.
+
+    Cost: a move takes the time of the slots over which what it changes is held.
     """
     chain = np.zeros(_CHAIN, np.int64)
-    figures, dice = search.figures, search.dice
+    figures, numbers, dice = state.figures, state.numbers, state.dice
     total = max(nodes.times.sum(), 1e-30)
-    scale = max(budget, 1.0)
+    scale = max(figures[_BUDGET], 1.0)
     for move in range(moves):
         if figures[_BEST_TIME] <= goal:
             return
-        temperature = heat * (cold / heat) ** (move / moves)
+        excess, time = figures[_EXCESS], figures[_TIME]
         draw = _roll(dice)
-        if draw < _INSERT:
-            length = _insert(nodes, search, budget, chain)
-        elif draw < _REMOVE and figures[_LENGTH] > len(search.latest):
-            length = _remove(search)
+        over = excess > 0.0
+        if draw < (0.45 if over else 0.15):
+            done = _insert(nodes, state, chain)
+        elif draw < (0.6 if over else 0.55):
+            done = _remove(nodes, state)
         else:
-            length = _shift(nodes, search, budget)
-        if not length:
-            continue
-        peak, over, time = _evaluate(nodes, search.trial, length, budget, search.latest)
-        # Not the order that is asked for.
-        if peak < 0.0:
-            continue
-        worse = (time - figures[_TIME]) / total
-        worse += figures[_PRICE] * (over - figures[_EXCESS]) / scale
-        if worse <= 0.0 or _roll(dice) < np.exp(-worse / temperature):
-            _take_over(search, length)
-            figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-            _drop_unused(nodes, search, budget)
-            _note_best(search)
-        figures[_MOVES] += 1
-        figures[_OVER] += figures[_EXCESS] > 0.0
-        _adapt_price(figures)
+            done = _shift(nodes, state)
+        if done:
+            _drop_loose(nodes, state)
+            worse = (figures[_TIME] - time) / total
+            worse += figures[_PRICE] * (figures[_EXCESS] - excess) / scale
+            temperature = heat * (cold / heat) ** (move / moves)
+            done = worse <= 0.0 or _roll(dice) < np.exp(-worse / temperature)
+        if done:
+            numbers[_LOGGED] = numbers[_LOOSE] = 0
+            _note_best(nodes, state)
+        else:
+            _undo(nodes, state, 0)
+            # As they were: what was rounded is forgotten, too.
+            figures[_EXCESS], figures[_TIME] = excess, time
+        numbers[_MOVES] += 1
+        numbers[_OVER] += figures[_EXCESS] > 0.0
+        _adapt_price(state)
 
 
 @_compiled
-def evict(nodes, search, budget, rounds):  # type: ignore[no-untyped-def]
+def _next_use(nodes, state, node, slot):  # type: ignore[no-untyped-def]
+    """Return the slot of a node's first use at or behind a slot, and its reader's place.
+
+    The slot behind all and -1 if there is none.
+    """
+    use, read = state.numbers[_SPAN], -1
+    for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
+        later = state.newest[nodes.readers[e]]
+        while later >= slot:
+            if later < use:
+                use, read = later, e
+            later = state.before[later]
+    return use, read
+
+
+@_compiled
+def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-untyped-def]
+    """Free what waits across the fullest run, and put it in before its next use.
+
+    Args:
+        nodes: the computation.
+        state: where the search stands; changed.
+        failed: for each pair of a node and a reader, and behind them for each node and
+            the end, the latest round in which that brought nothing.
+        round_: the number of this round.
+        noise: how much a choice is left to chance.
+        chain: room for the runs.
+
+    Returns:
+        Whether less is held above the budget, or something else may be tried.
+    """
+    figures, dice = state.figures, state.dice
+    if not _has_space(state, len(chain)):
+        return False
+    span = state.numbers[_SPAN]
+    fullest = int(np.argmax(state.level[:span] * state.filled[:span]))
+    best, place, node, edge = 0.0, -1, -1, -1
+    for u in range(len(state.count)):
+        if nodes.once[u]:
+            continue
+        run = _run_before(state, u, fullest)
+        if run < 0 or state.last[run] <= fullest:
+            continue
+        use, read = _next_use(nodes, state, u, fullest)
+        if read < 0:
+            read = len(nodes.readers) + u
+        # What is read by the fullest run itself stays.
+        if use == fullest or failed[read] == round_:
+            continue
+        used = _last_use(nodes, state, u, run, fullest)
+        time = nodes.times[u]
+        for f in range(nodes.start[u], nodes.start[u + 1]):
+            w = nodes.inputs[f]
+            if state.last[_run_before(state, w, use)] < use:
+                time += nodes.times[w]
+        gain = nodes.sizes[u] * (use - used) / (time + 1e-12)
+        if noise > 0.0:
+            gain *= np.exp(noise * (_roll(dice) - 0.5))
+        if gain > best:
+            best, place, node, edge = gain, use, u, read
+    if place < 0:
+        return False
+    excess, time, mark = figures[_EXCESS], figures[_TIME], state.numbers[_LOGGED]
+    eagerness = 2.0 if noise <= 0.0 or _roll(dice) < 0.7 else _roll(dice)
+    added = _chain(nodes, state, node, place, eagerness, chain)
+    if _put_in(nodes, state, place, chain, added) and figures[_EXCESS] < excess:
+        _drop_loose(nodes, state)
+    else:
+        _undo(nodes, state, mark)
+        figures[_EXCESS], figures[_TIME] = excess, time
+        failed[edge] = round_
+    return True
+
+
+@_compiled
+def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
     """Free and compute again, time after time what is cheapest for what it frees.
 
     Each round looks at the fullest run, and at everything that waits there for a later
@@ -526,67 +837,73 @@ def evict(nodes, search, budget, rounds):  # type: ignore[no-untyped-def]
 
     Args:
         nodes: the computation.
-        search: where it stands; changed.
-        budget: in bytes.
+        state: where the search stands; changed.
         rounds: the most rounds.
 
     Returns:
         Whether the budget is kept.
 
-    Cost: rounds times the runs and their inputs.
+    Cost: rounds times the nodes, their readers and what they hold.
     """
-    figures, now, latest = search.figures, search.now, search.latest
+    figures = state.figures
     chain = np.zeros(_CHAIN * 8, np.int64)
-    count = len(latest)
-    used = np.zeros(count, np.int64)
-    # Pairs of a node and a reader that brought nothing.
-    failed = np.zeros(len(nodes.inputs), np.bool_)
-    ended = np.zeros(count, np.bool_)
+    failed = np.zeros(len(nodes.readers) + len(state.count), np.int64)
     for _ in range(rounds):
-        if figures[_EXCESS] <= 0.0:
-            return True
-        length = int(figures[_LENGTH])
-        if length + len(chain) >= len(now.runs):
-            return False
-        fullest = int(np.argmax(now.held[:length]))
-        latest[:] = -1
-        best, place, node, edge = 0.0, -1, -1, -1
-        for i in range(length):
-            reader = now.runs[i]
-            for e in range(nodes.start[reader], nodes.start[reader + 1]):
-                u = nodes.inputs[e]
-                waits = used[u] < fullest < i and 0 <= latest[u] < fullest
-                if waits and not nodes.once[u] and not failed[e]:
-                    time = nodes.times[u]
-                    for f in range(nodes.start[u], nodes.start[u + 1]):
-                        w = nodes.inputs[f]
-                        if now.last[latest[w]] < i:
-                            time += nodes.times[w]
-                    gain = nodes.sizes[u] * (i - used[u]) / (time + 1e-12)
-                    if gain > best:
-                        best, place, node, edge = gain, i, u, e
-                used[u] = i
-            latest[reader] = i
-            used[reader] = i
-        for u in nodes.outputs:
-            if used[u] < fullest and latest[u] < fullest and not nodes.once[u]:
-                gain = nodes.sizes[u] * (length - used[u]) / (nodes.times[u] + 1e-12)
-                if gain > best and not ended[u]:
-                    best, place, node, edge = gain, length, u, -1
-        if place < 0:
-            return False
-        added = _chain(nodes, now, node, place, 2.0, search.dice, chain)
-        _put_in(now.runs, length, place, chain, added, search.trial.runs)
-        peak, over, time = _evaluate(
-            nodes, search.trial, length + added, budget, latest
-        )
-        if peak >= 0.0 and over < figures[_EXCESS]:
-            _take_over(search, length + added)
-            figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-            _drop_unused(nodes, search, budget)
-            _note_best(search)
-        elif edge >= 0:
-            failed[edge] = True
-        else:
-            ended[node] = True
+        if figures[_EXCESS] <= 0.0 or not _has_room(nodes, state, len(chain)):
+            break
+        if not _evict_one(nodes, state, failed, 1, 0.0, chain):
+            break
+        state.numbers[_LOGGED] = 0
+    _note_best(nodes, state)
     return figures[_EXCESS] <= 0.0
+
+
+@_compiled
+def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
+    """Take out some runs that are not their nodes' first, most of them near each other."""
+    dice, span = state.dice, state.numbers[_SPAN]
+    slot, step = _pick(dice, span), 1
+    if _roll(dice) < 0.5:
+        step = 1 + _pick(dice, span)
+    for _ in range(span):
+        if wanted == 0:
+            return
+        slot = (slot + step) % span
+        node = state.node[slot]
+        if node >= 0 and state.before[slot] >= 0 and _roll(dice) < 0.5:
+            if _take_run(nodes, state, slot):
+                _note(state, -1 - node, slot)
+                _drop_loose(nodes, state)
+                wanted -= 1
+
+
+@_compiled
+def rebuild(nodes, state, heat, cold, moves, goal, stats):  # type: ignore[no-untyped-def]
+    """Take runs out and evict anew, again and again; take what is good enough."""
+    chain = np.zeros(_CHAIN * 2, np.int64)
+    figures, numbers, dice = state.figures, state.numbers, state.dice
+    failed = np.zeros(len(nodes.readers) + len(state.count), np.int64)
+    total = max(nodes.times.sum(), 1e-30)
+    for move in range(moves):
+        if figures[_BEST_TIME] <= goal or not _has_room(nodes, state, 4 * len(chain)):
+            return
+        numbers[_LOGGED] = 0
+        excess, time = figures[_EXCESS], figures[_TIME]
+        temperature = total * heat * (cold / heat) ** (move / moves)
+        most = time - temperature * np.log(max(_roll(dice), 1e-12))
+        wanted = 1 + int(-3.0 * np.log(max(_roll(dice), 1e-12)))
+        _ruin(nodes, state, wanted)
+        round_ = move + 1
+        rounds = 0
+        while figures[_EXCESS] > 0.0 and figures[_TIME] < most and rounds < 60:
+            rounds += 1
+            if not _evict_one(nodes, state, failed, round_, 2.0, chain):
+                break
+        stats[0] += 1; stats[1] += rounds
+        if figures[_EXCESS] <= excess and figures[_TIME] <= most:
+            stats[2] += 1
+            numbers[_LOGGED] = 0
+            _note_best(nodes, state)
+        else:
+            _undo(nodes, state, 0)
+            figures[_EXCESS], figures[_TIME] = excess, time

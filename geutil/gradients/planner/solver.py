@@ -210,7 +210,7 @@ def _lower_time(
     best.allow(monotonic() - began)
     nodes = kernels.nodes_of(problem, order)
     search = kernels.new_search(nodes, list(start), budget, options.seed)
-    kernels.evict(nodes, search, float(budget), 8 * len(problem))
+    kernels.evict(nodes, search, 8 * len(problem))
     evicted = kernels.current_runs(search)
     best.consider(evicted)
     if not best.is_done():
@@ -251,7 +251,7 @@ def _anneal(
     def run(search: Any, moves: int, done: float, then: float) -> None:
         goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
         heat, cold = (_HEAT * mean * _COOLING**share for share in (done, then))
-        kernels.anneal(nodes, search, budget, heat, cold, moves, goal)
+        kernels.anneal(nodes, search, heat, cold, moves, goal)
 
     with ThreadPoolExecutor(len(searches)) as pool:
         for moves, done, then in _slices(best, options, share, run, searches[0]):
@@ -467,6 +467,6 @@ def _kernels() -> Any:
     problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
     nodes = sequence_search.nodes_of(problem, None)
     search = sequence_search.new_search(nodes, [0, 1, 2], 2.0, 0)
-    sequence_search.evict(nodes, search, 2.0, 1)
-    sequence_search.anneal(nodes, search, 2.0, 1.0, 0.1, 1, 3.0)
+    sequence_search.evict(nodes, search, 1)
+    sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     return sequence_search
