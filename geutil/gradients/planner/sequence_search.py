@@ -30,7 +30,7 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
     Sums may be added up in any order: bytes are whole numbers, so it makes no difference.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract"}}
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # Neither the package's folder nor the user's can be written.
@@ -44,6 +44,15 @@ _CHAIN = 24
 _TRIES = 24
 _WINDOW = 2000
 """After how many moves the price is looked at."""
+_SHIFTED = 0.6
+"""How often one more run is moved in a rebuilding that moves any."""
+_RUINED = 3.0
+"""How many runs a rebuilding takes out, on average."""
+_CHAINED = 6.0
+"""How long a chain it puts in at most, on average."""
+_ROUNDS = 60
+_NOISE = 2.0
+"""By how much its choices differ from the greedy ones, as a power of e."""
 _SPREAD = 1.4
 """Slots for each run; more of them make a step longer, fewer have more runs moved."""
 
@@ -122,7 +131,7 @@ class SearchState(NamedTuple):
     dice: Array
 
 
-_SPAN, _LENGTH, _BEST_LENGTH, _LOGGED, _LOOSE, _MOVES, _OVER = range(7)
+_SPAN, _LENGTH, _BEST_LENGTH, _LOGGED, _LOOSE, _MOVES, _OVER, _SLID = range(8)
 _EXCESS, _TIME, _BEST_TIME, _PRICE, _BUDGET = range(5)
 
 
@@ -186,15 +195,14 @@ def new_search(
         np.zeros((32 * room, 2), np.int64),
         np.zeros(2 * room, np.int64),
         np.zeros(room, np.int64),
-        np.zeros(7, np.int64),
+        np.zeros(8, np.int64),
         np.zeros(5),
         np.array([0x9E3779B97F4A7C15 ^ (seed * 2654435761 + 1)], np.uint64),
     )
     state.figures[_BEST_TIME], state.figures[_PRICE] = np.inf, 0.1
     # Bytes are whole, so that sums of them above the budget are, too.
     state.figures[_BUDGET] = np.floor(min(budget, 2.0**53))
-    _spread(nodes, state, np.array(runs, np.int64), 2 * _CHAIN)
-    _note_best(nodes, state)
+    restart(nodes, state, np.array(runs, np.int64))
     return state
 
 
@@ -224,6 +232,12 @@ def _roll(dice):  # type: ignore[no-untyped-def]
 @_compiled
 def _pick(dice, count):  # type: ignore[no-untyped-def]
     return min(int(_roll(dice) * count), count - 1)
+
+
+@_compiled
+def _waited(dice):  # type: ignore[no-untyped-def]
+    """Return a number above 0 whose mean is 1, exponentially distributed."""
+    return -np.log(max(_roll(dice), 1e-12))
 
 
 @_compiled
@@ -257,6 +271,7 @@ def _spread(nodes, state, runs, room):  # type: ignore[no-untyped-def]
     for node in nodes.outputs:
         state.last[state.newest[node]] = span
     state.numbers[_SPAN], state.numbers[_LENGTH] = span, length
+    state.numbers[_SLID] = 0
     state.figures[_EXCESS], state.figures[_TIME] = 0.0, time
     for slot in range(span):
         if state.node[slot] >= 0:
@@ -324,12 +339,16 @@ def _first_use(nodes, state, node, run):  # type: ignore[no-untyped-def]
 @_compiled
 def _hold(state, low, high, size):  # type: ignore[no-untyped-def]
     """Add bytes from one slot to another, both included."""
+    if low > high:
+        return
+    # Slices, since indices from 0 up let the loop be vectorized.
+    levels, filled = state.level[low : high + 1], state.filled[low : high + 1]
     budget, more = state.figures[_BUDGET], 0.0
-    for i in range(low, high + 1):
-        level = state.level[i]
+    for i in range(len(levels)):
+        level = levels[i]
         then = level + size
-        state.level[i] = then
-        more += (max(then, budget) - max(level, budget)) * state.filled[i]
+        levels[i] = then
+        more += (max(then, budget) - max(level, budget)) * filled[i]
     state.figures[_EXCESS] += more
 
 
@@ -466,6 +485,7 @@ def _undo(nodes, state, mark):  # type: ignore[no-untyped-def]
 @_compiled
 def _slide(nodes, state, slot, then):  # type: ignore[no-untyped-def]
     """Put a run into the slot next to it, which is empty; its order stays."""
+    state.numbers[_SLID] += 1
     node = state.node[slot]
     across = state.level[slot]
     for e in range(nodes.start[node], nodes.start[node + 1]):
@@ -536,7 +556,9 @@ def _has_space(state, wanted):  # type: ignore[no-untyped-def]
 def _has_room(nodes, state, wanted):  # type: ignore[no-untyped-def]
     """Tell whether some more runs have room, and make some if that can be."""
     length = int(1.1 * (state.numbers[_LENGTH] + wanted))
-    if length >= state.numbers[_SPAN] and length < len(state.node) - 2:
+    # Where many had to slide, the empty slots lie elsewhere.
+    is_crowded = state.numbers[_SLID] > 2 * state.numbers[_SPAN]
+    if is_crowded or length >= state.numbers[_SPAN] and length < len(state.node) - 2:
         slots = np.nonzero(state.node >= 0)[0]
         _spread(nodes, state, state.node[slots], wanted)
     return length < state.numbers[_SPAN]
@@ -599,8 +621,6 @@ def _insert(nodes, state, chain):  # type: ignore[no-untyped-def]
     Above the budget mostly where something waits across a slot that is too full.
     """
     dice = state.dice
-    if not _has_room(nodes, state, _CHAIN):
-        return False
     budget = state.figures[_BUDGET]
     over = state.figures[_EXCESS] > 0.0
     for _ in range(_TRIES):
@@ -652,7 +672,7 @@ def _remove(nodes, state):  # type: ignore[no-untyped-def]
 def _shift(nodes, state):  # type: ignore[no-untyped-def]
     """Move a run between its inputs and its first use; tell whether that was done."""
     dice = state.dice
-    if not _has_room(nodes, state, 1):
+    if not _has_space(state, 1):
         return False
     slot, span = _random_run(state), state.numbers[_SPAN]
     if _roll(dice) < 0.6:
@@ -724,6 +744,8 @@ def anneal(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-de
     scale = max(figures[_BUDGET], 1.0)
     for move in range(moves):
         if figures[_BEST_TIME] <= goal:
+            return
+        if not _has_room(nodes, state, 2 * _CHAIN):
             return
         excess, time = figures[_EXCESS], figures[_TIME]
         draw = _roll(dice)
@@ -878,32 +900,65 @@ def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def rebuild(nodes, state, heat, cold, moves, goal, stats):  # type: ignore[no-untyped-def]
-    """Take runs out and evict anew, again and again; take what is good enough."""
-    chain = np.zeros(_CHAIN * 2, np.int64)
+def _rebuilt(nodes, state, most, failed, round_, chain):  # type: ignore[no-untyped-def]
+    """Move some runs, take some out, and evict anew; stop above the most time."""
+    figures, dice = state.figures, state.dice
+    shifted = _SHIFTED if _roll(dice) < 0.5 else 0.0
+    while _roll(dice) < shifted:
+        mark = state.numbers[_LOGGED]
+        if _shift(nodes, state):
+            _drop_loose(nodes, state)
+        else:
+            _undo(nodes, state, mark)
+    _ruin(nodes, state, 1 + int(_RUINED * _waited(dice)))
+    for _ in range(_ROUNDS):
+        if figures[_EXCESS] <= 0.0 or figures[_TIME] >= most:
+            return
+        # Long chains take long, and are rarely worth it.
+        longest = min(2 + int(_CHAINED * _waited(dice)), len(chain))
+        if not _evict_one(nodes, state, failed, round_, _NOISE, chain[:longest]):
+            return
+
+
+@_compiled
+def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
+    """Take runs out and evict anew, again and again; take what is good enough.
+
+    It is a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
+
+    Args:
+        nodes: the computation.
+        state: where the search stands; changed.
+        heat: the temperature at the first move, as a share of the time of all nodes.
+        cold: the temperature at the last one.
+        moves: how many.
+        goal: the time at which nothing is left to gain.
+
+    Cost: that of some rounds of eviction for each move.
+    """
+    chain = np.zeros(2 * _CHAIN, np.int64)
     figures, numbers, dice = state.figures, state.numbers, state.dice
     failed = np.zeros(len(nodes.readers) + len(state.count), np.int64)
-    total = max(nodes.times.sum(), 1e-30)
+    total = nodes.times.sum()
     for move in range(moves):
         if figures[_BEST_TIME] <= goal or not _has_room(nodes, state, 4 * len(chain)):
             return
-        numbers[_LOGGED] = 0
         excess, time = figures[_EXCESS], figures[_TIME]
-        temperature = total * heat * (cold / heat) ** (move / moves)
-        most = time - temperature * np.log(max(_roll(dice), 1e-12))
-        wanted = 1 + int(-3.0 * np.log(max(_roll(dice), 1e-12)))
-        _ruin(nodes, state, wanted)
-        round_ = move + 1
-        rounds = 0
-        while figures[_EXCESS] > 0.0 and figures[_TIME] < most and rounds < 60:
-            rounds += 1
-            if not _evict_one(nodes, state, failed, round_, 2.0, chain):
-                break
-        stats[0] += 1; stats[1] += rounds
+        most = time + total * heat * (cold / heat) ** (move / moves) * _waited(dice)
+        if excess > 0.0:
+            # What keeps more of the budget is welcome at any time.
+            most = np.inf
+        _rebuilt(nodes, state, most, failed, move + 1, chain)
         if figures[_EXCESS] <= excess and figures[_TIME] <= most:
-            stats[2] += 1
-            numbers[_LOGGED] = 0
             _note_best(nodes, state)
         else:
             _undo(nodes, state, 0)
             figures[_EXCESS], figures[_TIME] = excess, time
+        numbers[_LOGGED] = 0
+
+
+@_compiled
+def restart(nodes, state, runs):  # type: ignore[no-untyped-def]
+    """Have a search go on from other runs."""
+    _spread(nodes, state, runs, 2 * _CHAIN)
+    _note_best(nodes, state)

@@ -14,6 +14,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.problem import Problem
@@ -23,12 +25,18 @@ from geutil.memory.plotting import drawn_axes
 Objective = Literal["time", "peak"]
 Progress = Callable[[Improvement], None]
 
-_HEAT, _COOLING = 2.5, 1e-4
-"""The first temperature, in the mean time of a node, and the last one next to it."""
+_HEAT, _COLD = 2.5, 2.5e-4
+"""The first and the last temperature of annealing, in the mean time of a node."""
+_REBUILD_HEAT, _REBUILD_COLD = 0.3, 0.003
+"""Those of rebuilding."""
+_ANNEALED = 0.2
+"""The share of annealing, before the bound."""
+_CYCLES = 3
+"""How often rebuilding starts hot again, from the best schedule."""
+_REBUILD_WORTH = 10
+"""How many moves of annealing take as long as one of rebuilding."""
 _SLICES = 50
 """How often a search looks at the clock, and tells of what it found."""
-_FIRST = 0.2
-"""The share of a first search, before the bound; the second one goes slower."""
 _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
@@ -213,84 +221,103 @@ def _lower_time(
     kernels.evict(nodes, search, 8 * len(problem))
     evicted = kernels.current_runs(search)
     best.consider(evicted)
+    seeds = range(options.seed, options.seed + options.workers)
+    searches = [kernels.new_search(nodes, evicted, budget, seed) for seed in seeds]
+    team = _Team(best, options, kernels, nodes, searches)
     if not best.is_done():
-        _anneal(best, kernels, nodes, evicted, options, _FIRST)
+        team.search(kernels.anneal, _ANNEALED, (_HEAT, _COLD))
     if not best.is_done() and len(problem) <= _MOST_BOUNDED:
         # What is deterministic must not depend on the clock.
         branches = None if options.iterations is None else _BRANCHES
         limit = best.seconds_left * _BOUND
         best.bound = extra_time_bound(problem, budget, order, limit, branches)
-    if not best.is_done():
-        _anneal(best, kernels, nodes, evicted, options, 1.0)
+    for cycle in range(_CYCLES):
+        if best.is_done():
+            return
+        team.gather()
+        share = 1 / (_CYCLES - cycle)
+        team.search(kernels.rebuild, share, (_REBUILD_HEAT, _REBUILD_COLD))
 
 
-def _anneal(
-    best: _Best,
-    kernels: Any,
-    nodes: Any,
-    start: Sequence[int],
-    options: _SolveOptions,
-    share: float,
-) -> None:
-    """Search from a start with several seeds at once, slice by slice.
+@dataclass(frozen=True)
+class _Team:
+    """Searches of several seeds that go on at once.
 
-    Args:
-        best: told of what is found.
+    Attributes:
+        best: told of what they find.
+        options: how to solve.
         kernels: the module `sequence_search`.
         nodes: the problem as arrays.
-        start: runs to begin with.
-        options: how to solve.
-        share: the share of the time that is left, or of the moves.
+        searches: where each of them stands.
     """
-    budget = float(best.budget)
-    seeds = range(options.seed, options.seed + options.workers)
-    searches = [kernels.new_search(nodes, list(start), budget, seed) for seed in seeds]
-    total = best.problem.total_time or 1.0
-    mean = 1.0 / max(len(best.problem), 1)
 
-    def run(search: Any, moves: int, done: float, then: float) -> None:
-        goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
-        heat, cold = (_HEAT * mean * _COOLING**share for share in (done, then))
-        kernels.anneal(nodes, search, heat, cold, moves, goal)
+    best: _Best
+    options: _SolveOptions
+    kernels: Any
+    nodes: Any
+    searches: list[Any]
 
-    with ThreadPoolExecutor(len(searches)) as pool:
-        for moves, done, then in _slices(best, options, share, run, searches[0]):
-            waiting = [pool.submit(run, s, moves, done, then) for s in searches]
-            for future in waiting:
-                future.result()
-            for search in searches:
-                if (runs := kernels.best_runs(search)) is not None:
-                    best.consider(runs)
-            if best.is_done():
-                return
+    def gather(self) -> None:
+        """Have all go on from the best schedule; each from its own if none is known."""
+        if self.best.runs is not None:
+            for search in self.searches:
+                self.kernels.restart(self.nodes, search, np.array(self.best.runs))
 
+    def search(
+        self, kernel: Any, share: float, heats: tuple[float, float]
+    ) -> None:
+        """Search slice by slice, for a share of the time that is left, or of the moves.
 
-def _slices(
-    best: _Best,
-    options: _SolveOptions,
-    share: float,
-    run: Callable[[Any, int, float, float], None],
-    search: Any,
-) -> Iterator[tuple[int, float, float]]:
-    """Yield the moves of a slice, and how far a search is before and behind it.
+        Args:
+            kernel: `anneal` or `rebuild`.
+            share: the share.
+            heats: the first and the last temperature, in the mean time of a node.
+        """
+        best, searches = self.best, self.searches
+        total = best.problem.total_time or 1.0
+        mean = 1.0 / max(len(best.problem), 1)
+        heat, cold = heats
 
-    Without a number of moves, a slice is as long as the clock says, and so is how far
-    the search is: a machine that does other things cools down as well.
-    """
-    if options.iterations is not None:
-        moves = max(int(options.iterations * share), _SLICES)
-        for i in range(_SLICES):
-            yield moves // _SLICES, i / _SLICES, (i + 1) / _SLICES
-        return
-    seconds = best.seconds_left * share
-    began = monotonic()
-    run(search, _TRIAL_MOVES, 0.0, 0.0)
-    moves, before, done = _TRIAL_MOVES, began, 0.0
-    while done < 1.0:
-        now = monotonic()
-        moves = int(moves * seconds / _SLICES / max(now - before, 1e-6)) + 1
-        before, done = now, (now - began) / seconds if seconds > 0 else 1.0
-        yield moves, min(done, 1.0), min(done + 1 / _SLICES, 1.0)
+        def run(search: Any, moves: int, done: float, then: float) -> None:
+            goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
+            hot, cool = (heat * mean * (cold / heat) ** part for part in (done, then))
+            kernel(self.nodes, search, hot, cool, moves, goal)
+
+        with ThreadPoolExecutor(len(searches)) as pool:
+            for moves, done, then in self._slices(kernel, share, run):
+                waiting = [pool.submit(run, s, moves, done, then) for s in searches]
+                for future in waiting:
+                    future.result()
+                for search in searches:
+                    if (runs := self.kernels.best_runs(search)) is not None:
+                        best.consider(runs)
+                if best.is_done():
+                    return
+
+    def _slices(
+        self, kernel: Any, share: float, run: Callable[[Any, int, float, float], None]
+    ) -> Iterator[tuple[int, float, float]]:
+        """Yield the moves of a slice, and how far a search is before and behind it.
+
+        Without a number of moves, a slice is as long as the clock says, and so is how
+        far the search is: a machine that does other things cools down as well.
+        """
+        worth = _REBUILD_WORTH if kernel is self.kernels.rebuild else 1
+        if self.options.iterations is not None:
+            moves = max(int(self.options.iterations * share) // worth, _SLICES)
+            for i in range(_SLICES):
+                yield moves // _SLICES, i / _SLICES, (i + 1) / _SLICES
+            return
+        seconds = self.best.seconds_left * share
+        began = monotonic()
+        trial = _TRIAL_MOVES // worth
+        run(self.searches[0], trial, 0.0, 0.0)
+        moves, before, done = trial, began, 0.0
+        while done < 1.0:
+            now = monotonic()
+            moves = int(moves * seconds / _SLICES / max(now - before, 1e-6)) + 1
+            before, done = now, (now - began) / seconds if seconds > 0 else 1.0
+            yield moves, min(done, 1.0), min(done + 1 / _SLICES, 1.0)
 
 
 def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
@@ -469,4 +496,6 @@ def _kernels() -> Any:
     search = sequence_search.new_search(nodes, [0, 1, 2], 2.0, 0)
     sequence_search.evict(nodes, search, 1)
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
+    sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
+    sequence_search.restart(nodes, search, np.array([0, 1, 2]))
     return sequence_search
