@@ -1,7 +1,7 @@
 """Training steps of networks as problems of the planner, from shapes alone.
 
-Forward and backward ops with the bytes and the multiply-adds that those of a network have
-whose layers are as large; only forward ops may run again. Nothing of TensorFlow is needed.
+Forward and backward ops with the bytes and the multiply-adds that those of a network
+have whose layers are as large; only forward ops may run again. No TensorFlow is needed.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class _Op(NamedTuple):
 class _Step:
     """A step while it is written down: forward ops, then their gradients in reverse."""
 
-    def __init__(self, batch: int, height: int, channels: int) -> None:
+    def __init__(self, batch: int, shape: _Shape) -> None:
         self._batch = batch
         self._times: list[float] = []
         self._sizes: list[int] = []
         self._edges: list[tuple[int, int]] = []
         self._shapes: list[_Shape] = []
         self._ops: list[_Op] = []
-        self.images = self._node(0.0, _Shape(height, height, channels), ())
+        self.images = self._node(0.0, shape, ())
 
     def shape(self, node: int) -> _Shape:
         """Return the shape of a forward node."""
@@ -166,7 +166,7 @@ def resnet(
     blocks: tuple[int, ...] = (3, 4, 6, 3), *, batch: int = 8, height: int = 160
 ) -> Problem:
     """Return a step of a residual network; 3, 4, 6 and 3 blocks are a ResNet50's."""
-    step = _Step(batch, height, 3)
+    step = _Step(batch, _Shape(height, height, 3))
     x = step.pool(step.relu(step.norm(step.conv(step.images, 64, 7, 2))))
     for stage, count in enumerate(blocks):
         channels = 64 << stage
@@ -192,7 +192,7 @@ def _classified(step: _Step, x: int) -> Problem:
 
 def mobilenet(*, batch: int = 16, height: int = 160) -> Problem:
     """Return a step of a network of inverted residuals, as large as a MobileNetV2."""
-    step = _Step(batch, height, 3)
+    step = _Step(batch, _Shape(height, height, 3))
     x = step.relu(step.norm(step.conv(step.images, 32, 3, 2)))
     # Expansion, channels, blocks, stride.
     stages = (
@@ -219,7 +219,7 @@ def mobilenet(*, batch: int = 16, height: int = 160) -> Problem:
 
 def unet(*, batch: int = 4, height: int = 192, channels: int = 32) -> Problem:
     """Return a step of a U-Net of four levels: what goes down is read on the way up."""
-    step = _Step(batch, height, 3)
+    step = _Step(batch, _Shape(height, height, 3))
 
     def twice(x: int, depth: int) -> int:
         for _ in range(2):
@@ -247,8 +247,8 @@ def decoder(
     layers: int = 32, *, batch: int = 4, tokens: int = 128, depth: int = 256
 ) -> Problem:
     """Return a step of a transformer of some layers, eight heads and wide products."""
-    step = _Step(batch, tokens, depth)
     rows = _Shape(tokens, 1, depth)
+    step = _Step(batch, rows)
     scored = _Shape(tokens, tokens, 8)
 
     def product(x: int, channels: int) -> int:

@@ -28,9 +28,12 @@ Array = npt.NDArray[Any]
 def _compiled(function: Callable[..., Any]) -> Any:
     """Have a function compiled, once for all processes where that can be written.
 
-    Sums may be added up in any order: bytes are whole numbers, so it makes no difference.
+    Sums may be added up in any order: bytes are whole numbers, so nothing differs.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": {"reassoc", "contract", "nnan", "nsz"},
+    }
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # Neither the package's folder nor the user's can be written.
@@ -44,15 +47,15 @@ _CHAIN = 24
 _TRIES = 24
 _WINDOW = 2000
 """After how many moves the price is looked at."""
-_SHIFTED = 0.6
-"""How often one more run is moved in a rebuilding that moves any."""
+_SHIFTED = 0.2
+"""How often a rebuilding moves a run, and then one more."""
 _RUINED = 3.0
 """How many runs a rebuilding takes out, on average."""
 _CHAINED = 6.0
 """How long a chain it puts in at most, on average."""
 _ROUNDS = 60
-_NOISE = 2.0
-"""By how much its choices differ from the greedy ones, as a power of e."""
+_NOISE = 4.0
+"""By how much its choices differ from the greedy ones at most, as a power of e."""
 _SPREAD = 1.4
 """Slots for each run; more of them make a step longer, fewer have more runs moved."""
 
@@ -461,9 +464,9 @@ def _drop_loose(nodes, state):  # type: ignore[no-untyped-def]
         slot = state.loose[state.numbers[_LOOSE]]
         node = state.node[slot]
         # It may have gone, or be read again, since it was noted.
-        if node >= 0 and state.last[slot] == slot and state.count[node] > 1:
-            if _take_run(nodes, state, slot):
-                _note(state, -1 - node, slot)
+        is_loose = node >= 0 and state.last[slot] == slot and state.count[node] > 1
+        if is_loose and _take_run(nodes, state, slot):
+            _note(state, -1 - node, slot)
 
 
 @_compiled
@@ -558,7 +561,8 @@ def _has_room(nodes, state, wanted):  # type: ignore[no-untyped-def]
     length = int(1.1 * (state.numbers[_LENGTH] + wanted))
     # Where many had to slide, the empty slots lie elsewhere.
     is_crowded = state.numbers[_SLID] > 2 * state.numbers[_SPAN]
-    if is_crowded or length >= state.numbers[_SPAN] and length < len(state.node) - 2:
+    is_full = state.numbers[_SPAN] <= length < len(state.node) - 2
+    if is_crowded or is_full:
         slots = np.nonzero(state.node >= 0)[0]
         _spread(nodes, state, state.node[slots], wanted)
     return length < state.numbers[_SPAN]
@@ -661,10 +665,10 @@ def _remove(nodes, state):  # type: ignore[no-untyped-def]
     for _ in range(2 * _TRIES):
         slot = _pick(state.dice, state.numbers[_SPAN])
         node = state.node[slot]
-        if node >= 0 and state.before[slot] >= 0:
-            if _take_run(nodes, state, slot):
-                _note(state, -1 - node, slot)
-                return True
+        is_again = node >= 0 and state.before[slot] >= 0
+        if is_again and _take_run(nodes, state, slot):
+            _note(state, -1 - node, slot)
+            return True
     return False
 
 
@@ -776,9 +780,9 @@ def anneal(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-de
 
 @_compiled
 def _next_use(nodes, state, node, slot):  # type: ignore[no-untyped-def]
-    """Return the slot of a node's first use at or behind a slot, and its reader's place.
+    """Return the slot of a node's first use from a slot on, and where its reader is.
 
-    The slot behind all and -1 if there is none.
+    That is its place in `nodes.readers`; without a use, the slot behind all and -1.
     """
     use, read = state.numbers[_SPAN], -1
     for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
@@ -882,7 +886,7 @@ def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
-    """Take out some runs that are not their nodes' first, most of them near each other."""
+    """Take out some runs that are not their nodes' first, mostly near each other."""
     dice, span = state.dice, state.numbers[_SPAN]
     slot, step = _pick(dice, span), 1
     if _roll(dice) < 0.5:
@@ -892,31 +896,31 @@ def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
             return
         slot = (slot + step) % span
         node = state.node[slot]
-        if node >= 0 and state.before[slot] >= 0 and _roll(dice) < 0.5:
-            if _take_run(nodes, state, slot):
-                _note(state, -1 - node, slot)
-                _drop_loose(nodes, state)
-                wanted -= 1
+        is_chosen = node >= 0 and state.before[slot] >= 0 and _roll(dice) < 0.5
+        if is_chosen and _take_run(nodes, state, slot):
+            _note(state, -1 - node, slot)
+            _drop_loose(nodes, state)
+            wanted -= 1
 
 
 @_compiled
 def _rebuilt(nodes, state, most, failed, round_, chain):  # type: ignore[no-untyped-def]
     """Move some runs, take some out, and evict anew; stop above the most time."""
     figures, dice = state.figures, state.dice
-    shifted = _SHIFTED if _roll(dice) < 0.5 else 0.0
-    while _roll(dice) < shifted:
+    while _roll(dice) < _SHIFTED:
         mark = state.numbers[_LOGGED]
         if _shift(nodes, state):
             _drop_loose(nodes, state)
         else:
             _undo(nodes, state, mark)
     _ruin(nodes, state, 1 + int(_RUINED * _waited(dice)))
+    noise = _NOISE * _roll(dice)
     for _ in range(_ROUNDS):
         if figures[_EXCESS] <= 0.0 or figures[_TIME] >= most:
             return
         # Long chains take long, and are rarely worth it.
         longest = min(2 + int(_CHAINED * _waited(dice)), len(chain))
-        if not _evict_one(nodes, state, failed, round_, _NOISE, chain[:longest]):
+        if not _evict_one(nodes, state, failed, round_, noise, chain[:longest]):
             return
 
 

@@ -25,12 +25,12 @@ from geutil.memory.plotting import drawn_axes
 Objective = Literal["time", "peak"]
 Progress = Callable[[Improvement], None]
 
-_HEAT, _COLD = 2.5, 2.5e-4
+_HEATS = 2.5, 2.5e-4
 """The first and the last temperature of annealing, in the mean time of a node."""
-_REBUILD_HEAT, _REBUILD_COLD = 0.3, 0.003
+_REBUILD_HEATS = 0.3, 0.003
 """Those of rebuilding."""
-_ANNEALED = 0.2
-"""The share of annealing, before the bound."""
+_REBUILT, _ANNEALED = 0.2, 0.2
+"""The shares of a first rebuilding and of annealing, before the bound."""
 _CYCLES = 3
 """How often rebuilding starts hot again, from the best schedule."""
 _REBUILD_WORTH = 10
@@ -225,7 +225,11 @@ def _lower_time(
     searches = [kernels.new_search(nodes, evicted, budget, seed) for seed in seeds]
     team = _Team(best, options, kernels, nodes, searches)
     if not best.is_done():
-        team.search(kernels.anneal, _ANNEALED, (_HEAT, _COLD))
+        team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
+    if not best.is_done():
+        # What was rebuilt is near the order that it began with, annealing is not.
+        team.restart(evicted)
+        team.search(kernels.anneal, _ANNEALED, _HEATS)
     if not best.is_done() and len(problem) <= _MOST_BOUNDED:
         # What is deterministic must not depend on the clock.
         branches = None if options.iterations is None else _BRANCHES
@@ -234,9 +238,9 @@ def _lower_time(
     for cycle in range(_CYCLES):
         if best.is_done():
             return
-        team.gather()
-        share = 1 / (_CYCLES - cycle)
-        team.search(kernels.rebuild, share, (_REBUILD_HEAT, _REBUILD_COLD))
+        if best.runs is not None:
+            team.restart(best.runs)
+        team.search(kernels.rebuild, 1 / (_CYCLES - cycle), _REBUILD_HEATS)
 
 
 @dataclass(frozen=True)
@@ -257,15 +261,12 @@ class _Team:
     nodes: Any
     searches: list[Any]
 
-    def gather(self) -> None:
-        """Have all go on from the best schedule; each from its own if none is known."""
-        if self.best.runs is not None:
-            for search in self.searches:
-                self.kernels.restart(self.nodes, search, np.array(self.best.runs))
+    def restart(self, runs: Sequence[int]) -> None:
+        """Have all go on from some runs."""
+        for search in self.searches:
+            self.kernels.restart(self.nodes, search, np.array(runs))
 
-    def search(
-        self, kernel: Any, share: float, heats: tuple[float, float]
-    ) -> None:
+    def search(self, kernel: Any, share: float, heats: tuple[float, float]) -> None:
         """Search slice by slice, for a share of the time that is left, or of the moves.
 
         Args:
