@@ -214,16 +214,16 @@ def _lower_time(
     if best.is_done() or budget < problem.least_budget:
         return
     began = monotonic()
-    kernels = _kernels()
+    slots, kernels = _kernels()
     best.allow(monotonic() - began)
-    nodes = kernels.nodes_of(problem, order)
-    search = kernels.new_search(nodes, list(start), budget, options.seed)
+    nodes = slots.nodes_of(problem, order)
+    search = slots.new_search(nodes, list(start), budget, options.seed)
     kernels.evict(nodes, search, 8 * len(problem))
-    evicted = kernels.current_runs(search)
+    evicted = slots.current_runs(search)
     best.consider(evicted)
     seeds = range(options.seed, options.seed + options.workers)
-    searches = [kernels.new_search(nodes, evicted, budget, seed) for seed in seeds]
-    team = _Team(best, options, kernels, nodes, searches)
+    searches = [slots.new_search(nodes, evicted, budget, seed) for seed in seeds]
+    team = _Team(best, options, slots, kernels, nodes, searches)
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     if not best.is_done():
@@ -250,6 +250,7 @@ class _Team:
     Attributes:
         best: told of what they find.
         options: how to solve.
+        slots: the module `run_slots`.
         kernels: the module `sequence_search`.
         nodes: the problem as arrays.
         searches: where each of them stands.
@@ -257,6 +258,7 @@ class _Team:
 
     best: _Best
     options: _SolveOptions
+    slots: Any
     kernels: Any
     nodes: Any
     searches: list[Any]
@@ -264,7 +266,7 @@ class _Team:
     def restart(self, runs: Sequence[int]) -> None:
         """Have all go on from some runs."""
         for search in self.searches:
-            self.kernels.restart(self.nodes, search, np.array(runs))
+            self.slots.restart(self.nodes, search, np.array(runs))
 
     def search(self, kernel: Any, share: float, heats: tuple[float, float]) -> None:
         """Search slice by slice, for a share of the time that is left, or of the moves.
@@ -290,7 +292,7 @@ class _Team:
                 for future in waiting:
                     future.result()
                 for search in searches:
-                    if (runs := self.kernels.best_runs(search)) is not None:
+                    if (runs := self.slots.best_runs(search)) is not None:
                         best.consider(runs)
                 if best.is_done():
                     return
@@ -483,20 +485,19 @@ def pareto(
 
 
 @cache
-def _kernels() -> Any:
-    """Return the module `sequence_search`, compiled."""
+def _kernels() -> tuple[Any, Any]:
+    """Return the modules `run_slots` and `sequence_search`, compiled."""
     try:
-        from geutil.gradients.planner import sequence_search
+        from geutil.gradients.planner import run_slots, sequence_search
     except ImportError as error:
         raise MissingExtraError(
             "plans under a budget are searched for by numba, which is not installed; "
             "run: pip install 'geutil[plan]'"
         ) from error
     problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
-    nodes = sequence_search.nodes_of(problem, None)
-    search = sequence_search.new_search(nodes, [0, 1, 2], 2.0, 0)
+    nodes = run_slots.nodes_of(problem, None)
+    search = run_slots.new_search(nodes, [0, 1, 2], 2.0, 0)
     sequence_search.evict(nodes, search, 1)
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
-    sequence_search.restart(nodes, search, np.array([0, 1, 2]))
-    return sequence_search
+    return run_slots, sequence_search
