@@ -6,6 +6,8 @@ have whose layers are as large; only forward ops may run again. No TensorFlow is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from geutil.gradients.planner import Problem
@@ -268,3 +270,14 @@ def decoder(
     x = product(step.norm(x), 1000)
     step.op((x,), _Shape(1, 1, 1), saves_input=True)
     return step.problem()
+
+
+STEPS: dict[str, Callable[[], Problem]] = {
+    "resnet50": resnet,
+    "resnet152": partial(resnet, (3, 8, 36, 3)),
+    "mobilenet": mobilenet,
+    "unet": unet,
+    "decoder_12": partial(decoder, 12),
+    "decoder_32": decoder,
+}
+"""Problems by name: some networks of the sizes that are commonly trained."""

@@ -438,7 +438,8 @@ def _note_loose(state, slot):  # type: ignore[no-untyped-def]
 @compiled
 def note(state, node, slot):  # type: ignore[no-untyped-def]
     """Log a change, so that `undo` takes it back."""
-    state.log[state.numbers[LOGGED]] = node, slot
+    state.log[state.numbers[LOGGED], 0] = node
+    state.log[state.numbers[LOGGED], 1] = slot
     state.numbers[LOGGED] += 1
 
 
@@ -461,7 +462,8 @@ def undo(nodes, state, mark):  # type: ignore[no-untyped-def]
     count = len(state.count)
     while state.numbers[LOGGED] > mark:
         state.numbers[LOGGED] -= 1
-        node, slot = state.log[state.numbers[LOGGED]]
+        node = state.log[state.numbers[LOGGED], 0]
+        slot = state.log[state.numbers[LOGGED], 1]
         if node >= count:
             _slide(nodes, state, node - count, slot)
         elif node >= 0:
@@ -549,8 +551,12 @@ def has_room(nodes, state, wanted):  # type: ignore[no-untyped-def]
     is_crowded = state.numbers[_SLID] > 2 * state.numbers[SPAN]
     is_full = state.numbers[SPAN] <= length < len(state.node) - 2
     if is_crowded or is_full:
-        slots = np.nonzero(state.node >= 0)[0]
-        _spread(nodes, state, state.node[slots], wanted)
+        runs, found = np.empty(state.numbers[LENGTH], np.int64), 0
+        for slot in range(state.numbers[SPAN]):
+            if state.node[slot] >= 0:
+                runs[found] = state.node[slot]
+                found += 1
+        _spread(nodes, state, runs, wanted)
     return length < state.numbers[SPAN]
 
 

@@ -44,7 +44,7 @@ from geutil.gradients.planner.run_slots import (
     waited,
 )
 
-RUN_SLOTS = "63c880d1"
+RUN_SLOTS = "1443d43e"
 """The first digits of the SHA-256 of `run_slots.py`; see there."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""
@@ -308,8 +308,12 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
     if not has_space(state, len(chain)):
         return False
     span = state.numbers[SPAN]
-    fullest = int(np.argmax(state.level[:span] * state.filled[:span]))
-    best, place, node, edge = 0.0, -1, -1, -1
+    fullest, most = 0, -1.0
+    for slot in range(span):
+        if state.filled[slot] * state.level[slot] > most:
+            fullest, most = slot, state.level[slot]
+    # Literals would have what takes them compiled once more.
+    best, place, node, edge = 0.0, np.int64(-1), np.int64(-1), -1
     for u in range(len(state.count)):
         if nodes.once[u]:
             continue
@@ -371,7 +375,8 @@ def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
     for _ in range(rounds):
         if figures[EXCESS] <= 0.0 or not has_room(nodes, state, len(chain)):
             break
-        if not _evict_one(nodes, state, failed, 1, 0.0, chain):
+        # Any number but 0 will do; a literal one would have it compiled once more.
+        if not _evict_one(nodes, state, failed, rounds, 0.0, chain):
             break
         state.numbers[LOGGED] = 0
     note_best(nodes, state)

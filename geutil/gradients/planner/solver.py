@@ -64,21 +64,22 @@ def solve(
     """Return a schedule that keeps a budget in as little extra time as can be found.
 
     Orders of low peak come first; then what waits longest for the least time is freed
-    and computed again until the budget is kept; then a local search lowers the time,
-    until it meets the lower bound or its time is up.
+    and computed again until the budget is kept; then local searches lower the time,
+    until it meets the lower bound or their time is up.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for some 10 s besides.
+        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
         workers: how many searches run at once; by default one for each core.
         iterations: how many moves each search makes, in place of what the time allows;
-            with it, results do not depend on how fast the machine is.
+            with it, results do not depend on how fast the machine is. A move that
+            takes several runs out and frees anew counts for ten.
         progress: called with each improvement.
 
     Returns:
@@ -240,7 +241,9 @@ def _lower_time(
             return
         if best.runs is not None:
             team.restart(best.runs)
-        team.search(kernels.rebuild, 1 / (_CYCLES - cycle), _REBUILD_HEATS)
+        # Of the moves all cycles have the same part, of the time that of what is left.
+        parts = _CYCLES - (cycle if options.iterations is None else 0)
+        team.search(kernels.rebuild, 1 / parts, _REBUILD_HEATS)
 
 
 @dataclass(frozen=True)
