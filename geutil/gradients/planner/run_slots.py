@@ -88,7 +88,7 @@ class SearchState(NamedTuple):
         after: the slot of its next run.
         first: the slot of the first run of each node.
         newest: the slot of its last one.
-        count: how many runs each node has.
+        copies: how many runs each node has.
         log: what the current move did, as pairs of a node and a slot: a run that was
             put in; one taken out, as -1 - node; one that slid there from a slot, which
             is given above the numbers of nodes, the other way round.
@@ -109,7 +109,7 @@ class SearchState(NamedTuple):
     after: Array
     first: Array
     newest: Array
-    count: Array
+    copies: Array
     log: Array
     loose: Array
     best: Array
@@ -177,7 +177,8 @@ def new_search(
         np.zeros(room),
         slots[2],
         slots[3],
-        *(np.full(count, -1, np.int64) for _ in range(2)),
+        np.full(count, -1, np.int64),
+        np.full(count, -1, np.int64),
         np.zeros(count, np.int64),
         np.zeros((32 * room, 2), np.int64),
         np.zeros(2 * room, np.int64),
@@ -238,7 +239,7 @@ def _spread(nodes, state, runs, room):  # type: ignore[no-untyped-def]
     state.after[:] = -1
     state.newest[:] = -1
     state.first[:] = -1
-    state.count[:] = 0
+    state.copies[:] = 0
     state.level[:] = 0.0
     state.filled[:] = 0.0
     time = 0.0
@@ -254,7 +255,7 @@ def _spread(nodes, state, runs, room):  # type: ignore[no-untyped-def]
         else:
             state.first[node] = slot
         state.newest[node] = slot
-        state.count[node] += 1
+        state.copies[node] += 1
         time += nodes.times[node]
     for node in nodes.outputs:
         state.last[state.newest[node]] = span
@@ -383,7 +384,7 @@ def add_run(nodes, state, node, slot):  # type: ignore[no-untyped-def]
         if shorter == before:
             _note_loose(state, before)
     state.last[slot] = last
-    state.count[node] += 1
+    state.copies[node] += 1
     state.numbers[LENGTH] += 1
     state.figures[TIME] += nodes.times[node]
     return True
@@ -422,7 +423,7 @@ def take_run(nodes, state, slot):  # type: ignore[no-untyped-def]
                 _note_loose(state, run)
     state.figures[EXCESS] -= max(state.level[slot] - state.figures[BUDGET], 0.0)
     state.node[slot], state.filled[slot] = -1, 0.0
-    state.count[node] -= 1
+    state.copies[node] -= 1
     state.numbers[LENGTH] -= 1
     state.figures[TIME] -= nodes.times[node]
     return True
@@ -451,7 +452,7 @@ def drop_loose(nodes, state):  # type: ignore[no-untyped-def]
         slot = state.loose[state.numbers[LOOSE]]
         node = state.node[slot]
         # It may have gone, or be read again, since it was noted.
-        is_loose = node >= 0 and state.last[slot] == slot and state.count[node] > 1
+        is_loose = node >= 0 and state.last[slot] == slot and state.copies[node] > 1
         if is_loose and take_run(nodes, state, slot):
             note(state, -1 - node, slot)
 
@@ -459,7 +460,7 @@ def drop_loose(nodes, state):  # type: ignore[no-untyped-def]
 @compiled
 def undo(nodes, state, mark):  # type: ignore[no-untyped-def]
     """Take back what was logged, the latest first, down to a length of the log."""
-    count = len(state.count)
+    count = len(state.copies)
     while state.numbers[LOGGED] > mark:
         state.numbers[LOGGED] -= 1
         node = state.log[state.numbers[LOGGED], 0]
@@ -510,7 +511,7 @@ def _slide(nodes, state, slot, then):  # type: ignore[no-untyped-def]
 @compiled
 def make_room(nodes, state, slot, wanted):  # type: ignore[no-untyped-def]
     """Have some slots right before a slot empty; return where the run there is then."""
-    span, have, count = state.numbers[SPAN], 0, len(state.count)
+    span, have, count = state.numbers[SPAN], 0, len(state.copies)
     while True:
         while have < wanted and slot > have and state.node[slot - 1 - have] < 0:
             have += 1

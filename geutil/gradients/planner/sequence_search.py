@@ -44,7 +44,7 @@ from geutil.gradients.planner.run_slots import (
     waited,
 )
 
-RUN_SLOTS = "1443d43e"
+RUN_SLOTS = "7fde9276"
 """The first digits of the SHA-256 of `run_slots.py`; see there."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""
@@ -154,7 +154,7 @@ def _insert(nodes, state, chain):  # type: ignore[no-untyped-def]
 @compiled
 def _remove(nodes, state):  # type: ignore[no-untyped-def]
     """Take out a run that is not its node's first; tell whether that was done."""
-    if state.numbers[LENGTH] == len(state.count):
+    if state.numbers[LENGTH] == len(state.copies):
         return False
     for _ in range(2 * _TRIES):
         slot = pick(state.dice, state.numbers[SPAN])
@@ -308,13 +308,12 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
     if not has_space(state, len(chain)):
         return False
     span = state.numbers[SPAN]
-    fullest, most = 0, -1.0
+    fullest, most = span - 1, -1.0
     for slot in range(span):
         if state.filled[slot] * state.level[slot] > most:
             fullest, most = slot, state.level[slot]
-    # Literals would have what takes them compiled once more.
-    best, place, node, edge = 0.0, np.int64(-1), np.int64(-1), -1
-    for u in range(len(state.count)):
+    best, place, node, edge = 0.0, span, fullest, -1
+    for u in range(len(state.copies)):
         if nodes.once[u]:
             continue
         run = run_before(state, u, fullest)
@@ -337,7 +336,7 @@ def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-u
             gain *= np.exp(noise * (roll(dice) - 0.5))
         if gain > best:
             best, place, node, edge = gain, use, u, read
-    if place < 0:
+    if best <= 0.0:
         return False
     excess, time, mark = figures[EXCESS], figures[TIME], state.numbers[LOGGED]
     eagerness = 2.0 if noise <= 0.0 or roll(dice) < 0.7 else roll(dice)
@@ -371,7 +370,7 @@ def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
     """
     figures = state.figures
     chain = np.zeros(CHAIN * 8, np.int64)
-    failed = np.zeros(len(nodes.readers) + len(state.count), np.int64)
+    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
     for _ in range(rounds):
         if figures[EXCESS] <= 0.0 or not has_room(nodes, state, len(chain)):
             break
@@ -441,7 +440,7 @@ def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-d
     """
     chain = np.zeros(2 * CHAIN, np.int64)
     figures, numbers, dice = state.figures, state.numbers, state.dice
-    failed = np.zeros(len(nodes.readers) + len(state.count), np.int64)
+    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
     total = nodes.times.sum()
     for move in range(moves):
         if figures[BEST_TIME] <= goal or not has_room(nodes, state, 4 * len(chain)):

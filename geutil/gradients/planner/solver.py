@@ -32,7 +32,7 @@ _REBUILD_HEATS = 0.3, 0.003
 _REBUILT, _ANNEALED = 0.2, 0.2
 """The shares of a first rebuilding and of annealing, before the bound."""
 _CYCLES = 3
-"""How often rebuilding starts hot again, from the best schedule."""
+"""How often searches start hot again."""
 _REBUILD_WORTH = 10
 """How many moves of annealing take as long as one of rebuilding."""
 _SLICES = 50
@@ -153,6 +153,11 @@ class _Best:
         """The rest of the time limit."""
         return self._time_limit - (monotonic() - self._began)
 
+    @property
+    def least_time(self) -> float:
+        """The extra time of the best schedule; infinity while there is none."""
+        return self._history[-1].overhead if self._history else math.inf
+
     def allow(self, seconds: float) -> None:
         """Let some seconds not count: those of compiling."""
         self._began += seconds
@@ -162,16 +167,14 @@ class _Best:
         if not self._history:
             return self.bound == math.inf
         close = _CLOSE * max(self.problem.total_time, 1.0)
-        return self._history[-1].overhead <= max(self.bound, self.goal) + close
+        return self.least_time <= max(self.bound, self.goal) + close
 
     def consider(self, runs: Sequence[int]) -> None:
         """Take a sequence of runs over if it is better."""
         found = Schedule(self.problem, tuple(runs))
         if self._least is None or found.peak < self._least.peak:
             self._least = found
-        if found.peak > self.budget:
-            return
-        if self._history and found.overhead >= self._history[-1].overhead:
+        if found.peak > self.budget or found.overhead >= self.least_time:
             return
         self.runs = found.runs
         seconds = monotonic() - self._began
@@ -227,6 +230,7 @@ def _lower_time(
     team = _Team(best, options, slots, kernels, nodes, searches)
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
+    rebuilt = best.least_time
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(evicted)
@@ -236,14 +240,23 @@ def _lower_time(
         branches = None if options.iterations is None else _BRANCHES
         limit = best.seconds_left * _BOUND
         best.bound = extra_time_bound(problem, budget, order, limit, branches)
-    for cycle in range(_CYCLES):
+    # Annealing, again, where another order was what it took.
+    other = [kernels.anneal] if best.least_time < rebuilt else []
+    turns = _CYCLES * [*other, kernels.rebuild]
+    for turn, kernel in enumerate(turns):
         if best.is_done():
             return
-        if best.runs is not None:
+        is_rebuilding = kernel is kernels.rebuild
+        if not is_rebuilding:
+            team.restart(evicted)
+        elif best.runs is not None:
             team.restart(best.runs)
-        # Of the moves all cycles have the same part, of the time that of what is left.
-        parts = _CYCLES - (cycle if options.iterations is None else 0)
-        team.search(kernels.rebuild, 1 / parts, _REBUILD_HEATS)
+        # Of the moves all turns have the same part, of the time that of what is left.
+        parts = len(turns) - (turn if options.iterations is None else 0)
+        team.search(kernel, 1 / parts, _REBUILD_HEATS if is_rebuilding else _HEATS)
+    for search in searches:
+        # Above the budget they may still hold the least that was found.
+        best.consider(slots.current_runs(search))
 
 
 @dataclass(frozen=True)

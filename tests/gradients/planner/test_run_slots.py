@@ -53,7 +53,7 @@ def check(problem: Problem, search: run_slots.SearchState) -> None:
     assert np.cumsum(across)[:span].tolist() == search.level[:span].tolist()
     for node in range(len(problem)):
         runs = [slot for slot in slots if search.node[slot] == node]
-        assert search.count[node] == len(runs)
+        assert search.copies[node] == len(runs)
         assert (search.first[node], search.newest[node]) == (runs[0], runs[-1])
         assert search.before[runs].tolist() == [-1, *runs[:-1]]
         assert search.after[runs].tolist() == [*runs[1:], -1]
@@ -93,7 +93,7 @@ def test_what_is_undone_is_as_it_was():
     assert search.numbers[run_slots.LENGTH] == len(problem)
     assert search.figures[run_slots.EXCESS] > 0.0
     run_slots.undo(nodes, search, 0)
-    for name in ("node", "level", "filled", "first", "newest", "count"):
+    for name in ("node", "level", "filled", "first", "newest", "copies"):
         assert np.array_equal(getattr(search, name), before[name]), name
     filled = search.node >= 0
     for name in ("last", "before", "after"):
