@@ -180,7 +180,9 @@ def new_search(
         np.full(count, -1, np.int64),
         np.full(count, -1, np.int64),
         np.zeros(count, np.int64),
-        np.zeros((32 * room, 2), np.int64),
+        # For the longest chain, each of whose runs may have all others slide. Zeros
+        # take no memory before they are written to.
+        np.zeros((8 * CHAIN * (room + 1), 2), np.int64),
         np.zeros(2 * room, np.int64),
         np.zeros(room, np.int64),
         np.zeros(8, np.int64),
@@ -541,7 +543,8 @@ def make_room(nodes, state, slot, wanted):  # type: ignore[no-untyped-def]
 def has_space(state, wanted):  # type: ignore[no-untyped-def]
     """Tell whether some more runs have room, in the slots and in the log."""
     length = int(1.1 * (state.numbers[LENGTH] + wanted))
-    return length < state.numbers[SPAN] and 2 * state.numbers[LOGGED] < len(state.log)
+    logged = state.numbers[LOGGED] + wanted * (state.numbers[SPAN] + 1)
+    return length < state.numbers[SPAN] and logged <= len(state.log)
 
 
 @compiled
