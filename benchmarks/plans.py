@@ -15,9 +15,12 @@ from time import perf_counter
 
 from geutil.gradients.planner import Problem, Schedule, solve
 from testdata.layered import KEPT, layered, training_blocks, training_chain
+from testdata.training_steps import STEPS
 
 SHARE = 0.8
 _SMALL = 75
+_STEP_SHARES = (0.8, 0.5, 0.25)
+_STEP_LIMIT = 10
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ def rows() -> Iterator[PlanRow]:
         problem = layered(_SMALL, seed=seed)
         for name, order in _orders(problem):
             yield _row(f"layered_{_SMALL}_{seed}", problem, name, order, 30, "a proof")
+    for name, made in STEPS.items():
+        problem = made()
+        peak = problem.peak(problem.first_order)
+        for share in _STEP_SHARES:
+            said = f"{share:.0%} of its peak"
+            yield _solved(name, problem, share * peak, said, _STEP_LIMIT, "less")
     blocks = training_blocks(8000)
     peak = blocks.peak(blocks.first_order)
     yield _solved("blocks_8000", blocks, peak / 2, "50% of its peak", 60, "feasible")

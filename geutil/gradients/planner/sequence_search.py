@@ -1,288 +1,70 @@
 """Local search over sequences of runs, compiled by numba.
 
-A state is a sequence in which every node occurs once or more; a use reads the latest
-run of its node, and an output is freed behind its last use. Moves put in a run right
-before a use (with runs of inputs that are gone by then), take one out, or put one
-elsewhere. Simulated annealing (Kirkpatrick et al. 1983) lowers extra time plus a
-price on the bytes above the budget, summed over all runs; the price follows how often
-the budget is kept.
+Two searches. Annealing (Kirkpatrick et al. 1983) puts in a run right before a use (with
+runs of inputs that are gone by then), takes one out, or puts one elsewhere; it lowers
+extra time plus a price on the bytes above the budget, summed over all runs, and the
+price follows how often the budget is kept. Rebuilding takes several runs out and then
+frees, time after time, what is cheapest for what it frees, until the budget is kept: a
+search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000). It stays
+near the order with which it begins, where annealing finds others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numba
 import numpy as np
-import numpy.typing as npt
 
-from geutil.gradients.planner.problem import Problem
+from geutil.gradients.planner.run_slots import (
+    BEST_TIME,
+    BUDGET,
+    CHAIN,
+    EXCESS,
+    LENGTH,
+    LOGGED,
+    LOOSE,
+    MOVES,
+    OVER,
+    PRICE,
+    SPAN,
+    TIME,
+    add_run,
+    compiled,
+    drop_loose,
+    first_use,
+    has_room,
+    has_space,
+    last_use,
+    make_room,
+    note,
+    note_best,
+    pick,
+    roll,
+    run_before,
+    take_run,
+    undo,
+    waited,
+)
 
-Array = npt.NDArray[Any]
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Have a function compiled, once for all processes where that can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # Neither the package's folder nor the user's can be written.
-        return numba.njit(nogil=True)(function)
-
-
-_INSERT, _REMOVE = 0.35, 0.6
-"""Of a number between 0 and 1: insert below the first, remove below the second."""
+RUN_SLOTS = "94b37fba"
+"""The first digits of the SHA-256 of `run_slots.py`; see there."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""
-_CHAIN = 24
-"""The most runs that one move puts in."""
-_TRIES = 12
+_TRIES = 24
 _WINDOW = 2000
 """After how many moves the price is looked at."""
+_SHIFTED = 0.2
+"""How often a rebuilding moves a run, and then one more."""
+_RUINED = 3.0
+"""How many runs a rebuilding takes out, on average."""
+_CHAINED = 6.0
+"""How long a chain it puts in at most, on average."""
+_ROUNDS = 60
+_NOISE = 4.0
+"""By how much its choices differ from the greedy ones at most, as a power of e."""
 
 
-# numba's cache holds the names of these classes: files of one that was renamed since
-# cannot be read any more.
-class Nodes(NamedTuple):
-    """A problem as arrays.
-
-    Attributes:
-        start: where the inputs of each node begin in `inputs`; one more at the end.
-        inputs: the inputs of all nodes.
-        sizes: in bytes.
-        times: of one run.
-        stays: whether the output has to be there at the end.
-        outputs: the nodes of which it has to be.
-        once: whether the node may run only once.
-        rank: its place in the order of first runs; all 0 for any order.
-    """
-
-    start: Array
-    inputs: Array
-    sizes: Array
-    times: Array
-    stays: Array
-    outputs: Array
-    once: Array
-    rank: Array
-
-
-class Sequence(NamedTuple):
-    """A sequence of runs, in arrays with room for more.
-
-    Attributes:
-        runs: the nodes.
-        last: the run of the last use of each run's output.
-        uses: how often it is read.
-        held: the bytes that are held during each run.
-    """
-
-    runs: Array
-    last: Array
-    uses: Array
-    held: Array
-
-
-class SearchState(NamedTuple):
-    """What goes on from one slice of a search to the next.
-
-    Attributes:
-        now: the sequence.
-        trial: room for the next one.
-        best: the runs of the best sequence that keeps the budget.
-        figures: the length of now, its peak, excess and time; the length and the time
-            of the best; the price; how many moves of this window, and how many of them
-            were over the budget; the least peak.
-        latest: room for the latest run of each node.
-        dice: the state of the random numbers.
-    """
-
-    now: Sequence
-    trial: Sequence
-    best: Array
-    figures: Array
-    latest: Array
-    dice: Array
-
-
-_LENGTH, _PEAK, _EXCESS, _TIME, _BEST_LENGTH, _BEST_TIME, _PRICE = range(7)
-_MOVES, _OVER, _LEAST_PEAK = range(7, 10)
-
-
-def nodes_of(problem: Problem, order: tuple[int, ...] | None) -> Nodes:
-    """Return a problem as arrays.
-
-    Args:
-        problem: the computation.
-        order: in which nodes run for the first time; None for any.
-    """
-    count = len(problem)
-    stays, once = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-    stays[[*problem.outputs, *problem.keep]] = True
-    once[[*problem.no_recompute, *problem.keep]] = True
-    rank = np.zeros(count, np.int64)
-    if order is not None:
-        rank[list(order)] = np.arange(count)
-    inputs = [u for inputs in problem.inputs for u in inputs]
-    lengths = [0, *map(len, problem.inputs)]
-    return Nodes(
-        np.cumsum(lengths),
-        np.array(inputs, np.int64),
-        np.array(problem.sizes, np.float64),
-        np.array(problem.times, np.float64),
-        stays,
-        np.nonzero(stays)[0],
-        once,
-        rank,
-    )
-
-
-def new_search(nodes: Nodes, runs: list[int], budget: float, seed: int) -> SearchState:
-    """Return a search that begins with some runs.
-
-    Args:
-        nodes: the computation.
-        runs: every node once or more, each behind a run of its inputs.
-        budget: in bytes.
-        seed: of the random numbers.
-    """
-    count = len(nodes.sizes)
-    room = max(4 * count, 2 * len(runs)) + 4 * _CHAIN
-    now, trial = (
-        Sequence(
-            np.zeros(room, np.int64),
-            np.zeros(room, np.int64),
-            np.zeros(room, np.int64),
-            np.zeros(room + 1, np.float64),
-        )
-        for _ in range(2)
-    )
-    now.runs[: len(runs)] = runs
-    figures = np.zeros(10)
-    figures[_LENGTH], figures[_BEST_TIME], figures[_PRICE] = len(runs), np.inf, 0.1
-    dice = np.array([0x9E3779B97F4A7C15 ^ (seed * 2654435761 + 1)], np.uint64)
-    search = SearchState(
-        now, trial, now.runs.copy(), figures, np.zeros(count, np.int64), dice
-    )
-    _begin(nodes, search, budget)
-    return search
-
-
-def best_runs(search: SearchState) -> list[int] | None:
-    """Return the best runs within the budget; None if there were none."""
-    if not np.isfinite(search.figures[_BEST_TIME]):
-        return None
-    return search.best[: int(search.figures[_BEST_LENGTH])].tolist()
-
-
-def current_runs(search: SearchState) -> list[int]:
-    """Return the runs at which a search stands."""
-    return search.now.runs[: int(search.figures[_LENGTH])].tolist()
-
-
-def excess(search: SearchState) -> float:
-    """Return by how much the current runs exceed the budget, summed over the runs."""
-    return float(search.figures[_EXCESS])
-
-
-@_compiled
-def _roll(dice):  # type: ignore[no-untyped-def]
-    """Return a number from 0 up to 1 (Marsaglia's xorshift)."""
-    x = dice[0]
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    dice[0] = x
-    return np.float64(x >> np.uint64(11)) * 2.0**-53
-
-
-@_compiled
-def _pick(dice, count):  # type: ignore[no-untyped-def]
-    return min(int(_roll(dice) * count), count - 1)
-
-
-@_compiled
-def _evaluate(nodes, sequence, length, budget, latest):  # type: ignore[no-untyped-def]
-    """Fill in uses and bytes; return peak, excess and time, a peak of -1 if invalid."""
-    runs, last, uses, held = sequence
-    latest[:] = -1
-    rank = -1
-    for i in range(length):
-        node = runs[i]
-        last[i] = i
-        uses[i] = 0
-        for e in range(nodes.start[node], nodes.start[node + 1]):
-            j = latest[nodes.inputs[e]]
-            if j < 0:
-                return -1.0, 0.0, 0.0
-            last[j] = i
-            uses[j] += 1
-        if latest[node] < 0:
-            if nodes.rank[node] < rank:
-                return -1.0, 0.0, 0.0
-            rank = nodes.rank[node]
-        latest[node] = i
-    for node in range(len(latest)):
-        if nodes.stays[node] and latest[node] >= 0:
-            last[latest[node]] = length - 1
-            uses[latest[node]] += 1
-    held[: length + 1] = 0.0
-    time = 0.0
-    for i in range(length):
-        size = nodes.sizes[runs[i]]
-        time += nodes.times[runs[i]]
-        held[i] += size
-        held[last[i] + 1] -= size
-    peak = over = level = 0.0
-    for i in range(length):
-        level += held[i]
-        held[i] = level
-        peak = max(peak, level)
-        over += max(level - budget, 0.0)
-    return peak, over, time
-
-
-@_compiled
-def _begin(nodes, search, budget):  # type: ignore[no-untyped-def]
-    figures = search.figures
-    length = int(figures[_LENGTH])
-    peak, over, time = _evaluate(nodes, search.now, length, budget, search.latest)
-    figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-    figures[_LEAST_PEAK] = peak
-    _note_best(search)
-
-
-@_compiled
-def _note_best(search):  # type: ignore[no-untyped-def]
-    """Remember the current runs if they keep the budget in less time."""
-    figures = search.figures
-    figures[_LEAST_PEAK] = min(figures[_LEAST_PEAK], figures[_PEAK])
-    if figures[_EXCESS] <= 0.0 and figures[_TIME] < figures[_BEST_TIME] - 1e-12:
-        length = int(figures[_LENGTH])
-        search.best[:length] = search.now.runs[:length]
-        figures[_BEST_LENGTH], figures[_BEST_TIME] = length, figures[_TIME]
-
-
-@_compiled
-def _run_before(runs, node, place):  # type: ignore[no-untyped-def]
-    """Return the latest run of a node before a place; -1 if there is none."""
-    i = place - 1
-    while i >= 0 and runs[i] != node:
-        i -= 1
-    return i
-
-
-@_compiled
-def _reads(nodes, reader, node):  # type: ignore[no-untyped-def]
-    for e in range(nodes.start[reader], nodes.start[reader + 1]):
-        if nodes.inputs[e] == node:
-            return True
-    return False
-
-
-@_compiled
-def _chain(nodes, now, node, place, eagerness, dice, chain):  # type: ignore[no-untyped-def]
-    """Collect a node and inputs that are gone by a place, readers first; count them."""
+@compiled
+def _chain(nodes, state, node, slot, eagerness, chain):  # type: ignore[no-untyped-def]
+    """Collect a node and inputs that are gone by a slot, readers first; count them."""
     chain[0] = node
     count, done, looks = 1, 0, 4 * len(chain)
     while done < count and looks:
@@ -291,233 +73,285 @@ def _chain(nodes, now, node, place, eagerness, dice, chain):  # type: ignore[no-
         looks -= 1
         for e in range(nodes.start[reader], nodes.start[reader + 1]):
             u = nodes.inputs[e]
-            if nodes.once[u]:
-                continue
-            run = _run_before(now.runs, u, place)
-            if run >= 0 and now.last[run] >= place:
+            if nodes.once[u] or state.last[run_before(state, u, slot)] >= slot:
                 continue
             known = -1
             for i in range(count):
                 if chain[i] == u:
                     known = i
-            if known >= done:
+            if known >= 0:
                 # It has to come before this reader, too.
                 for i in range(known, count - 1):
                     chain[i] = chain[i + 1]
                 chain[count - 1] = u
-            elif known >= 0:
                 # Among those that were looked at: looked at again, further back.
-                for i in range(known, count - 1):
-                    chain[i] = chain[i + 1]
-                chain[count - 1] = u
-                done -= 1
-            elif count < len(chain) and _roll(dice) < eagerness:
+                done -= known < done
+            elif count < len(chain) and roll(state.dice) < eagerness:
                 chain[count] = u
                 count += 1
     return count
 
 
-@_compiled
-def _insert(nodes, search, budget, chain):  # type: ignore[no-untyped-def]
-    """Write the current runs with one or more put in before a use; return how many."""
-    now, dice = search.now, search.dice
-    length = int(search.figures[_LENGTH])
-    if length + len(chain) >= len(now.runs):
-        return 0
-    over = search.figures[_EXCESS] > 0
-    for _ in range(_TRIES):
-        if len(nodes.outputs) and _roll(dice) < _AT_END:
-            # The end reads all outputs.
-            node = nodes.outputs[_pick(dice, len(nodes.outputs))]
-            if nodes.once[node] or now.runs[length - 1] == node:
-                continue
-            count = _chain(nodes, now, node, length, _roll(dice), dice, chain)
-            _put_in(now.runs, length, length, chain, count, search.trial.runs)
-            return length + count
-        place = _pick(dice, length)
-        if over and now.held[place] <= budget and _roll(dice) < 0.7:
-            continue
-        reader = now.runs[place]
-        inputs = nodes.start[reader + 1] - nodes.start[reader]
-        if not inputs:
-            continue
-        node = nodes.inputs[nodes.start[reader] + _pick(dice, inputs)]
-        if nodes.once[node] or (place and now.runs[place - 1] == node):
-            continue
-        count = _chain(nodes, now, node, place, _roll(dice), dice, chain)
-        _put_in(now.runs, length, place, chain, count, search.trial.runs)
-        return length + count
-    return 0
-
-
-@_compiled
-def _put_in(runs, length, place, chain, count, result):  # type: ignore[no-untyped-def]
-    result[:place] = runs[:place]
+@compiled
+def _put_in(nodes, state, slot, chain, count):  # type: ignore[no-untyped-def]
+    """Put a chain in right before a slot; return whether that can be."""
+    slot = make_room(nodes, state, slot, count)
     for i in range(count):
-        result[place + i] = chain[count - 1 - i]
-    result[place + count : length + count] = runs[place:length]
+        node = chain[count - 1 - i]
+        if not add_run(nodes, state, node, slot - count + i):
+            return False
+        note(state, node, slot - count + i)
+    return True
 
 
-@_compiled
-def _remove(search):  # type: ignore[no-untyped-def]
-    """Write the current runs without one that is not its node's first."""
-    runs = search.now.runs
-    length = int(search.figures[_LENGTH])
-    if length == len(search.latest):
-        return 0
+@compiled
+def _random_run(state):  # type: ignore[no-untyped-def]
+    slot = pick(state.dice, state.numbers[SPAN])
+    while state.node[slot] < 0:
+        slot = pick(state.dice, state.numbers[SPAN])
+    return slot
+
+
+@compiled
+def _insert(nodes, state, chain):  # type: ignore[no-untyped-def]
+    """Put in a run before a use, with inputs that are gone; tell whether that was done.
+
+    Above the budget mostly where something waits across a slot that is too full.
+    """
+    dice = state.dice
+    budget = state.figures[BUDGET]
+    over = state.figures[EXCESS] > 0.0
+    for _ in range(_TRIES):
+        if len(nodes.outputs) and roll(dice) < _AT_END:
+            # The end reads all outputs.
+            node = nodes.outputs[pick(dice, len(nodes.outputs))]
+            slot = state.numbers[SPAN] - 1
+            while state.node[slot] < 0:
+                slot -= 1
+            if nodes.once[node] or state.node[slot] == node:
+                continue
+            slot += 1
+        else:
+            slot = _random_run(state)
+            reader = state.node[slot]
+            inputs = nodes.start[reader + 1] - nodes.start[reader]
+            if not inputs:
+                continue
+            node = nodes.inputs[nodes.start[reader] + pick(dice, inputs)]
+            if nodes.once[node]:
+                continue
+        run = run_before(state, node, slot)
+        used = last_use(nodes, state, node, run, slot)
+        if over and roll(dice) < 0.9:
+            between = used + 1 + pick(dice, max(slot - used - 1, 1))
+            if state.level[between] <= budget:
+                continue
+        count = _chain(nodes, state, node, slot, roll(dice), chain)
+        return _put_in(nodes, state, slot, chain, count)
+    return False
+
+
+@compiled
+def _remove(nodes, state):  # type: ignore[no-untyped-def]
+    """Take out a run that is not its node's first; tell whether that was done."""
+    if state.numbers[LENGTH] == len(state.copies):
+        return False
     for _ in range(2 * _TRIES):
-        place = _pick(search.dice, length)
-        if _run_before(runs, runs[place], place) >= 0:
-            search.trial.runs[:place] = runs[:place]
-            search.trial.runs[place : length - 1] = runs[place + 1 : length]
-            return length - 1
-    return 0
+        slot = pick(state.dice, state.numbers[SPAN])
+        node = state.node[slot]
+        is_again = node >= 0 and state.before[slot] >= 0
+        if is_again and take_run(nodes, state, slot):
+            note(state, -1 - node, slot)
+            return True
+    return False
 
 
-@_compiled
-def _shift(nodes, search, budget):  # type: ignore[no-untyped-def]
-    """Write the current runs with one moved between its inputs and its first use."""
-    now, dice = search.now, search.dice
-    length = int(search.figures[_LENGTH])
-    place = _pick(dice, length)
-    if _roll(dice) < 0.6:
+@compiled
+def _shift(nodes, state):  # type: ignore[no-untyped-def]
+    """Move a run between its inputs and its first use; tell whether that was done."""
+    dice = state.dice
+    if not has_space(state, 1):
+        return False
+    slot, span = _random_run(state), state.numbers[SPAN]
+    if roll(dice) < 0.6:
         # Near where most is held: elsewhere, order matters little.
-        full = 0.9 * min(budget, search.figures[_PEAK])
+        full = 0.9 * state.figures[BUDGET]
         for _ in range(_TRIES):
-            if now.held[place] >= full:
+            if state.level[slot] >= full:
                 break
-            place = _pick(dice, length)
-        place = min(max(place + _pick(dice, 11) - 5, 0), length - 1)
-    node = now.runs[place]
-    low, high = 0, place
+            slot = _random_run(state)
+        slot = min(max(slot + pick(dice, 15) - 7, 0), span - 1)
+        while state.node[slot] < 0:
+            slot = pick(dice, span)
+    node = state.node[slot]
+    low, high = -1, first_use(nodes, state, node, slot)
     for e in range(nodes.start[node], nodes.start[node + 1]):
-        low = max(low, _run_before(now.runs, nodes.inputs[e], place) + 1)
-    while high + 1 < length:
-        reader = now.runs[high + 1]
-        if reader == node or _reads(nodes, reader, node):
-            break
-        high += 1
-    draw = _roll(dice)
-    target = low + _pick(dice, high - low + 1)
+        low = max(low, run_before(state, nodes.inputs[e], slot))
+    draw = roll(dice)
+    # Right before a slot that lies behind the inputs and not behind the first use.
+    target = low + 1 + pick(dice, high - low)
     if draw < 0.25:
         target = high
     elif draw < 0.4:
-        target = low
-    if target == place:
-        return 0
-    result = search.trial.runs
-    result[:length] = now.runs[:length]
-    if target > place:
-        result[place:target] = now.runs[place + 1 : target + 1]
-    else:
-        result[target + 1 : place + 1] = now.runs[target:place]
-    result[target] = node
-    return length
+        target = low + 1
+    if target == slot or target == slot + 1:
+        return False
+    empty = make_room(nodes, state, target, 1) - 1
+    # Making room may have moved it by one.
+    if state.node[slot] != node:
+        slot += 1 if slot + 1 < span and state.node[slot + 1] == node else -1
+    if not add_run(nodes, state, node, empty):
+        return False
+    note(state, node, empty)
+    if not take_run(nodes, state, slot):
+        return False
+    note(state, -1 - node, slot)
+    return True
 
 
-@_compiled
-def _take_over(search, length):  # type: ignore[no-untyped-def]
-    """Make the trial the current sequence."""
-    now, trial = search.now, search.trial
-    now.runs[:length] = trial.runs[:length]
-    now.last[:length] = trial.last[:length]
-    now.uses[:length] = trial.uses[:length]
-    now.held[:length] = trial.held[:length]
-    search.figures[_LENGTH] = length
-
-
-@_compiled
-def _drop_unused(nodes, search, budget):  # type: ignore[no-untyped-def]
-    """Take out runs that nothing reads, if their node runs elsewhere."""
-    now, latest = search.now, search.latest
-    any_order = not nodes.rank.any()
-    dropped = search.figures[_LENGTH] > len(latest)
-    while dropped:
-        dropped = False
-        length = int(search.figures[_LENGTH])
-        count = np.zeros(len(latest), np.int64)
-        for i in range(length):
-            count[now.runs[i]] += 1
-        kept = 0
-        latest[:] = -1
-        for i in range(length):
-            node = now.runs[i]
-            # A first run keeps its place in a fixed order, even if nothing reads it.
-            free = any_order or latest[node] >= 0
-            if now.uses[i] == 0 and count[node] > 1 and free:
-                count[node] -= 1
-                dropped = True
-            else:
-                latest[node] = i
-                now.runs[kept] = node
-                kept += 1
-        if dropped:
-            figures = search.figures
-            peak, over, time = _evaluate(nodes, now, kept, budget, latest)
-            figures[_LENGTH], figures[_PEAK] = kept, peak
-            figures[_EXCESS], figures[_TIME] = over, time
-
-
-@_compiled
-def _adapt_price(figures):  # type: ignore[no-untyped-def]
+@compiled
+def _adapt_price(state):  # type: ignore[no-untyped-def]
     """Raise the price where the budget is rarely kept; lower it where it mostly is."""
-    if figures[_MOVES] >= _WINDOW:
-        share = figures[_OVER] / figures[_MOVES]
+    numbers = state.numbers
+    if numbers[MOVES] >= _WINDOW:
+        share = numbers[OVER] / numbers[MOVES]
         if share > 0.8:
-            figures[_PRICE] *= 1.3
+            state.figures[PRICE] *= 1.3
         elif share < 0.4:
-            figures[_PRICE] /= 1.2
-        figures[_MOVES] = figures[_OVER] = 0.0
+            state.figures[PRICE] /= 1.2
+        numbers[MOVES] = numbers[OVER] = 0
 
 
-@_compiled
-def anneal(nodes, search, budget, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
+@compiled
+def anneal(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
     """Try some moves, and take those that are good enough.
 
     Args:
         nodes: the computation.
-        search: where it stands; changed.
-        budget: in bytes.
+        state: where the search stands; changed.
         heat: the temperature at the first move, as a share of the time of all nodes.
         cold: the temperature at the last one.
         moves: how many.
         goal: the time at which nothing is left to gain.
+
+    Cost: a move takes the time of the slots over which what it changes is held.
     """
-    chain = np.zeros(_CHAIN, np.int64)
-    figures, dice = search.figures, search.dice
+    chain = np.zeros(CHAIN, np.int64)
+    figures, numbers, dice = state.figures, state.numbers, state.dice
     total = max(nodes.times.sum(), 1e-30)
-    scale = max(budget, 1.0)
+    scale = max(figures[BUDGET], 1.0)
     for move in range(moves):
-        if figures[_BEST_TIME] <= goal:
+        if figures[BEST_TIME] <= goal:
             return
-        temperature = heat * (cold / heat) ** (move / moves)
-        draw = _roll(dice)
-        if draw < _INSERT:
-            length = _insert(nodes, search, budget, chain)
-        elif draw < _REMOVE and figures[_LENGTH] > len(search.latest):
-            length = _remove(search)
+        if not has_room(nodes, state, 2 * CHAIN):
+            return
+        excess, time = figures[EXCESS], figures[TIME]
+        draw = roll(dice)
+        over = excess > 0.0
+        if draw < (0.45 if over else 0.15):
+            done = _insert(nodes, state, chain)
+        elif draw < (0.6 if over else 0.55):
+            done = _remove(nodes, state)
         else:
-            length = _shift(nodes, search, budget)
-        if not length:
-            continue
-        peak, over, time = _evaluate(nodes, search.trial, length, budget, search.latest)
-        # Not the order that is asked for.
-        if peak < 0.0:
-            continue
-        worse = (time - figures[_TIME]) / total
-        worse += figures[_PRICE] * (over - figures[_EXCESS]) / scale
-        if worse <= 0.0 or _roll(dice) < np.exp(-worse / temperature):
-            _take_over(search, length)
-            figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-            _drop_unused(nodes, search, budget)
-            _note_best(search)
-        figures[_MOVES] += 1
-        figures[_OVER] += figures[_EXCESS] > 0.0
-        _adapt_price(figures)
+            done = _shift(nodes, state)
+        if done:
+            drop_loose(nodes, state)
+            worse = (figures[TIME] - time) / total
+            worse += figures[PRICE] * (figures[EXCESS] - excess) / scale
+            temperature = heat * (cold / heat) ** (move / moves)
+            done = worse <= 0.0 or roll(dice) < np.exp(-worse / temperature)
+        if done:
+            numbers[LOGGED] = numbers[LOOSE] = 0
+            note_best(nodes, state)
+        else:
+            undo(nodes, state, 0)
+            # As they were: what was rounded is forgotten, too.
+            figures[EXCESS], figures[TIME] = excess, time
+        numbers[MOVES] += 1
+        numbers[OVER] += figures[EXCESS] > 0.0
+        _adapt_price(state)
 
 
-@_compiled
-def evict(nodes, search, budget, rounds):  # type: ignore[no-untyped-def]
+@compiled
+def _next_use(nodes, state, node, slot):  # type: ignore[no-untyped-def]
+    """Return the slot of a node's first use from a slot on, and where its reader is.
+
+    That is its place in `nodes.readers`; without a use, the slot behind all and -1.
+    """
+    use, read = state.numbers[SPAN], -1
+    for e in range(nodes.read_start[node], nodes.read_start[node + 1]):
+        later = state.newest[nodes.readers[e]]
+        while later >= slot:
+            if later < use:
+                use, read = later, e
+            later = state.before[later]
+    return use, read
+
+
+@compiled
+def _evict_one(nodes, state, failed, round_, noise, chain):  # type: ignore[no-untyped-def]
+    """Free what waits across the fullest run, and put it in before its next use.
+
+    Args:
+        nodes: the computation.
+        state: where the search stands; changed.
+        failed: for each pair of a node and a reader, and behind them for each node and
+            the end, the latest round in which that brought nothing.
+        round_: the number of this round.
+        noise: how much a choice is left to chance.
+        chain: room for the runs.
+
+    Returns:
+        Whether less is held above the budget, or something else may be tried.
+    """
+    figures, dice = state.figures, state.dice
+    if not has_space(state, len(chain)):
+        return False
+    span = state.numbers[SPAN]
+    fullest, most = span - 1, -1.0
+    for slot in range(span):
+        if state.filled[slot] * state.level[slot] > most:
+            fullest, most = slot, state.level[slot]
+    best, place, node, edge = 0.0, span, fullest, -1
+    for u in range(len(state.copies)):
+        if nodes.once[u]:
+            continue
+        run = run_before(state, u, fullest)
+        if run < 0 or state.last[run] <= fullest:
+            continue
+        use, read = _next_use(nodes, state, u, fullest)
+        if read < 0:
+            read = len(nodes.readers) + u
+        # What is read by the fullest run itself stays.
+        if use == fullest or failed[read] == round_:
+            continue
+        used = last_use(nodes, state, u, run, fullest)
+        time = nodes.times[u]
+        for f in range(nodes.start[u], nodes.start[u + 1]):
+            w = nodes.inputs[f]
+            if state.last[run_before(state, w, use)] < use:
+                time += nodes.times[w]
+        gain = nodes.sizes[u] * (use - used) / (time + 1e-12)
+        if noise > 0.0:
+            gain *= np.exp(noise * (roll(dice) - 0.5))
+        if gain > best:
+            best, place, node, edge = gain, use, u, read
+    if best <= 0.0:
+        return False
+    excess, time, mark = figures[EXCESS], figures[TIME], state.numbers[LOGGED]
+    eagerness = 2.0 if noise <= 0.0 or roll(dice) < 0.7 else roll(dice)
+    added = _chain(nodes, state, node, place, eagerness, chain)
+    if _put_in(nodes, state, place, chain, added) and figures[EXCESS] < excess:
+        drop_loose(nodes, state)
+    else:
+        undo(nodes, state, mark)
+        figures[EXCESS], figures[TIME] = excess, time
+        failed[edge] = round_
+    return True
+
+
+@compiled
+def evict(nodes, state, rounds):  # type: ignore[no-untyped-def]
     """Free and compute again, time after time what is cheapest for what it frees.
 
     Each round looks at the fullest run, and at everything that waits there for a later
@@ -526,67 +360,100 @@ def evict(nodes, search, budget, rounds):  # type: ignore[no-untyped-def]
 
     Args:
         nodes: the computation.
-        search: where it stands; changed.
-        budget: in bytes.
+        state: where the search stands; changed.
         rounds: the most rounds.
 
     Returns:
         Whether the budget is kept.
 
-    Cost: rounds times the runs and their inputs.
+    Cost: rounds times the nodes, their readers and what they hold.
     """
-    figures, now, latest = search.figures, search.now, search.latest
-    chain = np.zeros(_CHAIN * 8, np.int64)
-    count = len(latest)
-    used = np.zeros(count, np.int64)
-    # Pairs of a node and a reader that brought nothing.
-    failed = np.zeros(len(nodes.inputs), np.bool_)
-    ended = np.zeros(count, np.bool_)
+    figures = state.figures
+    chain = np.zeros(CHAIN * 8, np.int64)
+    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
     for _ in range(rounds):
-        if figures[_EXCESS] <= 0.0:
-            return True
-        length = int(figures[_LENGTH])
-        if length + len(chain) >= len(now.runs):
-            return False
-        fullest = int(np.argmax(now.held[:length]))
-        latest[:] = -1
-        best, place, node, edge = 0.0, -1, -1, -1
-        for i in range(length):
-            reader = now.runs[i]
-            for e in range(nodes.start[reader], nodes.start[reader + 1]):
-                u = nodes.inputs[e]
-                waits = used[u] < fullest < i and 0 <= latest[u] < fullest
-                if waits and not nodes.once[u] and not failed[e]:
-                    time = nodes.times[u]
-                    for f in range(nodes.start[u], nodes.start[u + 1]):
-                        w = nodes.inputs[f]
-                        if now.last[latest[w]] < i:
-                            time += nodes.times[w]
-                    gain = nodes.sizes[u] * (i - used[u]) / (time + 1e-12)
-                    if gain > best:
-                        best, place, node, edge = gain, i, u, e
-                used[u] = i
-            latest[reader] = i
-            used[reader] = i
-        for u in nodes.outputs:
-            if used[u] < fullest and latest[u] < fullest and not nodes.once[u]:
-                gain = nodes.sizes[u] * (length - used[u]) / (nodes.times[u] + 1e-12)
-                if gain > best and not ended[u]:
-                    best, place, node, edge = gain, length, u, -1
-        if place < 0:
-            return False
-        added = _chain(nodes, now, node, place, 2.0, search.dice, chain)
-        _put_in(now.runs, length, place, chain, added, search.trial.runs)
-        peak, over, time = _evaluate(
-            nodes, search.trial, length + added, budget, latest
-        )
-        if peak >= 0.0 and over < figures[_EXCESS]:
-            _take_over(search, length + added)
-            figures[_PEAK], figures[_EXCESS], figures[_TIME] = peak, over, time
-            _drop_unused(nodes, search, budget)
-            _note_best(search)
-        elif edge >= 0:
-            failed[edge] = True
+        if figures[EXCESS] <= 0.0 or not has_room(nodes, state, len(chain)):
+            break
+        # Any number but 0 will do; a literal one would have it compiled once more.
+        if not _evict_one(nodes, state, failed, rounds, 0.0, chain):
+            break
+        state.numbers[LOGGED] = 0
+    note_best(nodes, state)
+    return figures[EXCESS] <= 0.0
+
+
+@compiled
+def _ruin(nodes, state, wanted):  # type: ignore[no-untyped-def]
+    """Take out some runs that are not their nodes' first, mostly near each other."""
+    dice, span = state.dice, state.numbers[SPAN]
+    slot, step = pick(dice, span), 1
+    if roll(dice) < 0.5:
+        step = 1 + pick(dice, span)
+    for _ in range(span):
+        if wanted == 0:
+            return
+        slot = (slot + step) % span
+        node = state.node[slot]
+        is_chosen = node >= 0 and state.before[slot] >= 0 and roll(dice) < 0.5
+        if is_chosen and take_run(nodes, state, slot):
+            note(state, -1 - node, slot)
+            drop_loose(nodes, state)
+            wanted -= 1
+
+
+@compiled
+def _rebuilt(nodes, state, most, failed, round_, chain):  # type: ignore[no-untyped-def]
+    """Move some runs, take some out, and evict anew; stop above the most time."""
+    figures, dice = state.figures, state.dice
+    while roll(dice) < _SHIFTED:
+        mark = state.numbers[LOGGED]
+        if _shift(nodes, state):
+            drop_loose(nodes, state)
         else:
-            ended[node] = True
-    return figures[_EXCESS] <= 0.0
+            undo(nodes, state, mark)
+    _ruin(nodes, state, 1 + int(_RUINED * waited(dice)))
+    noise = _NOISE * roll(dice)
+    for _ in range(_ROUNDS):
+        if figures[EXCESS] <= 0.0 or figures[TIME] >= most:
+            return
+        # Long chains take long, and are rarely worth it.
+        longest = min(2 + int(_CHAINED * waited(dice)), len(chain))
+        if not _evict_one(nodes, state, failed, round_, noise, chain[:longest]):
+            return
+
+
+@compiled
+def rebuild(nodes, state, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
+    """Take runs out and evict anew, again and again; take what is good enough.
+
+    It is a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
+
+    Args:
+        nodes: the computation.
+        state: where the search stands; changed.
+        heat: the temperature at the first move, as a share of the time of all nodes.
+        cold: the temperature at the last one.
+        moves: how many.
+        goal: the time at which nothing is left to gain.
+
+    Cost: that of some rounds of eviction for each move.
+    """
+    chain = np.zeros(2 * CHAIN, np.int64)
+    figures, numbers, dice = state.figures, state.numbers, state.dice
+    failed = np.zeros(len(nodes.readers) + len(state.copies), np.int64)
+    total = nodes.times.sum()
+    for move in range(moves):
+        if figures[BEST_TIME] <= goal or not has_room(nodes, state, 4 * len(chain)):
+            return
+        excess, time = figures[EXCESS], figures[TIME]
+        most = time + total * heat * (cold / heat) ** (move / moves) * waited(dice)
+        if excess > 0.0:
+            # What keeps more of the budget is welcome at any time.
+            most = np.inf
+        _rebuilt(nodes, state, most, failed, move + 1, chain)
+        if figures[EXCESS] <= excess and figures[TIME] <= most:
+            note_best(nodes, state)
+        else:
+            undo(nodes, state, 0)
+            figures[EXCESS], figures[TIME] = excess, time
+        numbers[LOGGED] = 0

@@ -14,6 +14,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.problem import Problem
@@ -23,12 +25,18 @@ from geutil.memory.plotting import drawn_axes
 Objective = Literal["time", "peak"]
 Progress = Callable[[Improvement], None]
 
-_HEAT, _COOLING = 2.5, 1e-4
-"""The first temperature, in the mean time of a node, and the last one next to it."""
+_HEATS = 2.5, 2.5e-4
+"""The first and the last temperature of annealing, in the mean time of a node."""
+_REBUILD_HEATS = 0.3, 0.003
+"""Those of rebuilding."""
+_REBUILT, _ANNEALED = 0.2, 0.2
+"""The shares of a first rebuilding and of annealing, before the bound."""
+_CYCLES = 3
+"""How often searches start hot again."""
+_REBUILD_WORTH = 10
+"""How many moves of annealing take as long as one of rebuilding."""
 _SLICES = 50
 """How often a search looks at the clock, and tells of what it found."""
-_FIRST = 0.2
-"""The share of a first search, before the bound; the second one goes slower."""
 _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
@@ -56,21 +64,22 @@ def solve(
     """Return a schedule that keeps a budget in as little extra time as can be found.
 
     Orders of low peak come first; then what waits longest for the least time is freed
-    and computed again until the budget is kept; then a local search lowers the time,
-    until it meets the lower bound or its time is up.
+    and computed again until the budget is kept; then local searches lower the time,
+    until it meets the lower bound or their time is up.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for some 10 s besides.
+        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
         workers: how many searches run at once; by default one for each core.
         iterations: how many moves each search makes, in place of what the time allows;
-            with it, results do not depend on how fast the machine is.
+            with it, results do not depend on how fast the machine is. A move that
+            takes several runs out and frees anew counts for ten.
         progress: called with each improvement.
 
     Returns:
@@ -144,6 +153,11 @@ class _Best:
         """The rest of the time limit."""
         return self._time_limit - (monotonic() - self._began)
 
+    @property
+    def least_time(self) -> float:
+        """The extra time of the best schedule; infinity while there is none."""
+        return self._history[-1].overhead if self._history else math.inf
+
     def allow(self, seconds: float) -> None:
         """Let some seconds not count: those of compiling."""
         self._began += seconds
@@ -153,16 +167,14 @@ class _Best:
         if not self._history:
             return self.bound == math.inf
         close = _CLOSE * max(self.problem.total_time, 1.0)
-        return self._history[-1].overhead <= max(self.bound, self.goal) + close
+        return self.least_time <= max(self.bound, self.goal) + close
 
     def consider(self, runs: Sequence[int]) -> None:
         """Take a sequence of runs over if it is better."""
         found = Schedule(self.problem, tuple(runs))
         if self._least is None or found.peak < self._least.peak:
             self._least = found
-        if found.peak > self.budget:
-            return
-        if self._history and found.overhead >= self._history[-1].overhead:
+        if found.peak > self.budget or found.overhead >= self.least_time:
             return
         self.runs = found.runs
         seconds = monotonic() - self._began
@@ -206,91 +218,125 @@ def _lower_time(
     if best.is_done() or budget < problem.least_budget:
         return
     began = monotonic()
-    kernels = _kernels()
+    slots, kernels = _kernels()
     best.allow(monotonic() - began)
-    nodes = kernels.nodes_of(problem, order)
-    search = kernels.new_search(nodes, list(start), budget, options.seed)
-    kernels.evict(nodes, search, float(budget), 8 * len(problem))
-    evicted = kernels.current_runs(search)
+    nodes = slots.nodes_of(problem, order)
+    search = slots.new_search(nodes, list(start), budget, options.seed)
+    kernels.evict(nodes, search, 8 * len(problem))
+    evicted = slots.current_runs(search)
     best.consider(evicted)
+    seeds = range(options.seed, options.seed + options.workers)
+    searches = [slots.new_search(nodes, evicted, budget, seed) for seed in seeds]
+    team = _Team(best, options, slots, kernels, nodes, searches)
     if not best.is_done():
-        _anneal(best, kernels, nodes, evicted, options, _FIRST)
+        team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
+    rebuilt = best.least_time
+    if not best.is_done():
+        # What was rebuilt is near the order that it began with, annealing is not.
+        team.restart(evicted)
+        team.search(kernels.anneal, _ANNEALED, _HEATS)
     if not best.is_done() and len(problem) <= _MOST_BOUNDED:
         # What is deterministic must not depend on the clock.
         branches = None if options.iterations is None else _BRANCHES
         limit = best.seconds_left * _BOUND
         best.bound = extra_time_bound(problem, budget, order, limit, branches)
-    if not best.is_done():
-        _anneal(best, kernels, nodes, evicted, options, 1.0)
+    # Annealing, again, where another order was what it took.
+    other = [kernels.anneal] if best.least_time < rebuilt else []
+    turns = _CYCLES * [*other, kernels.rebuild]
+    for turn, kernel in enumerate(turns):
+        if best.is_done():
+            return
+        is_rebuilding = kernel is kernels.rebuild
+        if not is_rebuilding:
+            team.restart(evicted)
+        elif best.runs is not None:
+            team.restart(best.runs)
+        # Of the moves all turns have the same part, of the time that of what is left.
+        parts = len(turns) - (turn if options.iterations is None else 0)
+        team.search(kernel, 1 / parts, _REBUILD_HEATS if is_rebuilding else _HEATS)
+    for search in searches:
+        # Above the budget they may still hold the least that was found.
+        best.consider(slots.current_runs(search))
 
 
-def _anneal(
-    best: _Best,
-    kernels: Any,
-    nodes: Any,
-    start: Sequence[int],
-    options: _SolveOptions,
-    share: float,
-) -> None:
-    """Search from a start with several seeds at once, slice by slice.
+@dataclass(frozen=True)
+class _Team:
+    """Searches of several seeds that go on at once.
 
-    Args:
-        best: told of what is found.
+    Attributes:
+        best: told of what they find.
+        options: how to solve.
+        slots: the module `run_slots`.
         kernels: the module `sequence_search`.
         nodes: the problem as arrays.
-        start: runs to begin with.
-        options: how to solve.
-        share: the share of the time that is left, or of the moves.
+        searches: where each of them stands.
     """
-    budget = float(best.budget)
-    seeds = range(options.seed, options.seed + options.workers)
-    searches = [kernels.new_search(nodes, list(start), budget, seed) for seed in seeds]
-    total = best.problem.total_time or 1.0
-    mean = 1.0 / max(len(best.problem), 1)
 
-    def run(search: Any, moves: int, done: float, then: float) -> None:
-        goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
-        heat, cold = (_HEAT * mean * _COOLING**share for share in (done, then))
-        kernels.anneal(nodes, search, budget, heat, cold, moves, goal)
+    best: _Best
+    options: _SolveOptions
+    slots: Any
+    kernels: Any
+    nodes: Any
+    searches: list[Any]
 
-    with ThreadPoolExecutor(len(searches)) as pool:
-        for moves, done, then in _slices(best, options, share, run, searches[0]):
-            waiting = [pool.submit(run, s, moves, done, then) for s in searches]
-            for future in waiting:
-                future.result()
-            for search in searches:
-                if (runs := kernels.best_runs(search)) is not None:
-                    best.consider(runs)
-            if best.is_done():
-                return
+    def restart(self, runs: Sequence[int]) -> None:
+        """Have all go on from some runs."""
+        for search in self.searches:
+            self.slots.restart(self.nodes, search, np.array(runs))
 
+    def search(self, kernel: Any, share: float, heats: tuple[float, float]) -> None:
+        """Search slice by slice, for a share of the time that is left, or of the moves.
 
-def _slices(
-    best: _Best,
-    options: _SolveOptions,
-    share: float,
-    run: Callable[[Any, int, float, float], None],
-    search: Any,
-) -> Iterator[tuple[int, float, float]]:
-    """Yield the moves of a slice, and how far a search is before and behind it.
+        Args:
+            kernel: `anneal` or `rebuild`.
+            share: the share.
+            heats: the first and the last temperature, in the mean time of a node.
+        """
+        best, searches = self.best, self.searches
+        total = best.problem.total_time or 1.0
+        mean = 1.0 / max(len(best.problem), 1)
+        heat, cold = heats
 
-    Without a number of moves, a slice is as long as the clock says, and so is how far
-    the search is: a machine that does other things cools down as well.
-    """
-    if options.iterations is not None:
-        moves = max(int(options.iterations * share), _SLICES)
-        for i in range(_SLICES):
-            yield moves // _SLICES, i / _SLICES, (i + 1) / _SLICES
-        return
-    seconds = best.seconds_left * share
-    began = monotonic()
-    run(search, _TRIAL_MOVES, 0.0, 0.0)
-    moves, before, done = _TRIAL_MOVES, began, 0.0
-    while done < 1.0:
-        now = monotonic()
-        moves = int(moves * seconds / _SLICES / max(now - before, 1e-6)) + 1
-        before, done = now, (now - began) / seconds if seconds > 0 else 1.0
-        yield moves, min(done, 1.0), min(done + 1 / _SLICES, 1.0)
+        def run(search: Any, moves: int, done: float, then: float) -> None:
+            goal = max(best.bound, best.goal) + total * (1 + _CLOSE)
+            hot, cool = (heat * mean * (cold / heat) ** part for part in (done, then))
+            kernel(self.nodes, search, hot, cool, moves, goal)
+
+        with ThreadPoolExecutor(len(searches)) as pool:
+            for moves, done, then in self._slices(kernel, share, run):
+                waiting = [pool.submit(run, s, moves, done, then) for s in searches]
+                for future in waiting:
+                    future.result()
+                for search in searches:
+                    if (runs := self.slots.best_runs(search)) is not None:
+                        best.consider(runs)
+                if best.is_done():
+                    return
+
+    def _slices(
+        self, kernel: Any, share: float, run: Callable[[Any, int, float, float], None]
+    ) -> Iterator[tuple[int, float, float]]:
+        """Yield the moves of a slice, and how far a search is before and behind it.
+
+        Without a number of moves, a slice is as long as the clock says, and so is how
+        far the search is: a machine that does other things cools down as well.
+        """
+        worth = _REBUILD_WORTH if kernel is self.kernels.rebuild else 1
+        if self.options.iterations is not None:
+            moves = max(int(self.options.iterations * share) // worth, _SLICES)
+            for i in range(_SLICES):
+                yield moves // _SLICES, i / _SLICES, (i + 1) / _SLICES
+            return
+        seconds = self.best.seconds_left * share
+        began = monotonic()
+        trial = _TRIAL_MOVES // worth
+        run(self.searches[0], trial, 0.0, 0.0)
+        moves, before, done = trial, began, 0.0
+        while done < 1.0:
+            now = monotonic()
+            moves = int(moves * seconds / _SLICES / max(now - before, 1e-6)) + 1
+            before, done = now, (now - began) / seconds if seconds > 0 else 1.0
+            yield moves, min(done, 1.0), min(done + 1 / _SLICES, 1.0)
 
 
 def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
@@ -455,18 +501,19 @@ def pareto(
 
 
 @cache
-def _kernels() -> Any:
-    """Return the module `sequence_search`, compiled."""
+def _kernels() -> tuple[Any, Any]:
+    """Return the modules `run_slots` and `sequence_search`, compiled."""
     try:
-        from geutil.gradients.planner import sequence_search
+        from geutil.gradients.planner import run_slots, sequence_search
     except ImportError as error:
         raise MissingExtraError(
             "plans under a budget are searched for by numba, which is not installed; "
             "run: pip install 'geutil[plan]'"
         ) from error
     problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
-    nodes = sequence_search.nodes_of(problem, None)
-    search = sequence_search.new_search(nodes, [0, 1, 2], 2.0, 0)
-    sequence_search.evict(nodes, search, 2.0, 1)
-    sequence_search.anneal(nodes, search, 2.0, 1.0, 0.1, 1, 3.0)
-    return sequence_search
+    nodes = run_slots.nodes_of(problem, None)
+    search = run_slots.new_search(nodes, [0, 1, 2], 2.0, 0)
+    sequence_search.evict(nodes, search, 1)
+    sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
+    sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
+    return run_slots, sequence_search

@@ -14,6 +14,7 @@ from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.planner import Problem, Schedule, pareto, solve
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from testdata.layered import HERE, KEPT, layered, training_blocks, training_chain
+from testdata.training_steps import STEPS
 
 
 def least_time(problem: Problem, budget: float) -> float:
@@ -162,6 +163,25 @@ def test_random_layers_within_four_fifths(nodes, seed):
     schedule.verify()
     assert schedule.peak <= budget
     assert schedule.overhead <= 0.01 * problem.total_time
+
+
+@parameterized.expand(
+    [
+        ("resnet50", 0.8, 0.013),
+        ("resnet50", 0.5, 0.045),
+        ("resnet50", 0.25, 0.15),
+        ("mobilenet", 0.5, 0.105),
+        ("decoder_12", 0.5, 0.047),
+        ("resnet152", 0.25, 0.1),
+    ]
+)
+def test_training_steps_cost_little_within_part_of_their_peak(name, share, most):
+    problem = STEPS[name]()
+    budget = share * problem.peak(problem.first_order)
+    schedule = solve(problem, budget, iterations=60_000, workers=1)
+    schedule.verify()
+    assert schedule.peak <= budget
+    assert schedule.overhead <= most * problem.total_time
 
 
 def test_the_generator_makes_what_is_kept():
