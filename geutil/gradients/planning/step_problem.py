@@ -210,15 +210,22 @@ class _Groups:
         """Tell whether a group may as well wait for its only reader.
 
         It may if all that it reads and makes is small, or if the reader takes over its
-        buffer and waits for nothing large besides.
+        buffer and either waits for nothing large besides, or what the group reads is no
+        larger than what it makes: then that is held in the meantime.
         """
         node, sizes = self._program.nodes[reader], self._program.sizes
         size = sum(sizes[t] for i in group for t in self.left_by(i))
+        read = {
+            t
+            for i in group
+            for t in self._program.nodes[i].inputs
+            if self.leader(self.maker[t]) != first
+        }
         if size <= small:
-            read = (t for i in group for t in self._program.nodes[i].inputs)
             return all(sizes[t] <= small for t in read)
         others = (t for t in node.inputs if self.leader(self.maker[t]) != first)
-        return all(sizes[t] <= small for t in others) and any(
+        alone = all(sizes[t] <= small for t in others)
+        return (alone or sum(sizes[t] for t in read) <= size) and any(
             sizes[node.outputs[out]] >= size
             and self.leader(self.maker[node.inputs[place]]) == first
             for out, place in node.reuses

@@ -27,7 +27,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
 from geutil.memory.sizes import byte_count, megabytes
 
-_TRIES = 4
+_TRIES = 6
 _MOVES = 60_000
 _SEARCHES = 2
 _CLOSE = 0.01
@@ -187,7 +187,7 @@ class BudgetSearch:
                 asked,
                 iterations=_MOVES,
                 workers=_SEARCHES,
-                seed=self._seed,
+                seed=self._seed + attempt,
             )
             if not attempt and math.isfinite(schedule.lower_bound):
                 bound = schedule.lower_bound / (problem.problem.total_time or 1.0)
@@ -202,9 +202,11 @@ class BudgetSearch:
                 low = asked
             else:
                 high = asked
-            met = (1 - _CLOSE) * limit < trial.peak <= limit
-            if met or schedule.status == "infeasible" or high - low < _CLOSE * limit:
+            if schedule.status == "infeasible":
                 break
+            if (1 - _CLOSE) * limit < trial.peak <= limit:
+                # Other random numbers may find better.
+                continue
             asked *= limit / trial.peak * (1 - _CLOSE / 4)
             if low and not low < asked < high:
                 asked = (low + high) / 2
