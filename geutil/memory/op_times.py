@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from time import perf_counter
 from typing import Any
@@ -45,12 +46,16 @@ def op_times(ops: Iterable[Operation], dims_of: Dims) -> dict[str, float]:
         >>> list(op_times([y.op], lambda t: t.shape.as_list()))
         ['y']
     """
+    # A thread of its own is in no graph.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_op_times, list(ops), dims_of).result()
+
+
+def _op_times(ops: Sequence[Operation], dims_of: Dims) -> dict[str, float]:
+    """Return the seconds that large ops take; see `op_times`."""
     known: dict[str, float | None] = {}
     times: dict[str, float] = {}
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return times
-    for op in ops:
+    for op in ops if tf.executing_eagerly() else ():
         inputs = [_Input(t, dims_of(t)) for t in op.inputs]
         made = sum(_size(t, dims_of(t)) for t in op.outputs)
         if sum(i.bytes for i in inputs) + made < _SMALL:
@@ -130,19 +135,18 @@ def _seconds(
     """Return how long an op takes outside of its graph; None if it cannot run there."""
     run = getattr(tf.raw_ops, op.type, None)
     try:
-        with tf.init_scope():
-            values = [i.made_up() for i in inputs]
-            if op.type in _OWN_SHAPE and shape and None not in shape:
-                values[_OWN_SHAPE[op.type]] = tf.constant(shape)
-            if run is None or not values or any(value is None for value in values):
-                return None
-            arguments = _arguments(op, values, list(signature(run).parameters))
+        values = [i.made_up() for i in inputs]
+        if op.type in _OWN_SHAPE and shape and None not in shape:
+            values[_OWN_SHAPE[op.type]] = tf.constant(shape)
+        if run is None or not values or any(value is None for value in values):
+            return None
+        arguments = _arguments(op, values, list(signature(run).parameters))
+        run(**arguments)
+        seconds = []
+        for _ in range(_ROUNDS):
+            began = perf_counter()
             run(**arguments)
-            seconds = []
-            for _ in range(_ROUNDS):
-                began = perf_counter()
-                run(**arguments)
-                seconds.append(perf_counter() - began)
+            seconds.append(perf_counter() - began)
     except (IndexError, TypeError, ValueError, tf.errors.OpError):
         # Numbers that the op does not take, or an attribute of functions.
         return None

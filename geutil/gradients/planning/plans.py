@@ -115,20 +115,21 @@ class Plan:
                 document[name] = tuple(tuple(map(int, v)) for v in document[name])
             document["types"] = tuple((str(t), int(n)) for t, n in document["types"])
             plan = cls(**document)
-            plan._check()
+            _check(plan)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"{os.fspath(path)} holds no plan: {error}") from error
         return plan
 
-    def _check(self) -> None:
-        """Raise `ValueError` unless every number names an op or a burst."""
-        numbers = [n for burst in self.bursts for n in burst]
-        numbers += [n for n, _ in (*self.stages, *self.order)]
-        stages = [stage for _, stage in self.stages]
-        if not all(0 <= n < self.ops for n in numbers):
-            raise ValueError("it names ops that there are not")
-        if not all(0 <= stage < len(self.bursts) for stage in stages):
-            raise ValueError("it names bursts that there are not")
+
+def _check(plan: Plan) -> None:
+    """Raise `ValueError` unless every number of a plan names an op or a burst."""
+    numbers = [n for burst in plan.bursts for n in burst]
+    numbers += [n for n, _ in (*plan.stages, *plan.order)]
+    stages = [stage for _, stage in plan.stages]
+    if not all(0 <= n < plan.ops for n in numbers):
+        raise ValueError("it names ops that there are not")
+    if not all(0 <= stage < len(plan.bursts) for stage in stages):
+        raise ValueError("it names bursts that there are not")
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,8 @@ def test_the_planner_is_told_the_step_as_it_is():
     # Numbered in the planned order, each node behind its inputs.
     assert problem.first_order == tuple(range(len(problem)))
     alone = trials.without().peak
-    assert alone <= problem.peak(problem.first_order) <= 1.2 * alone
+    # Some bytes of tiny tensors are not counted.
+    assert 0.99 * alone <= problem.peak(problem.first_order) <= 1.2 * alone
     again = {node for node, _ in tensors}
     assert not again & set(problem.no_recompute)
     assert {t.op.type for _, t in tensors} >= {"Conv2D", "MaxPool"}
