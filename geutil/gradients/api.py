@@ -33,6 +33,7 @@ def gradients(
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
     shapes: GivenShapes | None = None,
+    encode: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -93,6 +94,13 @@ def gradients(
             name. All other sizes follow. Without them an open dimension that follows
             from nothing is taken for 32; the report says of what. They hold for the
             graph from then on.
+        encode: what is kept of tensors of which the backward pass needs less than
+            their values. "lossless": where an activation lets gradients through, the
+            places of the maxima of a pool, a shape, a sign, what was cast to more
+            bytes; nothing is computed again, and the gradients are the same to the last
+            bit. "bfloat16": these, and all other kept tensors of type float32 wait in
+            half the bytes, which changes the gradients; `encoding_errors` measures how
+            much. None: nothing is encoded.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -142,6 +150,7 @@ def gradients(
         engine,
         order,
         shapes,
+        encode,
     )
     if isinstance(checkpoints, Budget) and not is_func_graph(
         require_targets(ys)[0].graph

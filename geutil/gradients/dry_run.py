@@ -34,6 +34,7 @@ def explain(
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
     shapes: GivenShapes | None = None,
+    encode: str | None = None,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -54,6 +55,7 @@ def explain(
         engine: see there.
         order: see there.
         shapes: see there.
+        encode: see there.
         **kwargs: see there.
 
     Returns:
@@ -88,6 +90,7 @@ def explain(
         engine,
         order,
         shapes,
+        encode,
     )
     output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
@@ -166,6 +169,7 @@ class _Scratch:
             options.engine,
             options.order,
             self._shapes(options.shapes),
+            options.encode,
         )
 
     def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:

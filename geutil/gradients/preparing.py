@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from geutil.errors import ArgumentTypeError
+from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.encodings import EncodingPlan, plan_encodings
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.report import Report, make_report
+from geutil.gradients.report import Encoded, Report, make_report
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, checked, resolve
-from geutil.gradients.step import build_step, require_targets
+from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, type_name
@@ -24,7 +26,14 @@ MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
 HOST = "/device:CPU:0"
 """Where offloaded tensors wait if nobody says otherwise."""
+LOSSLESS = "lossless"
+ENCODINGS = (LOSSLESS, "bfloat16")
+"""How kept tensors can be encoded."""
 
+_XLA_ENCODES = (
+    "XLA compiles the step, and decides itself what it holds and what it computes "
+    "again: nothing is encoded"
+)
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
@@ -50,6 +59,7 @@ class Options:
     engine: Any = "tensorflow"
     order: bool = True
     shapes: GivenShapes | None = None
+    encode: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_checkpoint_size", "prefetch"):
@@ -58,6 +68,11 @@ class Options:
                 raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
         if not isinstance(self.order, bool):
             raise ArgumentTypeError(f"order is True or False, got {self.order!r}")
+        if self.encode is not None and self.encode not in ENCODINGS:
+            raise SelectionError(
+                f"{self.encode!r} is no encoding; pass one of {', '.join(ENCODINGS)}, "
+                "or None to keep tensors as they are"
+            )
         if not isinstance(self.offload, bool) and not callable(self.offload):
             raise ArgumentTypeError(
                 f"offload is True, False or a policy, got {type_name(self.offload)}"
@@ -84,6 +99,7 @@ class Prepared:
         offload: what is offloaded, and how.
         where: what warnings begin with, if they are about a part of a step.
         order: whether the step is held to its planned order.
+        encoded: what is encoded.
     """
 
     plan: Recomputation
@@ -91,6 +107,7 @@ class Prepared:
     offload: Offload | None
     where: str = ""
     order: bool = True
+    encoded: Encoded | None = None
 
     def report(self) -> Report:
         """Return the report on the plan."""
@@ -98,6 +115,8 @@ class Prepared:
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
+        if compiled and self.encoded:
+            warnings.append(_XLA_ENCODES)
         warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
         sent = offloaded(self.plan, self.offload) if self.offload else []
         if sent and compiled:
@@ -106,7 +125,9 @@ class Prepared:
         # XLA has an order of its own, which is taken to hold as little.
         recomputed = bool(self.plan.segments)
         ordered = recomputed if compiled else self.order
-        report = make_report(self.plan, self.keeping, sent, ordered=ordered)
+        report = make_report(
+            self.plan, self.keeping, sent, ordered=ordered, encoded=self.encoded
+        )
         if compiled:
             report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
@@ -155,11 +176,36 @@ def prepare(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
     tensor_sizes.settle_shapes(step.ops())
+    encoded = None
+    if options.encode is not None:
+        encoded = encode_step(step, options.min_checkpoint_size, Encoder())
+        step = encoded.step
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     if checkpoints == "speed":
         plan = _plain_if_less(plan, keeping)
-    return Prepared(plan, keeping, options.offloading(), order=options.order)
+    return Prepared(
+        plan, keeping, options.offloading(), order=options.order, encoded=encoded
+    )
+
+
+def encode_step(step: PlainStep, smallest: int, encoder: Encoder) -> Encoded:
+    """Let the backward ops of a step read no more of forward tensors than they need.
+
+    Args:
+        step: the step with plain gradients.
+        smallest: tensors of fewer elements stay as they are.
+        encoder: makes what is kept.
+
+    Cost: that of `StepProgram`, and linear in the ops of the step.
+    """
+    plain = StepProgram(step)
+    if runtime.is_compiled_by_xla(step.graph):
+        return Encoded(EncodingPlan((), (), {}), plain, step)
+    plan = plan_encodings(step, smallest)
+    encoded = encoder.encode(step, plan)
+    tensor_sizes.settle_shapes(encoded.ops())
+    return Encoded(plan, plain, encoded)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import multiply_adds
+from geutil.gradients.encodings import EncodingPlan
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -71,6 +72,42 @@ class RecomputedOp:
 
 
 @dataclass(frozen=True)
+class EncodedTensor:
+    """A forward tensor of which less is held for the backward pass.
+
+    Attributes:
+        name: its name.
+        op_type: the type of the op that yields it.
+        keeps: what is kept in its place: "mask", where an activation lets gradients
+            through; "places", where in its window each maximum is; "shape"; "sign" as
+            int8; "narrow", what it was cast from. Several are joined by " and ".
+        bytes: its size.
+        kept_bytes: that of what is kept.
+    """
+
+    name: str
+    op_type: str
+    keeps: str
+    bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What was encoded of a step.
+
+    Attributes:
+        plan: the encodings.
+        plain: the step before, as numbers.
+        step: the step with them.
+    """
+
+    plan: EncodingPlan
+    plain: StepProgram
+    step: PlainStep
+
+
+@dataclass(frozen=True)
 class Report(Shown):
     """What memory-saving gradients do to one step.
 
@@ -92,6 +129,9 @@ class Report(Shown):
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
+        encoded: of which tensors less is held, in the order of the backward pass.
+        not_encoded: which other tensors the backward pass reads, if tensors are to be
+            encoded at all, each with the reason.
         plan: the order in which the step runs, and what holds it to that.
         plain_plan: the same with plain gradients, which nothing holds to an order.
         plain_plan_held: the same for a step that holds all gradients to its end. It
@@ -109,6 +149,8 @@ class Report(Shown):
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
     assumed: tuple[tuple[str, Dims], ...] = ()
+    encoded: tuple[EncodedTensor, ...] = ()
+    not_encoded: tuple[KeptTensor, ...] = ()
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan: OrderPlan | None = field(default=None, repr=False, compare=False)
     plain_plan_held: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -150,6 +192,12 @@ class Report(Shown):
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {self._share()} of the forward pass",
         ]
+        if self.encoded:
+            before, after = (
+                _mb(sum(getattr(tensor, name) for tensor in self.encoded))
+                for name in ("bytes", "kept_bytes")
+            )
+            lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
         if self.assumed:
@@ -178,6 +226,7 @@ def make_report(
     offloaded: Iterable[Tensor] = (),
     *,
     ordered: bool = True,
+    encoded: Encoded | None = None,
 ) -> Report:
     """Return the report on a plan.
 
@@ -186,6 +235,7 @@ def make_report(
         keeping: why tensors are kept.
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
+        encoded: what was encoded before.
 
     Returns:
         The report, without warnings.
@@ -198,7 +248,8 @@ def make_report(
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, ordered=ordered)
-    plain = program.plain(holds_gradients=step.holds_gradients)
+    plain_program = encoded.plain if encoded else program
+    plain = plain_program.plain(holds_gradients=step.holds_gradients)
     recomputed = [
         RecomputedOp(op.name, op.type, number)
         for number, segment in enumerate(plan.segments)
@@ -222,8 +273,29 @@ def make_report(
         assumed=_assumed(step),
         plan=planned,
         plain_plan=plain,
-        plain_plan_held=program.plain(holds_gradients=True),
+        plain_plan_held=plain_program.plain(holds_gradients=True),
+        **(_encodings(encoded.plan) if encoded else {}),
     )
+
+
+def _encodings(plan: EncodingPlan) -> dict[str, Any]:
+    """Return what a report says of encodings."""
+    return {
+        "encoded": tuple(
+            EncodedTensor(
+                encoding.tensor.name,
+                encoding.tensor.op.type,
+                " and ".join(encoding.keeps),
+                tensor_bytes(encoding.tensor),
+                encoding.bytes,
+            )
+            for encoding in plan.encodings
+        ),
+        "not_encoded": tuple(
+            KeptTensor(t.name, t.op.type, tensor_bytes(t), reason)
+            for t, reason in plan.left
+        ),
+    }
 
 
 def holding_gradients(report: Report) -> Report:

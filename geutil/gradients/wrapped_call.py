@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from geutil.gradients import barriers, recomputing, tensor_sizes, updates
 from geutil.gradients.offloading import Offload
-from geutil.gradients.preparing import Options, Prepared, keep_all
+from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.preparing import Options, Prepared, encode_step, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
@@ -123,6 +124,7 @@ def plan_call(
     grad_ys: Sequence[Tensor],
     options: Options,
     offload: Offload | None,
+    encoder: Encoder,
 ) -> Prepared:
     """Build plain gradients of a call, and plan what is recomputed.
 
@@ -133,18 +135,23 @@ def plan_call(
         grad_ys: the gradient of each y.
         options: how to choose and hold checkpoints; the mode may be "inputs".
         offload: what is offloaded, and how; the same for all gradients of the call.
+        encoder: makes what is kept of tensors; the same for all gradients of the call.
     """
     later = state.ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
     tensor_sizes.settle_shapes(step.ops())
+    encoded = None
+    if options.encode is not None:
+        encoded = encode_step(step, options.min_checkpoint_size, encoder)
+        step = encoded.step
     keeping, plan = _choose(call, step, options, later)
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
-    return Prepared(plan, keeping, offload, where)
+    return Prepared(plan, keeping, offload, where, encoded=encoded)
 
 
 def _indices(ops: Sequence[Operation]) -> range:
@@ -353,6 +360,7 @@ class CallGradients:
         self._call = call
         self._options = options
         self._offload = options.offloading()
+        self._encoder = Encoder()
 
     def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
@@ -381,7 +389,9 @@ class CallGradients:
         grad_ys: Sequence[Tensor],
     ) -> PlainStep:
         """Build the gradients in the graph of the call."""
-        prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
+        prepared = plan_call(
+            self._call, ys, xs, grad_ys, self._options, self._offload, self._encoder
+        )
         report = prepared.report()
         step = recomputing.build_recomputation(prepared.plan, prepared.offload)
         publish(report, step.graph)

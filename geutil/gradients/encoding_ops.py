@@ -1,0 +1,292 @@
+"""The ops of encodings: what is kept of a tensor, and gradients that read no more.
+
+Every gradient is that of TensorFlow's kernels to the last bit, zeros with their signs:
+the gradient of a Relu is a product with 0 or 1, and that of a pool is the gradient at
+the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow 2.21, oneDNN
+or Eigen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.gradients import edges, encodings
+from geutil.gradients.edges import Read
+from geutil.gradients.encodings import Encoding, EncodingPlan
+from geutil.gradients.step import PlainStep, with_edited_backward
+from geutil.graph import adjacency, creation, state
+from geutil.graph.types import (
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dims_of,
+    scope_dirname,
+)
+
+SCOPE = "encoded"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Makes what is kept in the place of tensors, for each tensor once.
+
+    Where gradients are built twice nothing is made twice: TensorFlow builds those of a
+    function again and again until they read nothing new.
+
+    Attributes:
+        made: what was made of tensors, by its name in `encodings`.
+        ops: the forward ops that make it.
+    """
+
+    made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
+    ops: list[Operation] = field(default_factory=list)
+
+    def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
+        """Let the backward ops of a step read what is kept instead of whole tensors.
+
+        Args:
+            step: the step with plain gradients; its graph is changed.
+            plan: what is encoded.
+
+        Returns:
+            The step with other backward ops.
+
+        Cost: linear in what is encoded and in the ops since the step was built.
+        """
+        if not plan.encodings:
+            return step
+        gradient_of = _Gradients(step)
+        replaced: dict[Operation, Tensor] = {}
+        for read, encoding in _in_backward_order(step, plan):
+            if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
+                narrow = self._narrow(encoding.tensor, encoding.keeps[0])
+                widened = gradient_of.widened(read, narrow)
+                creation.set_new_input(read.op, read.index, widened)
+                continue
+            gradient = self._replacement(read, plan, gradient_of)
+            edges.redirect(read.op, gradient)
+            replaced[read.op] = gradient
+        renewed = (edges.renewed(g, replaced) for g in step.gradients)
+        return with_edited_backward(step, renewed, self.ops)
+
+    def _replacement(
+        self, read: Read, plan: EncodingPlan, gradient_of: _Gradients
+    ) -> Tensor:
+        """Build what takes the place of an op that reads a tensor."""
+        op = read.op
+        if op in plan.swapped:
+            pool = plan.swapped[op]
+            return gradient_of.swapped(op, pool, self._places(pool))
+        if op.type in encodings.ACTIVATIONS:
+            return gradient_of.activation(op, self._mask(read.tensor, op.type))
+        if op.type == "MaxPoolGrad":
+            return gradient_of.pool(op, self._places(op))
+        return gradient_of.of_shape(op, self._once(encodings.SHAPE, read.tensor, _shape))
+
+    def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
+        """Return where the gradient of an activation lets something through."""
+        if gradient == "Relu6Grad":
+            return self._once(gradient, tensor, _is_between_0_and_6)
+        return self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+
+    def _narrow(self, tensor: Tensor, keeps: str) -> Tensor:
+        """Return the few values of a tensor in fewer bytes."""
+        if keeps == encodings.NARROW:
+            return tensor.op.inputs[0]
+        return self._once(keeps, tensor, lambda t: tf.cast(t, tf.int8))
+
+    def _places(self, op: Operation) -> Tensor:
+        """Return where in its window each maximum of a pool is, row by row."""
+        maxima = op.inputs[encodings.MAXIMA]
+        window = op.get_attr("ksize")[1:3]
+        images = op.inputs[encodings.INPUT]
+        key = f"{encodings.PLACES} {window}"
+        return self._once(key, maxima, partial(_first_places, images, window))
+
+    def _once(
+        self, key: str, tensor: Tensor, make: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what was made of a tensor, or make it in the forward pass."""
+        made = self.made.setdefault(key, MutableIdentityMap())
+        if tensor not in made:
+            graph = tensor.graph
+            before = state.count_ops(graph)
+            with (
+                creation.neutral(graph),
+                graph.name_scope(f"{SCOPE}/{tensor.op.name}/"),
+                graph.device(tensor.op.device),
+            ):
+                made[tensor] = make(tensor)
+            self.ops.extend(state.ops_since(graph, before))
+        return made[tensor]
+
+
+def _in_backward_order(
+    step: PlainStep, plan: EncodingPlan
+) -> list[tuple[Read, Encoding]]:
+    """Return the reads to rewire, that of its input alone for the gradient of a pool."""
+    place = {op: place for place, op in enumerate(step.backward)}
+    late = frozenset(plan.swapped.values())
+    reads = [
+        (read, encoding)
+        for encoding in plan.encodings
+        for read in encoding.reads
+        if read.op.type != "MaxPoolGrad"
+        or (read.index == encodings.INPUT and read.op not in late)
+    ]
+    return sorted(reads, key=lambda pair: (place[pair[0].op], pair[0].index))
+
+
+def _is_between_0_and_6(tensor: Tensor) -> Tensor:
+    zero, six = (tf.constant(value, tensor.dtype) for value in (0, 6))
+    return tf.logical_and(tensor > zero, tensor < six)
+
+
+def _shape(tensor: Tensor) -> Tensor:
+    return tf.raw_ops.Shape(input=tensor)
+
+
+def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
+    """Return the place of the first maximum in each window, counted row by row.
+
+    That is how many places come before it, at each of which something less is.
+    """
+    height, width = window
+    _, _, columns, channels = dims_of(images) or ()
+    apart = tf.reshape(images, [-1, height, columns // width, width, channels])
+    pooled = tf.reshape(maxima, [-1, columns // width, channels])
+    place, still_less = None, None
+    for row, column in list(product(range(height), range(width)))[:-1]:
+        less = tf.not_equal(apart[:, row, :, column, :], pooled)
+        still_less = less if still_less is None else tf.logical_and(still_less, less)
+        step = tf.cast(still_less, tf.uint8)
+        place = step if place is None else place + step
+    if place is None:
+        return tf.zeros_like(pooled, tf.uint8)
+    return place
+
+
+class _Gradients:
+    """Builds gradients that read what is kept, beside the ops that they replace."""
+
+    def __init__(self, step: PlainStep) -> None:
+        self._backward = {*step.backward, *step.seeds}
+
+    def activation(self, op: Operation, mask: Tensor) -> Tensor:
+        """Build the gradient of an activation from where it lets something through."""
+        gradient = op.inputs[0]
+        with self._beside(op):
+            passes = self._wait(op, mask)
+            if op.type == "LeakyReluGrad":
+                ones = tf.ones([], gradient.dtype)
+                slope = tf.constant(op.get_attr("alpha"), gradient.dtype)
+                factor = tf.where(passes, ones, slope)
+            else:
+                # A product, as in the kernel: what is negative becomes -0.
+                factor = tf.cast(passes, gradient.dtype)
+            return tf.multiply(gradient, factor)
+
+    def pool(self, op: Operation, places: Tensor) -> Tensor:
+        """Build the gradient of a pool of maxima from their places."""
+        with self._beside(op):
+            return self._spread(op, _without_minus_zero(op.inputs[2]), places)
+
+    def swapped(self, op: Operation, pool: Operation, places: Tensor) -> Tensor:
+        """Build the gradient of a pool behind an activation, that one's first."""
+        with self._beside(op):
+            gradient = _without_minus_zero(pool.inputs[2])
+            make = getattr(tf.raw_ops, op.type)
+            passed = make(gradients=gradient, features=pool.inputs[encodings.MAXIMA])
+            return self._spread(pool, passed, places)
+
+    def of_shape(self, op: Operation, shape: Tensor) -> Tensor:
+        """Build what an op makes of the shape of a tensor."""
+        dtype = op.outputs[0].dtype
+        with self._beside(op):
+            if op.type == "Shape":
+                return tf.cast(shape, dtype)
+            if op.type == "Rank":
+                return tf.size(shape)
+            if op.type == "Size":
+                return tf.cast(tf.reduce_prod(shape), dtype)
+            if op.type in ("OnesLike", "ZerosLike"):
+                value = tf.constant(int(op.type == "OnesLike"), dtype)
+                return tf.fill(self._wait(op, shape), value)
+            return _resize_gradient(op, shape)
+
+    def widened(self, read: Read, kept: Tensor) -> Tensor:
+        """Build the values of a tensor again, when they are read."""
+        with self._beside(read.op):
+            return tf.cast(self._wait(read.op, kept), read.tensor.dtype)
+
+    def _spread(self, op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
+        """Put the gradient of each maximum in its place.
+
+        The product with nothing is +0, as where the kernel adds nothing.
+        """
+        height, width = op.get_attr("ksize")[1:3]
+        images = op.inputs[encodings.INPUT]
+        _, rows, columns, channels = dims_of(images) or ()
+        flat = tf.reshape(gradient, [-1, columns // width, channels])
+        waiting = self._wait(op, places)
+        parts = []
+        for place in range(height * width):
+            is_there = tf.equal(waiting, tf.constant(place, tf.uint8))
+            factor = tf.cast(is_there, gradient.dtype)
+            parts.append(tf.raw_ops.MulNoNan(x=flat, y=factor))
+        lines = [
+            tf.reshape(
+                tf.stack(parts[row * width : (row + 1) * width], axis=2),
+                [-1, 1, columns * channels],
+            )
+            for row in range(height)
+        ]
+        spread = tf.reshape(tf.concat(lines, 1), [-1, rows, columns, channels])
+        spread.set_shape(images.shape)
+        return spread
+
+    def _wait(self, op: Operation, kept: Tensor) -> Tensor:
+        """Return what is kept, as of when the backward pass gets to an op."""
+        late = creation.make_stand_in(kept, scope_dirname(op.name)[:-1], "late")
+        awaited = [p for p in adjacency.predecessors(op) if p in self._backward]
+        creation.add_control_edges(late.op, awaited[:1])
+        return late
+
+    @contextmanager
+    def _beside(self, op: Operation) -> Iterator[Any]:
+        before = state.count_ops(op.graph)
+        with creation.surroundings_of(op):
+            yield
+        self._backward.update(state.ops_since(op.graph, before))
+
+
+def _without_minus_zero(gradient: Tensor) -> Tensor:
+    """Return a gradient as it is when it was added to zeros.
+
+    No optimizer sees that zero is added.
+    """
+    zero = creation.make_stand_in(
+        tf.zeros([], gradient.dtype), scope_dirname(gradient.op.name)[:-1], "zero"
+    )
+    return gradient + zero
+
+
+def _resize_gradient(op: Operation, shape: Tensor) -> Tensor:
+    """Build the gradient of a resized image with another image of its shape."""
+    gradient, image = op.inputs
+    some = tf.cast(tf.reshape(gradient, [-1])[0], image.dtype)
+    make = getattr(tf.raw_ops, op.type)
+    built: Tensor = make(
+        grads=gradient,
+        original_image=tf.fill(shape, some),
+        align_corners=op.get_attr("align_corners"),
+        half_pixel_centers=op.get_attr("half_pixel_centers"),
+    )
+    return built
