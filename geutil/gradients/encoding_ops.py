@@ -84,6 +84,8 @@ class Encoder:
         if op in plan.swapped:
             pool = plan.swapped[op]
             return gradient_of.swapped(op, pool, self._places(pool))
+        if op.type in encodings.ACTIVATIONS and read.tensor in plan.padded:
+            return gradient_of.cut(op, plan.padded[read.tensor])
         if op.type in encodings.ACTIVATIONS:
             return gradient_of.activation(op, self._mask(read.tensor, op.type))
         if op.type == "MaxPoolGrad":
@@ -193,6 +195,17 @@ class _Gradients:
                 factor = tf.cast(passes, gradient.dtype)
             return tf.multiply(gradient, factor)
 
+    def cut(self, op: Operation, padded: Tensor) -> Tensor:
+        """Build the gradient of an activation that is cut from what it was padded to."""
+        before = tf.get_static_value(padded.op.inputs[1])[:, 0]
+        with self._beside(op):
+            whole = self._wait(op, padded)
+            size = tf.shape(padded) - padded.op.inputs[1][:, 0]
+            size -= padded.op.inputs[1][:, 1]
+            part = tf.slice(whole, before, size)
+            part.set_shape(padded.op.inputs[0].shape)
+            return _gradient_like(op, op.inputs[0], part)
+
     def pool(self, op: Operation, places: Tensor) -> Tensor:
         """Build the gradient of a pool of maxima from their places."""
         with self._beside(op):
@@ -202,8 +215,7 @@ class _Gradients:
         """Build the gradient of a pool behind an activation, that one's first."""
         with self._beside(op):
             gradient = _without_minus_zero(pool.inputs[2])
-            make = getattr(tf.raw_ops, op.type)
-            passed = make(gradients=gradient, features=pool.inputs[encodings.MAXIMA])
+            passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
             return self._spread(pool, passed, places)
 
     def of_shape(self, op: Operation, shape: Tensor) -> Tensor:
@@ -276,6 +288,14 @@ def _without_minus_zero(gradient: Tensor) -> Tensor:
         tf.zeros([], gradient.dtype), scope_dirname(gradient.op.name)[:-1], "zero"
     )
     return gradient + zero
+
+
+def _gradient_like(op: Operation, gradient: Tensor, features: Tensor) -> Tensor:
+    """Build the gradient of an activation by the same kernel."""
+    slope = {"alpha": op.get_attr("alpha")} if op.type == "LeakyReluGrad" else {}
+    make = getattr(tf.raw_ops, op.type)
+    built: Tensor = make(gradients=gradient, features=features, **slope)
+    return built
 
 
 def _resize_gradient(op: Operation, shape: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import tensorflow as tf
 
 from geutil.gradients import segments, tensor_sizes
 from geutil.gradients.edges import Read
@@ -28,10 +30,17 @@ from geutil.graph.types import (
 )
 from geutil.memory import cpu_kernels
 
-MASK, PLACES, SHAPE, SIGN, NARROW = "mask", "places", "shape", "sign", "narrow"
+MASK, PLACES, SHAPE, SIGN, NARROW, PART = (
+    "mask",
+    "places",
+    "shape",
+    "sign",
+    "narrow",
+    "part",
+)
 """What is kept in the place of a tensor: where an activation lets gradients through,
-where in its window each maximum is, the shape, a sign as int8, or what a tensor was
-cast from."""
+where in its window each maximum is, the shape, a sign as int8, what a tensor was cast
+from, or nothing, since it is part of a padded tensor that is held anyway."""
 
 ACTIVATIONS = {"LeakyReluGrad": 1, "Relu6Grad": 1, "ReluGrad": 1}
 """Gradients of activations, with the input that they read for its sign alone."""
@@ -48,6 +57,7 @@ _SHAPE_READS = {
 INPUT, MAXIMA = 0, 1
 """Inputs of MaxPoolGrad."""
 _MOST_PLACES = 255
+_PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +91,8 @@ class EncodingPlan:
 
     encodings: tuple[Encoding, ...]
     left: tuple[tuple[Tensor, str], ...]
-    swapped: Mapping[Operation, Operation]
+    swapped: Mapping[Operation, Operation] = field(default_factory=dict)
+    padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
 
 
 def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
@@ -103,21 +114,25 @@ def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
         by_buffer[buffer].append(read)
     obstacles, replaced = _obstacles(step, by_buffer)
     left = IdentitySet(buffer for buffer, reason in obstacles.items() if reason)
-    swapped = {}
+    swapped: dict[Operation, Operation] = {}
+    padded: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for buffer, reads in by_buffer.items():
         for read in reads if buffer not in left else ():
             pool = _swappable_pool(step, read, replaced)
             # Its maxima have to be there anyway.
             if pool is not None and buffer_of(pool.inputs[MAXIMA]) in left:
                 swapped[read.op] = pool
+            elif read.op.type in ACTIVATIONS:
+                padded.update((read.tensor, t) for t in _padded(read.tensor, left))
     return EncodingPlan(
         tuple(
-            _encoding(buffer, reads, swapped)
+            _encoding(buffer, reads, swapped, padded)
             for buffer, reads in by_buffer.items()
             if buffer not in left
         ),
         tuple((buffer, obstacles[buffer] or "") for buffer in left),
         swapped,
+        padded,
     )
 
 
@@ -200,6 +215,19 @@ def _swappable_pool(
     return pool if same and not others and not asked else None
 
 
+def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
+    """Return the held tensors that a tensor was padded to, which it can be cut from."""
+    return [
+        op.outputs[0]
+        for op in tensor.consumers()
+        if op.type in _PADS
+        and op.inputs[0] is tensor
+        and op.outputs[0] in held
+        and not v1_control_flow.is_inside(op)
+        and tf.get_static_value(op.inputs[1]) is not None
+    ][:1]
+
+
 def _large_reads(step: PlainStep, smallest: int) -> list[tuple[Tensor, Read]]:
     """Return the late reads of buffers that encodings could let go, with these."""
     found = []
@@ -279,7 +307,10 @@ def _compact(tensor: Tensor) -> str | None:
 
 
 def _encoding(
-    buffer: Tensor, reads: Sequence[Read], swapped: Mapping[Operation, Operation]
+    buffer: Tensor,
+    reads: Sequence[Read],
+    swapped: Mapping[Operation, Operation],
+    padded: IdentityMap[Tensor],
 ) -> Encoding:
     """Return the encoding of a tensor, with the bytes of what is kept."""
     compact = _compact(buffer)
@@ -287,11 +318,12 @@ def _encoding(
         each = 1 if compact == SIGN else buffer.op.inputs[0].dtype.size
         size = tensor_sizes.tensor_elements(buffer) * each
         return Encoding(buffer, tuple(reads), (compact,), size)
-    masked = IdentitySet(
+    signs = IdentitySet(
         read.tensor
         for read in reads
         if read.op.type in ACTIVATIONS and read.op not in swapped
     )
+    masked = IdentitySet(t for t in signs if t not in padded)
     # Of a pool that is differentiated twice there are the same places.
     pooled = IdentitySet(
         read.op.inputs[MAXIMA]
@@ -299,9 +331,12 @@ def _encoding(
         if read.op.type == "MaxPoolGrad" and read.index == INPUT
     )
     kept = {MASK: masked, PLACES: pooled}
+    names = [name for name, tensors in kept.items() if len(tensors)]
+    if len(masked) < len(signs):
+        names.append(PART)
     return Encoding(
         buffer,
         tuple(reads),
-        tuple(name for name, tensors in kept.items() if len(tensors)) or (SHAPE,),
+        tuple(names) or (SHAPE,),
         sum(tensor_sizes.tensor_elements(t) for ts in kept.values() for t in ts),
     )

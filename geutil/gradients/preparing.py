@@ -201,7 +201,7 @@ def encode_step(step: PlainStep, smallest: int, encoder: Encoder) -> Encoded:
     """
     plain = StepProgram(step)
     if runtime.is_compiled_by_xla(step.graph):
-        return Encoded(EncodingPlan((), (), {}), plain, step)
+        return Encoded(EncodingPlan((), ()), plain, step)
     plan = plan_encodings(step, smallest)
     encoded = encoder.encode(step, plan)
     tensor_sizes.settle_shapes(encoded.ops())
