@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients import recomputing, updates
+from geutil.gradients import updates
 from geutil.gradients.dry_run import explain
 from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy
@@ -158,8 +158,7 @@ def gradients(
         # In a graph that stays, a budget that cannot be kept is refused on a copy.
         explain(ys, xs, grad_ys, **vars(options), **kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
-    report = prepared.report()
-    step = recomputing.build_recomputation(prepared.plan, prepared.offload)
+    step, report = prepared.build()
     publish(report, step.graph)
     if order:
         updates.order_when_complete(step, report)

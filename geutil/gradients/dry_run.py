@@ -10,7 +10,13 @@ import tensorflow as tf
 from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
-from geutil.gradients.preparing import HOST, MIN_CHECKPOINT_SIZE, Options, prepare
+from geutil.gradients.preparing import (
+    BFLOAT16,
+    HOST,
+    MIN_CHECKPOINT_SIZE,
+    Options,
+    prepare,
+)
 from geutil.gradients.report import Report
 from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
@@ -110,6 +116,9 @@ def explain(
             scratch.options(options),
             kwargs,
         )
+        if encode == BFLOAT16:
+            # What waits is known only when all is built.
+            return prepared.build()[1]
     return prepared.report()
 
 

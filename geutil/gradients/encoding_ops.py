@@ -17,12 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import edges, encodings
+from geutil.gradients import edges, encodings, tensor_sizes
 from geutil.gradients.edges import Read
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import PlainStep, with_edited_backward
-from geutil.graph import adjacency, creation, state
+from geutil.graph import adjacency, creation, state, v1_control_flow
 from geutil.graph.types import (
+    IdentitySet,
     MutableIdentityMap,
     Operation,
     Tensor,
@@ -66,8 +67,11 @@ class Encoder:
         replaced: dict[Operation, Tensor] = {}
         for read, encoding in _in_backward_order(step, plan):
             if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
-                narrow = self._narrow(encoding.tensor, encoding.keeps[0])
-                widened = gradient_of.widened(read, narrow)
+                if encoding.keeps[0] == encodings.SIGN:
+                    kept = self.narrow(encoding.tensor, tf.int8)
+                else:
+                    kept = encoding.tensor.op.inputs[0]
+                widened = gradient_of.widened(read, kept)
                 creation.set_new_input(read.op, read.index, widened)
                 continue
             gradient = self._replacement(read, plan, gradient_of)
@@ -90,7 +94,9 @@ class Encoder:
             return gradient_of.activation(op, self._mask(read.tensor, op.type))
         if op.type == "MaxPoolGrad":
             return gradient_of.pool(op, self._places(op))
-        return gradient_of.of_shape(op, self._once(encodings.SHAPE, read.tensor, _shape))
+        return gradient_of.of_shape(
+            op, self._once(encodings.SHAPE, read.tensor, _shape)
+        )
 
     def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
         """Return where the gradient of an activation lets something through."""
@@ -98,11 +104,9 @@ class Encoder:
             return self._once(gradient, tensor, _is_between_0_and_6)
         return self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
 
-    def _narrow(self, tensor: Tensor, keeps: str) -> Tensor:
-        """Return the few values of a tensor in fewer bytes."""
-        if keeps == encodings.NARROW:
-            return tensor.op.inputs[0]
-        return self._once(keeps, tensor, lambda t: tf.cast(t, tf.int8))
+    def narrow(self, tensor: Tensor, dtype: tf.DType) -> Tensor:
+        """Return the values of a tensor in fewer bytes."""
+        return self._once(dtype.name, tensor, lambda t: tf.cast(t, dtype))
 
     def _places(self, op: Operation) -> Tensor:
         """Return where in its window each maximum of a pool is, row by row."""
@@ -133,7 +137,7 @@ class Encoder:
 def _in_backward_order(
     step: PlainStep, plan: EncodingPlan
 ) -> list[tuple[Read, Encoding]]:
-    """Return the reads to rewire, that of its input alone for the gradient of a pool."""
+    """Return the reads to rewire, for the gradient of a pool that of its input."""
     place = {op: place for place, op in enumerate(step.backward)}
     late = frozenset(plan.swapped.values())
     reads = [
@@ -196,7 +200,7 @@ class _Gradients:
             return tf.multiply(gradient, factor)
 
     def cut(self, op: Operation, padded: Tensor) -> Tensor:
-        """Build the gradient of an activation that is cut from what it was padded to."""
+        """Build the gradient of an activation, cut from what it was padded to."""
         before = tf.get_static_value(padded.op.inputs[1])[:, 0]
         with self._beside(op):
             whole = self._wait(op, padded)
@@ -310,3 +314,76 @@ def _resize_gradient(op: Operation, shape: Tensor) -> Tensor:
         half_pixel_centers=op.get_attr("half_pixel_centers"),
     )
     return built
+
+
+@dataclass(frozen=True, eq=False)
+class Halved:
+    """A step whose kept tensors wait as bfloat16.
+
+    Attributes:
+        step: the step.
+        tensors: those that do.
+        left: other tensors that the backward pass reads, each with the reason.
+    """
+
+    step: PlainStep
+    tensors: tuple[Tensor, ...]
+    left: tuple[tuple[Tensor, str], ...]
+
+
+def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
+    """Let kept tensors of type float32 wait as bfloat16.
+
+    Each is rounded in the forward pass, and widened again for each op that reads it in
+    the backward pass: backward ops, and what recomputation starts from.
+
+    Args:
+        step: the step, with all that it recomputes; its graph is changed.
+        smallest: tensors of fewer elements stay as they are.
+        encoder: makes what is kept.
+
+    Cost: linear in the ops since the gradients were built, and their inputs.
+    """
+    # What runs again counts: it waits for the backward pass.
+    step = with_edited_backward(step, step.gradients, ())
+    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
+    for read in encodings.late_reads(step):
+        buffer = encodings.buffer_of(read.tensor)
+        size = tensor_sizes.tensor_elements(buffer)
+        if size < smallest or encodings.is_held_anyway(step, buffer):
+            continue
+        if buffer not in by_buffer:
+            by_buffer[buffer] = []
+        by_buffer[buffer].append(read)
+    halved, left = [], []
+    gradient_of = _Gradients(step)
+    for buffer, reads in by_buffer.items():
+        obstacle = _why_whole(step, buffer, reads)
+        if obstacle is not None:
+            left.append((buffer, obstacle))
+            continue
+        halved.append(reads[0].tensor)
+        for read in reads:
+            kept = encoder.narrow(read.tensor, tf.bfloat16)
+            creation.set_new_input(read.op, read.index, gradient_of.widened(read, kept))
+    edited = with_edited_backward(step, step.gradients, encoder.ops)
+    return Halved(edited, tuple(halved), tuple(left))
+
+
+def _why_whole(step: PlainStep, buffer: Tensor, reads: Sequence[Read]) -> str | None:
+    """Return why a tensor is kept as it is, or None."""
+    if buffer.dtype != tf.float32:
+        return f"its type is {buffer.dtype.name}"
+    if any(encodings.buffer_of(y) is buffer for y in step.ys):
+        return "it is asked for"
+    if any(v1_control_flow.is_inside(op) for op in (buffer.op, *(r.op for r in reads))):
+        return "it belongs to a loop or conditional of version 1"
+    if len(IdentitySet(read.tensor for read in reads)) > 1:
+        return "the backward pass reads it in several shapes"
+    for read in reads:
+        if read.op.type == "MaxPoolGrad":
+            return f"'{read.op.name}' (MaxPoolGrad) finds maxima by their values"
+        # Rounded, it would be equal to none of the values that it was chosen from.
+        if buffer.op.type == "MaxPool" and read.op.type == "PlaceholderWithDefault":
+            return "the places of its maxima are found again by comparing with it"
+    return None

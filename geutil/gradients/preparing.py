@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.encodings import EncodingPlan, plan_encodings
 from geutil.gradients.offloading import Offload, offloaded
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.report import Encoded, Report, make_report
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.report import Encoded, Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
@@ -26,8 +27,8 @@ MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
 HOST = "/device:CPU:0"
 """Where offloaded tensors wait if nobody says otherwise."""
-LOSSLESS = "lossless"
-ENCODINGS = (LOSSLESS, "bfloat16")
+LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
+ENCODINGS = (LOSSLESS, BFLOAT16)
 """How kept tensors can be encoded."""
 
 _XLA_ENCODES = (
@@ -78,6 +79,12 @@ class Options:
                 f"offload is True, False or a policy, got {type_name(self.offload)}"
             )
 
+        if self.offload is not False and self.encode == BFLOAT16:
+            raise SelectionError(
+                "offloaded tensors are not halved: pass offload=False, or "
+                f"encode='{LOSSLESS}'"
+            )
+
     def offloading(self) -> Offload | None:
         """Return what is offloaded, and how."""
         if self.offload is False:
@@ -99,7 +106,10 @@ class Prepared:
         offload: what is offloaded, and how.
         where: what warnings begin with, if they are about a part of a step.
         order: whether the step is held to its planned order.
-        encoded: what is encoded.
+        encode: how kept tensors are encoded, or None.
+        encoded: what is encoded of the plain step.
+        encoder: makes what is kept.
+        smallest: tensors of fewer elements are not encoded.
     """
 
     plan: Recomputation
@@ -107,7 +117,27 @@ class Prepared:
     offload: Offload | None
     where: str = ""
     order: bool = True
+    encode: str | None = None
     encoded: Encoded | None = None
+    encoder: Encoder = field(default_factory=Encoder)
+    smallest: int = MIN_CHECKPOINT_SIZE
+
+    def build(self) -> tuple[PlainStep, Report]:
+        """Build the step as it is planned.
+
+        Returns:
+            The step with the gradients to return, and the report on it.
+
+        Cost: linear in the ops of the step and their edges.
+        """
+        report = self.report()
+        step = build_recomputation(self.plan, self.offload)
+        if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
+            return step, report
+        # Whatever is kept then, to recompute from it as well.
+        halved = halve(step, self.smallest, self.encoder)
+        tensor_sizes.settle_shapes(halved.step.ops())
+        return halved.step, with_halved(report, halved, ordered=self.order)
 
     def report(self) -> Report:
         """Return the report on the plan."""
@@ -176,33 +206,41 @@ def prepare(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
     tensor_sizes.settle_shapes(step.ops())
-    encoded = None
-    if options.encode is not None:
-        encoded = encode_step(step, options.min_checkpoint_size, Encoder())
-        step = encoded.step
+    encoder = Encoder()
+    encoded = encode_step(step, options, encoder)
+    step = encoded.step if encoded else step
     keeping = resolve(step, checkpoints, options.min_checkpoint_size)
     plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
     if checkpoints == "speed":
         plan = _plain_if_less(plan, keeping)
     return Prepared(
-        plan, keeping, options.offloading(), order=options.order, encoded=encoded
+        plan,
+        keeping,
+        options.offloading(),
+        order=options.order,
+        encode=options.encode,
+        encoded=encoded,
+        encoder=encoder,
+        smallest=options.min_checkpoint_size,
     )
 
 
-def encode_step(step: PlainStep, smallest: int, encoder: Encoder) -> Encoded:
+def encode_step(step: PlainStep, options: Options, encoder: Encoder) -> Encoded | None:
     """Let the backward ops of a step read no more of forward tensors than they need.
 
     Args:
         step: the step with plain gradients.
-        smallest: tensors of fewer elements stay as they are.
+        options: whether to, and how small a tensor may be.
         encoder: makes what is kept.
 
     Cost: that of `StepProgram`, and linear in the ops of the step.
     """
+    if options.encode is None:
+        return None
     plain = StepProgram(step)
     if runtime.is_compiled_by_xla(step.graph):
         return Encoded(EncodingPlan((), ()), plain, step)
-    plan = plan_encodings(step, smallest)
+    plan = plan_encodings(step, options.min_checkpoint_size)
     encoded = encoder.encode(step, plan)
     tensor_sizes.settle_shapes(encoded.ops())
     return Encoded(plan, plain, encoded)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import multiply_adds
+from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodingPlan
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
@@ -80,7 +81,8 @@ class EncodedTensor:
         op_type: the type of the op that yields it.
         keeps: what is kept in its place: "mask", where an activation lets gradients
             through; "places", where in its window each maximum is; "shape"; "sign" as
-            int8; "narrow", what it was cast from. Several are joined by " and ".
+            int8; "narrow", what it was cast from; "part", nothing, since it is part of
+            a padded tensor that is held; "bfloat16". Several are joined by " and ".
         bytes: its size.
         kept_bytes: that of what is kept.
     """
@@ -296,6 +298,34 @@ def _encodings(plan: EncodingPlan) -> dict[str, Any]:
             for t, reason in plan.left
         ),
     }
+
+
+def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
+    """Return the report on a step whose kept tensors wait as bfloat16.
+
+    Args:
+        report: the report on the step before.
+        halved: what was done to it.
+        ordered: whether the step is held to its planned order.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    planned = StepProgram(halved.step).plan(ordered=ordered)
+    left = {t.name: reason for t, reason in halved.left}
+    waiting = [
+        EncodedTensor(
+            t.name, t.op.type, "bfloat16", tensor_bytes(t), tensor_bytes(t) // 2
+        )
+        for t in halved.tensors
+    ]
+    whole = [t for t in report.not_encoded if t.name in left]
+    return replace(
+        report,
+        encoded=(*report.encoded, *waiting),
+        not_encoded=tuple(replace(t, reason=left[t.name]) for t in whole),
+        peak=planned.peak,
+        plan=planned,
+    )
 
 
 def holding_gradients(report: Report) -> Report:

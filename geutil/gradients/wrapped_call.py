@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients import barriers, recomputing, tensor_sizes, updates
-from geutil.gradients.offloading import Offload
+from geutil.gradients import barriers, tensor_sizes, updates
 from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.offloading import Offload
 from geutil.gradients.preparing import Options, Prepared, encode_step, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
@@ -142,16 +142,23 @@ def plan_call(
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
     tensor_sizes.settle_shapes(step.ops())
-    encoded = None
-    if options.encode is not None:
-        encoded = encode_step(step, options.min_checkpoint_size, encoder)
-        step = encoded.step
+    encoded = encode_step(step, options, encoder)
+    step = encoded.step if encoded else step
     keeping, plan = _choose(call, step, options, later)
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
-    return Prepared(plan, keeping, offload, where, encoded=encoded)
+    return Prepared(
+        plan,
+        keeping,
+        offload,
+        where,
+        encode=options.encode,
+        encoded=encoded,
+        encoder=encoder,
+        smallest=options.min_checkpoint_size,
+    )
 
 
 def _indices(ops: Sequence[Operation]) -> range:
@@ -392,8 +399,7 @@ class CallGradients:
         prepared = plan_call(
             self._call, ys, xs, grad_ys, self._options, self._offload, self._encoder
         )
-        report = prepared.report()
-        step = recomputing.build_recomputation(prepared.plan, prepared.offload)
+        step, report = prepared.build()
         publish(report, step.graph)
         updates.order_when_complete(step)
         return step
