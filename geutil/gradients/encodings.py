@@ -30,17 +30,12 @@ from geutil.graph.types import (
 )
 from geutil.memory import cpu_kernels
 
-MASK, PLACES, SHAPE, SIGN, NARROW, PART = (
-    "mask",
-    "places",
-    "shape",
-    "sign",
-    "narrow",
-    "part",
-)
+MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
+SIGN, NARROW = "sign", "narrow"
 """What is kept in the place of a tensor: where an activation lets gradients through,
-where in its window each maximum is, the shape, a sign as int8, what a tensor was cast
-from, or nothing, since it is part of a padded tensor that is held anyway."""
+where in its window each maximum is, nothing but the padded tensor that it is part of
+and that is held anyway, the shape, nothing where only places were looked for; a sign as
+int8, what a tensor was cast from."""
 
 ACTIVATIONS = {"LeakyReluGrad": 1, "Relu6Grad": 1, "ReluGrad": 1}
 """Gradients of activations, with the input that they read for its sign alone."""
@@ -277,6 +272,10 @@ def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
     return f"'{op.name}' ({op.type}) reads its values"
 
 
+def _is_read_of_maxima(read: Read) -> bool:
+    return read.op.type == "MaxPoolGrad" and read.index == MAXIMA
+
+
 def _pool_obstacle(op: Operation) -> str | None:
     """Return why the places of maxima cannot stand for what a pool's gradient reads."""
     window, strides = op.get_attr("ksize"), op.get_attr("strides")
@@ -334,9 +333,12 @@ def _encoding(
     names = [name for name, tensors in kept.items() if len(tensors)]
     if len(masked) < len(signs):
         names.append(PART)
+    if not names:
+        alone = all(_is_read_of_maxima(read) for read in reads)
+        names.append(NOTHING if alone else SHAPE)
     return Encoding(
         buffer,
         tuple(reads),
-        tuple(names) or (SHAPE,),
+        tuple(names),
         sum(tensor_sizes.tensor_elements(t) for ts in kept.values() for t in ts),
     )

@@ -7,7 +7,6 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from geutil import memory
 from geutil.errors import SelectionError
 from geutil.gradients import (
     by_type,
@@ -27,11 +26,15 @@ v1 = tf.compat.v1
 LOSSLESS = {"checkpoints": None, "encode": "lossless", "min_checkpoint_size": 1}
 
 
-def images(*shape, seed=0):
+def array(*shape, seed=0):
     """Return numbers among which many are equal, zeros of both signs too."""
     rng = np.random.default_rng(seed)
     values = np.round(rng.normal(size=shape) * 2)
-    return tf.constant(np.where(rng.random(shape) < 0.2, -0.0, values), tf.float32)
+    return np.where(rng.random(shape) < 0.2, -0.0, values).astype(np.float32)
+
+
+def images(*shape, seed=0):
+    return tf.constant(array(*shape, seed=seed))
 
 
 def bits(tensors):
@@ -66,17 +69,19 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_an_activation_keeps_a_mask(kind):
-    plain, encoded, report = both(
-        lambda x: tf.sin(ACTIVATIONS[kind](x + 1.0)), images(4, 64)
-    )
-    assert "mask" not in kept_in_place(report).values()  # The sine reads it as well.
-    assert encoded == plain
-    plain, encoded, report = both(
-        lambda x: ACTIVATIONS[kind](x + 1.0) + 1.0, images(4, 64)
-    )
+    activation = ACTIVATIONS[kind]
+    plain, encoded, report = both(lambda x: activation(x + 1.0) + 1.0, images(4, 64))
     assert encoded == plain
     (tensor,) = report.encoded
     assert (tensor.keeps, tensor.kept_bytes * 4) == ("mask", tensor.bytes)
+
+
+@pytest.mark.parametrize("kind", ["Relu", "Relu6"])
+def test_an_activation_that_is_held_anyway_stays(kind):
+    activation = ACTIVATIONS[kind]
+    plain, encoded, report = both(lambda x: tf.sin(activation(x + 1.0)), images(4, 64))
+    assert encoded == plain
+    assert report.encoded == ()
 
 
 @pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 2), (2, 3), (1, 1)])
@@ -109,37 +114,39 @@ def convolved(x, channels, seed, activation=None):
     return y if activation is None else activation(y)
 
 
-def test_a_relu_before_a_pool_keeps_the_places_alone():
-    def network(x):
-        y = convolved(x, 8, 1, tf.nn.relu)
-        return convolved(tf.nn.max_pool2d(y, 2, 2, "VALID"), 4, 2)
+def pooled_relu(x, w):
+    y = convolved(x, 8, 1, tf.nn.relu)
+    return y, tf.nn.conv2d(tf.nn.max_pool2d(y, 2, 2, "VALID"), w, 1, "SAME")
 
-    plain, encoded, report = both(network, images(2, 8, 8, 3))
+
+def test_a_relu_before_a_pool_keeps_the_places_alone():
+    plain, encoded, report = both(
+        lambda x, w: pooled_relu(x, w)[1], images(2, 8, 8, 3), images(3, 3, 8, 4)
+    )
     assert encoded == plain
     assert kept_in_place(report) == {"Relu": "places"}
 
 
 def test_a_relu_whose_gradient_is_asked_for_keeps_a_mask_as_well():
     @tf.function(autograph=False)
-    def run(x):
-        y = convolved(x, 8, 1, tf.nn.relu)
-        z = convolved(tf.nn.max_pool2d(y, 2, 2, "VALID"), 4, 2)
-        return tf.gradients(z, [x, y]), gradients(z, [x, y], **LOSSLESS)
+    def run(x, w):
+        y, z = pooled_relu(x, w)
+        return tf.gradients(z, [x, y, w]), gradients(z, [x, y, w], **LOSSLESS)
 
-    plain, encoded = run(images(2, 8, 8, 3))
+    plain, encoded = run(images(2, 8, 8, 3), images(3, 3, 8, 4))
     assert bits(encoded) == bits(plain)
     assert kept_in_place(last_report()) == {"Relu": "mask and places"}
 
 
-def test_a_padded_relu_is_cut_from_what_is_held():
-    def network(x):
-        y = tf.pad(convolved(x, 8, 1, tf.nn.relu), [[0, 0], [1, 2], [0, 1], [0, 0]])
-        return convolved(y, 4, 2)
-
-    plain, encoded, report = both(network, images(2, 8, 8, 3))
-    # Nothing else reads the filters' input, so it is held by a gradient of its own.
+def test_maxima_that_only_their_own_gradient_reads_are_let_go():
+    plain, encoded, report = both(
+        lambda x: tf.nn.max_pool2d(x + 1.0, 2, 2, "VALID") + 1.0, images(2, 8, 8, 3)
+    )
     assert encoded == plain
+    assert kept_in_place(report) == {"AddV2": "places", "MaxPool": "nothing"}
 
+
+def test_a_padded_relu_is_cut_from_what_is_held():
     def trained(x, w):
         y = tf.pad(convolved(x, 8, 1, tf.nn.relu), [[0, 0], [1, 2], [0, 1], [0, 0]])
         return tf.nn.conv2d(y, w, 1, "VALID")
@@ -161,10 +168,11 @@ def test_a_resized_image_keeps_its_shape():
 
 
 def test_signs_and_casts_keep_their_few_values():
-    def network(x, drawn):
-        return tf.abs(x * 3.0) * tf.cast(drawn > 0.5, tf.float32)
+    def network(x):
+        drawn = images(4, 64, seed=1) > 0.5
+        return tf.abs(x * 3.0) * tf.cast(tf.logical_and(drawn, x > 0.0), tf.float32)
 
-    plain, encoded, report = both(network, images(4, 64), images(4, 64, seed=1))
+    plain, encoded, report = both(network, images(4, 64))
     assert encoded == plain
     assert kept_in_place(report)["Sign"] == "sign"
     assert kept_in_place(report)["Cast"] == "narrow"
@@ -173,11 +181,12 @@ def test_signs_and_casts_keep_their_few_values():
 def test_what_is_read_for_its_values_stays_with_the_reason():
     def network(x, w):
         y = tf.nn.relu(x + 1.0)
-        return tf.nn.max_pool2d(tf.nn.conv2d(y, w, 1, "SAME"), 3, 2, "SAME")
+        return tf.nn.max_pool2d(tf.nn.conv2d(y, w, 1, "SAME"), 3, 2, "SAME") + 1.0
 
     plain, encoded, report = both(network, images(2, 8, 8, 3), images(3, 3, 3, 4))
     assert encoded == plain
     assert report.encoded == ()
+    assert str(report).count("encoded") == 0
     reasons = {t.op_type: t.reason for t in report.not_encoded}
     assert "Conv2DBackpropFilter" in reasons["Relu"]
     assert "its windows overlap" in reasons["Conv2D"]
@@ -341,26 +350,11 @@ def test_networks_hold_less_and_learn_the_same(name):
     )
 
 
-def test_the_measured_peak_is_lower():
-    _, traced = keras_step("vgg")
-    x = tf.random.stateless_normal([16, 32, 32, 3], (1, 2))
-    peaks = {}
-    for encode in (None, "lossless"):
-        function = traced(
-            lambda loss, xs, how=encode: gradients(
-                loss, xs, checkpoints=None, encode=how
-            )
-        )
-        peaks[encode] = memory.measure(function, (x,), steps=1).peak
-        assert peaks[encode] <= 1.1 * last_report().peak
-    assert peaks["lossless"] <= 0.9 * peaks[None]
-
-
 def v1_step(encode):
     """Return the gradients and the peak of a step that a Session runs."""
     with tf.Graph().as_default():
         weights = [
-            v1.get_variable(f"w{i}", initializer=np.float32(images(*shape, seed=i) / 9))
+            v1.get_variable(f"w{i}", initializer=array(*shape, seed=i) / 9)
             for i, shape in enumerate([(3, 3, 3, 16), (3, 3, 16, 16), (3, 3, 16, 8)])
         ]
         x = v1.placeholder(tf.float32, [None, 32, 32, 3], "x")
@@ -380,7 +374,7 @@ def v1_step(encode):
         config = v1.ConfigProto(inter_op_parallelism_threads=1)
         with v1.Session(config=config) as session:
             session.run(v1.global_variables_initializer())
-            feed = {x: images(8, 32, 32, 3).numpy()}
+            feed = {x: array(8, 32, 32, 3)}
             values = session.run([*slopes, train], feed, options, metadata)[:-1]
             assert np.isfinite(session.run(loss, feed))
     return values, traced_peak(metadata), report
@@ -401,7 +395,7 @@ def traced_peak(metadata):
 def test_a_session_holds_less_and_computes_the_same():
     plain, plain_peak, _ = v1_step(None)
     encoded, peak, report = v1_step("lossless")
-    assert {t.keeps for t in report.encoded} == {"mask and places", "places"}
+    assert {t.keeps for t in report.encoded} == {"places"}
     assert bits(map(tf.constant, encoded)) == bits(map(tf.constant, plain))
     assert peak < 0.85 * plain_peak
 
@@ -458,7 +452,7 @@ def test_half_the_bytes_are_told_and_their_errors_measured():
     exact, rounded = of("lossless"), of("bfloat16")
     halved = [t for t in last_report().encoded if t.keeps == "bfloat16"]
     assert all(t.kept_bytes * 2 == t.bytes for t in halved)
-    assert len(halved) > 3
+    assert len(halved) == 3
     assert peaks["bfloat16"] < 0.85 * peaks["lossless"]
     errors = encoding_errors(
         lambda x: tf.reduce_mean(tf.square(model(x, training=True))),
