@@ -44,10 +44,13 @@ class Encoder:
     Attributes:
         made: what was made of tensors, by its name in `encodings`.
         ops: the forward ops that make it.
+        edits: the late reads of the last step that are no more, each with what took the
+            place of what the reader made, or None where it reads something else.
     """
 
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
+    edits: list[tuple[Read, Tensor | None]] = field(default_factory=list)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
         """Let the backward ops of a step read what is kept instead of whole tensors.
@@ -61,6 +64,7 @@ class Encoder:
 
         Cost: linear in what is encoded and in the ops since the step was built.
         """
+        self.edits.clear()
         if not plan.encodings:
             return step
         gradient_of = _Gradients(step)
@@ -73,12 +77,26 @@ class Encoder:
                     kept = encoding.tensor.op.inputs[0]
                 widened = gradient_of.widened(read, kept)
                 creation.set_new_input(read.op, read.index, widened)
+                self.edits.append((read, None))
                 continue
             gradient = self._replacement(read, plan, gradient_of)
+            self.edits.append((read, gradient))
             edges.redirect(read.op, gradient)
             replaced[read.op] = gradient
         renewed = (edges.renewed(g, replaced) for g in step.gradients)
         return with_edited_backward(step, renewed, self.ops)
+
+    def undo(self) -> None:
+        """Let the backward ops of the last step read whole tensors again.
+
+        Cost: linear in what was edited.
+        """
+        for read, gradient in reversed(self.edits):
+            if gradient is None:
+                creation.set_new_input(read.op, read.index, read.tensor)
+            else:
+                edges.redirect(gradient.op, read.op.outputs[0])
+        self.edits.clear()
 
     def _replacement(
         self, read: Read, plan: EncodingPlan, gradient_of: _Gradients

@@ -35,6 +35,7 @@ _XLA_ENCODES = (
     "XLA compiles the step, and decides itself what it holds and what it computes "
     "again: nothing is encoded"
 )
+_HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
@@ -243,7 +244,12 @@ def encode_step(step: PlainStep, options: Options, encoder: Encoder) -> Encoded 
     plan = plan_encodings(step, options.min_checkpoint_size)
     encoded = encoder.encode(step, plan)
     tensor_sizes.settle_shapes(encoded.ops())
-    return Encoded(plan, plain, encoded)
+    if StepProgram(encoded).peak() <= plain.peak():
+        return Encoded(plan, plain, encoded)
+    # What decodes holds more than what was let go: close to the end of a small step.
+    encoder.undo()
+    whole = ((encoding.tensor, _HELD_FOR_LESS) for encoding in plan.encodings)
+    return Encoded(EncodingPlan((), (*plan.left, *whole)), plain, step)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
