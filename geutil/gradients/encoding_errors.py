@@ -1,4 +1,4 @@
-"""What encodings do to the values of gradients, measured."""
+"""Errors of gradients whose tensors were encoded, measured on a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GradientError:
 def encoding_errors(
     loss: Callable[..., Any], xs: Sequence[Any], *batch: Any, **options: Any
 ) -> tuple[GradientError, ...]:
-    """Measure on one batch what `encode="bfloat16"` does to each gradient.
+    """Return how far each gradient is off with `encode="bfloat16"`, on one batch.
 
     Both kinds of gradients are computed behind the same forward pass, which runs once,
     with its effects: moving averages move, and dropout draws.

@@ -183,7 +183,7 @@ def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tens
     That is how many places come before it, at each of which something less is.
     """
     height, width = window
-    _, _, columns, channels = dims_of(images) or ()
+    _, columns, channels = _image_dims(images)
     apart = tf.reshape(images, [-1, height, columns // width, width, channels])
     pooled = tf.reshape(maxima, [-1, columns // width, channels])
     place, still_less = None, None
@@ -197,10 +197,17 @@ def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tens
     return place
 
 
+def _image_dims(images: Tensor) -> tuple[int, int, int]:
+    """Return height, width and channels, which are known where places are kept."""
+    _, rows, columns, channels = (dim or 0 for dim in dims_of(images) or ())
+    return rows, columns, channels
+
+
 class _Gradients:
     """Builds gradients that read what is kept, beside the ops that they replace."""
 
     def __init__(self, step: PlainStep) -> None:
+        # What a decoder can wait for.
         self._backward = {*step.backward, *step.seeds}
 
     def activation(self, op: Operation, mask: Tensor) -> Tensor:
@@ -267,7 +274,7 @@ class _Gradients:
         """
         height, width = op.get_attr("ksize")[1:3]
         images = op.inputs[encodings.INPUT]
-        _, rows, columns, channels = dims_of(images) or ()
+        rows, columns, channels = _image_dims(images)
         flat = tf.reshape(gradient, [-1, columns // width, channels])
         waiting = self._wait(op, places)
         parts = []

@@ -64,6 +64,7 @@ class Options:
     encode: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse options that cannot be met, before anything is built."""
         for name in ("min_checkpoint_size", "prefetch"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
