@@ -7,7 +7,6 @@ from geutil.gradients.api import (
     gradients_speed,
 )
 from geutil.gradients.dry_run import explain
-from geutil.gradients.encoding_errors import GradientError, encoding_errors
 from geutil.gradients.op_lists import capture_ops, format_ops, toposort
 from geutil.gradients.planning import Budget
 from geutil.gradients.policies import (
@@ -28,6 +27,7 @@ from geutil.gradients.report import (
     Report,
     last_report,
 )
+from geutil.gradients.rounding_errors import GradientError, encoding_errors
 from geutil.gradients.updates import order_updates
 from geutil.gradients.wrapping import checkpointed
 
