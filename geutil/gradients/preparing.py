@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from geutil.gradients import tensor_sizes
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.encodings import EncodingPlan, plan_encodings
 from geutil.gradients.offloading import Offload, offloaded
+from geutil.gradients.planning import Budget
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.recomputing import build_recomputation
@@ -209,12 +210,15 @@ def prepare(
     )
     tensor_sizes.settle_shapes(step.ops())
     encoder = Encoder()
-    encoded = encode_step(step, options, encoder)
-    step = encoded.step if encoded else step
-    keeping = resolve(step, checkpoints, options.min_checkpoint_size)
-    plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
-    if checkpoints == "speed":
-        plan = _plain_if_less(plan, keeping)
+
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+        keeping = resolve(step, kept, options.min_checkpoint_size)
+        plan = plan_recomputation(step, keeping if len(keeping.chosen) else keep_all)
+        if checkpoints == "speed":
+            plan = _plain_if_less(plan, keeping)
+        return keeping, plan
+
+    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
     return Prepared(
         plan,
         keeping,
@@ -227,30 +231,58 @@ def prepare(
     )
 
 
-def encode_step(step: PlainStep, options: Options, encoder: Encoder) -> Encoded | None:
-    """Let the backward ops of a step read no more of forward tensors than they need.
+Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
+"""Chooses by a caller's checkpoints what a step keeps and recomputes."""
+
+
+def choose_and_encode(
+    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+) -> tuple[Keeping, Recomputation, Encoded | None]:
+    """Choose what a step keeps, and let backward ops read no more of it than needed.
+
+    Where the step would hold more at its peak with encodings, there are none. What is
+    recomputed is chosen without them and with them: what runs again from a mask's
+    tensor may be cheaper to hold than the mask.
 
     Args:
-        step: the step with plain gradients.
-        options: whether to, and how small a tensor may be.
+        step: the step with plain gradients; its graph is changed.
+        options: the checkpoints, whether to encode, and how small a tensor may be.
         encoder: makes what is kept.
+        choose: makes the choice.
 
-    Cost: that of `StepProgram`, and linear in the ops of the step.
+    Cost: twice that of `choose`, and linear in the ops of the step.
     """
+    checkpoints = options.checkpoints
     if options.encode is None:
-        return None
+        return *choose(step, checkpoints), None
     plain = StepProgram(step)
-    if runtime.is_compiled_by_xla(step.graph):
-        return Encoded(EncodingPlan((), ()), plain, step)
-    plan = plan_encodings(step, options.min_checkpoint_size)
-    encoded = encoder.encode(step, plan)
+    found = EncodingPlan((), ())
+    if not runtime.is_compiled_by_xla(step.graph):
+        found = plan_encodings(step, options.min_checkpoint_size)
+    if not found.encodings:
+        return *choose(step, checkpoints), Encoded(found, plain, step)
+    # A budget may be one that only encodings are within.
+    budget = isinstance(checkpoints, Budget)
+    whole = None if budget else choose(step, checkpoints)
+    peak = plain.peak(whole[1].segments if whole else ())
+    encoded = encoder.encode(step, found)
     tensor_sizes.settle_shapes(encoded.ops())
-    if StepProgram(encoded).peak() <= plain.peak():
-        return Encoded(plan, plain, encoded)
-    # What decodes holds more than what was let go: close to the end of a small step.
+    if budget:
+        checkpoints = Budget(checkpoints.bytes(plain.plain_peak()))
+    if whole is None:
+        less = (
+            None if StepProgram(encoded).peak() > peak else choose(encoded, checkpoints)
+        )
+    else:
+        less = choose(encoded, checkpoints)
+        if StepProgram(encoded).peak(less[1].segments) > peak:
+            less = None
+    if less is not None:
+        return *less, Encoded(found, plain, encoded)
     encoder.undo()
-    whole = ((encoding.tensor, _HELD_FOR_LESS) for encoding in plan.encodings)
-    return Encoded(EncodingPlan((), (*plan.left, *whole)), plain, step)
+    stay = ((encoding.tensor, _HELD_FOR_LESS) for encoding in found.encodings)
+    found = EncodingPlan((), (*found.left, *stay))
+    return *(whole or choose(step, checkpoints)), Encoded(found, plain, step)
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.gradients import barriers, tensor_sizes, updates
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
-from geutil.gradients.preparing import Options, Prepared, encode_step, keep_all
+from geutil.gradients.preparing import Options, Prepared, choose_and_encode, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, Segment, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
@@ -142,9 +142,12 @@ def plan_call(
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
     tensor_sizes.settle_shapes(step.ops())
-    encoded = encode_step(step, options, encoder)
-    step = encoded.step if encoded else step
-    keeping, plan = _choose(call, step, options, later)
+
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+        return _choose(call, step, replace(options, checkpoints=kept), later)
+
+    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
+    step = plan.step
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
