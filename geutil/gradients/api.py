@@ -97,10 +97,11 @@ def gradients(
         encode: what is kept of tensors of which the backward pass needs less than
             their values. "lossless": where an activation lets gradients through, the
             places of the maxima of a pool, a shape, a sign, what was cast to more
-            bytes; nothing is computed again, and the gradients are the same to the last
-            bit. "bfloat16": these, and all other kept tensors of type float32 wait in
-            half the bytes, which changes the gradients; `encoding_errors` measures how
-            much. None: nothing is encoded.
+            bytes. Nothing is computed again for it, and with `checkpoints=None` the
+            gradients are the same to the last bit, but under XLA. "bfloat16": these,
+            and all other kept tensors of type float32 wait in half the bytes, which
+            changes the gradients; `encoding_errors` measures how much. None: nothing is
+            encoded. Nor is it where the step would hold more.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses

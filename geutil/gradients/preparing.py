@@ -32,9 +32,9 @@ LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
 ENCODINGS = (LOSSLESS, BFLOAT16)
 """How kept tensors can be encoded."""
 
-_XLA_ENCODES = (
-    "XLA compiles the step, and decides itself what it holds and what it computes "
-    "again: nothing is encoded"
+_XLA_WIDENS = (
+    "XLA compiles the step, and may leave out that tensors are rounded to bfloat16 and "
+    "widened again: none is halved, only lossless encodings are made"
 )
 _HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _ALL_KEPT = (
@@ -148,8 +148,8 @@ class Prepared:
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
-        if compiled and self.encoded:
-            warnings.append(_XLA_ENCODES)
+        if compiled and self.encode == BFLOAT16:
+            warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
         sent = offloaded(self.plan, self.offload) if self.offload else []
         if sent and compiled:
@@ -256,9 +256,7 @@ def choose_and_encode(
     if options.encode is None:
         return *choose(step, checkpoints), None
     plain = StepProgram(step)
-    found = EncodingPlan((), ())
-    if not runtime.is_compiled_by_xla(step.graph):
-        found = plan_encodings(step, options.min_checkpoint_size)
+    found = plan_encodings(step, options.min_checkpoint_size)
     if not found.encodings:
         return *choose(step, checkpoints), Encoded(found, plain, step)
     # A budget may be one that only encodings are within.

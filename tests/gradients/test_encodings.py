@@ -24,7 +24,6 @@ from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import plan_encodings
 from geutil.gradients.report import encodings_of
 from geutil.gradients.step import build_step
-from tests.gradients.checking import assert_close
 from tests.settings import slow
 from tests.thorough import examples
 
@@ -305,12 +304,14 @@ def test_gradients_of_random_networks_are_the_same_to_the_last_bit(
         return gradients(y, x, images(*y.shape, seed=9), **options)
 
     values = run(images(2, 8, 8, 3))
-    if checkpoints is not None and "overlap" in names:
-        # What reads a recomputed pool is another kernel, which adds in another order.
-        expected = [tf.bitcast(tf.constant(b), tf.float32) for b in plain]
-        assert_close(values, expected)
-    else:
+    if checkpoints is None:
         assert bits(values) == plain
+    else:
+        # Of what runs again Grappler may join less, which rounds in other places.
+        expected = [tf.bitcast(tf.constant(b), tf.float32).numpy() for b in plain]
+        for value, other in zip(values, expected, strict=True):
+            atol = 1e-5 * np.max(np.abs(other), initial=0.0)
+            np.testing.assert_allclose(value, other, rtol=0, atol=atol)
     if order and checkpoints is None:
         assert last_report().peak <= 1.01 * whole_peaks[0]
 
@@ -543,15 +544,27 @@ def test_what_no_encoding_is_and_what_excludes_one_is_refused():
         assert len(graph.get_operations()) == before
 
 
-def test_xla_encodes_nothing_and_the_report_says_so():
-    @tf.function(jit_compile=True, autograph=False)
-    def run(x):
-        y = tf.nn.relu(tf.sin(x)) + 1.0
-        return gradients(y, x, **LOSSLESS)
+@pytest.mark.parametrize("checkpoints", [None, "memory"])
+def test_xla_computes_the_same_and_is_not_trusted_with_bfloat16(checkpoints):
+    model, _ = keras_step("vgg")
+    weights = [v.value for v in model.trainable_variables]
+    x = tf.random.stateless_normal([4, 32, 32, 3], (1, 2))
 
-    run(images(4, 64))
-    assert last_report().encoded == ()
-    assert any("XLA" in w and "encoded" in w for w in last_report().warnings)
+    def compiled(take):
+        def run(x):
+            return take(tf.reduce_mean(tf.square(model(x, training=True))), weights)
+
+        return tf.function(run, jit_compile=True, autograph=False)(x)
+
+    plain = compiled(tf.gradients)
+    options = {"checkpoints": checkpoints, "encode": "bfloat16"}
+    encoded = compiled(lambda loss, xs: gradients(loss, xs, **options))
+    if checkpoints is None:
+        assert "places" in {t.keeps for t in last_report().encoded}
+    assert "bfloat16" not in {t.keeps for t in last_report().encoded}
+    assert any("XLA" in w and "halved" in w for w in last_report().warnings)
+    for a, b in zip(encoded, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * np.max(np.abs(b)))
 
 
 def test_without_being_asked_nothing_is_encoded():
