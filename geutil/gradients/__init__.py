@@ -20,13 +20,22 @@ from geutil.gradients.policies import (
     not_,
 )
 from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
-from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
+from geutil.gradients.report import (
+    EncodedTensor,
+    KeptTensor,
+    RecomputedOp,
+    Report,
+    last_report,
+)
+from geutil.gradients.rounding_errors import GradientError, encoding_errors
 from geutil.gradients.updates import order_updates
 from geutil.gradients.wrapping import checkpointed
 
 __all__ = [
     "MIN_CHECKPOINT_SIZE",
     "Budget",
+    "EncodedTensor",
+    "GradientError",
     "KeptTensor",
     "Plan",
     "PlanCurve",
@@ -39,6 +48,7 @@ __all__ = [
     "by_type",
     "capture_ops",
     "checkpointed",
+    "encoding_errors",
     "explain",
     "format_ops",
     "gradients",

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients import recomputing, updates
+from geutil.gradients import updates
 from geutil.gradients.dry_run import explain
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
@@ -33,6 +33,7 @@ def gradients(
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
     shapes: GivenShapes | None = None,
+    encode: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Return the gradients of `ys` by `xs`, recomputing what would need memory to hold.
@@ -93,6 +94,14 @@ def gradients(
             name. All other sizes follow. Without them an open dimension that follows
             from nothing is taken for 32; the report says of what. They hold for the
             graph from then on.
+        encode: what is kept of tensors of which the backward pass needs less than
+            their values. "lossless": where an activation lets gradients through, the
+            places of the maxima of a pool, a shape, a sign, what was cast to more
+            bytes. Nothing is computed again for it, and with `checkpoints=None` the
+            gradients are the same to the last bit, but under XLA. "bfloat16": these,
+            and all other kept tensors of type float32 wait in half the bytes, which
+            changes the gradients; `encoding_errors` measures how much. None: nothing is
+            encoded. Nor is it where the step would hold more.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -142,6 +151,7 @@ def gradients(
         engine,
         order,
         shapes,
+        encode,
     )
     if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph
@@ -149,8 +159,7 @@ def gradients(
         # In a graph that stays, what cannot be done is refused on a copy.
         explain(ys, xs, grad_ys, **vars(options), **kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
-    report = prepared.report()
-    step = recomputing.build_recomputation(prepared.plan, prepared.offload)
+    step, report = prepared.build()
     publish(report, step.graph)
     if order:
         updates.order_when_complete(step, report)

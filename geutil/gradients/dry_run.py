@@ -20,6 +20,7 @@ from geutil.gradients.planning import (
 from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.preparing import (
+    BFLOAT16,
     HOST,
     MIN_CHECKPOINT_SIZE,
     Options,
@@ -54,6 +55,7 @@ def explain(
     engine: str | TapeEngine = "tensorflow",
     order: bool = True,
     shapes: GivenShapes | None = None,
+    encode: str | None = None,
     **kwargs: Any,
 ) -> Report:
     """Return the report that `gradients` would leave, without building anything.
@@ -74,6 +76,7 @@ def explain(
         engine: see there.
         order: see there.
         shapes: see there.
+        encode: see there.
         **kwargs: see there.
 
     Returns:
@@ -106,8 +109,14 @@ def explain(
         engine,
         order,
         shapes,
+        encode,
     )
-    return _prepared_on_copy(ys, xs, grad_ys, options, kwargs).report()
+    prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
+    if encode == BFLOAT16:
+        # What waits is known only when all is built.
+        with prepared.plan.step.graph.as_default():
+            return prepared.build()[1]
+    return prepared.report()
 
 
 @tf.autograph.experimental.do_not_convert
@@ -121,6 +130,7 @@ def plan(
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     shapes: GivenShapes | None = None,
+    encode: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Return what `gradients` with a `Budget` would run again, to be used later.
@@ -139,6 +149,7 @@ def plan(
         holds_gradients: as in `gradients`.
         engine: as in `gradients`.
         shapes: as in `gradients`.
+        encode: as in `gradients`, which has to be told the same with the plan.
         **kwargs: as in `gradients`.
 
     Raises:
@@ -161,7 +172,11 @@ def plan(
     if not isinstance(budget, Budget):
         budget = Budget(budget, measured=measured)
     options = Options(
-        budget, holds_gradients=holds_gradients, engine=engine, shapes=shapes
+        budget,
+        holds_gradients=holds_gradients,
+        engine=engine,
+        shapes=shapes,
+        encode=encode,
     )
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
@@ -327,6 +342,7 @@ class _Scratch:
             options.engine,
             options.order,
             self._shapes(options.shapes),
+            options.encode,
         )
 
     def _shapes(self, shapes: GivenShapes | None) -> GivenShapes:

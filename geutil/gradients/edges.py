@@ -112,10 +112,11 @@ def with_gradients(step: PlainStep, gradients: Iterable[Any]) -> PlainStep:
 
 def with_replaced(step: PlainStep, replaced: Mapping[Operation, Tensor]) -> PlainStep:
     """Return the step with the tensors that take the place of what ops yield."""
-    return with_gradients(step, (_renewed(g, replaced) for g in step.gradients))
+    return with_gradients(step, (renewed(g, replaced) for g in step.gradients))
 
 
-def _renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
+def renewed(gradient: Any, replaced: Mapping[Operation, Tensor]) -> Any:
+    """Return a gradient, or the tensor that takes the place of what its op yields."""
     if isinstance(gradient, tf.IndexedSlices) and gradient.values.op in replaced:
         values = replaced[gradient.values.op]
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -192,7 +193,7 @@ def add_in_turn(step: PlainStep) -> PlainStep:
     """
     replaced = {op: _pairwise(op) for op in long_sums(step)}
     for op, total in replaced.items():
-        _redirect(op, total)
+        redirect(op, total)
     return with_replaced(step, replaced)
 
 
@@ -202,13 +203,18 @@ def _pairwise(op: Operation) -> Tensor:
     return add_in_pairs(tensors, SCOPE, op.device)
 
 
-def _redirect(op: Operation, total: Tensor) -> None:
-    """Let all that read an old sum or wait for it do so with the new one."""
+def redirect(op: Operation, tensor: Tensor) -> None:
+    """Let all that read the one output of an op, or wait for it, take another tensor.
+
+    Cost: linear in the readers.
+    """
     (old,) = op.outputs
     for reader in adjacency.consumers(old):
         for index, t in enumerate(reader.inputs):
             if t is old:
-                creation.set_new_input(reader, index, total)
+                creation.set_new_input(reader, index, tensor)
     for reader in adjacency.control_outputs(op):
-        awaited = [total.op if c is op else c for c in adjacency.control_inputs(reader)]
+        awaited = [
+            tensor.op if c is op else c for c in adjacency.control_inputs(reader)
+        ]
         creation.set_control_inputs(reader, awaited)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from geutil.errors import ArgumentTypeError
+from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes
+from geutil.gradients.encoding_ops import Encoder, halve
+from geutil.gradients.encodings import EncodingPlan, plan_encodings
 from geutil.gradients.offloading import Offload, offloaded
+from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.report import Report, make_report
+from geutil.gradients.recomputing import build_recomputation
+from geutil.gradients.report import Encoded, Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import Keeping, checked, resolve
-from geutil.gradients.step import build_step, require_targets
+from geutil.gradients.step import PlainStep, build_step, require_targets
 from geutil.gradients.tape.building import engine_of
 from geutil.graph import adjacency, function_calls, runtime
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, type_name
@@ -24,7 +28,15 @@ MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
 HOST = "/device:CPU:0"
 """Where offloaded tensors wait if nobody says otherwise."""
+LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
+ENCODINGS = (LOSSLESS, BFLOAT16)
+"""How kept tensors can be encoded."""
 
+_XLA_WIDENS = (
+    "XLA compiles the step, and may leave out that tensors are rounded to bfloat16 and "
+    "widened again: none is halved, only lossless encodings are made"
+)
+_HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _ALL_KEPT = (
     "all that the backward pass reads after its start is kept, so there is nothing to "
     "recompute: these are plain gradients"
@@ -50,17 +62,30 @@ class Options:
     engine: Any = "tensorflow"
     order: bool = True
     shapes: GivenShapes | None = None
+    encode: str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse options that cannot be met, before anything is built."""
         for name in ("min_checkpoint_size", "prefetch"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
         if not isinstance(self.order, bool):
             raise ArgumentTypeError(f"order is True or False, got {self.order!r}")
+        if self.encode is not None and self.encode not in ENCODINGS:
+            raise SelectionError(
+                f"{self.encode!r} is no encoding; pass one of {', '.join(ENCODINGS)}, "
+                "or None to keep tensors as they are"
+            )
         if not isinstance(self.offload, bool) and not callable(self.offload):
             raise ArgumentTypeError(
                 f"offload is True, False or a policy, got {type_name(self.offload)}"
+            )
+
+        if self.offload is not False and self.encode == BFLOAT16:
+            raise SelectionError(
+                "offloaded tensors are not halved: pass offload=False, or "
+                f"encode='{LOSSLESS}'"
             )
 
     def offloading(self) -> Offload | None:
@@ -84,6 +109,10 @@ class Prepared:
         offload: what is offloaded, and how.
         where: what warnings begin with, if they are about a part of a step.
         order: whether the step is held to its planned order.
+        encode: how kept tensors are encoded, or None.
+        encoded: what is encoded of the plain step.
+        encoder: makes what is kept.
+        smallest: tensors of fewer elements are not encoded.
     """
 
     plan: Recomputation
@@ -91,6 +120,27 @@ class Prepared:
     offload: Offload | None
     where: str = ""
     order: bool = True
+    encode: str | None = None
+    encoded: Encoded | None = None
+    encoder: Encoder = field(default_factory=Encoder)
+    smallest: int = MIN_CHECKPOINT_SIZE
+
+    def build(self) -> tuple[PlainStep, Report]:
+        """Build the step as it is planned.
+
+        Returns:
+            The step with the gradients to return, and the report on it.
+
+        Cost: linear in the ops of the step and their edges.
+        """
+        report = self.report()
+        step = build_recomputation(self.plan, self.offload)
+        if self.encode != BFLOAT16 or runtime.is_compiled_by_xla(step.graph):
+            return step, report
+        # Whatever is kept then, to recompute from it as well.
+        halved = halve(step, self.smallest, self.encoder)
+        tensor_sizes.settle_shapes(halved.step.ops())
+        return halved.step, with_halved(report, halved, ordered=self.order)
 
     def report(self) -> Report:
         """Return the report on the plan."""
@@ -98,6 +148,8 @@ class Prepared:
         if self.keeping.recomputes and not (self.plan.segments or warnings):
             warnings.append(_ALL_KEPT)
         compiled = runtime.is_compiled_by_xla(self.plan.step.graph)
+        if compiled and self.encode == BFLOAT16:
+            warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(self.plan.step.ops(), compiled=compiled)
         sent = offloaded(self.plan, self.offload) if self.offload else []
         if sent and compiled:
@@ -106,7 +158,9 @@ class Prepared:
         # XLA has an order of its own, which is taken to hold as little.
         recomputed = bool(self.plan.segments)
         ordered = recomputed if compiled else self.order
-        report = make_report(self.plan, self.keeping, sent, ordered=ordered)
+        report = make_report(
+            self.plan, self.keeping, sent, ordered=ordered, encoded=self.encoded
+        )
         if compiled:
             report = replace(report, plan=None, plain_plan=None, plain_plan_held=None)
         return replace(report, warnings=tuple(self.where + w for w in warnings))
@@ -155,13 +209,98 @@ def prepare(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
     tensor_sizes.settle_shapes(step.ops())
-    keeping = resolve(step, checkpoints, options.min_checkpoint_size)
-    plan = keeping.plan or plan_recomputation(
-        step, keeping if len(keeping.chosen) else keep_all
+    encoder = Encoder()
+
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+        keeping = resolve(step, kept, options.min_checkpoint_size)
+        plan = keeping.plan or plan_recomputation(
+            step, keeping if len(keeping.chosen) else keep_all
+        )
+        if checkpoints == "speed":
+            plan = _plain_if_less(plan, keeping)
+        return keeping, plan
+
+    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
+    return Prepared(
+        plan,
+        keeping,
+        options.offloading(),
+        order=options.order,
+        encode=options.encode,
+        encoded=encoded,
+        encoder=encoder,
+        smallest=options.min_checkpoint_size,
     )
-    if checkpoints == "speed":
-        plan = _plain_if_less(plan, keeping)
-    return Prepared(plan, keeping, options.offloading(), order=options.order)
+
+
+Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
+"""Chooses by a caller's checkpoints what a step keeps and recomputes."""
+
+
+def choose_and_encode(
+    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+) -> tuple[Keeping, Recomputation, Encoded | None]:
+    """Choose what a step keeps, and let backward ops read no more of it than needed.
+
+    Where the step would hold more at its peak with encodings, there are none. What is
+    recomputed is chosen without them and with them: what runs again from a mask's
+    tensor may be cheaper to hold than the mask.
+
+    Args:
+        step: the step with plain gradients; its graph is changed.
+        options: the checkpoints, whether to encode, and how small a tensor may be.
+        encoder: makes what is kept.
+        choose: makes the choice.
+
+    Cost: twice that of `choose`, and linear in the ops of the step.
+    """
+    checkpoints = options.checkpoints
+    if options.encode is None:
+        return *choose(step, checkpoints), None
+    plain = StepProgram(step)
+    if isinstance(checkpoints, Plan):
+        return _encode_as_planned(step, options, encoder, choose)
+    found = plan_encodings(step, options.min_checkpoint_size)
+    if not found.encodings:
+        return *choose(step, checkpoints), Encoded(found, plain, step)
+    # A budget may be one that only encodings are within.
+    budget = checkpoints if isinstance(checkpoints, Budget) else None
+    whole = None if budget else choose(step, checkpoints)
+    peak = plain.peak(whole[1].segments if whole else ())
+    encoded = encoder.encode(step, found)
+    tensor_sizes.settle_shapes(encoded.ops())
+    if budget:
+        checkpoints = replace(budget, limit=budget.bytes(plain.plain_peak()))
+    if whole is None:
+        less = (
+            None if StepProgram(encoded).peak() > peak else choose(encoded, checkpoints)
+        )
+    else:
+        less = choose(encoded, checkpoints)
+        if StepProgram(encoded).peak(less[1].segments) > peak:
+            less = None
+    if less is not None:
+        return *less, Encoded(found, plain, encoded)
+    encoder.undo()
+    stay = ((encoding.tensor, _HELD_FOR_LESS) for encoding in found.encodings)
+    found = EncodingPlan((), (*found.left, *stay))
+    return *(whole or choose(step, checkpoints)), Encoded(found, plain, step)
+
+
+def _encode_as_planned(
+    step: PlainStep, options: Options, encoder: Encoder, choose: Choose
+) -> tuple[Keeping, Recomputation, Encoded | None]:
+    """Encode a step if the one that a plan was made for was encoded."""
+    plain = StepProgram(step)
+    found = plan_encodings(step, options.min_checkpoint_size)
+    encoded = encoder.encode(step, found)
+    tensor_sizes.settle_shapes(encoded.ops())
+    if options.checkpoints.fits(encoded):
+        return *choose(encoded, options.checkpoints), Encoded(found, plain, encoded)
+    encoder.undo()
+    return *choose(step, options.checkpoints), Encoded(
+        EncodingPlan((), ()), plain, step
+    )
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:

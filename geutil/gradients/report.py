@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import Times, multiply_adds
+from geutil.gradients.encoding_ops import Halved
+from geutil.gradients.encodings import EncodingPlan
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -72,6 +74,44 @@ class RecomputedOp:
 
 
 @dataclass(frozen=True)
+class EncodedTensor:
+    """A forward tensor of which less is held for the backward pass.
+
+    Attributes:
+        name: its name.
+        op_type: the type of the op that yields it.
+        keeps: what is kept in its place: "mask", where an activation lets gradients
+            through; "places", where in its window each maximum is; "shape"; "sign" as
+            int8; "narrow", what it was cast from; "part", nothing but the padded tensor
+            that it is part of and that is held anyway; "nothing", since it was only
+            searched for maxima; "bfloat16". Several are joined by " and ".
+        bytes: its size.
+        kept_bytes: that of what is kept.
+    """
+
+    name: str
+    op_type: str
+    keeps: str
+    bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What was encoded of a step.
+
+    Attributes:
+        plan: the encodings.
+        plain: the step before, as numbers.
+        step: the step with them.
+    """
+
+    plan: EncodingPlan
+    plain: StepProgram
+    step: PlainStep
+
+
+@dataclass(frozen=True)
 class Report(Shown):
     """What memory-saving gradients do to one step.
 
@@ -97,6 +137,9 @@ class Report(Shown):
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
+        encoded: of which tensors less is held, in the order of the backward pass.
+        not_encoded: which other tensors the backward pass reads, if tensors are to be
+            encoded at all, each with the reason.
         plan: the order in which the step runs, and what holds it to that.
         plain_plan: the same with plain gradients, which nothing holds to an order.
         plain_plan_held: the same for a step that holds all gradients to its end. It
@@ -114,6 +157,8 @@ class Report(Shown):
     offloaded: tuple[str, ...]
     warnings: tuple[str, ...]
     assumed: tuple[tuple[str, Dims], ...] = ()
+    encoded: tuple[EncodedTensor, ...] = ()
+    not_encoded: tuple[KeptTensor, ...] = ()
     extra_time: float = 0.0
     budget: int | None = None
     plan: OrderPlan | None = field(default=None, repr=False, compare=False)
@@ -160,6 +205,12 @@ class Report(Shown):
             f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
             f"recomputed: {again}, {share}; about {self.extra_time:.0%} more time",
         ]
+        if self.encoded:
+            before, after = (
+                _mb(sum(getattr(tensor, name) for tensor in self.encoded))
+                for name in ("bytes", "kept_bytes")
+            )
+            lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         if self.offloaded:
             lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
         if self.assumed:
@@ -188,6 +239,7 @@ def make_report(
     offloaded: Iterable[Tensor] = (),
     *,
     ordered: bool = True,
+    encoded: Encoded | None = None,
 ) -> Report:
     """Return the report on a plan.
 
@@ -196,6 +248,7 @@ def make_report(
         keeping: why tensors are kept.
         offloaded: the kept tensors that wait elsewhere.
         ordered: whether the step is held to its planned order.
+        encoded: what was encoded before.
 
     Returns:
         The report, without warnings.
@@ -208,7 +261,8 @@ def make_report(
     )
     program = StepProgram(step)
     planned = program.plan(plan.segments, plan.places, ordered=ordered)
-    plain = program.plain(holds_gradients=step.holds_gradients)
+    plain_program = encoded.plain if encoded else program
+    plain = plain_program.plain(holds_gradients=step.holds_gradients)
     times = Counter(op for segment in plan.segments for op in segment.ops)
     recomputed = [
         RecomputedOp(op.name, op.type, number, times[op])
@@ -235,7 +289,59 @@ def make_report(
         extra_time=extra_share(plan, keeping.time_of),
         plan=planned,
         plain_plan=plain,
-        plain_plan_held=program.plain(holds_gradients=True),
+        plain_plan_held=plain_program.plain(holds_gradients=True),
+        **(encodings_of(encoded.plan) if encoded else {}),
+    )
+
+
+def encodings_of(plan: EncodingPlan) -> dict[str, Any]:
+    """Return what a report says of encodings, by attribute.
+
+    Cost: linear in the tensors.
+    """
+    return {
+        "encoded": tuple(
+            EncodedTensor(
+                encoding.tensor.name,
+                encoding.tensor.op.type,
+                " and ".join(encoding.keeps),
+                tensor_bytes(encoding.tensor),
+                encoding.bytes,
+            )
+            for encoding in plan.encodings
+        ),
+        "not_encoded": tuple(
+            KeptTensor(t.name, t.op.type, tensor_bytes(t), reason)
+            for t, reason in plan.left
+        ),
+    }
+
+
+def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
+    """Return the report on a step whose kept tensors wait as bfloat16.
+
+    Args:
+        report: the report on the step before.
+        halved: what was done to it.
+        ordered: whether the step is held to its planned order.
+
+    Cost: linear in the ops of the step and their edges.
+    """
+    planned = StepProgram(halved.step).plan(ordered=ordered)
+    left = {t.name: reason for t, reason in halved.left}
+    waiting = [
+        EncodedTensor(
+            t.name, t.op.type, "bfloat16", tensor_bytes(t), tensor_bytes(t) // 2
+        )
+        for t in halved.tensors
+    ]
+    whole = [t for t in report.not_encoded if t.name in left]
+    return replace(
+        report,
+        encoded=(*report.encoded, *waiting),
+        not_encoded=tuple(replace(t, reason=left[t.name]) for t in whole),
+        peak=planned.peak,
+        plan=planned,
     )
 
 

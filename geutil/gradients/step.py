@@ -7,7 +7,7 @@ tape. What saves memory later only changes which tensors that graph reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,8 @@ class PlainStep:
         backward: the ops that some gradient needs and that depend on a seed, by data or
             control edges, in topological order.
         holds_gradients: whether all gradients are held until the step ends.
+        encoders: forward ops that make what is kept in the place of larger tensors
+            (`geutil.gradients.encodings`), and what else they need.
         first: the creation index of the first op that counts as part of the step.
         gap: the creation indices of later ops that do not count either.
         copied: the names of copies of ops, by the name that `StepProgram` gives them.
@@ -49,6 +51,7 @@ class PlainStep:
     seeds: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     holds_gradients: bool = False
+    encoders: tuple[Operation, ...] = ()
     first: int = 0
     gap: range = range(0)
     copied: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +90,8 @@ class PlainStep:
             list(self.ys), within_ops_fn=self.covers, control_inputs=True
         )
         # Lists that a loop of the forward pass fills are made by gradient functions.
-        others = {*forward, *self.seeds, *self.backward}
+        # And the forward pass may wait for what encodes a tensor.
+        others = {*forward, *self.seeds, *self.backward, *self.encoders}
         return [
             op
             for op in ops
@@ -161,6 +165,34 @@ def build_step(
         tuple(starts),
         tuple(backward),
         holds_gradients,
+    )
+
+
+def with_edited_backward(
+    step: PlainStep, gradients: Iterable[Any], encoders: Iterable[Operation]
+) -> PlainStep:
+    """Return a step whose backward ops were edited, with those it has now.
+
+    Args:
+        step: the step as it was.
+        gradients: its gradients now.
+        encoders: as in `PlainStep`, made meanwhile.
+
+    Cost: linear in the ops made since its gradients were built, and one listing of all.
+    """
+    gradients = tuple(gradients)
+    start = min(map(adjacency.creation_index, step.seeds), default=0)
+    new_ops = [
+        op
+        for op in step.graph.get_operations()
+        if adjacency.creation_index(op) >= start and op not in step.seeds
+    ]
+    backward = _needed(_dependent(new_ops, step.seeds), gradients)
+    return replace(
+        step,
+        gradients=gradients,
+        backward=tuple(backward),
+        encoders=(*step.encoders, *encoders),
     )
 
 

@@ -205,7 +205,8 @@ class _Orders:
             fetched_subgraph.step_ops([t.op for t in fetched_tensors], IdentitySet())
         )
         forward = fetched_subgraph.step_ops([y.op for y in step.ys], IdentitySet())
-        self._forward.update(dict.fromkeys(forward))
+        # The forward pass waits for what encodes a tensor, so that this is let go.
+        self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), [y.op for y in step.ys]))
         self._tell(
             order_step(ops, held_tensors, self._may_await, self._phases, self._known)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.gradients import recomputing, tensor_sizes, updates
+from geutil.gradients import tensor_sizes, updates
+from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.offloading import Offload
-from geutil.gradients.preparing import Options, Prepared, keep_all
+from geutil.gradients.preparing import Options, Prepared, choose_and_encode, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import (
     SCOPE,
@@ -128,6 +129,7 @@ def plan_call(
     grad_ys: Sequence[Tensor],
     options: Options,
     offload: Offload | None,
+    encoder: Encoder,
 ) -> Prepared:
     """Build plain gradients of a call, and plan what is recomputed.
 
@@ -138,18 +140,33 @@ def plan_call(
         grad_ys: the gradient of each y.
         options: how to choose and hold checkpoints; the mode may be "inputs".
         offload: what is offloaded, and how; the same for all gradients of the call.
+        encoder: makes what is kept of tensors; the same for all gradients of the call.
     """
     later = state.ops_since(call.graph, call.end)
     # One x may depend on another around the call: that is not its part.
     step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
     step = replace(step, first=call.first, gap=_indices(later))
     tensor_sizes.settle_shapes(step.ops())
-    keeping, plan = _choose(call, step, options, later)
+
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+        return _choose(call, step, replace(options, checkpoints=kept), later)
+
+    keeping, plan, encoded = choose_and_encode(step, options, encoder, choose)
+    step = plan.step
     calls = calls_in(call.graph)
     plan = _after(plan, calls.before(step.seeds))
     calls.add(step)
     where = f"the checkpointed call that yields '{call.ys[0].name}': "
-    return Prepared(plan, keeping, offload, where)
+    return Prepared(
+        plan,
+        keeping,
+        offload,
+        where,
+        encode=options.encode,
+        encoded=encoded,
+        encoder=encoder,
+        smallest=options.min_checkpoint_size,
+    )
 
 
 def _indices(ops: Sequence[Operation]) -> range:
@@ -360,6 +377,7 @@ class CallGradients:
         self._call = call
         self._options = options
         self._offload = options.offloading()
+        self._encoder = Encoder()
 
     def build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
@@ -388,9 +406,10 @@ class CallGradients:
         grad_ys: Sequence[Tensor],
     ) -> PlainStep:
         """Build the gradients in the graph of the call."""
-        prepared = plan_call(self._call, ys, xs, grad_ys, self._options, self._offload)
-        report = prepared.report()
-        step = recomputing.build_recomputation(prepared.plan, prepared.offload)
+        prepared = plan_call(
+            self._call, ys, xs, grad_ys, self._options, self._offload, self._encoder
+        )
+        step, report = prepared.build()
         publish(report, step.graph)
         updates.order_when_complete(step)
         return step

@@ -192,6 +192,7 @@ def checkpointed(
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
+    encode: str | None = None,
 ) -> F:
     """Return `fn` with gradients that recompute what would need memory to hold.
 
@@ -229,6 +230,7 @@ def checkpointed(
         offload: as in `gradients`.
         offload_device: as in `gradients`.
         prefetch: as in `gradients`.
+        encode: as in `gradients`.
 
     Raises:
         ArgumentTypeError: `fn` cannot be called, it is a Keras layer whose backend is
@@ -258,7 +260,12 @@ def checkpointed(
         checkpoints = budget if isinstance(budget, Budget) else Budget(budget)
     _check_checkpoints(checkpoints)
     options = Options(
-        checkpoints, min_checkpoint_size, offload, offload_device, prefetch
+        checkpoints,
+        min_checkpoint_size,
+        offload,
+        offload_device,
+        prefetch,
+        encode=encode,
     )
     if _is_layer(fn):
         # Past Keras, which would track what is assigned.

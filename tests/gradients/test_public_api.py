@@ -10,10 +10,11 @@ from geutil import gradients
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Budget KeptTensor MIN_CHECKPOINT_SIZE Plan PlanCurve Policy RecomputedOp Report
-    all_of any_of by_name by_type capture_ops checkpointed explain format_ops gradients
-    gradients_collection gradients_memory gradients_speed inside larger_than last_report
-    not_ order_updates plan plan_curve toposort
+    Budget EncodedTensor GradientError KeptTensor MIN_CHECKPOINT_SIZE Plan PlanCurve
+    Policy RecomputedOp Report all_of any_of by_name by_type capture_ops checkpointed
+    encoding_errors explain format_ops gradients gradients_collection gradients_memory
+    gradients_speed inside larger_than last_report not_ order_updates plan plan_curve
+    toposort
 """
 SIGNATURES = """
 all_of(*policies: Policy) -> Policy
@@ -23,18 +24,21 @@ by_type(*types: str) -> Policy
 capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]
 checkpointed(fn: F, checkpoints: str | Policy | Budget = memory, *, budget: Budget | int
     | float | str | None = None, min_checkpoint_size: int = 1024, offload: bool | Policy
-    = False, offload_device: str = /device:CPU:0, prefetch: int = 1) -> F
+    = False, offload_device: str = /device:CPU:0, prefetch: int = 1, encode: str | None
+    = None) -> F
+encoding_errors(loss: Callable[..., Any], xs: Sequence[Any], *batch: Any, **options:
+    Any) -> tuple[GradientError, ...]
 explain(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = memory, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
     TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
-    **kwargs: Any) -> Report
+    encode: str | None = None, **kwargs: Any) -> Report
 format_ops(ops: Any, sort_outputs: bool = True) -> list[str]
 gradients(ys: Any, xs: Any, grad_ys: Any = None, checkpoints: Any = collection, *,
     min_checkpoint_size: int = 1024, offload: bool | Policy = False, offload_device: str
     = /device:CPU:0, prefetch: int = 1, holds_gradients: bool = False, engine: str |
     TapeEngine = tensorflow, order: bool = True, shapes: GivenShapes | None = None,
-    **kwargs: Any) -> list[Any]
+    encode: str | None = None, **kwargs: Any) -> list[Any]
 gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs:
     Any) -> list[Any]
 gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any)
@@ -48,7 +52,7 @@ not_(policy: Policy) -> Policy
 order_updates(*fetches: Any) -> Report | None
 plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
     holds_gradients: bool = False, engine: str | TapeEngine = tensorflow, shapes:
-    GivenShapes | None = None, **kwargs: Any) -> Plan
+    GivenShapes | None = None, encode: str | None = None, **kwargs: Any) -> Plan
 plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80%,
     60%, 50%, 40%, 30%, 20%), grad_ys: Any = None, *, holds_gradients: bool =
     False, engine: str | TapeEngine = tensorflow, shapes: GivenShapes | None = None,

@@ -93,6 +93,14 @@ class Plan:
             f"{self.extra_time:.1%} more time"
         )
 
+    def fits(self, step: PlainStep) -> bool:
+        """Tell whether a step is the one that the plan was made for.
+
+        Cost: linear in the ops of the step and their edges.
+        """
+        ops = canonical_ops(step)
+        return len(ops) == self.ops and fingerprint(ops) == self.fingerprint
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan to a file of JSON, and return its path."""
         document = {"format": _FORMAT, **asdict(self)}

@@ -1,0 +1,414 @@
+"""The ops of encodings: what is kept of a tensor, and gradients that read no more.
+
+Every gradient is that of TensorFlow's kernels to the last bit, zeros with their signs:
+the gradient of a Relu is a product with 0 or 1, and that of a pool is the gradient at
+the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow 2.21, oneDNN
+or Eigen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.gradients import edges, encodings, tensor_sizes
+from geutil.gradients.edges import Read
+from geutil.gradients.encodings import Encoding, EncodingPlan
+from geutil.gradients.step import PlainStep, with_edited_backward
+from geutil.graph import adjacency, creation, state, v1_control_flow
+from geutil.graph.types import (
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dims_of,
+    scope_dirname,
+)
+
+SCOPE = "encoded"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Makes what is kept in the place of tensors, for each tensor once.
+
+    Where gradients are built twice nothing is made twice: TensorFlow builds those of a
+    function again and again until they read nothing new.
+
+    Attributes:
+        made: what was made of tensors, by its name in `encodings`.
+        ops: the forward ops that make it.
+        edits: the late reads of the last step that are no more, each with what took the
+            place of what the reader made, or None where it reads something else.
+    """
+
+    made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
+    ops: list[Operation] = field(default_factory=list)
+    edits: list[tuple[Read, Tensor | None]] = field(default_factory=list)
+
+    def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
+        """Let the backward ops of a step read what is kept instead of whole tensors.
+
+        Args:
+            step: the step with plain gradients; its graph is changed.
+            plan: what is encoded.
+
+        Returns:
+            The step with other backward ops.
+
+        Cost: linear in what is encoded and in the ops since the step was built.
+        """
+        self.edits.clear()
+        if not plan.encodings:
+            return step
+        gradient_of = _Gradients(step)
+        replaced: dict[Operation, Tensor] = {}
+        for read, encoding in _in_backward_order(step, plan):
+            if encoding.keeps[0] in (encodings.NARROW, encodings.SIGN):
+                if encoding.keeps[0] == encodings.SIGN:
+                    kept = self.narrow(encoding.tensor, tf.int8)
+                else:
+                    kept = encoding.tensor.op.inputs[0]
+                widened = gradient_of.widened(read, kept)
+                creation.set_new_input(read.op, read.index, widened)
+                self.edits.append((read, None))
+                continue
+            gradient = self._replacement(read, plan, gradient_of)
+            self.edits.append((read, gradient))
+            edges.redirect(read.op, gradient)
+            replaced[read.op] = gradient
+        renewed = (edges.renewed(g, replaced) for g in step.gradients)
+        return with_edited_backward(step, renewed, self.ops)
+
+    def undo(self) -> None:
+        """Let the backward ops of the last step read whole tensors again.
+
+        Cost: linear in what was edited.
+        """
+        for read, gradient in reversed(self.edits):
+            if gradient is None:
+                creation.set_new_input(read.op, read.index, read.tensor)
+            else:
+                edges.redirect(gradient.op, read.op.outputs[0])
+        self.edits.clear()
+
+    def _replacement(
+        self, read: Read, plan: EncodingPlan, gradient_of: _Gradients
+    ) -> Tensor:
+        """Build what takes the place of an op that reads a tensor."""
+        op = read.op
+        if op in plan.swapped:
+            pool = plan.swapped[op]
+            return gradient_of.swapped(op, pool, self._places(pool))
+        if op.type in encodings.ACTIVATIONS and read.tensor in plan.padded:
+            return gradient_of.cut(op, plan.padded[read.tensor])
+        if op.type in encodings.ACTIVATIONS:
+            return gradient_of.activation(op, self._mask(read.tensor, op.type))
+        if op.type == "MaxPoolGrad":
+            return gradient_of.pool(op, self._places(op))
+        return gradient_of.of_shape(
+            op, self._once(encodings.SHAPE, read.tensor, _shape)
+        )
+
+    def _mask(self, tensor: Tensor, gradient: str) -> Tensor:
+        """Return where the gradient of an activation lets something through."""
+        if gradient == "Relu6Grad":
+            return self._once(gradient, tensor, _is_between_0_and_6)
+        return self._once(encodings.MASK, tensor, lambda t: t > tf.zeros([], t.dtype))
+
+    def narrow(self, tensor: Tensor, dtype: tf.DType) -> Tensor:
+        """Return the values of a tensor in fewer bytes."""
+        return self._once(dtype.name, tensor, lambda t: tf.cast(t, dtype))
+
+    def _places(self, op: Operation) -> Tensor:
+        """Return where in its window each maximum of a pool is, row by row."""
+        maxima = op.inputs[encodings.MAXIMA]
+        window = op.get_attr("ksize")[1:3]
+        images = op.inputs[encodings.INPUT]
+        key = f"{encodings.PLACES} {window}"
+        return self._once(key, maxima, partial(_first_places, images, window))
+
+    def _once(
+        self, key: str, tensor: Tensor, make: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what was made of a tensor, or make it in the forward pass."""
+        made = self.made.setdefault(key, MutableIdentityMap())
+        if tensor not in made:
+            graph = tensor.graph
+            before = state.count_ops(graph)
+            with (
+                creation.neutral(graph),
+                graph.name_scope(f"{SCOPE}/{tensor.op.name}/"),
+                graph.device(tensor.op.device),
+            ):
+                made[tensor] = make(tensor)
+            self.ops.extend(state.ops_since(graph, before))
+        return made[tensor]
+
+
+def _in_backward_order(
+    step: PlainStep, plan: EncodingPlan
+) -> list[tuple[Read, Encoding]]:
+    """Return the reads to rewire, for the gradient of a pool that of its input."""
+    place = {op: place for place, op in enumerate(step.backward)}
+    late = frozenset(plan.swapped.values())
+    reads = [
+        (read, encoding)
+        for encoding in plan.encodings
+        for read in encoding.reads
+        if read.op.type != "MaxPoolGrad"
+        or (read.index == encodings.INPUT and read.op not in late)
+    ]
+    return sorted(reads, key=lambda pair: (place[pair[0].op], pair[0].index))
+
+
+def _is_between_0_and_6(tensor: Tensor) -> Tensor:
+    zero, six = (tf.constant(value, tensor.dtype) for value in (0, 6))
+    return tf.logical_and(tensor > zero, tensor < six)
+
+
+def _shape(tensor: Tensor) -> Tensor:
+    return tf.raw_ops.Shape(input=tensor)
+
+
+def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
+    """Return the place of the first maximum in each window, counted row by row.
+
+    That is how many places come before it, at each of which something less is.
+    """
+    height, width = window
+    _, columns, channels = _image_dims(images)
+    apart = tf.reshape(images, [-1, height, columns // width, width, channels])
+    pooled = tf.reshape(maxima, [-1, columns // width, channels])
+    place, still_less = None, None
+    for row, column in list(product(range(height), range(width)))[:-1]:
+        less = tf.not_equal(apart[:, row, :, column, :], pooled)
+        still_less = less if still_less is None else tf.logical_and(still_less, less)
+        step = tf.cast(still_less, tf.uint8)
+        place = step if place is None else place + step
+    if place is None:
+        return tf.zeros_like(pooled, tf.uint8)
+    return place
+
+
+def _image_dims(images: Tensor) -> tuple[int, int, int]:
+    """Return height, width and channels, which are known where places are kept."""
+    _, rows, columns, channels = (dim or 0 for dim in dims_of(images) or ())
+    return rows, columns, channels
+
+
+class _Gradients:
+    """Builds gradients that read what is kept, beside the ops that they replace."""
+
+    def __init__(self, step: PlainStep) -> None:
+        # What a decoder can wait for.
+        self._backward = {*step.backward, *step.seeds}
+
+    def activation(self, op: Operation, mask: Tensor) -> Tensor:
+        """Build the gradient of an activation from where it lets something through."""
+        gradient = op.inputs[0]
+        with self._beside(op):
+            passes = self._wait(op, mask)
+            if op.type == "LeakyReluGrad":
+                ones = tf.ones([], gradient.dtype)
+                slope = tf.constant(op.get_attr("alpha"), gradient.dtype)
+                factor = tf.where(passes, ones, slope)
+            else:
+                # A product, as in the kernel: what is negative becomes -0.
+                factor = tf.cast(passes, gradient.dtype)
+            return tf.multiply(gradient, factor)
+
+    def cut(self, op: Operation, padded: Tensor) -> Tensor:
+        """Build the gradient of an activation, cut from what it was padded to."""
+        before = tf.get_static_value(padded.op.inputs[1])[:, 0]
+        with self._beside(op):
+            whole = self._wait(op, padded)
+            size = tf.shape(padded) - padded.op.inputs[1][:, 0]
+            size -= padded.op.inputs[1][:, 1]
+            part = tf.slice(whole, before, size)
+            part.set_shape(padded.op.inputs[0].shape)
+            return _gradient_like(op, op.inputs[0], part)
+
+    def pool(self, op: Operation, places: Tensor) -> Tensor:
+        """Build the gradient of a pool of maxima from their places."""
+        with self._beside(op):
+            return self._spread(op, _without_minus_zero(op.inputs[2]), places)
+
+    def swapped(self, op: Operation, pool: Operation, places: Tensor) -> Tensor:
+        """Build the gradient of a pool behind an activation, that one's first."""
+        with self._beside(op):
+            gradient = _without_minus_zero(pool.inputs[2])
+            passed = _gradient_like(op, gradient, pool.inputs[encodings.MAXIMA])
+            return self._spread(pool, passed, places)
+
+    def of_shape(self, op: Operation, shape: Tensor) -> Tensor:
+        """Build what an op makes of the shape of a tensor."""
+        dtype = op.outputs[0].dtype
+        with self._beside(op):
+            if op.type == "Shape":
+                return tf.cast(shape, dtype)
+            if op.type == "Rank":
+                return tf.size(shape)
+            if op.type == "Size":
+                return tf.cast(tf.reduce_prod(shape), dtype)
+            if op.type in ("OnesLike", "ZerosLike"):
+                value = tf.constant(int(op.type == "OnesLike"), dtype)
+                return tf.fill(self._wait(op, shape), value)
+            return _resize_gradient(op, shape)
+
+    def widened(self, read: Read, kept: Tensor) -> Tensor:
+        """Build the values of a tensor again, when they are read."""
+        with self._beside(read.op):
+            return tf.cast(self._wait(read.op, kept), read.tensor.dtype)
+
+    def _spread(self, op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
+        """Put the gradient of each maximum in its place.
+
+        The product with nothing is +0, as where the kernel adds nothing.
+        """
+        height, width = op.get_attr("ksize")[1:3]
+        images = op.inputs[encodings.INPUT]
+        rows, columns, channels = _image_dims(images)
+        flat = tf.reshape(gradient, [-1, columns // width, channels])
+        waiting = self._wait(op, places)
+        parts = []
+        for place in range(height * width):
+            is_there = tf.equal(waiting, tf.constant(place, tf.uint8))
+            factor = tf.cast(is_there, gradient.dtype)
+            parts.append(tf.raw_ops.MulNoNan(x=flat, y=factor))
+        lines = [
+            tf.reshape(
+                tf.stack(parts[row * width : (row + 1) * width], axis=2),
+                [-1, 1, columns * channels],
+            )
+            for row in range(height)
+        ]
+        spread = tf.reshape(tf.concat(lines, 1), [-1, rows, columns, channels])
+        spread.set_shape(images.shape)
+        return spread
+
+    def _wait(self, op: Operation, kept: Tensor) -> Tensor:
+        """Return what is kept, as of when the backward pass gets to an op."""
+        late = creation.make_stand_in(kept, scope_dirname(op.name)[:-1], "late")
+        awaited = [p for p in adjacency.predecessors(op) if p in self._backward]
+        creation.add_control_edges(late.op, awaited[:1])
+        return late
+
+    @contextmanager
+    def _beside(self, op: Operation) -> Iterator[Any]:
+        before = state.count_ops(op.graph)
+        with creation.surroundings_of(op):
+            yield
+        self._backward.update(state.ops_since(op.graph, before))
+
+
+def _without_minus_zero(gradient: Tensor) -> Tensor:
+    """Return a gradient as it is when it was added to zeros.
+
+    No optimizer sees that zero is added.
+    """
+    zero = creation.make_stand_in(
+        tf.zeros([], gradient.dtype), scope_dirname(gradient.op.name)[:-1], "zero"
+    )
+    return gradient + zero
+
+
+def _gradient_like(op: Operation, gradient: Tensor, features: Tensor) -> Tensor:
+    """Build the gradient of an activation by the same kernel."""
+    slope = {"alpha": op.get_attr("alpha")} if op.type == "LeakyReluGrad" else {}
+    make = getattr(tf.raw_ops, op.type)
+    built: Tensor = make(gradients=gradient, features=features, **slope)
+    return built
+
+
+def _resize_gradient(op: Operation, shape: Tensor) -> Tensor:
+    """Build the gradient of a resized image with another image of its shape."""
+    gradient, image = op.inputs
+    some = tf.cast(tf.reshape(gradient, [-1])[0], image.dtype)
+    make = getattr(tf.raw_ops, op.type)
+    built: Tensor = make(
+        grads=gradient,
+        original_image=tf.fill(shape, some),
+        align_corners=op.get_attr("align_corners"),
+        half_pixel_centers=op.get_attr("half_pixel_centers"),
+    )
+    return built
+
+
+@dataclass(frozen=True, eq=False)
+class Halved:
+    """A step whose kept tensors wait as bfloat16.
+
+    Attributes:
+        step: the step.
+        tensors: those that do.
+        left: other tensors that the backward pass reads, each with the reason.
+    """
+
+    step: PlainStep
+    tensors: tuple[Tensor, ...]
+    left: tuple[tuple[Tensor, str], ...]
+
+
+def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
+    """Let kept tensors of type float32 wait as bfloat16.
+
+    Each is rounded in the forward pass, and widened again for each op that reads it in
+    the backward pass: backward ops, and what recomputation starts from.
+
+    Args:
+        step: the step, with all that it recomputes; its graph is changed.
+        smallest: tensors of fewer elements stay as they are.
+        encoder: makes what is kept.
+
+    Cost: linear in the ops since the gradients were built, and their inputs.
+    """
+    # What runs again counts: it waits for the backward pass.
+    step = with_edited_backward(step, step.gradients, ())
+    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
+    for read in encodings.late_reads(step):
+        buffer = encodings.buffer_of(read.tensor)
+        size = tensor_sizes.tensor_elements(buffer)
+        if size < smallest or encodings.is_held_anyway(step, buffer):
+            continue
+        if buffer not in by_buffer:
+            by_buffer[buffer] = []
+        by_buffer[buffer].append(read)
+    halved, left = [], []
+    gradient_of = _Gradients(step)
+    for buffer, reads in by_buffer.items():
+        obstacle = _why_whole(step, buffer, reads)
+        if obstacle is not None:
+            left.append((buffer, obstacle))
+            continue
+        halved.append(reads[0].tensor)
+        for read in reads:
+            kept = encoder.narrow(read.tensor, tf.bfloat16)
+            creation.set_new_input(read.op, read.index, gradient_of.widened(read, kept))
+    edited = with_edited_backward(step, step.gradients, encoder.ops)
+    return Halved(edited, tuple(halved), tuple(left))
+
+
+def _why_whole(step: PlainStep, buffer: Tensor, reads: Sequence[Read]) -> str | None:
+    """Return why a tensor is kept as it is, or None."""
+    if buffer.dtype != tf.float32:
+        return f"its type is {buffer.dtype.name}"
+    if any(encodings.buffer_of(y) is buffer for y in step.ys):
+        return "it is asked for"
+    if any(v1_control_flow.is_inside(op) for op in (buffer.op, *(r.op for r in reads))):
+        return "it belongs to a loop or conditional of version 1"
+    if len(IdentitySet(read.tensor for read in reads)) > 1:
+        return "the backward pass reads it in several shapes"
+    for read in reads:
+        if read.op.type == "MaxPoolGrad":
+            return f"'{read.op.name}' (MaxPoolGrad) finds maxima by their values"
+        # Rounded, it would be equal to none of the values that it was chosen from.
+        if buffer.op.type == "MaxPool" and read.op.type == "PlaceholderWithDefault":
+            return "the places of its maxima are found again by comparing with it"
+    return None

@@ -1,0 +1,344 @@
+"""Encodings: what the backward pass needs of forward tensors, where that is less.
+
+The gradient of a Relu needs to know where its result is positive, that of a pool of
+maxima the place of each maximum, that of a resized image no more than its shape. Here
+is found which tensors are read late for no more than that. Nothing is built.
+
+Source: Jain et al., "Gist: Efficient data encoding for deep neural network training",
+2018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from geutil.gradients import segments, tensor_sizes
+from geutil.gradients.edges import Read
+from geutil.gradients.step import PlainStep, tensors_of
+from geutil.graph import v1_control_flow
+from geutil.graph.types import (
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    dims_of,
+)
+from geutil.memory import cpu_kernels
+
+MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
+SIGN, NARROW = "sign", "narrow"
+"""What is kept in the place of a tensor: where an activation lets gradients through,
+where in its window each maximum is, nothing but the padded tensor that it is part of
+and that is held anyway, the shape, nothing where only places were looked for; a sign as
+int8, what a tensor was cast from."""
+
+ACTIVATIONS = {"LeakyReluGrad": 1, "Relu6Grad": 1, "ReluGrad": 1}
+"""Gradients of activations, with the input that they read for its sign alone."""
+_SHAPE_READS = {
+    "OnesLike": 0,
+    "Rank": 0,
+    "ResizeBicubicGrad": 1,
+    "ResizeBilinearGrad": 1,
+    "Shape": 0,
+    "Size": 0,
+    "ZerosLike": 0,
+}
+"""Ops that read an input for its shape alone, with the place of that."""
+INPUT, MAXIMA = 0, 1
+"""Inputs of MaxPoolGrad."""
+_MOST_PLACES = 255
+_PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """A forward tensor of which less is kept.
+
+    Attributes:
+        tensor: the tensor whose buffer is let go.
+        reads: the late reads of it, or of what shares its buffer.
+        keeps: what is kept in its place: some of the names above.
+        bytes: what that takes, what is held anyway apart.
+    """
+
+    tensor: Tensor
+    reads: tuple[Read, ...]
+    keeps: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class EncodingPlan:
+    """What of a step is encoded.
+
+    Attributes:
+        encodings: in the order of the backward pass.
+        left: the other tensors that the backward pass reads, each with the reason.
+        swapped: gradients of activations, each with that of the pool behind it, which
+            goes last instead: the maximum of a window is positive where its place is,
+            so that what the activation lets through can be asked of the maxima.
+    """
+
+    encodings: tuple[Encoding, ...]
+    left: tuple[tuple[Tensor, str], ...]
+    swapped: Mapping[Operation, Operation] = field(default_factory=dict)
+    padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
+
+
+def plan_encodings(step: PlainStep, smallest: int) -> EncodingPlan:
+    """Return which forward tensors the backward pass needs less of.
+
+    A tensor is encoded if each late read of its buffer is content with less.
+
+    Args:
+        step: the step with plain gradients.
+        smallest: tensors of fewer elements stay as they are.
+
+    Cost: linear in the backward ops and their inputs, and once more for each pool in a
+        row of pools.
+    """
+    by_buffer: MutableIdentityMap[list[Read]] = MutableIdentityMap()
+    for buffer, read in _large_reads(step, smallest):
+        if buffer not in by_buffer:
+            by_buffer[buffer] = []
+        by_buffer[buffer].append(read)
+    obstacles, replaced = _obstacles(step, by_buffer)
+    left = IdentitySet(buffer for buffer, reason in obstacles.items() if reason)
+    swapped: dict[Operation, Operation] = {}
+    padded: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for buffer, reads in by_buffer.items():
+        for read in reads if buffer not in left else ():
+            pool = _swappable_pool(step, read, replaced)
+            # Its maxima have to be there anyway.
+            if pool is not None and buffer_of(pool.inputs[MAXIMA]) in left:
+                swapped[read.op] = pool
+            elif read.op.type in ACTIVATIONS:
+                padded.update((read.tensor, t) for t in _padded(read.tensor, left))
+    return EncodingPlan(
+        tuple(
+            _encoding(buffer, reads, swapped, padded)
+            for buffer, reads in by_buffer.items()
+            if buffer not in left
+        ),
+        tuple((buffer, obstacles[buffer] or "") for buffer in left),
+        swapped,
+        padded,
+    )
+
+
+def _obstacles(
+    step: PlainStep, by_buffer: IdentityMap[list[Read]]
+) -> tuple[IdentityMap[str | None], set[Operation]]:
+    """Return why each tensor is kept as it is, and the pool gradients to replace.
+
+    A gradient of a pool that stays reads its maxima, too. So these may have to stay,
+    which are the input of another pool in turn.
+    """
+    replaced = {
+        read.op
+        for reads in by_buffer.values()
+        for read in reads
+        if read.op.type == "MaxPoolGrad" and read.index == INPUT
+    }
+    obstacles: MutableIdentityMap[str | None] = MutableIdentityMap()
+    settled = False
+    while not settled:
+        settled = True
+        for buffer, reads in by_buffer.items():
+            obstacles[buffer] = _obstacle(step, buffer, reads, replaced)
+            staying = {r.op for r in reads if r.index == INPUT} & replaced
+            if obstacles[buffer] is not None and staying:
+                replaced -= staying
+                settled = False
+    return obstacles, replaced
+
+
+def buffer_of(tensor: Tensor) -> Tensor:
+    """Return the tensor whose buffer a tensor is, itself if it has its own.
+
+    Cost: linear in the ops in between.
+    """
+    while True:
+        sources = dict(cpu_kernels.aliases(tensor.op)) if tensor.op.inputs else {}
+        if tensor.value_index not in sources:
+            return tensor
+        tensor = tensor.op.inputs[sources[tensor.value_index]]
+
+
+def late_reads(step: PlainStep) -> list[Read]:
+    """Return the forward tensors that backward ops read, in the order of these.
+
+    Cost: linear in the backward ops and their inputs.
+    """
+    # An edit follows, so these are no edges to remember.
+    inside = frozenset((*step.backward, *step.seeds))
+    return [
+        Read(op, index, t)
+        for op in step.backward
+        for index, t in enumerate(op.inputs)
+        if t.op not in inside
+    ]
+
+
+def is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
+    """Tell whether a buffer is there all the time, whoever reads it."""
+    op = buffer.op
+    return (
+        op.type in cpu_kernels.HELD
+        or segments.is_parameter(op)
+        or not step.covers(op)
+        or buffer.op in step.seeds
+    )
+
+
+def _swappable_pool(
+    step: PlainStep, read: Read, replaced: Collection[Operation]
+) -> Operation | None:
+    """Return the pool gradient behind that of an activation if the two can swap."""
+    op = read.op
+    if op.type not in ("ReluGrad", "Relu6Grad") or op.inputs[0].op not in replaced:
+        return None
+    pool = op.inputs[0].op
+    others = [reader for reader in pool.outputs[0].consumers() if reader is not op]
+    asked = any(t is pool.outputs[0] for t in tensors_of(step.gradients))
+    same = pool.inputs[INPUT] is read.tensor
+    return pool if same and not others and not asked else None
+
+
+def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
+    """Return the held tensors that a tensor was padded to, which it can be cut from."""
+    return [
+        op.outputs[0]
+        for op in tensor.consumers()
+        if op.type in _PADS
+        and op.inputs[0] is tensor
+        and op.outputs[0] in held
+        and not v1_control_flow.is_inside(op)
+        and tf.get_static_value(op.inputs[1]) is not None
+    ][:1]
+
+
+def _large_reads(step: PlainStep, smallest: int) -> list[tuple[Tensor, Read]]:
+    """Return the late reads of buffers that encodings could let go, with these."""
+    found = []
+    for read in late_reads(step):
+        buffer = buffer_of(read.tensor)
+        if is_held_anyway(step, buffer) or buffer.dtype.size == 0:
+            continue
+        if tensor_sizes.tensor_elements(buffer) >= smallest:
+            found.append((buffer, read))
+    return found
+
+
+def _obstacle(
+    step: PlainStep,
+    buffer: Tensor,
+    reads: Sequence[Read],
+    replaced: Collection[Operation],
+) -> str | None:
+    """Return why a tensor is kept as it is, or None."""
+    if any(buffer_of(y) is buffer for y in step.ys):
+        return "it is asked for"
+    if v1_control_flow.is_inside(buffer.op):
+        return "it belongs to a loop or conditional of version 1"
+    for read in reads:
+        if v1_control_flow.is_inside(read.op):
+            return f"'{read.op.name}' belongs to a loop or conditional of version 1"
+    if _compact(buffer) is not None and all(r.tensor is buffer for r in reads):
+        return None
+    for read in reads:
+        reason = _why_values(read, replaced)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
+    """Return why a read needs the values of a tensor, or None if it does not."""
+    op, index = read.op, read.index
+    if ACTIVATIONS.get(op.type) == index or _SHAPE_READS.get(op.type) == index:
+        return None
+    if op.type == "MaxPoolGrad" and index in (INPUT, MAXIMA):
+        obstacle = _pool_obstacle(op)
+        if obstacle is not None:
+            return f"'{op.name}' (MaxPoolGrad) reads its values: {obstacle}"
+        if op in replaced:
+            return None
+    return f"'{op.name}' ({op.type}) reads its values"
+
+
+def _is_read_of_maxima(read: Read) -> bool:
+    return read.op.type == "MaxPoolGrad" and read.index == MAXIMA
+
+
+def _pool_obstacle(op: Operation) -> str | None:
+    """Return why the places of maxima cannot stand for what a pool's gradient reads."""
+    window, strides = op.get_attr("ksize"), op.get_attr("strides")
+    dims = dims_of(op.inputs[INPUT])
+    if op.get_attr("data_format") != b"NHWC" or window[0] != 1 or window[3] != 1:
+        return "it pools over more than height and width"
+    if list(window) != list(strides):
+        return "its windows overlap, and oneDNN adds up in an order of its own"
+    if dims is None or len(dims) != 4 or None in dims[1:]:
+        return "its height, width and channels are not known"
+    if any((dims[i] or 0) % window[i] for i in (1, 2)):
+        return "its windows do not tile the image"
+    if math.prod(window) > _MOST_PLACES:
+        return f"a window has more than {_MOST_PLACES} places"
+    return None
+
+
+def _compact(tensor: Tensor) -> str | None:
+    """Return what stands for the values of a tensor that its op tells to be few."""
+    op = tensor.op
+    if op.type == "Sign" and tensor.dtype.is_floating:
+        return SIGN
+    if op.type == "Cast" and not segments.is_parameter(op):
+        source = op.inputs[0].dtype
+        exact = source.is_bool or source.is_integer or source.is_floating
+        return NARROW if exact and source.size < tensor.dtype.size else None
+    return None
+
+
+def _encoding(
+    buffer: Tensor,
+    reads: Sequence[Read],
+    swapped: Mapping[Operation, Operation],
+    padded: IdentityMap[Tensor],
+) -> Encoding:
+    """Return the encoding of a tensor, with the bytes of what is kept."""
+    compact = _compact(buffer)
+    if compact is not None and all(read.tensor is buffer for read in reads):
+        each = 1 if compact == SIGN else buffer.op.inputs[0].dtype.size
+        size = tensor_sizes.tensor_elements(buffer) * each
+        return Encoding(buffer, tuple(reads), (compact,), size)
+    signs = IdentitySet(
+        read.tensor
+        for read in reads
+        if read.op.type in ACTIVATIONS and read.op not in swapped
+    )
+    masked = IdentitySet(t for t in signs if t not in padded)
+    # Of a pool that is differentiated twice there are the same places.
+    pooled = IdentitySet(
+        read.op.inputs[MAXIMA]
+        for read in reads
+        if read.op.type == "MaxPoolGrad" and read.index == INPUT
+    )
+    kept = {MASK: masked, PLACES: pooled}
+    names = [name for name, tensors in kept.items() if len(tensors)]
+    if len(masked) < len(signs):
+        names.append(PART)
+    if not names:
+        alone = all(_is_read_of_maxima(read) for read in reads)
+        names.append(NOTHING if alone else SHAPE)
+    return Encoding(
+        buffer,
+        tuple(reads),
+        tuple(names),
+        sum(tensor_sizes.tensor_elements(t) for ts in kept.values() for t in ts),
+    )
