@@ -41,7 +41,10 @@ def traced(net, how):
 
 @pytest.fixture(scope="module")
 def found(net):
-    return traced(net, lambda loss, xs: plan(loss, xs, 0.5, encode="lossless"))[0]
+    def found(loss, xs):
+        return plan(loss, xs, 0.5, encode="lossless", holds_gradients=True)
+
+    return traced(net, found)[0]
 
 
 def test_a_plan_of_an_encoded_step(net, found):
