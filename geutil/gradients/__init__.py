@@ -7,6 +7,7 @@ from geutil.gradients.api import (
     gradients_speed,
 )
 from geutil.gradients.dry_run import explain, plan, plan_curve
+from geutil.gradients.encodings import EncodedTensor
 from geutil.gradients.op_lists import capture_ops, format_ops, toposort
 from geutil.gradients.planning import Budget, Plan, PlanCurve
 from geutil.gradients.policies import (
@@ -20,13 +21,7 @@ from geutil.gradients.policies import (
     not_,
 )
 from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
-from geutil.gradients.report import (
-    EncodedTensor,
-    KeptTensor,
-    RecomputedOp,
-    Report,
-    last_report,
-)
+from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
 from geutil.gradients.rounding_errors import GradientError, encoding_errors
 from geutil.gradients.updates import order_updates
 from geutil.gradients.wrapping import checkpointed

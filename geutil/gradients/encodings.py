@@ -55,6 +55,29 @@ _MOST_PLACES = 255
 _PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
 
 
+@dataclass(frozen=True)
+class EncodedTensor:
+    """A forward tensor of which less is held for the backward pass.
+
+    Attributes:
+        name: its name.
+        op_type: the type of the op that yields it.
+        keeps: what is kept in its place: "mask", where an activation lets gradients
+            through; "places", where in its window each maximum is; "shape"; "sign" as
+            int8; "narrow", what it was cast from; "part", nothing but the padded tensor
+            that it is part of and that is held anyway; "nothing", since it was only
+            searched for maxima; "bfloat16". Several are joined by " and ".
+        bytes: its size.
+        kept_bytes: that of what is kept.
+    """
+
+    name: str
+    op_type: str
+    keeps: str
+    bytes: int
+    kept_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Encoding:
     """A forward tensor of which less is kept.
@@ -70,6 +93,17 @@ class Encoding:
     reads: tuple[Read, ...]
     keeps: tuple[str, ...]
     bytes: int
+
+    def described(self) -> EncodedTensor:
+        """Return what a report says of it."""
+        tensor = self.tensor
+        return EncodedTensor(
+            tensor.name,
+            tensor.op.type,
+            " and ".join(self.keeps),
+            tensor_sizes.tensor_bytes(tensor),
+            self.bytes,
+        )
 
 
 @dataclass(frozen=True, eq=False)

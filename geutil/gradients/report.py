@@ -19,7 +19,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.costs import Times, multiply_adds
 from geutil.gradients.encoding_ops import Halved
-from geutil.gradients.encodings import EncodingPlan
+from geutil.gradients.encodings import EncodedTensor, EncodingPlan
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, is_parameter
 from geutil.gradients.selection import Keeping
@@ -71,29 +71,6 @@ class RecomputedOp:
     op_type: str
     segment: int
     times: int = 1
-
-
-@dataclass(frozen=True)
-class EncodedTensor:
-    """A forward tensor of which less is held for the backward pass.
-
-    Attributes:
-        name: its name.
-        op_type: the type of the op that yields it.
-        keeps: what is kept in its place: "mask", where an activation lets gradients
-            through; "places", where in its window each maximum is; "shape"; "sign" as
-            int8; "narrow", what it was cast from; "part", nothing but the padded tensor
-            that it is part of and that is held anyway; "nothing", since it was only
-            searched for maxima; "bfloat16". Several are joined by " and ".
-        bytes: its size.
-        kept_bytes: that of what is kept.
-    """
-
-    name: str
-    op_type: str
-    keeps: str
-    bytes: int
-    kept_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,16 +277,7 @@ def encodings_of(plan: EncodingPlan) -> dict[str, Any]:
     Cost: linear in the tensors.
     """
     return {
-        "encoded": tuple(
-            EncodedTensor(
-                encoding.tensor.name,
-                encoding.tensor.op.type,
-                " and ".join(encoding.keeps),
-                tensor_bytes(encoding.tensor),
-                encoding.bytes,
-            )
-            for encoding in plan.encodings
-        ),
+        "encoded": tuple(encoding.described() for encoding in plan.encodings),
         "not_encoded": tuple(
             KeptTensor(t.name, t.op.type, tensor_bytes(t), reason)
             for t, reason in plan.left

@@ -281,6 +281,7 @@ def checkpointed(
 
 
 def _check_checkpoints(checkpoints: Any) -> None:
+    """Refuse what says nothing of a call that is yet to come."""
     if isinstance(checkpoints, str):
         if checkpoints not in _MODES:
             raise SelectionError(
