@@ -260,3 +260,13 @@ def test_a_schedule_is_proven_by_its_own_numbers():
     schedule = Schedule(training_chain(3), (0, 1, 2, 3, 4, 5), budget=4)
     schedule.verify()
     assert schedule.peak == 4
+
+
+def test_a_real_step_in_half_and_in_a_third():
+    problem = Problem.from_json(HERE / "step_unet.json")
+    plain = problem.peak(problem.first_order)
+    for share, most in ((0.5, 0.07), (0.33, 0.25)):
+        schedule = solve(problem, share * plain, iterations=60_000, workers=1)
+        schedule.verify()
+        assert schedule.peak <= share * plain
+        assert schedule.lower_bound <= schedule.overhead <= most * problem.total_time
