@@ -201,6 +201,8 @@ class _Groups:
             ends = not nodes[reader].outputs
             if ends or self._loses_nothing(group, first, reader, small):
                 self._leader[first] = reader
+                # What the group reads, the whole of it reads from now on.
+                members.setdefault(reader, [reader]).extend(group)
                 for i in () if ends else group:
                     self._is_used_up[i] = True
 

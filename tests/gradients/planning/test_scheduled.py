@@ -126,3 +126,13 @@ def test_ops_run_more_than_twice_where_the_budget_asks_for_it(weights, jit):
     if not jit:
         measured = memory.measure(train, args=[x], steps=2, inter_op_threads=1)
         assert measured.peak <= 1.02 * report.peak
+
+
+def test_backward_ops_stay_apart_though_each_takes_over_a_buffer():
+    step = chain_step([64] * 31, rows=4096)
+    always = AlwaysKept(step)
+    told = step_problem(step, always, StepProgram(step))
+    tensor = 4096 * 64 * 4
+    # A layer and its gradient at once, never the whole chain.
+    assert told.problem.least_budget <= 5 * tensor
+    assert all(len(ops) < 12 for ops in told.ops)
