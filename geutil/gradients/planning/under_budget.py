@@ -30,6 +30,8 @@ from geutil.memory.sizes import byte_count, megabytes
 _TRIES = 6
 _MOVES = 60_000
 _SEARCHES = 2
+_AIM = 0.985
+"""Of a budget: a finished step may hold a percent more than was planned."""
 _CLOSE = 0.01
 """As a part of the budget: what is nearer to it makes no difference."""
 
@@ -158,9 +160,11 @@ class BudgetSearch:
         """
         if self.alone.peak <= limit:
             return Choice(self.alone, 0.0)
-        bound, planned = self._planned(limit)
+        aim = int(_AIM * limit)
+        bound, planned = self._planned(aim)
         tried = [*self._simple, *planned]
-        within = [trial for trial in tried if trial.peak <= limit]
+        within = [trial for trial in tried if trial.peak <= aim]
+        within = within or [trial for trial in tried if trial.peak <= limit]
         if not within:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
@@ -168,7 +172,7 @@ class BudgetSearch:
                 f"{megabytes(limit)}; the least that was found is "
                 f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
-        refined = [self._refined(trial, limit) for trial in within]
+        refined = [self._refined(trial, aim) for trial in within]
         best = min(refined, key=lambda trial: (self._extra_time(trial), trial.peak))
         return Choice(best, bound)
 
