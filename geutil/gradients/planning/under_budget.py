@@ -103,6 +103,9 @@ class BudgetSearch:
         others: choices of kept tensors that are tried besides.
         seed: of the planner's random numbers.
         measured: as in `Budget`.
+        with_updates: whether each gradient is taken to be used up by an update that
+            holds as much again. Where nothing is within a budget so, it is looked for
+            without: an update in place holds less.
 
     Attributes:
         plain_peak: what plain gradients hold.
@@ -120,12 +123,14 @@ class BudgetSearch:
         seed: int = 0,
         *,
         measured: bool = False,
+        with_updates: bool = True,
     ) -> None:
         self.plain_peak = StepProgram(step).plain_peak()
         self.time_of = op_times_of(step.ops(), measured=measured)
         self._step, self._always, self._seed = step, always, seed
         self._others = list(others)
-        self._trials = Trials(step, always, with_updates=True)
+        self._measured, self._with_updates = measured, with_updates
+        self._trials = Trials(step, always, with_updates=with_updates)
 
     @cached_property
     def alone(self) -> Trial:
@@ -137,6 +142,18 @@ class BudgetSearch:
         """The step as a problem of the planner."""
         return step_problem(
             self._step, self._always, self._trials.program, self.time_of
+        )
+
+    @cached_property
+    def _without_updates(self) -> BudgetSearch:
+        """The same search, as if updates held nothing besides."""
+        return BudgetSearch(
+            self._step,
+            self._always,
+            self._others,
+            self._seed,
+            measured=self._measured,
+            with_updates=False,
         )
 
     @cached_property
@@ -165,6 +182,8 @@ class BudgetSearch:
         tried = [*self._simple, *planned]
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
+        if not within and self._with_updates:
+            return self._without_updates.within(limit)
         if not within:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
