@@ -42,7 +42,7 @@ class Plan:
 
     Attributes:
         budget: what the peak may be, in bytes.
-        peak: the predicted peak, in bytes, with an update behind each gradient.
+        peak: the predicted peak, in bytes, without updates.
         plain_peak: that of plain gradients.
         extra_time: what runs again takes, as a part of the time of the step with plain
             gradients. An estimate from op costs.
@@ -69,7 +69,9 @@ class Plan:
         ...     slopes = gradients(y, x, checkpoints=found)
         >>> found.peak <= found.plain_peak / 2, len(slopes)
         (True, 1)
-        >>> Plan.load(found.save("plan.json")) == found
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Plan.load(found.save(f"{folder}/plan.json")) == found
         True
     """
 

@@ -147,6 +147,7 @@ class _Groups:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._leader = list(range(len(program.nodes)))
+        self._is_used_up = [False] * len(program.nodes)
         self.maker = [0] * len(program.sizes)
         for i, node in enumerate(program.nodes):
             for t in node.outputs:
@@ -169,7 +170,6 @@ class _Groups:
 
     def merge_views(self) -> None:
         """Put each view into the group of the buffer that it shows."""
-        self._is_used_up = [False] * len(self._leader)
         for i, node in enumerate(self._program.nodes):
             if len(node.aliases) == len(node.outputs) > 0:
                 shown = node.inputs[node.aliases[0][1]]

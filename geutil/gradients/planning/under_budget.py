@@ -17,6 +17,7 @@ from typing import NamedTuple
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.costs import op_times_of
+from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import Trial, Trials
@@ -30,6 +31,8 @@ from geutil.memory.sizes import byte_count, megabytes
 _TRIES = 6
 _MOVES = 60_000
 _SEARCHES = 2
+_MOST_BOUNDED, _BRANCHES = 400, 200
+"""Nodes of problems that are bounded, and the branches of the bound's program."""
 _AIM = 0.985
 """Of a budget: a finished step may hold a percent more than was planned."""
 _CLOSE = 0.01
@@ -178,7 +181,7 @@ class BudgetSearch:
         if self.alone.peak <= limit:
             return Choice(self.alone, 0.0)
         aim = int(_AIM * limit)
-        bound, planned = self._planned(aim)
+        planned = self._planned(aim)
         tried = [*self._simple, *planned]
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
@@ -193,16 +196,25 @@ class BudgetSearch:
             )
         refined = [self._refined(trial, aim) for trial in within]
         best = min(refined, key=lambda trial: (self._extra_time(trial), trial.peak))
-        return Choice(best, bound)
+        return Choice(best, self._bound(limit))
 
-    def _planned(self, limit: int) -> tuple[float, list[Trial]]:
-        """Return the planner's choices for budgets around a limit, and its bound.
+    def _bound(self, limit: int) -> float:
+        """Return extra time that every schedule takes, as a part of the step's."""
+        problem = self.problem.problem
+        if len(problem) > _MOST_BOUNDED:
+            return 0.0
+        bound = extra_time_bound(problem, limit, branches=_BRANCHES)
+        # Kernels that take over buffers may do what no schedule can.
+        return bound / (problem.total_time or 1.0) if math.isfinite(bound) else 0.0
+
+    def _planned(self, limit: int) -> list[Trial]:
+        """Return the planner's choices for budgets around a limit.
 
         A step holds a little more than the planner's schedule, or less: kernels take
         memory besides and take over buffers, which the planner does not know.
         """
         problem, trials = self.problem, self._trials
-        bound, tried = 0.0, []
+        tried: list[Trial] = []
         asked, low, high = float(limit), 0.0, math.inf
         for attempt in range(_TRIES):
             schedule = solve(
@@ -212,8 +224,6 @@ class BudgetSearch:
                 workers=_SEARCHES,
                 seed=self._seed + attempt,
             )
-            if not attempt and math.isfinite(schedule.lower_bound):
-                bound = schedule.lower_bound / (problem.problem.total_time or 1.0)
             # Also where that is more than was asked for: it may be within the budget.
             trial = trials.scheduled(problem.recomputation(schedule.runs))
             again = _run_twice(schedule.runs)
@@ -233,7 +243,7 @@ class BudgetSearch:
             asked *= limit / trial.peak * (1 - _CLOSE / 4)
             if low and not low < asked < high:
                 asked = (low + high) / 2
-        return bound, tried
+        return tried
 
     def _extra_time(self, trial: Trial) -> float:
         """Return how long what is recomputed takes, by the ops' times."""
