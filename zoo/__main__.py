@@ -1,8 +1,10 @@
-"""`python -m zoo [--only NAME] [--journey NAME] [--again] [--seconds N]`."""
+"""`python -m zoo [--only NAME] [--journey NAME] [--again] [--minutes N]`."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,8 @@ def main() -> None:
         print(f"not installed: {', '.join(missing)}; pip install -e '.[zoo]'")
     entries = [entry for entry in entries if not entry.missing]
     if not options.page:
-        _run(entries, options.journey or list(JOURNEYS), folder, options.seconds)
+        journeys = options.journey or list(JOURNEYS)
+        _run(entries, journeys, folder, options.seconds, 60 * options.minutes)
     PAGE.write_text(page.page(folder), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)} is written")
 
@@ -56,12 +59,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="the limit of one journey"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no model after these"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results")
     return parser.parse_args()
 
 
 def _run(
-    entries: Sequence[Entry], journeys: Sequence[str], folder: Path, seconds: float
+    entries: Sequence[Entry],
+    journeys: Sequence[str],
+    folder: Path,
+    seconds: float,
+    time_limit: float,
 ) -> None:
     from rich.progress import (
         BarColumn,
@@ -77,9 +87,12 @@ def _run(
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
+    began = time.monotonic()
     with Progress(*columns) as progress:
         task = progress.add_task("", total=len(entries))
         for entry in entries:
+            if time.monotonic() - began > time_limit:
+                break
 
             def say(what: str, name: str = entry.name) -> None:
                 progress.update(task, description=f"{name}: {what}")

@@ -35,9 +35,11 @@ geutil. `make zoo` runs them, each journey with a limit of time, and goes on whe
 | fit | one step of `fit` with `checkpointed`: the same weights (1e-6) |
 | peak | the measured peak of the step with checkpoints "memory", as a share of plain gradients': not above it, and within 10 % of the report |
 | bits | gradients under op determinism: the same bits, with both, wherever plain ones repeat their own |
-
-What is **bold** misses its limit or raises. A number in brackets leads to the note below.
 """  # noqa: E501
+_REMARKS = Path(__file__).with_name("remarks.md")
+_KEY = """What is **bold** misses its limit or raises. A number in brackets leads to the
+note below.
+"""
 
 
 def page(folder: Path) -> str:
@@ -47,7 +49,8 @@ def page(folder: Path) -> str:
     notes: list[str] = []
     tables = "\n".join(_tables(rows, notes))
     counted = _counted(rows)
-    parts = [_TOP, counted, tables, "## Notes\n"] if notes else [_TOP, counted, tables]
+    parts = [_TOP, _REMARKS.read_text(encoding="utf-8"), _KEY, counted, tables]
+    parts += ["## Notes\n"] if notes else []
     listed = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
     return "\n".join([*parts, *listed]).rstrip() + "\n"
 
@@ -64,7 +67,18 @@ def _counted(rows: list[Row]) -> str:
         DIED: "died or took too long",
     }
     parts = ", ".join(f"{counts[state]} {said[state]}" for state in STATES)
-    return f"{len(rows)} models, {len(cells)} journeys: {parts}. {_versions()}.\n"
+    return (
+        f"{len(rows)} models, {len(cells)} journeys: {parts}. {_versions()}. "
+        f"{_days(rows)}.\n"
+    )
+
+
+def _days(rows: list[Row]) -> str:
+    """Say whether all rows are of the same sources, and of when they are."""
+    days = sorted(row.day for row in rows if row.day)
+    versions = len({state for row in rows for state in row.sources})
+    what = "the same sources" if versions == 1 else f"{versions} states of the sources"
+    return f"Run from {days[0]} to {days[-1]}, with {what}" if days else "Not run"
 
 
 def _versions() -> str:

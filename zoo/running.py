@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +21,10 @@ from zoo.results import DIED, MISSED, OK, Cell, cell
 from zoo.values import kept
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "build" / "zoo"
+FOLDER = ROOT / "zoo" / "rows"
+"""One file a model. They are kept with the sources: a whole run takes hours, and can be
+gone on with elsewhere."""
+_PLACES = ROOT / "build" / "zoo"
 SECONDS = 300.0
 """How long one journey, or the making of a model, may take."""
 _POLL = 0.1
@@ -38,12 +44,17 @@ class Row:
         failed: why the model could not be made; "" where it was.
         cells: the journeys that were taken.
         seconds: how long all of it took.
+        day: when the last journey was taken.
+        sources: a number of the package's sources, as text, for each state of them that
+            journeys were taken with.
     """
 
     name: str
     failed: str = ""
     cells: dict[str, Cell] = field(default_factory=dict)
     seconds: float = 0.0
+    day: str = ""
+    sources: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Write the row."""
@@ -52,6 +63,8 @@ class Row:
             "name": self.name,
             "failed": self.failed,
             "seconds": self.seconds,
+            "day": self.day,
+            "sources": self.sources,
             "cells": {name: c.as_dict() for name, c in self.cells.items()},
         }
         part = folder / f"{self.name}.part"
@@ -82,9 +95,11 @@ def run(
     if not left or row.failed:
         return row
     began = time.monotonic()
+    if package_sources() not in row.sources:
+        row.sources.append(package_sources())
     # A folder of its own: processes of a run that was interrupted may still write.
-    folder.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=folder))
+    _PLACES.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=_PLACES))
     (place / "saved").mkdir()
     with _Process("zoo.plain", name, place, *left) as plain:
         say("made by plain TensorFlow")
@@ -95,9 +110,20 @@ def run(
             say("checked by plain TensorFlow")
             row.cells |= _checked(plain, place, row.cells, seconds)
     row.seconds = round(row.seconds + time.monotonic() - began, 1)
+    row.day = datetime.now(UTC).date().isoformat()
     row.write(folder)
     shutil.rmtree(place, ignore_errors=True)
     return row
+
+
+@cache
+def package_sources() -> str:
+    """Return a number of all Python files of the package, as text."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "geutil").rglob("*.py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def _made(plain: _Process, place: Path, seconds: float) -> dict[str, Any]:

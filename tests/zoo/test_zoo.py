@@ -98,9 +98,11 @@ def test_the_page_shows_what_is_wrong(tmp_path):
         "int8": judged(False, "noise 1.0e-02", "4 float ops"),
         "fit": Cell(REFUSED, REFUSED, "ModelError: 'a|b' is\n*not*"),
     }
-    Row("Cond", cells=cells).write(tmp_path)
-    Row("Scan", failed="ValueError: no").write(tmp_path)
+    Row("Cond", cells=cells, day="2026-01-03", sources=["a"]).write(tmp_path)
+    failed = Row("Scan", failed="ValueError: no", day="2026-01-02", sources=["a", "b"])
+    failed.write(tmp_path)
     written = page.page(tmp_path)
+    assert "Run from 2026-01-02 to 2026-01-03, with 2 states of the sources." in written
     assert "2 models, 4 journeys: 1 as they must be, 1 with nothing to do" in written
     assert "| Cond | ok, 3 ways | no norm |  |  | **noise 1.0e-02** (2) |" in written
     assert "2. Cond, int8: 4 float ops" in written
@@ -116,7 +118,9 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
 
 def test_what_is_there_is_not_run_again(tmp_path):
     Row("Cond", cells={"open": Cell(DIED, "before")}).write(tmp_path)
-    assert run("Cond", ["open"], tmp_path).cells["open"].text == "before"
+    row = run("Cond", ["open"], tmp_path)
+    assert row.cells["open"].text == "before"
+    assert not row.sources
 
 
 def test_a_model_has_a_limit_of_time(tmp_path):
