@@ -172,6 +172,9 @@ class _Best:
     def consider(self, runs: Sequence[int]) -> None:
         """Take a sequence of runs over if it is better."""
         found = Schedule(self.problem, tuple(runs))
+        # Cheap to tell, unlike the peak: a search is asked again after every slice.
+        if self.runs is not None and found.overhead >= self.least_time:
+            return
         if self._least is None or found.peak < self._least.peak:
             self._least = found
         if found.peak > self.budget or found.overhead >= self.least_time:
