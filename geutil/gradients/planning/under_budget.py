@@ -29,12 +29,17 @@ from geutil.graph.types import Tensor
 from geutil.memory.sizes import byte_count, megabytes
 
 _TRIES = 6
-_MOVES = 60_000
+_MOVES = 120_000
 _SEARCHES = 2
 _MOST_BOUNDED, _BRANCHES = 400, 200
 """Nodes of problems that are bounded, and the branches of the bound's program."""
-_AIM = 0.985
-"""Of a budget: a finished step may hold a percent more than was planned."""
+_STRIDE = 0.7
+"""A next budget is at most this far from one in proportion."""
+_AIM, _MOST = 0.985, 0.99
+"""Of a budget, what is looked for and what is taken: a finished step may hold a percent
+more than was planned."""
+_REFINED = 0.2
+"""No choice has been seen to keep less of its extra time than this when refined."""
 _CLOSE = 0.01
 """As a part of the budget: what is nearer to it makes no difference."""
 
@@ -169,8 +174,8 @@ class BudgetSearch:
         """Return the recomputation of least time whose peak is within some bytes.
 
         Tried are the planner's schedules, the choice of the least peak, and others. Of
-        each choice that is within the budget, as much as fits is then kept besides,
-        what takes longest to compute for its bytes first.
+        each other choice that is within the budget, as much as fits is then kept
+        besides, what takes longest to compute for its bytes first.
 
         Raises:
             PlanError: no choice was found; it names the least peak that was.
@@ -180,8 +185,8 @@ class BudgetSearch:
         """
         if self.alone.peak <= limit:
             return Choice(self.alone, 0.0)
-        aim = int(_AIM * limit)
-        planned = self._planned(aim)
+        aim = int(_MOST * limit)
+        planned = self._planned(int(_AIM * limit), aim)
         tried = [*self._simple, *planned]
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
@@ -194,9 +199,24 @@ class BudgetSearch:
                 f"{megabytes(limit)}; the least that was found is "
                 f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
-        refined = [self._refined(trial, aim) for trial in within]
-        best = min(refined, key=lambda trial: (self._extra_time(trial), trial.peak))
+        refined = [self._refined(trial, aim) for trial in self._worth_more(within)]
+        best = min(
+            [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
+        )
         return Choice(best, self._bound(limit))
+
+    def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
+        """Return the choices of which keeping more may become the best.
+
+        Schedules fill the budget already, and what is refined keeps a part of its time.
+        """
+        least = min(map(self._extra_time, within))
+        return [
+            trial
+            for trial in within
+            if not (trial.plan and trial.plan.places)
+            and least > _REFINED * self._extra_time(trial)
+        ]
 
     def _bound(self, limit: int) -> float:
         """Return extra time that every schedule takes, as a part of the step's."""
@@ -207,14 +227,19 @@ class BudgetSearch:
         # Kernels that take over buffers may do what no schedule can.
         return bound / (problem.total_time or 1.0) if math.isfinite(bound) else 0.0
 
-    def _planned(self, limit: int) -> list[Trial]:
+    def _planned(self, limit: int, most: int) -> list[Trial]:
         """Return the planner's choices for budgets around a limit.
 
         A step holds a little more than the planner's schedule, or less: kernels take
         memory besides and take over buffers, which the planner does not know.
+
+        Args:
+            limit: the peak that is looked for.
+            most: the peak that is taken.
         """
         problem, trials = self.problem, self._trials
         tried: list[Trial] = []
+        points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
         for attempt in range(_TRIES):
             schedule = solve(
@@ -226,21 +251,22 @@ class BudgetSearch:
             )
             # Also where that is more than was asked for: it may be within the budget.
             trial = trials.scheduled(problem.recomputation(schedule.runs))
-            again = _run_twice(schedule.runs)
             tried.append(trial)
-            tried.append(
-                trials.run([t for node, t in problem.tensors if node not in again])
-            )
-            if trial.peak <= limit:
+            points.append((asked, trial.peak))
+            if trial.peak <= most:
                 low = asked
             else:
                 high = asked
+                again = _run_twice(schedule.runs)
+                tried.append(
+                    trials.run([t for node, t in problem.tensors if node not in again])
+                )
             if schedule.status == "infeasible":
                 break
-            if (1 - _CLOSE) * limit < trial.peak <= limit:
+            if (1 - _CLOSE) * limit < trial.peak <= most:
                 # Other random numbers may find better.
                 continue
-            asked *= limit / trial.peak * (1 - _CLOSE / 4)
+            asked = _next_budget(points, limit)
             if low and not low < asked < high:
                 asked = (low + high) / 2
         return tried
@@ -284,6 +310,27 @@ class Choice(NamedTuple):
 
     trial: Trial
     bound: float
+
+
+def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
+    """Return the budget to ask for, by the last two and the peaks that came of them.
+
+    At first a peak is taken to be in proportion. It rather has a part that no budget
+    changes, which two points tell.
+
+    Args:
+        points: budgets, each with the peak of the step.
+        limit: the peak that is wanted.
+    """
+    asked, peak = points[-1]
+    in_proportion = asked * limit / peak
+    if len(points) < 2:
+        return in_proportion
+    before, peak_before = points[-2]
+    if (asked - before) * (peak - peak_before) <= 0:
+        return in_proportion
+    asked += (limit - peak) * (asked - before) / (peak - peak_before)
+    return min(max(asked, in_proportion * _STRIDE), in_proportion / _STRIDE)
 
 
 def _run_twice(runs: Sequence[int]) -> frozenset[int]:
