@@ -14,7 +14,13 @@ from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
-from geutil.memory import cpu_kernels, graph_to_program, scheduling, simulation
+from geutil.memory import (
+    cpu_kernels,
+    graph_to_program,
+    scheduling,
+    simulation,
+    workspaces,
+)
 from geutil.memory.function_memory import NOTHING, ListSizes
 from geutil.memory.ordering import OrderPlan, plan_order, with_controls
 from geutil.memory.program import Node, Program
@@ -214,7 +220,8 @@ class StepProgram:
                 controls=self._waits[op],
                 aliases=_moved(shared, places) if inputs else (),
                 reuses=_moved(cpu_kernels.reuses(op), places) if inputs else (),
-                temporary=cpu_kernels.temporary_bytes(op) + called.temporary,
+                temporary=called.temporary
+                + workspaces.temporary_bytes(op, dims=tensor_sizes.known_dims),
                 surge=called.surge,
                 cheap=op.type in cpu_kernels.CHEAP,
                 queue="",

@@ -116,7 +116,11 @@ def order_step(
     ops = _with_layers_apart(ops, may_await)
     tensor_sizes.settle_shapes(ops)
     program = graph_to_program.read_ops(
-        ops, fetched, tensor_sizes.tensor_bytes, graph_to_program.calls_of(ops)
+        ops,
+        fetched,
+        tensor_sizes.tensor_bytes,
+        graph_to_program.calls_of(ops),
+        dims=tensor_sizes.known_dims,
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])

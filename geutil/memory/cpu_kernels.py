@@ -1,6 +1,4 @@
-"""Buffers of TensorFlow's CPU kernels, by op type.
-
-Results in place, memory held only while they run.
+"""Buffers of TensorFlow's CPU kernels, by op type: results in place, what is no work.
 
 Read off the allocation records and tensor addresses of traced Sessions (TensorFlow
 2.21, oneDNN on). A type that is in no table makes new buffers for all of its outputs
@@ -11,124 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import tensorflow as tf
 
-from geutil.graph.types import Graph, Operation, Tensor, dims_of
-from geutil.memory.program import Program
-from geutil.memory.sizes import dtype_bytes
-
-_WORKING_SET = 30 << 20
-"""The cache that TensorFlow takes the processor to have, in bytes."""
-
-
-def with_column_buffers(program: Program, graph: Graph) -> Program:
-    """Return the program with the buffers that filter gradients work in.
-
-    The kernel of Conv2DBackpropFilter writes patches of images as the columns of a
-    matrix, for as many images as fill 30 MB together with the filter and the gradient,
-    however small the batch is. The buffer of Conv2DBackpropInput, which depends on the
-    processor's caches, is left out.
-
-    Args:
-        program: the ops of the graph as nodes, in graph order.
-        graph: what the program was read from.
-
-    Cost: linear in the ops.
-    """
-    ops = graph.get_operations()
-    nodes = [
-        node.changed(temporary=node.temporary + column_bytes(op))
-        if op.type == "Conv2DBackpropFilter"
-        else node
-        for node, op in zip(program.nodes, ops, strict=True)
-    ]
-    return replace(program, nodes=nodes)
-
-
-def column_bytes(op: Operation) -> int:
-    """Return the bytes of the columns of a Conv2DBackpropFilter; 0 if not known."""
-    gradient, filters = dims_of(op.inputs[2]), dims_of(op.outputs[0])
-    if not gradient or not filters or None in (*gradient[1:], *filters):
-        return 0
-    # On a CPU, channels come last.
-    pixels = math.prod(dim or 0 for dim in gradient[1:3])
-    patch, depth = math.prod(dim or 0 for dim in filters[:3]), filters[3] or 0
-    each = dtype_bytes(op.outputs[0].dtype)
-    work = pixels * patch + pixels * depth + patch * depth
-    images = -(-(_WORKING_SET // each) // work) if work else 0
-    return images * pixels * patch * each
-
-
-def temporary_bytes(op: Operation) -> int:
-    """Return the bytes that the kernel of an op allocates for itself.
-
-    Matrix products and convolutions of oneDNN take scratch memory besides, which
-    depends on the processor: 12 KB for each convolution, in a batched product at most
-    some hundred KB, 1.3 MB if both operands are read transposed. These are left out.
-    """
-    return einsum_bytes(op) if op.type == "Einsum" else 0
-
-
-def einsum_bytes(op: Operation) -> int:
-    """Return the bytes of the transposed copies that an Einsum works on.
-
-    It multiplies matrices, so the labels of each operand have to be in the order batch,
-    free, contracted; contracted before free will do, since a product can read a matrix
-    transposed. An operand in another order is copied, and so is a product whose labels
-    are in another order than asked for.
-    """
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    left, _, result = equation.partition("->")
-    operands = left.split(",")
-    if len(operands) != 2 or "." in equation:
-        return 0
-    number = {
-        label: i for i, label in enumerate(dict.fromkeys("".join(operands) + result))
-    }
-    kinds = {label: _kind(label, operands, result) for label in number}
-    extent: dict[str, int] = {}
-    for labels, tensor in zip(operands, op.inputs, strict=True):
-        extent.update(zip(labels, _sizes(tensor), strict=False))
-    each = dtype_bytes(op.outputs[0].dtype)
-    total = 0
-    for labels in operands:
-        straight = sorted(labels, key=lambda x: (kinds[x], number[x]))
-        turned = sorted(labels, key=lambda x: (_TURNED[kinds[x]], number[x]))
-        if list(labels) not in (straight, turned):
-            total += each * _product(labels, extent)
-    product_labels = [
-        *sorted((x for x in result if kinds[x] == _BATCH), key=number.__getitem__),
-        *(x for labels in operands for x in _free(labels, kinds, number)),
-    ]
-    if list(result) != product_labels:
-        total += each * _product(result, extent)
-    return total
-
-
-_BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
-_TURNED = (_BATCH, _CONTRACTED, _FREE, _REDUCED)
-
-
-def _kind(label: str, operands: list[str], result: str) -> int:
-    everywhere = all(label in labels for labels in operands)
-    if label in result:
-        return _BATCH if everywhere else _FREE
-    return _CONTRACTED if everywhere else _REDUCED
-
-
-def _free(labels: str, kinds: dict[str, int], number: dict[str, int]) -> list[str]:
-    return sorted((x for x in labels if kinds[x] == _FREE), key=number.__getitem__)
-
-
-def _sizes(tensor: Tensor) -> list[int]:
-    return [dim or 0 for dim in dims_of(tensor) or ()]
-
-
-def _product(labels: str, extent: dict[str, int]) -> int:
-    return math.prod(extent.get(label, 0) for label in labels)
-
+from geutil.graph.types import Operation, dims_of
 
 Pairs = Sequence[tuple[int, int]]
 """Pairs of places, of an output and of an input."""

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from geutil.errors import PredictionError
 from geutil.graph import adjacency, functions, op_types, types
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.types import GivenShapes, Graph, Operation, Tensor
-from geutil.memory import cpu_kernels, function_memory
+from geutil.memory import cpu_kernels, function_memory, workspaces
 from geutil.memory.cpu_kernels import CHEAP, HELD
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
+from geutil.memory.workspaces import DimsOf
 
 _SHOWN = 6
 """How many tensors a message names."""
@@ -129,22 +129,31 @@ def _found(graph: Graph, key: Any) -> Tensor:
         ) from None
 
 
-def read_program(graph: Graph, fetched: Iterable[Tensor], size_of: SizeOf) -> Program:
+def read_program(
+    graph: Graph,
+    fetched: Iterable[Tensor],
+    size_of: SizeOf,
+    onednn: bool | None = None,
+) -> Program:
     """Return all ops of a graph as a program.
 
     Args:
         graph: holds nothing but what runs.
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
+        onednn: whether oneDNN is used; None for what this process does.
 
     Cost: linear in ops and edges, those of called functions included.
     """
-    calls = calls_in(graph, size_of)
-    return read_ops(graph.get_operations(), fetched, size_of, calls)
+    calls = calls_in(graph, size_of, onednn=onednn)
+    return read_ops(graph.get_operations(), fetched, size_of, calls, onednn)
 
 
 def calls_in(
-    graph: Graph, size_of: SizeOf, among: Collection[Operation] | None = None
+    graph: Graph,
+    size_of: SizeOf,
+    among: Collection[Operation] | None = None,
+    onednn: bool | None = None,
 ) -> dict[Operation, Called]:
     """Return what the functions hold that a graph's ops run.
 
@@ -152,12 +161,13 @@ def calls_in(
         graph: the graph of the calls.
         size_of: the bytes of a tensor of the graph or of a function's body.
         among: the ops that count; all if None.
+        onednn: as in `read_program`.
 
     Cost: linear in the ops of the bodies, each once for the shapes of its calls.
     """
 
     def read_body(body: Graph, calls: Mapping[Operation, Called]) -> Program:
-        return read_ops(body.get_operations(), body.outputs, size_of, calls)
+        return read_ops(body.get_operations(), body.outputs, size_of, calls, onednn)
 
     return function_memory.called_functions(graph, read_body, size_of, among)
 
@@ -179,6 +189,8 @@ def read_ops(
     fetched: Iterable[Tensor],
     size_of: SizeOf,
     calls: Mapping[Operation, Called] | None = None,
+    onednn: bool | None = None,
+    dims: DimsOf = types.dims_of,
 ) -> Program:
     """Return some ops of a graph as a program.
 
@@ -188,6 +200,8 @@ def read_ops(
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: what functions hold that ops run.
+        onednn: as in `read_program`.
+        dims: tells the shape of a tensor.
 
     Cost: linear in the ops and their edges.
     """
@@ -202,9 +216,13 @@ def read_ops(
         for i, tensor in enumerate(op.outputs):
             tensors[id(tensor)] = len(sizes)
             sizes.append(0 if is_held else listed.get(i) or size_of(tensor))
-    nodes = [_node(op, tensors, place, calls.get(op, NOTHING)) for op in ops]
+    nodes = []
+    for op in ops:
+        called = calls.get(op, NOTHING)
+        temporary = called.temporary + workspaces.temporary_bytes(op, onednn, dims)
+        nodes.append(_node(op, tensors, place, called, temporary))
     _add_updates(ops, tensors, nodes, sizes)
-    _add_workspaces(ops, tensors, nodes, sizes, size_of)
+    _add_places_of_maxima(ops, tensors, nodes, sizes, onednn)
     return Program(
         nodes=nodes,
         sizes=sizes,
@@ -219,6 +237,7 @@ def _node(
     tensors: Mapping[int, int],
     place: Mapping[Operation, int],
     called: Called,
+    temporary: int,
 ) -> Node:
     """Return the node of an op, its edges given by number."""
     inputs: Sequence[Tensor] = op.inputs
@@ -233,7 +252,7 @@ def _node(
         controls=[place[c] for c in adjacency.control_inputs(op)],
         aliases=called.results.aliases or cpu_kernels.aliases(op) if inputs else (),
         reuses=cpu_kernels.reuses(op),
-        temporary=cpu_kernels.temporary_bytes(op) + called.temporary,
+        temporary=temporary,
         surge=called.surge,
         cheap=op.type in CHEAP,
     )
@@ -261,35 +280,34 @@ def _add_updates(
             sizes.append(_variable_bytes(op.inputs[0].op) or added)
 
 
-def _add_workspaces(
+def _add_places_of_maxima(
     ops: Sequence[Operation],
     tensors: Mapping[int, int],
     nodes: list[Node],
     sizes: list[int],
-    size_of: SizeOf,
+    onednn: bool | None,
 ) -> None:
     """Let pools of maxima hold where the maxima are, which their gradients read.
 
     oneDNN's kernel writes a byte for each. The gradient of what is no pool, or without
-    oneDNN, looks for them anew, and holds eight bytes for each while it runs.
+    oneDNN, looks for them anew.
     """
-    place = {op: i for i, op in enumerate(ops)}
-    workspaces: dict[int, int] = {}
+    pools = {op: i for i, op in enumerate(ops) if op.type == "MaxPool"}
+    places: dict[int, int] = {}
     for i, op in enumerate(ops):
-        if op.type != "MaxPoolGrad":
+        if op.type != "MaxPoolGrad" or not workspaces.runs_in_onednn(op, onednn):
             continue
         maxima = op.inputs[1]
-        count = size_of(maxima) // (maxima.dtype.size or 1)
-        pool = place.get(maxima.op)
-        if pool is None or maxima.op.type != "MaxPool" or not uses_onednn():
-            nodes[i] = nodes[i].changed(temporary=8 * count)
+        pool = pools.get(maxima.op)
+        if pool is None:
+            nodes[i] = nodes[i].changed(temporary=workspaces.temporary_bytes(op, False))
             continue
-        if pool not in workspaces:
-            workspaces[pool] = len(sizes)
-            sizes.append(count)
-            outputs = [*nodes[pool].outputs, workspaces[pool]]
+        if pool not in places:
+            places[pool] = len(sizes)
+            sizes.append(sizes[tensors[id(maxima)]] // (maxima.dtype.size or 1))
+            outputs = [*nodes[pool].outputs, places[pool]]
             nodes[pool] = nodes[pool].changed(outputs=outputs)
-        inputs = [*nodes[i].inputs, workspaces[pool]]
+        inputs = [*nodes[i].inputs, places[pool]]
         nodes[i] = nodes[i].changed(inputs=inputs)
 
 

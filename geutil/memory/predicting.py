@@ -11,7 +11,6 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import creation, fetched_subgraph, runtime, types
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
-from geutil.memory.cpu_kernels import with_column_buffers
 from geutil.memory.graph_to_program import Shapes, read_program
 from geutil.memory.onednn import with_onednn
 from geutil.memory.program import Program
@@ -209,7 +208,7 @@ def _read(
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
     optimize: Callable[[Any, Sequence[str]], Any] | None,
-    onednn: bool = True,
+    onednn: bool | None = None,
 ) -> Program:
     """Return the program of some fetches, read from a copy of the step's graph."""
     fetches = _fetches(ys_or_fetches)
@@ -230,9 +229,7 @@ def _read(
     scratch = creation.new_graph()
     creation.import_ops(scratch, graph_shapes.told_to(graph_def), {})
     fetched = [scratch.get_tensor_by_name(name) for name in names if ":" in name]
-    program = read_program(scratch, fetched, graph_shapes.bytes_of)
-    if not onednn:
-        program = with_column_buffers(program, scratch)
+    program = read_program(scratch, fetched, graph_shapes.bytes_of, onednn)
     graph_shapes.check(fed)
     return program
 

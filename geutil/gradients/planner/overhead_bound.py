@@ -3,10 +3,11 @@
 Look at the moment at which node v runs for the first time. What ran before and is read
 by something that has to come later is then held, or it runs again after that moment;
 and where a node runs again, each of its inputs is held at that moment or runs again,
-too. All that is held at the moment fits the budget together with v and its inputs. One
-choice of nodes that run again has to do for all v at once: a mixed integer program,
-with the least time of that choice as the bound. Where any order is allowed, only
-ancestors of v have surely run before, and only descendants surely come later.
+too. All that is held at the moment fits the budget together with v, its inputs and its
+workspace. One choice of nodes that run again has to do for all v at once: a mixed
+integer program, with the least time of that choice as the bound. Where any order is
+allowed, only ancestors of v have surely run before, and only descendants surely come
+later.
 
 It counts one extra run of a node, where a schedule may need several, and looks at no
 moment but those; so it is the least for budgets at which nodes run a third time.
@@ -85,7 +86,7 @@ class _Moment(NamedTuple):
         node: the node.
         at_work: the node and its inputs.
         needed: what ran before and is read by something that comes later.
-        sizes: the bytes of the first and of the second.
+        sizes: the bytes of the first, workspace included, and of the second.
     """
 
     node: int
@@ -116,7 +117,7 @@ def _moments(problem: Problem, order: Sequence[int] | None) -> Iterator[_Moment]
             if u not in at_work and (reader_bits[u] & descendants[node] or u in staying)
         )
         sizes = (
-            sum(problem.sizes[u] for u in at_work),
+            problem.bytes_to_run(node),
             sum(problem.sizes[u] for u in needed),
         )
         yield _Moment(node, at_work, needed, sizes)

@@ -15,14 +15,15 @@ from geutil.errors import ArgumentTypeError, PlanError
 
 _SHOWN = 6
 """How many nodes of a cycle a message names."""
+_WORKSPACE = "workspace"
 
 
 class Problem:
     """A computation whose nodes each make one output of their inputs.
 
     Every node runs at least once. While node v runs, memory holds its inputs, its
-    output and whatever is kept for later. An output may be freed after any use, and
-    the node run again for the next one::
+    output, its workspace and whatever is kept for later. An output may be freed after
+    any use, and the node run again for the next one::
 
         runs     a     b     c     a     d
         a        ####################       of size 1: needed by b and d,
@@ -39,6 +40,7 @@ class Problem:
         keep: nodes that run once, and whose outputs stay until the end.
         no_recompute: nodes that run once, and whose outputs may be freed.
         outputs: nodes whose outputs are there at the end.
+        workspaces: the bytes that each node holds besides, only while it runs.
 
     Raises:
         PlanError: a number is negative or not finite, an edge or a node does not
@@ -65,9 +67,11 @@ class Problem:
         keep: Iterable[int] = (),
         no_recompute: Iterable[int] = (),
         outputs: Iterable[int] = (),
+        workspaces: Sequence[int] = (),
     ) -> None:
         self.times = tuple(float(time) for time in times)
         self.sizes = tuple(int(size) for size in sizes)
+        self.workspaces = tuple(map(int, workspaces or [0] * len(self.sizes)))
         # Each once, in the order of their nodes.
         self.edges = tuple(sorted({(int(a), int(b)) for a, b in edges}))
         self.keep = tuple(sorted({int(v) for v in keep}))
@@ -136,12 +140,14 @@ class Problem:
 
         The least peak that can be reached may be larger.
         """
-        together = [
-            size + sum(self.sizes[u] for u in inputs)
-            for size, inputs in zip(self.sizes, self.inputs, strict=True)
-        ]
+        together = [self.bytes_to_run(v) for v in range(len(self))]
         at_end = sum(self.sizes[v] for v in {*self.outputs, *self.keep})
         return max([at_end, *together], default=0)
+
+    def bytes_to_run(self, node: int) -> int:
+        """Return the bytes of a node's output, inputs and workspace."""
+        inputs = sum(self.sizes[u] for u in self.inputs[node])
+        return self.sizes[node] + inputs + self.workspaces[node]
 
     def peak(self, order: Sequence[int]) -> int:
         """Return the peak of a schedule that runs every node once.
@@ -159,7 +165,7 @@ class Problem:
         held = peak = 0
         for i, node in enumerate(order):
             held += self.sizes[node] - freed[i]
-            peak = max(peak, held)
+            peak = max(peak, held + self.workspaces[node])
         return peak
 
     @classmethod
@@ -171,7 +177,8 @@ class Problem:
         Args:
             graph: a `networkx.DiGraph`. Its nodes are numbered in its own order.
             time: the attribute of nodes that holds their cost.
-            size: the attribute that holds the bytes of their outputs.
+            size: the attribute that holds the bytes of their outputs. Where there is
+                one of the name "workspace", it is read, too.
             options: `fixed_order`, `keep`, `no_recompute` and `outputs`, as numbers.
 
         Raises:
@@ -199,6 +206,7 @@ class Problem:
             [graph.nodes[node][time] for node in graph],
             [graph.nodes[node][size] for node in graph],
             [(number[a], number[b]) for a, b in graph.edges()],
+            workspaces=[graph.nodes[node].get(_WORKSPACE, 0) for node in graph],
             **options,
         )
 
@@ -218,10 +226,9 @@ class Problem:
             "multigraph": False,
             "graph": options,
             "nodes": [
-                {"id": v, "time": time, "size": size}
-                for v, (time, size) in enumerate(
-                    zip(self.times, self.sizes, strict=True)
-                )
+                {"id": v, "time": self.times[v], "size": self.sizes[v]}
+                | ({_WORKSPACE: self.workspaces[v]} if self.workspaces[v] else {})
+                for v in range(len(self))
             ],
             "edges": [{"source": a, "target": b} for a, b in self.edges],
         }
@@ -252,6 +259,7 @@ class Problem:
             edges = document["edges"] if "edges" in document else document["links"]
             times = [node["time"] for node in nodes]
             sizes = [node["size"] for node in nodes]
+            workspaces = [node.get(_WORKSPACE, 0) for node in nodes]
             number = {node["id"]: i for i, node in enumerate(nodes)}
             pairs = [(number[e["source"]], number[e["target"]]) for e in edges]
             options = document.get("graph", {})
@@ -260,14 +268,19 @@ class Problem:
                 "this is no problem in node-link form, with nodes of id, time and "
                 f"size and edges of source and target: {error!r}"
             ) from error
-        return cls(times, sizes, pairs, **options)
+        return cls(times, sizes, pairs, workspaces=workspaces, **options)
 
     def _check_numbers(self) -> None:
         """Refuse what no computation can have."""
         count = len(self.times)
-        if len(self.sizes) != count:
-            raise PlanError(f"{count} times, but {len(self.sizes)} sizes")
-        for name, values in (("time", self.times), ("size", self.sizes)):
+        by_name: dict[str, Sequence[float]] = {
+            "time": self.times,
+            "size": self.sizes,
+            "workspace": self.workspaces,
+        }
+        for name, values in by_name.items():
+            if len(values) != count:
+                raise PlanError(f"{count} times, but {len(values)} {name}s")
             for node, value in enumerate(values):
                 if not (math.isfinite(value) and value >= 0):
                     raise PlanError(

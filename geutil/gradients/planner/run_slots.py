@@ -55,6 +55,7 @@ class Nodes(NamedTuple):
         read_start: where the readers of each node begin in `readers`.
         readers: the readers of all nodes.
         sizes: in bytes.
+        work: the bytes of the workspace of each node.
         times: of one run.
         stays: whether the output has to be there at the end.
         outputs: the nodes of which it has to be.
@@ -68,6 +69,7 @@ class Nodes(NamedTuple):
     read_start: Array
     readers: Array
     sizes: Array
+    work: Array
     times: Array
     stays: Array
     outputs: Array
@@ -82,7 +84,7 @@ class SearchState(NamedTuple):
     Attributes:
         node: of the run in each slot; -1 in an empty one.
         last: the slot of the last use of each run; its own if nothing reads it.
-        level: the bytes that are held in each slot, empty or not.
+        level: the bytes that are held in each slot, empty or not; workspaces included.
         filled: 1 for a slot with a run, 0 for an empty one.
         before: the slot of the run before of the same node; -1 for none.
         after: the slot of its next run.
@@ -141,6 +143,7 @@ def nodes_of(problem: Problem, order: tuple[int, ...] | None) -> Nodes:
         *_flat(problem.inputs),
         *_flat(problem.readers),
         np.array(problem.sizes, np.float64),
+        np.array(problem.workspaces, np.float64),
         np.array(problem.times, np.float64),
         stays,
         np.nonzero(stays)[0],
@@ -273,7 +276,9 @@ def _spread(nodes, state, runs, room):  # type: ignore[no-untyped-def]
     for slot in range(span):
         level += state.level[slot]
         state.level[slot] = level
-        over = max(level - state.figures[BUDGET], 0.0)
+        if state.node[slot] >= 0:
+            state.level[slot] += nodes.work[state.node[slot]]
+        over = max(state.level[slot] - state.figures[BUDGET], 0.0)
         state.figures[EXCESS] += over * state.filled[slot]
 
 
@@ -359,6 +364,7 @@ def add_run(nodes, state, node, slot):  # type: ignore[no-untyped-def]
     after = state.after[before] if before >= 0 else state.first[node]
     state.node[slot], state.before[slot], state.after[slot] = node, before, after
     state.filled[slot] = 1.0
+    state.level[slot] += nodes.work[node]
     state.figures[EXCESS] += max(state.level[slot] - state.figures[BUDGET], 0.0)
     for e in range(nodes.start[node], nodes.start[node + 1]):
         u = nodes.inputs[e]
@@ -424,6 +430,7 @@ def take_run(nodes, state, slot):  # type: ignore[no-untyped-def]
             if shorter == run:
                 _note_loose(state, run)
     state.figures[EXCESS] -= max(state.level[slot] - state.figures[BUDGET], 0.0)
+    state.level[slot] -= nodes.work[node]
     state.node[slot], state.filled[slot] = -1, 0.0
     state.copies[node] -= 1
     state.numbers[LENGTH] -= 1
@@ -481,7 +488,7 @@ def _slide(nodes, state, slot, then):  # type: ignore[no-untyped-def]
     """Put a run into the slot next to it, which is empty; its order stays."""
     state.numbers[_SLID] += 1
     node = state.node[slot]
-    across = state.level[slot]
+    across = state.level[slot] - nodes.work[node]
     for e in range(nodes.start[node], nodes.start[node + 1]):
         u = nodes.inputs[e]
         run = run_before(state, u, slot)

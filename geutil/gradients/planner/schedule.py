@@ -117,9 +117,9 @@ class Schedule:
             if i not in staying:
                 changes[last_use[i] + 1] -= sizes[node]
         held, total = [], 0
-        for change in changes[:-1]:
+        for node, change in zip(self.runs, changes, strict=False):
             total += change
-            held.append(total)
+            held.append(total + self.problem.workspaces[node])
         return tuple(held)
 
     @property
@@ -177,7 +177,7 @@ class Schedule:
             there.add(node)
             ran[node] = ran.get(node, 0) + 1
             held += problem.sizes[node]
-            peak = max(peak, held)
+            peak = max(peak, held + problem.workspaces[node])
         self._check_end(there, ran, peak)
 
     def _check_end(self, there: set[int], ran: dict[int, int], peak: int) -> None:

@@ -44,7 +44,7 @@ from geutil.gradients.planner.run_slots import (
     waited,
 )
 
-RUN_SLOTS = "94b37fba"
+RUN_SLOTS = "893b446f"
 """The first digits of the SHA-256 of `run_slots.py`; see there."""
 _AT_END = 0.05
 """The share of inserted runs that are for what has to be there at the end."""

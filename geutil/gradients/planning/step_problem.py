@@ -104,7 +104,8 @@ def step_problem(
         if groups.leader(i) == i:
             number[i] = len(number)
     node_of = [number[groups.leader(i)] for i in range(len(program.nodes))]
-    times_of_nodes, sizes = [0.0] * len(number), [0] * len(number)
+    times_of_nodes = [0.0] * len(number)
+    sizes, workspaces = [0] * len(number), [0] * len(number)
     ops_of_nodes: list[list[Operation]] = [[] for _ in number]
     once: set[int] = set()
     edges: set[tuple[int, int]] = set()
@@ -113,9 +114,7 @@ def step_problem(
         if i < len(ops):
             ops_of_nodes[own].append(ops[i])
             times_of_nodes[own] += time_of(ops[i])
-        else:
-            # An update that is to come: what it makes is gone behind it.
-            sizes[own] += node.temporary
+        workspaces[own] = max(workspaces[own], node.temporary)
         if not again[i]:
             once.add(own)
         sizes[own] += sum(program.sizes[t] for t in groups.left_by(i))
@@ -126,7 +125,12 @@ def step_problem(
     edges = {(a, b) for a, b in edges if a < b}
     outputs = {node_of[groups.maker[t]] for t in program.fetched}
     problem = Problem(
-        times_of_nodes, sizes, edges, no_recompute=sorted(once), outputs=outputs
+        times_of_nodes,
+        sizes,
+        edges,
+        no_recompute=sorted(once),
+        outputs=outputs,
+        workspaces=workspaces,
     )
     tensors = [
         (node_of[i], t)

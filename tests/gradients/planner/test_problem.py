@@ -27,6 +27,8 @@ CHAIN = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
         ("negative_time", [-1], [1], [], {}, "time of node 0 is -1"),
         ("time", [math.nan], [1], [], {}, "time of node 0 is nan"),
         ("lengths", [1, 2], [1], [], {}, "2 times, but 1 sizes"),
+        ("workspaces", [1], [1], [], {"workspaces": [1, 2]}, "1 times, but 2 worksp"),
+        ("negative_work", [1], [1], [], {"workspaces": [-2]}, "workspace of node 0"),
         ("edge", [1], [1], [(0, 1)], {}, "edges names node 1"),
         ("output", [1], [1], [], {"outputs": [3]}, "outputs names node 3"),
         ("order", [1, 1], [1, 1], [(0, 1)], {"fixed_order": [1, 0]}, "before its inp"),
@@ -72,10 +74,12 @@ def test_networkx_and_json_give_the_same_problem(tmp_path):
         keep=[1],
         outputs=[2],
         no_recompute=[0],
+        workspaces=[0, 7, 0],
     )
     graph = networkx.DiGraph()
     for v, (time, size) in enumerate(zip(problem.times, problem.sizes, strict=True)):
         graph.add_node(f"n{v}", cost=time, bytes=size)
+    graph.nodes["n1"]["workspace"] = 7
     graph.add_edges_from((f"n{a}", f"n{b}") for a, b in problem.edges)
     options = {"keep": [1], "outputs": [2], "no_recompute": [0]}
     read = Problem.from_networkx(graph, "cost", "bytes", **options)
@@ -83,6 +87,18 @@ def test_networkx_and_json_give_the_same_problem(tmp_path):
     problem.to_json(path)
     for other in (read, Problem.from_json(path), Problem.from_json(problem.to_json())):
         assert vars(other) | {} == vars(problem) | {}
+
+
+def test_a_workspace_is_held_while_its_node_runs():
+    problem = Problem([1] * 5, [8] * 5, CHAIN, workspaces=[0, 0, 100, 0, 0])
+    schedule = Schedule(problem, (0, 1, 2, 3, 4))
+    schedule.verify()
+    # The first output waits for the last node; the third reads the second.
+    assert schedule.held == (8, 16, 124, 24, 24)
+    assert (schedule.peak, problem.peak(schedule.runs)) == (124, 124)
+    assert problem.least_budget == 116
+    # Without the first output, which is made again: what is best for the workspace.
+    assert solve(problem, 120, iterations=2000, workers=1).overhead == 1.0
 
 
 def test_networkx_reads_the_json():

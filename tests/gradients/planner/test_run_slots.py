@@ -27,6 +27,7 @@ def restricted(seed: int) -> Problem:
         keep=[5],
         no_recompute=[2, 9, 10],
         fixed_order=free.first_order if seed % 2 else None,
+        workspaces=[17 * v * v % 50 if v % 3 else 0 for v in range(40)],
     )
 
 
@@ -50,7 +51,9 @@ def check(problem: Problem, search: run_slots.SearchState) -> None:
         across[slot] += problem.sizes[search.node[slot]]
         across[search.last[slot] + 1] -= problem.sizes[search.node[slot]]
     span = search.numbers[run_slots.SPAN]
-    assert np.cumsum(across)[:span].tolist() == search.level[:span].tolist()
+    across = np.cumsum(across)[:span]
+    across[slots] += [problem.workspaces[node] for node in search.node[slots]]
+    assert across.tolist() == search.level[:span].tolist()
     for node in range(len(problem)):
         runs = [slot for slot in slots if search.node[slot] == node]
         assert search.copies[node] == len(runs)

@@ -54,7 +54,7 @@ def least_time(problem: Problem, budget: float) -> float:
                 before = [u for u in place if place[u] < place[v]]
                 if any(not ran >> u & 1 for u in before):
                     continue
-            if size(held | 1 << v) <= budget:
+            if size(held | 1 << v) + problem.workspaces[v] <= budget:
                 steps.append((time + problem.times[v], ran | 1 << v, held | 1 << v))
         for then, now, kept in steps:
             if then < best.get((now, kept), math.inf):
@@ -65,7 +65,7 @@ def least_time(problem: Problem, budget: float) -> float:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Draw a small problem, some with nodes of no time or no size."""
+    """Draw a small problem, some with nodes of no time, no size or a workspace."""
     count = draw(st.integers(1, 6))
     numbers = st.lists(st.integers(0, 6), min_size=count, max_size=count)
     pairs = [(a, b) for b in range(count) for a in range(b)]
@@ -80,6 +80,7 @@ def problems(draw: st.DrawFn) -> Problem:
         keep=draw(some),
         no_recompute=draw(some),
         outputs=draw(some),
+        workspaces=draw(st.one_of(st.just([]), numbers)),
     )
 
 
