@@ -258,7 +258,7 @@ def make_report(
         plain_peak=plain.peak,
         peak=planned.peak,
         forward_cost=sum(map(multiply_adds, forward)),
-        extra_cost=sum(multiply_adds(op) for s in plan.segments for op in s.ops),
+        extra_cost=sum(map(multiply_adds, plan.run_again)),
         offloaded=tuple(t.name for t in offloaded),
         warnings=(),
         assumed=_assumed(step),
@@ -315,7 +315,7 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
 
 def extra_share(plan: Recomputation, time_of: Times) -> float:
     """Return what runs again takes, as a part of the time of the plain step."""
-    extra = sum(time_of(op) for segment in plan.segments for op in segment.ops)
+    extra = sum(map(time_of, plan.run_again))
     return extra / (sum(map(time_of, plan.step.ops())) or 1.0)
 
 

@@ -270,6 +270,31 @@ class Recomputation:
     stages: Mapping[Operation, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def run_again(self) -> tuple[Operation, ...]:
+        """The ops that run again, each as often as it does.
+
+        What gradient functions made of forward tensors alone, and is read of copies
+        alone, does not run itself: one of its copies is not again.
+        """
+        copied = [op for segment in self.segments for op in segment.ops]
+        helpers = {op for op in copied if self.step.is_helper(op)}
+        waiting = [t.op for t in self.kept] if helpers else []
+        as_they_are = set(waiting)
+        while waiting:
+            for t in waiting.pop().inputs:
+                if t.op not in as_they_are and self.step.is_helper(t.op):
+                    as_they_are.add(t.op)
+                    waiting.append(t.op)
+        moved = helpers - as_they_are
+        again = []
+        for op in copied:
+            if op in moved:
+                moved.remove(op)
+            else:
+                again.append(op)
+        return tuple(again)
+
 
 def plan_recomputation(
     step: PlainStep, keeps: Keeps, *, spare_last: bool = True

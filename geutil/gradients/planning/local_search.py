@@ -81,7 +81,7 @@ class Trials:
     ) -> Trial:
         segments = plan.segments if plan else ()
         peak = self.program.peak(segments, plan.places if plan else {})
-        cost = sum(self._cost(op) for segment in segments for op in segment.ops)
+        cost = sum(map(self._cost, plan.run_again)) if plan else 0
         held = sum(map(tensor_sizes.tensor_bytes, kept_tensors))
         return Trial(kept_tensors, peak, cost, held, plan)
 

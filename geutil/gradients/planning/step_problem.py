@@ -8,8 +8,9 @@ next is a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from geutil.gradients import segments
 from geutil.gradients.costs import Times, op_time
@@ -20,6 +21,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import scheduling
+from geutil.memory.ordering import with_controls
 from geutil.memory.program import Program
 
 
@@ -48,30 +50,47 @@ class StepProblem:
         Cost: linear in the runs and the edges of the backward pass.
         """
         backward = frozenset(self.step.backward)
-        turns: Counter[int] = Counter()
+        ran: set[int] = set()
+        copies: Counter[Operation] = Counter()
         bursts: list[list[Operation]] = [[]]
         bursts_before: dict[Operation, int] = {}
         places: dict[str, int] = {}
         for place, node in enumerate(runs):
-            turns[node] += 1
-            if turns[node] > 1:
-                bursts[-1] += self.ops[node]
-                names = [
-                    segments.name_of_copy(op, turns[node] - 2) for op in self.ops[node]
-                ]
-                places.update(dict.fromkeys(names, place))
-                continue
-            places.update(
-                (op.name, place) for op in self.ops[node] if op.type not in VALUE_BLIND
-            )
-            ends_burst = [op for op in self.ops[node] if op in backward]
-            if ends_burst and bursts[-1]:
-                bursts.append([])
-            bursts_before.update(dict.fromkeys(ends_burst, len(bursts) - 1))
+            for op in self.ops[node]:
+                if node in ran or self._needs_copy(op, node, copies):
+                    places[segments.name_of_copy(op, copies[op])] = place
+                    copies[op] += 1
+                    bursts[-1].append(op)
+                elif op.type not in VALUE_BLIND:
+                    places[op.name] = place
+            if node not in ran:
+                ends_burst = [op for op in self.ops[node] if op in backward]
+                if ends_burst and bursts[-1]:
+                    bursts.append([])
+                bursts_before.update(dict.fromkeys(ends_burst, len(bursts) - 1))
+                ran.add(node)
         if not bursts[-1]:
             del bursts[-1]
         plan = segments.scheduled_recomputation(self.step, bursts, bursts_before)
         return replace(plan, places=places)
+
+    def _needs_copy(
+        self, op: Operation, node: int, copies: Mapping[Operation, int]
+    ) -> bool:
+        """Tell whether the first run of an op has to read what ran again before.
+
+        What gradient functions make of forward tensors alone runs in the forward pass,
+        and reads that. Where a schedule has it later, a copy takes its place.
+        """
+        return (
+            node not in self._once
+            and self.step.is_helper(op)
+            and any(copies[t.op] for t in op.inputs)
+        )
+
+    @cached_property
+    def _once(self) -> frozenset[int]:
+        return frozenset(self.problem.no_recompute)
 
 
 def step_problem(
@@ -94,13 +113,21 @@ def step_problem(
     Cost: linear in the ops of the step and their edges.
     """
     program, ops = step_program.program(), step_program.ops
+    later = step_program.later(program)
     again = _recomputable(step, always, ops)
     again += [False] * (len(program.nodes) - len(ops))
-    groups = _Groups(program)
+    # What only waits is taken to read: gradients wait for what they are made of. The
+    # backward pass begins when the forward pass has ended.
+    waits = [
+        [before for before in node.controls if not (again[i] or again[before])]
+        + later.get(i, [])
+        for i, node in enumerate(program.nodes)
+    ]
+    groups = _Groups(program, waits)
     groups.merge_views()
     groups.merge_with_readers(again)
     number: dict[int, int] = {}
-    for i in scheduling.frugal_order(program):
+    for i in scheduling.frugal_order(with_controls(program, later.items())):
         if groups.leader(i) == i:
             number[i] = len(number)
     node_of = [number[groups.leader(i)] for i in range(len(program.nodes))]
@@ -120,10 +147,12 @@ def step_problem(
         sizes[own] += sum(program.sizes[t] for t in groups.left_by(i))
         # What asks for a shape holds nothing: it runs as soon as the tensor is there.
         if node.type not in VALUE_BLIND:
-            edges |= {(node_of[groups.maker[t]], own) for t in node.inputs}
+            makers = {m for t in node.inputs for m in groups.makers(t)}
+            edges |= {(node_of[m], own) for m in makers}
+        edges |= {(node_of[before], own) for before in waits[i]}
     # What a view reads besides, its shape, may be made behind the buffer that it shows.
     edges = {(a, b) for a, b in edges if a < b}
-    outputs = {node_of[groups.maker[t]] for t in program.fetched}
+    outputs = {node_of[m] for t in program.fetched for m in groups.makers(t)}
     problem = Problem(
         times_of_nodes,
         sizes,
@@ -144,18 +173,28 @@ def step_problem(
 class _Groups:
     """Nodes of a program that are one node of a problem.
 
-    Attributes:
-        maker: the node that makes each tensor.
+    Args:
+        program: the nodes.
+        waits: for each of them, those that it waits for besides what it reads.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, waits: Sequence[Sequence[int]]) -> None:
         self._program = program
+        self._waits = waits
         self._leader = list(range(len(program.nodes)))
         self._is_used_up = [False] * len(program.nodes)
-        self.maker = [0] * len(program.sizes)
+        self._maker = [0] * len(program.sizes)
+        # Of tensors whose buffer another group than their maker's has made.
+        self._shown: dict[int, int] = {}
         for i, node in enumerate(program.nodes):
             for t in node.outputs:
-                self.maker[t] = i
+                self._maker[t] = i
+
+    def makers(self, tensor: int) -> tuple[int, ...]:
+        """Return the node that makes a tensor, and that of a buffer that it shows."""
+        if tensor in self._shown:
+            return self._maker[tensor], self._shown[tensor]
+        return (self._maker[tensor],)
 
     def leader(self, i: int) -> int:
         """Return the node that stands for the group of a node."""
@@ -163,6 +202,9 @@ class _Groups:
             self._leader[i] = self._leader[self._leader[i]]
             i = self._leader[i]
         return i
+
+    def _groups_of(self, tensor: int) -> list[int]:
+        return [self.leader(i) for i in self.makers(tensor)]
 
     def left_by(self, i: int) -> list[int]:
         """Return the tensors of a node that its group leaves behind."""
@@ -173,11 +215,20 @@ class _Groups:
         return [t for o, t in enumerate(node.outputs) if o not in shared]
 
     def merge_views(self) -> None:
-        """Put each view into the group of the buffer that it shows."""
+        """Put each view into the group of the buffer that it shows.
+
+        One of several buffers (IdentityN) goes into the group of the first of them.
+        """
         for i, node in enumerate(self._program.nodes):
-            if len(node.aliases) == len(node.outputs) > 0:
-                shown = node.inputs[node.aliases[0][1]]
-                self._leader[i] = self.leader(self.maker[shown])
+            # Nothing is left of what shows a constant or a variable.
+            if not node.aliases or any(self._program.sizes[t] for t in self.left_by(i)):
+                continue
+            buffers = [self.makers(node.inputs[place])[-1] for _, place in node.aliases]
+            if node.inputs[node.aliases[0][1]] not in self._shown:
+                self._leader[i] = self.leader(buffers[0])
+            for (out, _), maker in zip(node.aliases, buffers, strict=True):
+                if self.leader(maker) != self.leader(i):
+                    self._shown[node.outputs[out]] = maker
 
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Put a group into that of its only reader, where nothing is lost by it.
@@ -187,13 +238,16 @@ class _Groups:
         """
         nodes = self._program.nodes
         small = scheduling.negligible_size(self._program)
-        fetched = frozenset(self.leader(self.maker[t]) for t in self._program.fetched)
+        fetched = {m for t in self._program.fetched for m in self._groups_of(t)}
         members: dict[int, list[int]] = {}
         readers: dict[int, set[int]] = {}
         for i, node in enumerate(nodes):
             members.setdefault(self.leader(i), []).append(i)
             for t in () if node.type in VALUE_BLIND else node.inputs:
-                readers.setdefault(self.leader(self.maker[t]), set()).add(i)
+                for behind in self._groups_of(t):
+                    readers.setdefault(behind, set()).add(i)
+            for before in self._waits[i]:
+                readers.setdefault(self.leader(before), set()).add(i)
         for first, group in members.items():
             outside = {self.leader(r) for r in readers.get(first, ())} - {first}
             if len(outside) != 1 or first in fetched:
@@ -225,15 +279,15 @@ class _Groups:
             t
             for i in group
             for t in self._program.nodes[i].inputs
-            if self.leader(self.maker[t]) != first
+            if first not in self._groups_of(t)
         }
         if size <= small:
             return all(sizes[t] <= small for t in read)
-        others = (t for t in node.inputs if self.leader(self.maker[t]) != first)
+        others = (t for t in node.inputs if first not in self._groups_of(t))
         alone = all(sizes[t] <= small for t in others)
         return (alone or sum(sizes[t] for t in read) <= size) and any(
             sizes[node.outputs[out]] >= size
-            and self.leader(self.maker[node.inputs[place]]) == first
+            and first in self._groups_of(node.inputs[place])
             for out, place in node.reuses
         )
 

@@ -273,8 +273,7 @@ class BudgetSearch:
 
     def _extra_time(self, trial: Trial) -> float:
         """Return how long what is recomputed takes, by the ops' times."""
-        segments = trial.plan.segments if trial.plan else ()
-        return sum(self.time_of(op) for segment in segments for op in segment.ops)
+        return sum(map(self.time_of, trial.plan.run_again)) if trial.plan else 0.0
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
         """Return a choice that also keeps as much as fits, what is worth most first."""
