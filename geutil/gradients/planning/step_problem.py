@@ -7,6 +7,7 @@ next is a segment.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,26 +117,32 @@ def step_problem(
     later = step_program.later(program)
     again = _recomputable(step, always, ops)
     again += [False] * (len(program.nodes) - len(ops))
-    # What only waits is taken to read: gradients wait for what they are made of. The
-    # backward pass begins when the forward pass has ended.
-    waits = [
-        [before for before in node.controls if not (again[i] or again[before])]
-        + later.get(i, [])
-        for i, node in enumerate(program.nodes)
-    ]
-    groups = _Groups(program, waits)
+    groups = _Groups(program)
     groups.merge_views()
     groups.merge_with_readers(again)
     number: dict[int, int] = {}
     for i in scheduling.frugal_order(with_controls(program, later.items())):
         if groups.leader(i) == i:
             number[i] = len(number)
-    node_of = [number[groups.leader(i)] for i in range(len(program.nodes))]
-    times_of_nodes = [0.0] * len(number)
-    sizes, workspaces = [0] * len(number), [0] * len(number)
-    ops_of_nodes: list[list[Operation]] = [[] for _ in number]
-    once: set[int] = set()
-    edges: set[tuple[int, int]] = set()
+    place = [number[groups.leader(i)] for i in range(len(program.nodes))]
+    waits = {
+        (before, place[i])
+        for i, node in enumerate(program.nodes)
+        for awaited in (*(() if again[i] else node.controls), *later.get(i, ()))
+        if not again[awaited] or i in later
+        for before in groups.all_before(awaited, place, place[i])
+    }
+    # Behind each node that others wait for comes one of no size, which they read.
+    awaited_places = sorted({before for before, _ in waits})
+    new_place = [n + bisect_left(awaited_places, n) for n in range(len(number))]
+    count = len(number) + len(awaited_places)
+    node_of = [new_place[n] for n in place]
+    marks = {n: new_place[n] + 1 for n in awaited_places}
+    edges = {(new_place[n], mark) for n, mark in marks.items()}
+    edges |= {(marks[before], new_place[after]) for before, after in waits}
+    once: set[int] = set(marks.values())
+    times_of_nodes, sizes, workspaces = [0.0] * count, [0] * count, [0] * count
+    ops_of_nodes: list[list[Operation]] = [[] for _ in range(count)]
     for i, node in enumerate(program.nodes):
         own = node_of[i]
         if i < len(ops):
@@ -149,7 +156,6 @@ def step_problem(
         if node.type not in VALUE_BLIND:
             makers = {m for t in node.inputs for m in groups.makers(t)}
             edges |= {(node_of[m], own) for m in makers}
-        edges |= {(node_of[before], own) for before in waits[i]}
     # What a view reads besides, its shape, may be made behind the buffer that it shows.
     edges = {(a, b) for a, b in edges if a < b}
     outputs = {node_of[m] for t in program.fetched for m in groups.makers(t)}
@@ -171,16 +177,10 @@ def step_problem(
 
 
 class _Groups:
-    """Nodes of a program that are one node of a problem.
+    """Nodes of a program that are one node of a problem."""
 
-    Args:
-        program: the nodes.
-        waits: for each of them, those that it waits for besides what it reads.
-    """
-
-    def __init__(self, program: Program, waits: Sequence[Sequence[int]]) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._waits = waits
         self._leader = list(range(len(program.nodes)))
         self._is_used_up = [False] * len(program.nodes)
         self._maker = [0] * len(program.sizes)
@@ -202,6 +202,31 @@ class _Groups:
             self._leader[i] = self._leader[self._leader[i]]
             i = self._leader[i]
         return i
+
+    def all_before(self, i: int, place: Sequence[int], end: int) -> set[int]:
+        """Return the places of the groups that a node has to have behind it.
+
+        That of its own group, if that comes before some end; otherwise, where its group
+        ends later, those of what the group reads up to it.
+
+        Args:
+            i: the node.
+            place: of the group of each node.
+            end: what waits for the node.
+        """
+        before: set[int] = set()
+        waiting, met = [i], {i}
+        while waiting:
+            j = waiting.pop()
+            if place[j] < end:
+                before.add(place[j])
+                continue
+            for t in self._program.nodes[j].inputs:
+                for maker in self.makers(t):
+                    if maker not in met:
+                        met.add(maker)
+                        waiting.append(maker)
+        return before
 
     def _groups_of(self, tensor: int) -> list[int]:
         return [self.leader(i) for i in self.makers(tensor)]
@@ -246,8 +271,6 @@ class _Groups:
             for t in () if node.type in VALUE_BLIND else node.inputs:
                 for behind in self._groups_of(t):
                     readers.setdefault(behind, set()).add(i)
-            for before in self._waits[i]:
-                readers.setdefault(self.leader(before), set()).add(i)
         for first, group in members.items():
             outside = {self.leader(r) for r in readers.get(first, ())} - {first}
             if len(outside) != 1 or first in fetched:
