@@ -284,10 +284,6 @@ def _ranks_around(
         shrinks = made <= max((sizes[t] for t in node.inputs), default=-1)
         if i not in known and (shrinks or ranks[i] == last):
             ranks[i] = behind[i]
-    # A node with a later place than what waits for it would hold that up, and
-    # everything in between would run first.
-    for i in reversed(usual):
-        ranks[i] = min(ranks[i], *(ranks[j] for j in successors[i]), last)
     return ranks
 
 

@@ -21,7 +21,7 @@ from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import scheduling
+from geutil.memory import onednn, scheduling
 from geutil.memory.ordering import with_controls
 from geutil.memory.program import Program
 
@@ -119,6 +119,7 @@ def step_problem(
     again += [False] * (len(program.nodes) - len(ops))
     groups = _Groups(program)
     groups.merge_views()
+    groups.merge_gradients_of_biases()
     groups.merge_with_readers(again)
     number: dict[int, int] = {}
     for i in scheduling.frugal_order(with_controls(program, later.items())):
@@ -254,6 +255,16 @@ class _Groups:
             for (out, _), maker in zip(node.aliases, buffers, strict=True):
                 if self.leader(maker) != self.leader(i):
                     self._shown[node.outputs[out]] = maker
+
+    def merge_gradients_of_biases(self) -> None:
+        """Put the gradient of a bias into the group of that of its filter.
+
+        TensorFlow runs both as one, so that what waits for one waits for the other.
+        """
+        for first, *joined in onednn.fused_groups(self._program):
+            if "BackpropFilter" in self._program.nodes[first].type:
+                for i in joined:
+                    self._leader[self.leader(i)] = self.leader(first)
 
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Put a group into that of its only reader, where nothing is lost by it.
