@@ -21,7 +21,7 @@ from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import onednn, scheduling
+from geutil.memory import scheduling
 from geutil.memory.ordering import with_controls
 from geutil.memory.program import Program
 
@@ -261,10 +261,17 @@ class _Groups:
 
         TensorFlow runs both as one, so that what waits for one waits for the other.
         """
-        for first, *joined in onednn.fused_groups(self._program):
-            if "BackpropFilter" in self._program.nodes[first].type:
-                for i in joined:
-                    self._leader[self.leader(i)] = self.leader(first)
+        nodes = self._program.nodes
+        # The gradient of the result comes last, and is never held anyway.
+        filters = {
+            node.inputs[-1]: i
+            for i, node in reversed(list(enumerate(nodes)))
+            if "BackpropFilter" in node.type and node.inputs
+        }
+        for i, node in enumerate(nodes):
+            if node.type == "BiasAddGrad" and node.inputs:
+                first = filters.get(node.inputs[0], i)
+                self._leader[self.leader(i)] = self.leader(first)
 
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Put a group into that of its only reader, where nothing is lost by it.
