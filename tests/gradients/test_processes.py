@@ -18,7 +18,10 @@ PROCESSES = {
         {VARIABLE: "two_devices"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
-    "oneDNN off": (["test_optimizers.py"], {"TF_ENABLE_ONEDNN_OPTS": "0"}),
+    "oneDNN off": (
+        ["test_optimizers.py", "test_workspaces.py"],
+        {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    ),
     "version 1": (
         [
             "test_forms.py",
