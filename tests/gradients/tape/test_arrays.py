@@ -390,5 +390,7 @@ def seconds(make, count):
 @pytest.mark.parametrize("make", [chain, star])
 def test_many_entries_take_linear_time_and_no_recursion(make, count):
     seconds(make, 1_000)
-    small = min(seconds(make, count // 10) for _ in range(3))
-    assert min(seconds(make, count) for _ in range(2)) <= 12 * small
+    # In turns: other processes take parts of the caches for a while.
+    pairs = [(seconds(make, count // 10), seconds(make, count)) for _ in range(5)]
+    small, large = map(min, zip(*pairs, strict=True))
+    assert large <= 12 * small
