@@ -393,4 +393,6 @@ def test_many_entries_take_linear_time_and_no_recursion(make, count):
     # In turns: other processes take parts of the caches for a while.
     pairs = [(seconds(make, count // 10), seconds(make, count)) for _ in range(5)]
     small, large = map(min, zip(*pairs, strict=True))
-    assert large <= 12 * small
+    # Ten times if all is in the caches, up to fifteen where the larger one is not; a
+    # hundred times if an entry looked at all others.
+    assert large <= 20 * small
