@@ -1,4 +1,4 @@
-"""Buffers of TensorFlow's CPU kernels, by op type: results in place, what is no work.
+"""Buffers of TensorFlow's CPU kernels, by op type: results in place, ops run at once.
 
 Read off the allocation records and tensor addresses of traced Sessions (TensorFlow
 2.21, oneDNN on). A type that is in no table makes new buffers for all of its outputs

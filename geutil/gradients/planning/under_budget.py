@@ -231,7 +231,7 @@ class BudgetSearch:
         """Return the planner's choices for budgets around a limit.
 
         A step holds a little more than the planner's schedule, or less: kernels take
-        memory besides and take over buffers, which the planner does not know.
+        over buffers, and ops wait for others, of which the planner knows a part.
 
         Args:
             limit: the peak that is looked for.
