@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from geutil.errors import PlanError
 from geutil.gradients.tensor_sizes import UNKNOWN, known_dims, tensor_elements
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import op_times
@@ -117,7 +118,9 @@ def op_time(op: Operation) -> float:
     return float(amount if op.type in HEAVY else _SLOW * amount)
 
 
-def op_times_of(ops: Iterable[Operation], *, measured: bool) -> Times:
+def op_times_of(
+    ops: Iterable[Operation], *, measured: bool, in_seconds: bool = False
+) -> Times:
     """Return how long ops take: as estimated, or in seconds, as far as can be measured.
 
     What cannot be measured takes as long as its estimate next to those of what can.
@@ -125,11 +128,21 @@ def op_times_of(ops: Iterable[Operation], *, measured: bool) -> Times:
     Args:
         ops: the ops.
         measured: whether to run each kind of op.
+        in_seconds: whether nothing but seconds will do.
+
+    Raises:
+        PlanError: they have to be seconds, and no op can be measured.
     """
     ops = list(ops)
     if not measured:
         return op_time
     seconds = op_times.op_times(ops, known_dims)
+    if in_seconds and not any(seconds.values()):
+        raise PlanError(
+            "how long transfers take can be weighed against seconds only, and no op of "
+            "this step can be measured: none is large, or TensorFlow does not run "
+            "eagerly; plan without offload=True"
+        )
     estimated = sum(op_time(op) for op in ops if op.name in seconds)
     scale = sum(seconds.values()) / estimated if estimated else 1.0
 

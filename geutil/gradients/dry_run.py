@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import PlanError
 from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (
     Budget,
     BudgetSearch,
@@ -21,7 +22,6 @@ from geutil.gradients.policies import Policy, name_of_policy, named_policy
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.preparing import (
     BFLOAT16,
-    HOST,
     MIN_CHECKPOINT_SIZE,
     Options,
     Prepared,
@@ -127,6 +127,9 @@ def plan(
     grad_ys: Any = None,
     *,
     measured: bool = False,
+    offload: bool = False,
+    bandwidth: float | None = None,
+    offload_device: str = HOST,
     holds_gradients: bool = False,
     engine: str | TapeEngine = "tensorflow",
     shapes: GivenShapes | None = None,
@@ -145,7 +148,10 @@ def plan(
         budget: a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or "50%",
             or a part of what plain gradients hold.
         grad_ys: as in `gradients`.
-        measured: as in `Budget`, in the place of a limit.
+        measured: as in `Budget`, where a limit stands for one; so are the next three.
+        offload: see there.
+        bandwidth: see there.
+        offload_device: see there.
         holds_gradients: as in `gradients`.
         engine: as in `gradients`.
         shapes: as in `gradients`.
@@ -170,7 +176,13 @@ def plan(
         True
     """
     if not isinstance(budget, Budget):
-        budget = Budget(budget, measured=measured)
+        budget = Budget(
+            budget,
+            measured=measured,
+            offload=offload,
+            bandwidth=bandwidth,
+            offload_device=offload_device,
+        )
     options = Options(
         budget,
         holds_gradients=holds_gradients,
@@ -183,7 +195,7 @@ def plan(
     limit = budget.bytes(report.plain_peak)
     peaks = (report.peak, report.plain_peak)
     times = (report.extra_time, prepared.keeping.bound)
-    return make_plan(prepared.plan, limit, peaks, times)
+    return make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -204,7 +216,7 @@ def plan_curve(
         ys: as in `gradients`.
         xs: as in `gradients`.
         budgets: as that of `plan`; by default, parts of what plain gradients hold. Of
-            a `Budget` that comes first, seed and `measured` hold for all.
+            a `Budget` that comes first, all but the limit holds for all.
         grad_ys: as in `gradients`.
         holds_gradients: as in `gradients`.
         engine: as in `gradients`.
@@ -242,6 +254,7 @@ def plan_curve(
         selection.AlwaysKept(plain),
         seed=first.seed,
         measured=first.measured,
+        offload=first if first.offload else None,
     )
     program = StepProgram(plain)
     plans, unmet = [], []
@@ -255,7 +268,8 @@ def plan_curve(
         found = trial.plan or plan_recomputation(plain, keep_all)
         peak = program.plan(found.segments, found.places).peak
         times = (extra_share(found, search.time_of), bound)
-        plans.append(make_plan(found, limit, (peak, search.plain_peak), times))
+        peaks = (peak, search.plain_peak)
+        plans.append(make_plan(found, limit, peaks, times, first.offload_device))
     return PlanCurve(search.plain_peak, search.alone.peak, tuple(plans), tuple(unmet))
 
 

@@ -1,4 +1,10 @@
-"""Kept tensors that wait in the memory of another device."""
+"""Kept tensors that wait in the memory of another device.
+
+TensorFlow moves a tensor to the device of its reader as soon as it is there, whatever
+the reader itself waits for: what an edge between two devices becomes, a pair of ops
+that send and receive, bears no control edges. So what holds a tensor back is an op on
+the device where the tensor waits, and the reader comes behind that.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,8 @@ from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tenso
 from geutil.select.walks import get_backward_walk_ops
 
 SCOPE = "offloaded"
+HOST = "/device:CPU:0"
+"""Where offloaded tensors wait if nobody says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +94,17 @@ def bring_back(
         for t in IdentitySet(t for t in needed if t in away):
             begin = stage - offload.prefetch
             awaited = [gates[begin]] if begin >= 0 else list(plan.step.seeds)
-            returned[stage][t] = _fetch(t, away[t], awaited)
+            back = fetch(t, away[t], awaited, offload.device)
+            returned[stage][t] = back
     return list(returned)
+
+
+def send_once(tensor: Tensor, offload: Offload) -> Tensor:
+    """Return a tensor on the other device, where it goes as soon as it is computed."""
+    if tensor not in offload.sent:
+        name = f"{tensor.op.name}/away"
+        offload.sent[tensor] = _identity(tensor, offload.device, name)
+    return offload.sent[tensor]
 
 
 def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
@@ -97,10 +114,24 @@ def _send(tensor: Tensor, device: str, forward: frozenset[Operation]) -> Tensor:
     return sent
 
 
-def _fetch(tensor: Tensor, sent: Tensor, awaited: Sequence[Operation]) -> Tensor:
-    fetched = _identity(sent, tensor.op.device, f"{tensor.op.name}/back")
-    creation.add_control_edges(fetched.op, awaited)
-    return fetched
+def fetch(
+    tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
+) -> Tensor:
+    """Return a tensor that comes back from another device once something has run.
+
+    Args:
+        tensor: what was sent.
+        sent: the tensor on the other device.
+        awaited: what comes first.
+        device: the other device.
+    """
+    graph = tensor.graph
+    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
+        held_back = tf.raw_ops.PlaceholderWithDefault(
+            input=sent, shape=tensor.shape, name=f"{tensor.op.name}/wait"
+        )
+    creation.add_control_edges(held_back.op, awaited)
+    return _identity(held_back, tensor.op.device, f"{tensor.op.name}/back")
 
 
 def _identity(tensor: Tensor, device: str, name: str) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from geutil.gradients import edges, tensor_sizes
-from geutil.gradients.segments import Segment, name_of_copy
+from geutil.gradients.segments import Segment, name_of_copy, name_of_sent
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
@@ -162,8 +162,9 @@ class StepProgram:
         segments = list(segments)
         copies: list[dict[int, int]] = []
         turns: Counter[Operation] = Counter()
+        sent = self._add_sent(segments, nodes, sizes)
         for segment in segments:
-            copies.append(self._add_segment(segment, nodes, sizes, copies, turns))
+            copies.append(self._add_segment(segment, nodes, sizes, copies, turns, sent))
             turns.update(segment.ops)
         if segments and self._ordered:
             for place, order in self._sums.items():
@@ -259,6 +260,24 @@ class StepProgram:
         left = [i for i, t in enumerate(op.inputs) if id(t) in self._number]
         return {place: i for i, place in enumerate(left)}
 
+    def _add_sent(
+        self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
+    ) -> dict[Operation, int]:
+        """Add what sends results to another device, where they count for nothing.
+
+        Returns:
+            For each op, its result there, by number.
+        """
+        sent = {}
+        for op in dict.fromkeys(
+            op for s in segments for op in s.ops if op in s.fetched
+        ):
+            (made,) = nodes[self._place[op]].outputs
+            sent[op] = len(sizes)
+            nodes.append(Node(name_of_sent(op), "Identity", [made], [len(sizes)]))
+            sizes.append(0)
+        return sent
+
     def _add_segment(
         self,
         segment: Segment,
@@ -266,6 +285,7 @@ class StepProgram:
         sizes: list[int],
         earlier: Sequence[dict[int, int]],
         turns: Mapping[Operation, int],
+        sent: Mapping[Operation, int],
     ) -> dict[int, int]:
         """Add the second run of a segment: a gate, barriers, copies of its ops.
 
@@ -275,6 +295,7 @@ class StepProgram:
             sizes: those of its tensors; added to.
             earlier: for each segment before, the copies of tensors, by number.
             turns: how often ops have run again before.
+            sent: results on another device, by number.
 
         Returns:
             The copies of the tensors of the segment, by number.
@@ -296,6 +317,10 @@ class StepProgram:
             for number in node.outputs:
                 copies[number] = len(sizes)
                 sizes.append(sizes[number])
+            if op in segment.fetched:
+                name, outputs = name_of_copy(op, turns[op]), [first]
+                nodes.append(Node(name, "Identity", [sent[op]], outputs, [gate]))
+                continue
             # The barriers wait for the gate, so what reads a copy waits for it, too.
             inputs = [copies.get(number, number) for number in node.inputs]
             nodes.append(

@@ -10,7 +10,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.encodings import EncodingPlan, plan_encodings
-from geutil.gradients.offloading import Offload, offloaded
+from geutil.gradients.offloading import HOST, Offload, offloaded
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram
@@ -26,8 +26,6 @@ from geutil.select.walks import get_backward_walk_ops
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""
-HOST = "/device:CPU:0"
-"""Where offloaded tensors wait if nobody says otherwise."""
 LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
 ENCODINGS = (LOSSLESS, BFLOAT16)
 """How kept tensors can be encoded."""
@@ -82,7 +80,12 @@ class Options:
                 f"offload is True, False or a policy, got {type_name(self.offload)}"
             )
 
-        if self.offload is not False and self.encode == BFLOAT16:
+        planned = self._planned_offload() is not None
+        if planned and self.offload is not False:
+            raise SelectionError(
+                "the plan says what is offloaded: pass offload=False with it"
+            )
+        if (planned or self.offload is not False) and self.encode == BFLOAT16:
             raise SelectionError(
                 "offloaded tensors are not halved: pass offload=False, or "
                 f"encode='{LOSSLESS}'"
@@ -90,10 +93,22 @@ class Options:
 
     def offloading(self) -> Offload | None:
         """Return what is offloaded, and how."""
+        planned = self._planned_offload()
+        if planned is not None:
+            # The plan has its own places for what comes back.
+            return Offload(lambda _: False, planned, prefetch=0)
         if self.offload is False:
             return None
         takes = self._is_large if self.offload is True else self.offload
         return Offload(takes, self.offload_device, self.prefetch)
+
+    def _planned_offload(self) -> str | None:
+        """Return the device where a plan, or one to be made, has results wait."""
+        chosen = self.checkpoints
+        if isinstance(chosen, Budget) and chosen.offload:
+            return chosen.offload_device
+        is_away = isinstance(chosen, Plan) and chosen.away
+        return chosen.offload_device if is_away else None
 
     def _is_large(self, tensor: Tensor) -> bool:
         return tensor_sizes.tensor_elements(tensor) >= self.min_checkpoint_size

@@ -7,8 +7,13 @@ from dataclasses import replace
 
 from geutil.gradients import barriers, bitwise_determinism, edges
 from geutil.gradients.barriers import ControlDelays, DataDelays, Delays
-from geutil.gradients.offloading import Offload
-from geutil.gradients.segments import SCOPE, Recomputation, name_of_copy
+from geutil.gradients.offloading import Offload, fetch, send_once
+from geutil.gradients.segments import (
+    SCOPE,
+    Recomputation,
+    name_of_copy,
+    name_of_sent,
+)
 from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, creation, runtime
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
@@ -24,8 +29,9 @@ def build_recomputation(
 
     Args:
         plan: what to recompute.
-        offload: which kept tensors wait in the memory of another device. Under XLA
-            there is only one device, and nothing is offloaded.
+        offload: which kept tensors wait in the memory of another device, and where
+            those wait that the plan sends away. Under XLA there is only one device, and
+            nothing is offloaded.
 
     Returns:
         The step with the gradients to return.
@@ -42,20 +48,27 @@ def build_recomputation(
         # Sums and turns would change what Grappler joins, and so how it rounds.
         readers = bitwise_determinism.readers_of(plan.step)
         delays = ControlDelays(_parted(plan), offload)
-        copies = _recompute(plan, delays)
+        copies = _recompute(plan, delays, offload)
         delayed = [
             (op, copies.op(stage, op), gate)
             for stage, gate in enumerate(delays.gates)
             for op in plan.segments[stage].ops
+            if op not in plan.fetched
         ]
         bitwise_determinism.pin_sum_inputs(
             plan.step, readers, [(op, gate) for op, _, gate in delayed]
         )
         bitwise_determinism.keep_apart(plan.step, readers, delayed)
         return plan.step
-    copied = _recompute(plan, ControlDelays(plan, offload)).names()
+    copies = _recompute(plan, ControlDelays(plan, offload), offload)
+    copied = copies.names()
     places = {copied.get(name, name): place for name, place in plan.places.items()}
-    return replace(edges.add_in_turn(plan.step), copied=copied, places=places)
+    return replace(
+        edges.add_in_turn(plan.step),
+        copied=copied,
+        places=places,
+        elsewhere=copies.elsewhere,
+    )
 
 
 def _run_pools_in_time(step: PlainStep) -> PlainStep:
@@ -87,17 +100,23 @@ def _parted(plan: Recomputation) -> Recomputation:
     return replace(plan, segments=tuple(segments))
 
 
-def _recompute(plan: Recomputation, delays: Delays) -> Copies:
+def _recompute(
+    plan: Recomputation, delays: Delays, offload: Offload | None = None
+) -> Copies:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after what they read.
     stand_ins = [delays.copies(stage) for stage in stages]
     copies = Copies(plan)
+    if offload is not None and isinstance(delays, ControlDelays):
+        copies.fetch(delays.gates, offload)
     for stage, segment in enumerate(plan.segments):
         earlier = delays.after(
             stage, [(t, copies.tensor(s, t)) for t, s in segment.sources.items()]
         )
         for op in segment.ops:
+            if op in segment.fetched:
+                continue
             _reread(copies, stage, op, (stand_ins[stage], earlier))
         for read in segment.reads:
             copied = copies.tensor(stage, read.tensor)
@@ -119,9 +138,16 @@ class Copies:
 
     Args:
         plan: what is recomputed; its graph is changed.
+
+    Attributes:
+        elsewhere: the names of ops whose results are on another device.
     """
 
     def __init__(self, plan: Recomputation) -> None:
+        self._plan = plan
+        self.elsewhere: frozenset[str] = frozenset()
+        self._sent: dict[Operation, Tensor] = {}
+        self._fetched: dict[tuple[int, Operation], Tensor] = {}
         self._turn: dict[tuple[int, Operation], int] = {}
         turns: list[list[Operation]] = []
         times: dict[Operation, int] = {}
@@ -129,29 +155,53 @@ class Copies:
             for op in segment.ops:
                 turn = self._turn[stage, op] = times.get(op, 0)
                 times[op] = turn + 1
+                if op in segment.fetched:
+                    continue
                 if turn == len(turns):
                     turns.append([])
                 turns[turn].append(op)
-        kept_tensors = IdentityMap((t, t) for s in plan.segments for t in s.kept)
+        read = (t for s in plan.segments for t in s.kept)
+        back = (t for op in plan.fetched for t in op.outputs)
+        kept_tensors = IdentityMap((t, t) for t in (*read, *back))
         self._infos = [_copy(ops, kept_tensors, plan.step.graph) for ops in turns]
+
+    def fetch(self, gates: Sequence[Operation], offload: Offload) -> None:
+        """Let what the plan sends away come back when its segment begins."""
+        elsewhere: list[Operation] = []
+        for stage, segment in enumerate(self._plan.segments):
+            for op in segment.ops:
+                if op not in segment.fetched:
+                    continue
+                (tensor,) = op.outputs
+                sent = self._sent[op] = send_once(tensor, offload)
+                back = fetch(tensor, sent, [gates[stage]], offload.device)
+                self._fetched[stage, op] = back
+                elsewhere += [sent.op, back.op.inputs[0].op]
+        self.elsewhere = frozenset(op.name for op in elsewhere)
 
     def op(self, stage: int, op: Operation) -> Operation:
         """Return the copy of an op in a segment."""
+        if (stage, op) in self._fetched:
+            return self._fetched[stage, op].op
         copied: Operation = self._infos[self._turn[stage, op]].transformed(op)
         return copied
 
     def tensor(self, stage: int, tensor: Tensor) -> Tensor:
         """Return the copy of a tensor whose op is in a segment."""
+        if (stage, tensor.op) in self._fetched:
+            return self._fetched[stage, tensor.op]
         turn = self._turn[stage, tensor.op]
         copied: Tensor = self._infos[turn].transformed(tensor)
         return copied
 
     def names(self) -> dict[str, str]:
         """Return the name of each copy, by what programs call it."""
-        return {
+        copies = {
             name_of_copy(op, turn): self.op(stage, op).name
             for (stage, op), turn in self._turn.items()
         }
+        sent = {name_of_sent(op): t.op.name for op, t in self._sent.items()}
+        return copies | sent
 
     def has(self, stage: int, op: Operation) -> bool:
         """Tell whether an op is in a segment."""

@@ -110,7 +110,7 @@ class Report(Shown):
             step with plain gradients: an estimate, in which moving an element costs as
             much as some multiply-adds of a convolution, unless times were measured.
         budget: what the step may hold, in bytes; None if nothing was said of that.
-        offloaded: the names of kept tensors that wait in another device's memory.
+        offloaded: the names of tensors that wait in another device's memory.
         warnings: what the caller should know.
         assumed: the tensors whose shapes nothing tells, each with the shape that all
             sizes were computed with.
@@ -189,7 +189,7 @@ class Report(Shown):
             )
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         if self.offloaded:
-            lines.append(f"offloaded: {len(self.offloaded)} of the kept tensors")
+            lines.append(f"offloaded: {len(self.offloaded)} tensors")
         if self.assumed:
             # All bytes above hold for these shapes only.
             lines.append(f"sizes are those with: {_shapes(self.assumed)}")
@@ -245,7 +245,9 @@ def make_report(
         RecomputedOp(op.name, op.type, number, times[op])
         for number, segment in enumerate(plan.segments)
         for op in segment.ops
+        if op not in segment.fetched
     ]
+    sent = [*offloaded, *(t for op in plan.fetched for t in op.outputs)]
     return Report(
         mode=keeping.mode,
         kept=tuple(
@@ -259,11 +261,13 @@ def make_report(
         peak=planned.peak,
         forward_cost=sum(map(multiply_adds, forward)),
         extra_cost=sum(map(multiply_adds, plan.run_again)),
-        offloaded=tuple(t.name for t in offloaded),
+        offloaded=tuple(t.name for t in sent),
         warnings=(),
         assumed=_assumed(step),
         budget=keeping.limit,
-        extra_time=extra_share(plan, keeping.time_of),
+        extra_time=extra_share(plan, keeping.time_of)
+        if keeping.extra_time is None
+        else keeping.extra_time,
         plan=planned,
         plain_plan=plain,
         plain_plan_held=plain_program.plain(holds_gradients=True),
@@ -314,8 +318,8 @@ def with_halved(report: Report, halved: Halved, *, ordered: bool) -> Report:
 
 
 def extra_share(plan: Recomputation, time_of: Times) -> float:
-    """Return what runs again takes, as a part of the time of the plain step."""
-    extra = sum(map(time_of, plan.run_again))
+    """Return what runs again or travels takes, as a part of the plain step's time."""
+    extra = sum(map(time_of, plan.run_again)) + plan.transfer_time
     return extra / (sum(map(time_of, plan.step.ops())) or 1.0)
 
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from geutil.gradients.edges import Read, backward_edges
 from geutil.gradients.step import PlainStep
@@ -108,6 +109,7 @@ def is_left_to_chance(op: Operation) -> bool:
 
 
 _ANYWHERE = frozenset(("",))
+_NO_TRANSFERS: Mapping[Operation, float] = MappingProxyType({})
 
 
 def awaited_by_stage(
@@ -224,6 +226,8 @@ class Segment:
             With the last of them gone, nothing of the segment before is held.
         sources: for those of `kept` that have run again before, the number of the
             segment whose result is read.
+        fetched: those of `ops` that do not run: what they made comes back from another
+            device.
     """
 
     ops: tuple[Operation, ...]
@@ -232,6 +236,7 @@ class Segment:
     direct: tuple[Read, ...]
     awaited: tuple[Operation, ...]
     sources: IdentityMap[int] = field(default_factory=IdentityMap)
+    fetched: frozenset[Operation] = frozenset()
 
     @cached_property
     def originals(self) -> tuple[Tensor, ...]:
@@ -250,6 +255,11 @@ def name_of_copy(op: Operation, turn: int) -> str:
     return f"{SCOPE}/{op.name}:{turn}" if turn else f"{SCOPE}/{op.name}"
 
 
+def name_of_sent(op: Operation) -> str:
+    """Return what programs call the op that sends a result to another device."""
+    return f"{SCOPE}/{op.name}:sent"
+
+
 @dataclass(frozen=True, eq=False)
 class Recomputation:
     """What of a step is recomputed.
@@ -262,6 +272,8 @@ class Recomputation:
         stages: the last segment that each backward op comes after, or -1.
         places: the places of ops in a schedule, by the names that programs have for
             them and for their copies; none if there is no schedule.
+        fetched: the ops whose results wait on another device instead of running again,
+            each with how long its result is on the way there, or back.
     """
 
     step: PlainStep
@@ -269,6 +281,13 @@ class Recomputation:
     segments: tuple[Segment, ...]
     stages: Mapping[Operation, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
+    fetched: Mapping[Operation, float] = field(default_factory=dict)
+
+    @property
+    def transfer_time(self) -> float:
+        """How long results are on the way to another device and back, all in all."""
+        back = (self.fetched[op] for s in self.segments for op in s.fetched)
+        return sum(self.fetched.values()) + sum(back)
 
     @cached_property
     def run_again(self) -> tuple[Operation, ...]:
@@ -277,7 +296,12 @@ class Recomputation:
         What gradient functions made of forward tensors alone, and is read of copies
         alone, does not run itself: one of its copies is not again.
         """
-        copied = [op for segment in self.segments for op in segment.ops]
+        copied = [
+            op
+            for segment in self.segments
+            for op in segment.ops
+            if op not in segment.fetched
+        ]
         helpers = {op for op in copied if self.step.is_helper(op)}
         waiting = [t.op for t in self.kept] if helpers else []
         as_they_are = set(waiting)
@@ -419,6 +443,7 @@ def _with_waits(
     inputs: Sequence[IdentitySet],
     newest: Mapping[Operation, int],
     sources: Sequence[IdentityMap[int]] = (),
+    fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
     """Return a recomputation, with what each segment waits for.
 
@@ -429,6 +454,7 @@ def _with_waits(
         inputs: what each segment reads from outside.
         newest: the last segment that each backward op comes after, or -1.
         sources: as in `Segment`; none if no op runs again twice.
+        fetched: as in `Recomputation`.
     """
     direct: dict[int, list[Read]] = {}
     for read in direct_reads:
@@ -444,6 +470,7 @@ def _with_waits(
             tuple(direct.get(stage, ())),
             waits[stage],
             sources[stage] if sources else IdentityMap(),
+            frozenset(op for op in group.ops if op in fetched),
         )
         for stage, group in enumerate(groups)
     ]
@@ -454,13 +481,16 @@ def _with_waits(
     kept_tensors = sorted(
         kept_set, key=lambda t: (adjacency.creation_index(t.op), t.value_index)
     )
-    return Recomputation(step, tuple(kept_tensors), tuple(segments), newest)
+    return Recomputation(
+        step, tuple(kept_tensors), tuple(segments), newest, fetched=fetched
+    )
 
 
 def scheduled_recomputation(
     step: PlainStep,
     bursts: Sequence[Sequence[Operation]],
     bursts_before: Mapping[Operation, int],
+    fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
     """Return a recomputation in which each burst of ops has its place in a schedule.
 
@@ -473,6 +503,7 @@ def scheduled_recomputation(
             of the schedule.
         bursts_before: how many bursts come before each backward op, where any do. What
             needs such an op comes after them, too.
+        fetched: as in `Recomputation`; each has one output.
 
     Cost: linear in the backward ops, those of the bursts and their inputs, but for a
         logarithm.
@@ -503,12 +534,16 @@ def scheduled_recomputation(
     for stage, ops in enumerate(bursts):
         members = frozenset(ops)
         read_tensors = IdentitySet(
-            t for op in ops for t in op.inputs if t.op not in members
+            t
+            for op in ops
+            if op not in fetched
+            for t in op.inputs
+            if t.op not in members
         )
         earlier = ((t, latest(t.op, stage)) for t in read_tensors)
         sources.append(MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
         inputs.append(read_tensors)
-    return _with_waits(step, groups, direct_reads, inputs, newest, sources)
+    return _with_waits(step, groups, direct_reads, inputs, newest, sources, fetched)
 
 
 def _raise_along(step: PlainStep, newest: dict[Operation, int]) -> None:

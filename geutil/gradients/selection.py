@@ -154,6 +154,7 @@ class Keeping:
         limit: what the step may hold, in bytes; None if nothing was said of that.
         bound: no schedule within that takes less extra time, as a part of the step's.
         time_of: tells how long an op takes.
+        extra_time: what runs again takes, where a plan says so.
     """
 
     mode: str
@@ -165,6 +166,7 @@ class Keeping:
     limit: int | None = None
     bound: float = 0.0
     time_of: costs.Times = costs.op_time
+    extra_time: float | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Tell whether `tensor` is kept."""
@@ -247,13 +249,26 @@ def _resolve_mode(
 def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keeping:
     """Return what to keep so that a step is within a budget at the least compute."""
     heavy = tuple(_chosen_by(step, costs.is_heavy, 0, always))
-    search = BudgetSearch(step, always, [heavy], budget.seed, measured=budget.measured)
+    offload = budget if budget.offload else None
+    warnings = []
+    if offload and runtime.is_compiled_by_xla(step.graph):
+        warnings.append("XLA compiles a step for one device: nothing is offloaded")
+        offload = None
+    search = BudgetSearch(
+        step,
+        always,
+        [heavy],
+        budget.seed,
+        measured=budget.measured,
+        offload=offload,
+    )
     limit = budget.bytes(search.plain_peak)
     trial, bound = search.within(limit)
     return Keeping(
         str(budget),
         IdentitySet(trial.kept),
         always,
+        warnings,
         recomputes=trial.plan is not None,
         plan=trial.plan,
         limit=limit,
@@ -274,6 +289,7 @@ def _resolve_plan(step: PlainStep, plan: Plan, always: AlwaysKept) -> Keeping:
         recomputes=recomputes,
         plan=recomputation,
         limit=plan.budget,
+        extra_time=plan.extra_time,
     )
 
 

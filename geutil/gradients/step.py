@@ -42,6 +42,7 @@ class PlainStep:
         copied: the names of copies of ops, by the name that `StepProgram` gives them.
         places: the places of ops in the schedule that the step was built for, by name;
             none if there is no schedule.
+        elsewhere: the names of ops whose results a schedule has on another device.
     """
 
     graph: Graph
@@ -56,6 +57,7 @@ class PlainStep:
     gap: range = range(0)
     copied: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
 
     def covers(self, op: Operation) -> bool:
         """Tell whether an op is part of the step; what others yield is given."""

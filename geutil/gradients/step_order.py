@@ -98,6 +98,7 @@ def order_step(
     may_await: Callable[[Operation, Operation], bool] = lambda *_: True,
     phases: Iterable[Phase] = (),
     known: Mapping[str, int] = _NOTHING_KNOWN,
+    elsewhere: Collection[str] = (),
 ) -> OrderedStep:
     """Let the ops of a step use memory in a planned order.
 
@@ -107,6 +108,7 @@ def order_step(
         may_await: tells whether the first op may be made to wait for the second.
         phases: what begins, in the plan, only after something else has run.
         known: the places that ops have in an order that was planned before, by name.
+        elsewhere: the names of ops whose results are on another device.
 
     Cost: linear in the ops and their edges, but for a logarithm; some 0.15 ms each.
     """
@@ -121,6 +123,9 @@ def order_step(
         tensor_sizes.tensor_bytes,
         graph_to_program.calls_of(ops),
         dims=tensor_sizes.known_dims,
+    )
+    program = program.with_elsewhere(
+        i for i, op in enumerate(ops) if op.name in elsewhere
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])

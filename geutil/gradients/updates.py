@@ -168,6 +168,8 @@ class _Orders:
         self._phases: list[Phase] = []
         # The places of ops in the orders that gradients were planned with, by name.
         self._known: dict[str, int] = {}
+        # The ops whose results are on another device.
+        self._elsewhere: set[str] = set()
         self._warned = False
         # What was ordered last: no need to do so again.
         self._ordered: Any = None
@@ -182,6 +184,7 @@ class _Orders:
         self._holds_gradients = step.holds_gradients
         self._gradients = frozenset(t.op.name for t in tensors_of(step.gradients))
         self._phases.append((step.seeds, [y.op for y in step.ys]))
+        self._elsewhere |= step.elsewhere
         first = len(self._known)
         if step.places:
             # A schedule knows of updates to come, the order of a report does not.
@@ -209,7 +212,14 @@ class _Orders:
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), [y.op for y in step.ys]))
         self._tell(
-            order_step(ops, held_tensors, self._may_await, self._phases, self._known)
+            order_step(
+                ops,
+                held_tensors,
+                self._may_await,
+                self._phases,
+                self._known,
+                self._elsewhere,
+            )
         )
 
     def order_now(self, fetches: Sequence[Any]) -> None:
@@ -249,7 +259,13 @@ class _Orders:
                 fetched_subgraph.step_ops(targets, use.feeds)
             )
         self._tell(
-            order_step(ops, use.tensors, phases=self._phases, known=self._known),
+            order_step(
+                ops,
+                use.tensors,
+                phases=self._phases,
+                known=self._known,
+                elsewhere=self._elsewhere,
+            ),
             whole=True,
         )
 
@@ -281,7 +297,9 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await, self._phases, self._known)
+        ordered = order_step(
+            ops, use.tensors, may_await, self._phases, self._known, self._elsewhere
+        )
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 

@@ -136,6 +136,31 @@ class Program:
         pairs = zip(self.nodes, queues, strict=True)
         return replace(self, nodes=[node.changed(queue=queue) for node, queue in pairs])
 
+    def with_elsewhere(self, numbers: Iterable[int]) -> Program:
+        """Return the program of a device, where others hold the results of some nodes.
+
+        What they make counts for nothing, and what reads it there has a buffer of its
+        own.
+
+        Args:
+            numbers: those of the nodes.
+        """
+        away = set(numbers)
+        made = {t for i in away for t in self.nodes[i].outputs}
+        if not away:
+            return self
+        nodes = [
+            node.changed(aliases=(), reuses=(), temporary=0)
+            if i in away
+            else node.changed(
+                aliases=[p for p in node.aliases if node.inputs[p[1]] not in made],
+                reuses=[p for p in node.reuses if node.inputs[p[1]] not in made],
+            )
+            for i, node in enumerate(self.nodes)
+        ]
+        sizes = [0 if t in made else size for t, size in enumerate(self.sizes)]
+        return replace(self, nodes=nodes, sizes=sizes)
+
     def successors(self) -> Iterator[list[int]]:
         """Yield, for each node, the nodes it makes ready: a node once for each edge.
 

@@ -13,6 +13,10 @@ HERE = Path(__file__).parent
 # What is run with which environment.
 PROCESSES = {
     "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
+    "two_devices, planned": (
+        ["apart/test_planned_offloading.py"],
+        {VARIABLE: "two_devices"},
+    ),
     "two_devices, wrapped": (
         ["apart/test_two_devices_wrapped.py"],
         {VARIABLE: "two_devices"},

@@ -15,15 +15,18 @@ from geutil.errors import PlanError
 from geutil.gradients.segments import (
     Recomputation,
     name_of_copy,
+    name_of_sent,
     scheduled_recomputation,
 )
 from geutil.gradients.step import PlainStep, tensors_of
-from geutil.graph import adjacency
+from geutil.graph import adjacency, runtime
 from geutil.graph.types import Operation
 from geutil.memory.plotting import drawn_axes
 from geutil.memory.sizes import megabytes
 
-_FORMAT = 1
+_FORMAT = 2
+_SENT = -1
+"""Where an order has the op that sends a result away, in the place of its turn."""
 _MOST_VALUES = 64
 """Constants of more elements are told apart by their shapes only."""
 _PLAIN_ATTRIBUTES = frozenset(("b", "f", "i", "s", "shape", "type"))
@@ -53,7 +56,10 @@ class Plan:
         bursts: the ops that run again together, by number.
         stages: for each backward op that comes after a burst, the number of the last.
         order: the ops in the order in which they run, each with how often it has run
-            before; empty if there is none but that of the graph.
+            before, or -1 for sending its result away; empty if there is none but that
+            of the graph.
+        away: the ops whose results wait on another device instead of running again.
+        offload_device: that device.
         ops: how many ops the step has.
         fingerprint: of the graph of the step.
 
@@ -86,13 +92,17 @@ class Plan:
     order: tuple[tuple[int, int], ...]
     ops: int
     fingerprint: str
+    away: tuple[int, ...] = ()
+    offload_device: str = ""
 
     def __str__(self) -> str:
-        count = sum(map(len, self.bursts))
+        away = frozenset(self.away)
+        count = sum(n not in away for burst in self.bursts for n in burst)
+        sent = f"; {len(away)} results sent to {self.offload_device}" if away else ""
         return (
             f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
-            f"{megabytes(self.plain_peak)}; {count} runs of ops again, about "
-            f"{self.extra_time:.1%} more time"
+            f"{megabytes(self.plain_peak)}; {count} runs of ops again{sent}, "
+            f"about {self.extra_time:.1%} more time"
         )
 
     def fits(self, step: PlainStep) -> bool:
@@ -124,6 +134,7 @@ class Plan:
             for name in ("bursts", "stages", "order"):
                 document[name] = tuple(tuple(map(int, v)) for v in document[name])
             document["types"] = tuple((str(t), int(n)) for t, n in document["types"])
+            document["away"] = tuple(map(int, document["away"]))
             plan = cls(**document)
             _check(plan)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -133,7 +144,7 @@ class Plan:
 
 def _check(plan: Plan) -> None:
     """Raise `ValueError` unless every number of a plan names an op or a burst."""
-    numbers = [n for burst in plan.bursts for n in burst]
+    numbers = [*plan.away, *(n for burst in plan.bursts for n in burst)]
     numbers += [n for n, _ in (*plan.stages, *plan.order)]
     stages = [stage for _, stage in plan.stages]
     if not all(0 <= n < plan.ops for n in numbers):
@@ -206,6 +217,7 @@ def make_plan(
     budget: int,
     peaks: tuple[int, int],
     times: tuple[float, float],
+    offload_device: str = "",
 ) -> Plan:
     """Return what a recomputation comes to as a plan.
 
@@ -214,12 +226,14 @@ def make_plan(
         budget: in bytes.
         peaks: the predicted peak, and that of plain gradients.
         times: the extra time and its bound.
+        offload_device: where results wait that are sent away.
     """
     step = recomputation.step
     ops = canonical_ops(step)
     number = {op: n for n, op in enumerate(ops)}
     segments = recomputation.segments
     bursts = [[number[op] for op in s.ops] for s in segments]
+    types = (op.type for s in segments for op in s.ops if op not in s.fetched)
     stages = [
         (number[op], stage) for op, stage in recomputation.stages.items() if stage >= 0
     ]
@@ -227,12 +241,14 @@ def make_plan(
         budget,
         *peaks,
         *times,
-        tuple(Counter(op.type for s in segments for op in s.ops).most_common()),
+        tuple(Counter(types).most_common()),
         tuple(map(tuple, bursts)),
         tuple(sorted(stages)),
         tuple(_order(recomputation, number)),
         len(ops),
         fingerprint(ops),
+        tuple(sorted(number[op] for op in recomputation.fetched)),
+        offload_device if recomputation.fetched else "",
     )
 
 
@@ -241,6 +257,7 @@ def _order(
 ) -> Iterable[tuple[int, int]]:
     """Return the ops and copies that have a place in the order, by number and turn."""
     named = {op.name: (n, 0) for op, n in number.items()}
+    named |= {name_of_sent(op): (number[op], _SENT) for op in recomputation.fetched}
     turns: Counter[Operation] = Counter()
     for segment in recomputation.segments:
         for op in segment.ops:
@@ -269,13 +286,20 @@ def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
     if fingerprint(ops) != plan.fingerprint:
         difference = "types, shapes or edges of ops differ"
         raise PlanError(_OTHER_GRAPH.format(difference=difference))
+    if plan.away and runtime.is_compiled_by_xla(step.graph):
+        raise PlanError(
+            f"the plan sends {len(plan.away)} results to {plan.offload_device}, but "
+            "XLA compiles this step for one device; plan without offload=True"
+        )
     bursts = [[ops[n] for n in burst] for burst in plan.bursts]
     before = {ops[n]: stage + 1 for n, stage in plan.stages}
-    recomputation = scheduled_recomputation(step, bursts, before)
+    # How long it takes is part of what the plan says of its time.
+    away = {ops[n]: 0.0 for n in plan.away}
+    recomputation = scheduled_recomputation(step, bursts, before, away)
     places = {}
     for place, (n, turn) in enumerate(plan.order):
         name = name_of_copy(ops[n], turn - 1) if turn else ops[n].name
-        places[name] = place
+        places[name_of_sent(ops[n]) if turn == _SENT else name] = place
     return replace(recomputation, places=places)
 
 

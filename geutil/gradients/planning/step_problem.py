@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from geutil.gradients import segments
@@ -35,12 +35,18 @@ class StepProblem:
         problem: its ops as nodes.
         ops: those of each node, in topological order.
         tensors: those that could be recomputed, each with its node.
+        results: for each node the op that makes all that it leaves behind, or None if
+            there are several or none.
+        returning: the nodes whose results come back from another device when they run
+            again, each with how long that takes. They are there when they run first.
     """
 
     step: PlainStep
     problem: Problem
     ops: tuple[tuple[Operation, ...], ...]
     tensors: tuple[tuple[int, Tensor], ...]
+    results: tuple[Operation | None, ...] = ()
+    returning: Mapping[int, float] = field(default_factory=dict)
 
     def recomputation(self, runs: Sequence[int]) -> Recomputation:
         """Return what a schedule recomputes, each op where the schedule has it.
@@ -56,7 +62,14 @@ class StepProblem:
         bursts: list[list[Operation]] = [[]]
         bursts_before: dict[Operation, int] = {}
         places: dict[str, int] = {}
+        fetched: dict[Operation, float] = {}
         for place, node in enumerate(runs):
+            if node in self.returning:
+                if node not in ran:
+                    ran.add(node)
+                    continue
+                # The first op of such a node is the one that its views show.
+                fetched[self.ops[node][0]] = self.returning[node]
             for op in self.ops[node]:
                 if node in ran or self._needs_copy(op, node, copies):
                     places[segments.name_of_copy(op, copies[op])] = place
@@ -72,7 +85,10 @@ class StepProblem:
                 ran.add(node)
         if not bursts[-1]:
             del bursts[-1]
-        plan = segments.scheduled_recomputation(self.step, bursts, bursts_before)
+        places |= {segments.name_of_sent(op): places[op.name] for op in fetched}
+        plan = segments.scheduled_recomputation(
+            self.step, bursts, bursts_before, fetched
+        )
         return replace(plan, places=places)
 
     def _needs_copy(
@@ -144,6 +160,7 @@ def step_problem(
     once: set[int] = set(marks.values())
     times_of_nodes, sizes, workspaces = [0.0] * count, [0] * count, [0] * count
     ops_of_nodes: list[list[Operation]] = [[] for _ in range(count)]
+    makers_of_nodes: list[list[Operation | None]] = [[] for _ in range(count)]
     for i, node in enumerate(program.nodes):
         own = node_of[i]
         if i < len(ops):
@@ -152,7 +169,10 @@ def step_problem(
         workspaces[own] = max(workspaces[own], node.temporary)
         if not again[i]:
             once.add(own)
-        sizes[own] += sum(program.sizes[t] for t in groups.left_by(i))
+        left = sum(program.sizes[t] for t in groups.left_by(i))
+        sizes[own] += left
+        if left:
+            makers_of_nodes[own].append(ops[i] if i < len(ops) else None)
         # What asks for a shape holds nothing: it runs as soon as the tensor is there.
         if node.type not in VALUE_BLIND:
             makers = {m for t in node.inputs for m in groups.makers(t)}
@@ -174,7 +194,10 @@ def step_problem(
         if node_of[i] not in once
         for t in op.outputs
     ]
-    return StepProblem(step, problem, tuple(map(tuple, ops_of_nodes)), tuple(tensors))
+    results = [makers[0] if len(makers) == 1 else None for makers in makers_of_nodes]
+    return StepProblem(
+        step, problem, tuple(map(tuple, ops_of_nodes)), tuple(tensors), tuple(results)
+    )
 
 
 class _Groups:

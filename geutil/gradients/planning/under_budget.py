@@ -17,11 +17,17 @@ from typing import NamedTuple
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import tensor_sizes
 from geutil.gradients.costs import op_times_of
+from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import Trial, Trials
 from geutil.gradients.planning.step_problem import StepProblem, step_problem
+from geutil.gradients.planning.transfers import (
+    transfers_for,
+    travelling_nodes,
+    with_transfers,
+)
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
@@ -29,6 +35,8 @@ from geutil.graph.types import Tensor
 from geutil.memory.sizes import byte_count, megabytes
 
 _TRIES = 6
+_WORTHS = (0.5, 1.0, 2.0)
+"""For how much of an op's own time its result may travel, in the choices tried."""
 _MOVES = 120_000
 _SEARCHES = 2
 _MOST_BOUNDED, _BRANCHES = 400, 200
@@ -54,9 +62,16 @@ class Budget:
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
             machine and in some seconds. Otherwise shapes tell.
+        offload: whether results may also wait in the memory of another device, where
+            that takes less time than to compute them again. Ops are measured then, and
+            transfers counted as if nothing ran meanwhile: they may take less. The peak
+            is that of the step's own device.
+        bandwidth: bytes in a second that go there, or back; None has it measured.
+        offload_device: that device.
 
     Raises:
-        ArgumentTypeError: the limit is none of these.
+        ArgumentTypeError: the limit is none of these, or the bandwidth is no positive
+            number.
 
     Example:
         >>> Budget("1.5GB").bytes(10**10), Budget(0.5).bytes(400), Budget(64).bytes(1)
@@ -66,8 +81,16 @@ class Budget:
     limit: int | float | str
     seed: int = 0
     measured: bool = False
+    offload: bool = False
+    bandwidth: float | None = None
+    offload_device: str = HOST
 
     def __post_init__(self) -> None:
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            raise ArgumentTypeError(
+                "bandwidth is a positive number of bytes in a second, got "
+                f"{self.bandwidth!r}"
+            )
         if self._share is None and byte_count(self.limit) is None:
             raise ArgumentTypeError(
                 "a budget is a number of bytes, a text such as '1.5GB' or '50%', or a "
@@ -114,6 +137,7 @@ class BudgetSearch:
         with_updates: whether each gradient is taken to be used up by an update that
             holds as much again. Where nothing is within a budget so, it is looked for
             without: an update in place holds less.
+        offload: a budget that says how results may travel; None if they may not.
 
     Attributes:
         plain_peak: what plain gradients hold.
@@ -132,9 +156,14 @@ class BudgetSearch:
         *,
         measured: bool = False,
         with_updates: bool = True,
+        offload: Budget | None = None,
     ) -> None:
         self.plain_peak = StepProgram(step).plain_peak()
-        self.time_of = op_times_of(step.ops(), measured=measured)
+        self._offload = offload
+        in_seconds = offload is not None
+        self.time_of = op_times_of(
+            step.ops(), measured=measured or in_seconds, in_seconds=in_seconds
+        )
         self._step, self._always, self._seed = step, always, seed
         self._others = list(others)
         self._measured, self._with_updates = measured, with_updates
@@ -153,6 +182,30 @@ class BudgetSearch:
         )
 
     @cached_property
+    def _travelling(self) -> list[dict[int, float]]:
+        """Nodes whose results may travel, with how long one way takes: some choices.
+
+        One of those that are computed in more time than they take to go and come back,
+        and one of those for which it is half or twice as much: what runs again may
+        need others to run again before it.
+        """
+        if self._offload is None:
+            return []
+        offload, problem = self._offload, self.problem
+        transfers = transfers_for(problem, offload.offload_device, offload.bandwidth)
+        one_way = {
+            node: transfers.seconds(op)
+            for node in travelling_nodes(problem)
+            if (op := problem.results[node]) is not None
+        }
+        times = problem.problem.times
+        choices = [
+            {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
+            for worth in _WORTHS
+        ]
+        return [c for i, c in enumerate(choices) if c and c not in choices[:i]]
+
+    @cached_property
     def _without_updates(self) -> BudgetSearch:
         """The same search, as if updates held nothing besides."""
         return BudgetSearch(
@@ -162,6 +215,7 @@ class BudgetSearch:
             self._seed,
             measured=self._measured,
             with_updates=False,
+            offload=self._offload,
         )
 
     @cached_property
@@ -187,6 +241,9 @@ class BudgetSearch:
             return Choice(self.alone, 0.0)
         aim = int(_MOST * limit)
         planned = self._planned(int(_AIM * limit), aim)
+        for one_way in self._travelling:
+            travelling = with_transfers(self.problem, one_way)
+            planned += self._planned(int(_AIM * limit), aim, travelling)
         tried = [*self._simple, *planned]
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
@@ -203,7 +260,8 @@ class BudgetSearch:
         best = min(
             [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
         )
-        return Choice(best, self._bound(limit))
+        # What travels is in no bound.
+        return Choice(best, 0.0 if self._travelling else self._bound(limit))
 
     def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
         """Return the choices of which keeping more may become the best.
@@ -227,7 +285,9 @@ class BudgetSearch:
         # Kernels that take over buffers may do what no schedule can.
         return bound / (problem.total_time or 1.0) if math.isfinite(bound) else 0.0
 
-    def _planned(self, limit: int, most: int) -> list[Trial]:
+    def _planned(
+        self, limit: int, most: int, travelling: StepProblem | None = None
+    ) -> list[Trial]:
         """Return the planner's choices for budgets around a limit.
 
         A step holds a little more than the planner's schedule, or less: kernels take
@@ -236,8 +296,9 @@ class BudgetSearch:
         Args:
             limit: the peak that is looked for.
             most: the peak that is taken.
+            travelling: the problem with results that travel; None if none does.
         """
-        problem, trials = self.problem, self._trials
+        problem, trials = travelling or self.problem, self._trials
         tried: list[Trial] = []
         points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
@@ -258,9 +319,8 @@ class BudgetSearch:
             else:
                 high = asked
                 again = _run_twice(schedule.runs)
-                tried.append(
-                    trials.run([t for node, t in problem.tensors if node not in again])
-                )
+                kept = [t for node, t in problem.tensors if node not in again]
+                tried += [] if travelling else [trials.run(kept)]
             if schedule.status == "infeasible":
                 break
             if (1 - _CLOSE) * limit < trial.peak <= most:
@@ -272,8 +332,11 @@ class BudgetSearch:
         return tried
 
     def _extra_time(self, trial: Trial) -> float:
-        """Return how long what is recomputed takes, by the ops' times."""
-        return sum(map(self.time_of, trial.plan.run_again)) if trial.plan else 0.0
+        """Return how long what runs again or travels takes, by the ops' times."""
+        if trial.plan is None:
+            return 0.0
+        again = sum(map(self.time_of, trial.plan.run_again))
+        return again + trial.plan.transfer_time
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
         """Return a choice that also keeps as much as fits, what is worth most first."""

@@ -1,0 +1,365 @@
+"""Plans whose results wait on another device instead of being computed again."""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil.errors import ArgumentTypeError, PlanError, SelectionError
+from geutil.gradients import (
+    Budget,
+    Plan,
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+    plan,
+    plan_curve,
+)
+from tests.gradients.apart.test_two_devices import FIRST, SECOND, chain, pytestmark
+
+__all__ = ["pytestmark"]
+
+v1 = tf.compat.v1
+FAST, SLOW = 1e12, 1e3
+TRAVELLING = {"offload": True, "bandwidth": FAST, "offload_device": SECOND}
+
+
+def residual_network():
+    inputs = x = keras.Input([24, 24, 3])
+    x = keras.layers.Conv2D(16, 3, padding="same")(x)
+    for _ in range(4):
+        y = keras.layers.BatchNormalization()(x)
+        y = keras.layers.Activation("swish")(y)
+        y = keras.layers.Conv2D(16, 3, padding="same")(y)
+        x = keras.layers.Add()([x, y])
+    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, outputs)
+
+
+def forked_network():
+    """Return a net of long skips: an encoder and a decoder that reads all of it."""
+    inputs = x = keras.Input([24, 24, 3])
+    skips = []
+    for width in (8, 16):
+        x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(x)
+        skips.append(x)
+        x = keras.layers.MaxPooling2D()(x)
+    x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(x)
+    for skip in reversed(skips):
+        x = keras.layers.UpSampling2D()(x)
+        x = keras.layers.Concatenate()([x, skip])
+        width = skip.shape[-1]
+        x = keras.layers.Conv2D(width, 3, padding="same", activation="gelu")(x)
+    return keras.Model(inputs, keras.layers.Conv2D(10, 1)(x))
+
+
+NETWORKS = {"residual": residual_network, "forked": forked_network}
+IMAGES = np.random.default_rng(0).normal(size=[8, 24, 24, 3]).astype("f")
+
+
+def network(name):
+    keras.utils.set_random_seed(0)
+    with tf.device(FIRST):
+        return NETWORKS[name]()
+
+
+def in_function(how, net):
+    """Return what `how` makes of a loss and variables, and the function it is in."""
+    made = []
+
+    @tf.function(autograph=False)
+    def train(x):
+        with tf.device(FIRST):
+            loss = tf.reduce_mean(tf.square(net(x, training=True)))
+            made.append(how(loss, [v.value for v in net.trainable_variables]))
+        return made[-1] if isinstance(made[-1], list) else loss
+
+    function = train.get_concrete_function(tf.TensorSpec(IMAGES.shape))
+    return made[-1], function
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def net(request):
+    return network(request.param)
+
+
+@pytest.fixture(scope="module")
+def found(net):
+    return in_function(lambda loss, xs: plan(loss, xs, "35%", **TRAVELLING), net)[0]
+
+
+def test_where_transfers_are_fast_results_travel(found):
+    assert found.away and found.offload_device == SECOND
+    assert found.peak <= found.budget
+    assert found.bound == 0
+    assert f"results sent to {SECOND}" in str(found)
+
+
+def test_where_transfers_are_slow_nothing_does(net):
+    options = TRAVELLING | {"bandwidth": SLOW}
+    slow, _ = in_function(lambda loss, xs: plan(loss, xs, "50%", **options), net)
+    assert not slow.away and slow.bursts and not slow.offload_device
+
+
+def test_less_is_computed_again_than_without(net, found):
+    without, _ = in_function(
+        lambda loss, xs: plan(loss, xs, found.budget, measured=True), net
+    )
+    # The times are measured anew, and those of what runs again differ by far.
+    assert found.extra_time < 0.5 * without.extra_time
+
+
+def test_a_loaded_plan_serves_the_step_traced_anew(net, found, tmp_path):
+    loaded = Plan.load(found.save(tmp_path / "plan.json"))
+    assert loaded == found
+    slopes, ours = in_function(
+        lambda loss, xs: gradients(loss, xs, checkpoints=loaded), net
+    )
+    report = last_report(ours.graph)
+    assert len(report.offloaded) == len(found.away)
+    assert report.extra_time == found.extra_time
+    _, plain = in_function(tf.gradients, net)
+    for slope, wanted in zip(ours(IMAGES), plain(IMAGES), strict=True):
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
+    assert slopes
+
+
+def test_all_that_crosses_back_waits_for_its_turn(net, found):
+    _, function = in_function(
+        lambda loss, xs: gradients(loss, xs, checkpoints=found), net
+    )
+    returned = 0
+    for op in function.graph.get_operations():
+        for t in op.inputs:
+            if t.op.device.endswith(SECOND[1:]) and not op.device.endswith(SECOND[1:]):
+                # A plain op there would be sent at once.
+                assert t.op.type == "PlaceholderWithDefault"
+                assert [c.type for c in t.op.control_inputs] == ["NoOp"]
+                returned += 1
+    assert returned >= len(found.away)
+
+
+def run_traced(build, feeds=None):
+    """Return what a Session yields, and its own records of the run."""
+    with tf.Graph().as_default(), tf.device(FIRST):
+        fetches = build()
+        options = v1.RunOptions(
+            trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True
+        )
+        metadata = v1.RunMetadata()
+        config = v1.ConfigProto(inter_op_parallelism_threads=1, device_count={"CPU": 2})
+        with v1.Session(config=config) as session:
+            session.run(v1.global_variables_initializer())
+            # The first run settles what kernels choose.
+            session.run(fetches, feeds)
+            values = session.run(fetches, feeds, options=options, run_metadata=metadata)
+    return values, metadata
+
+
+def records_of(metadata, device):
+    """Return TensorFlow's records of the ops of a device, in the order they ended."""
+    for stats in metadata.step_stats.dev_stats:
+        if stats.device.endswith(device[1:]):
+            return sorted(
+                stats.node_stats,
+                key=lambda n: n.all_start_micros + n.all_end_rel_micros,
+            )
+    raise AssertionError(device)
+
+
+def end_of(record):
+    return record.all_start_micros + record.all_end_rel_micros
+
+
+def peak_on(metadata, device):
+    """Return the most bytes of results alive on a device, by TensorFlow's records.
+
+    A result lives from its op to the last that reads it in the graph that TensorFlow
+    ran; one that has the buffer of an input is that input.
+    """
+    (partition,) = (
+        graph
+        for graph in metadata.partition_graphs
+        if all(node.device.endswith(device[1:]) for node in graph.node)
+    )
+    inputs = {
+        node.name: [
+            (name.split(":")[0], int((name.split(":") + ["0"])[1]))
+            for name in node.input
+            if not name.startswith("^")
+        ]
+        for node in partition.node
+    }
+    records = [r for r in records_of(metadata, device) if r.node_name in inputs]
+    last_read = {}
+    for place, record in enumerate(records):
+        for source in inputs[record.node_name]:
+            last_read[source] = place
+    buffers, frees, sizes = {}, collections.defaultdict(list), []
+    pointers = {}
+    last = []
+    for place, record in enumerate(records):
+        read = [buffers[s] for s in inputs[record.node_name] if s in buffers]
+        for output in record.output:
+            about = output.tensor_description.allocation_description
+            same = [b for b in read if pointers[b] == about.ptr and about.ptr]
+            key = (record.node_name, output.slot)
+            if same:
+                buffers[key] = same[0]
+            else:
+                buffers[key] = len(sizes)
+                sizes.append(about.requested_bytes)
+                pointers[buffers[key]] = about.ptr
+                last.append(place)
+            end = last_read.get(key, place)
+            last[buffers[key]] = max(last[buffers[key]], end)
+    begins = collections.defaultdict(list)
+    seen = set()
+    for place, record in enumerate(records):
+        for output in record.output:
+            buffer = buffers[record.node_name, output.slot]
+            if buffer not in seen:
+                seen.add(buffer)
+                begins[place].append(buffer)
+    for buffer, place in enumerate(last):
+        frees[place].append(buffer)
+    held = peak = 0
+    for place in range(len(records)):
+        held += sum(sizes[b] for b in begins[place])
+        peak = max(peak, held)
+        held -= sum(sizes[b] for b in frees[place])
+    return peak
+
+
+def in_session(how, name):
+    def build():
+        net = network(name)
+        loss = tf.reduce_mean(tf.square(net(tf.constant(IMAGES), training=True)))
+        return how(loss, [v.value for v in net.trainable_variables])
+
+    return run_traced(build)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_device_holds_less(name):
+    budget = Budget("35%", **TRAVELLING)
+    ours, traced = in_session(
+        lambda loss, xs: gradients(loss, xs, checkpoints=budget, holds_gradients=True),
+        name,
+    )
+    plain, plainly = in_session(tf.gradients, name)
+    for slope, wanted in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
+    variables = sum(slope.nbytes for slope in plain)
+    least, most = (peak_on(metadata, FIRST) for metadata in (traced, plainly))
+    assert least - variables < 0.45 * most
+
+
+def test_nothing_comes_back_before_its_turn():
+    """Also of kept tensors that `offload=True` sends."""
+
+    def build():
+        x = tf.constant(np.cos(np.arange(4096.0)).reshape(64, 64), tf.float32)
+        kept, y = chain(x)
+        return gradients(
+            y,
+            x,
+            checkpoints=kept,
+            min_checkpoint_size=0,
+            offload=True,
+            offload_device=SECOND,
+            prefetch=0,
+        )
+
+    _, metadata = run_traced(build)
+    ends = {r.node_name: end_of(r) for r in records_of(metadata, FIRST)}
+    sent = {r.node_name: end_of(r) for r in records_of(metadata, SECOND)}
+    gate_ends = [end for name, end in ends.items() if "recomputed/gate" in name]
+    waits = [end for name, end in sent.items() if name.endswith("/wait")]
+    away = [end for name, end in sent.items() if name.endswith("/away")]
+    assert len(waits) >= 3 and gate_ends
+    assert max(away) <= min(gate_ends) <= min(waits)
+    received = [
+        end
+        for name, end in ends.items()
+        if "_recv" in name.lower() or name.startswith("edge_")
+    ]
+    assert all(end >= min(gate_ends) for end in received)
+
+
+@parameterized.expand(
+    [
+        ("itself", {"offload_device": FIRST}, "runs on /device:CPU:0"),
+        ("no_bandwidth", {"bandwidth": None}, "pass bandwidth="),
+    ]
+)
+def test_devices_that_make_no_sense_are_refused(_, change, reason):
+    options = TRAVELLING | change
+    with pytest.raises(PlanError, match=reason):
+        in_function(
+            lambda loss, xs: plan(loss, xs, "35%", **options), network("residual")
+        )
+
+
+def test_options_that_exclude_each_other_are_refused(found):
+    budget = Budget("35%", **TRAVELLING)
+    x = tf.constant(1.0)
+    for checkpoints in (budget, found):
+        with pytest.raises(SelectionError, match="the plan says what is offloaded"):
+            explain(x, x, checkpoints=checkpoints, offload=True)
+        with pytest.raises(SelectionError, match="are not halved"):
+            explain(x, x, checkpoints=checkpoints, encode="bfloat16")
+    for bandwidth in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ArgumentTypeError, match="positive number of bytes"):
+            Budget("35%", offload=True, bandwidth=bandwidth)
+
+
+def test_xla_has_one_device(found, caplog):
+    net = network("residual")
+    budget = Budget("60%", **TRAVELLING)
+
+    def train(x, checkpoints):
+        loss = tf.reduce_mean(tf.square(net(x, training=True)))
+        return gradients(
+            loss, net.trainable_variables[0].value, checkpoints=checkpoints
+        )
+
+    compiled = tf.function(train, jit_compile=True, autograph=False)
+    compiled.get_concrete_function(tf.TensorSpec(IMAGES.shape), budget)
+    assert "nothing is offloaded" in caplog.text
+    assert not last_report().offloaded
+
+
+def test_an_altered_plan_is_refused(found, tmp_path):
+    path = tmp_path / "plan.json"
+    text = found.save(path).read_text()
+    path.write_text(text.replace(f'"away":[{found.away[0]}', '"away":[99999999'))
+    with pytest.raises(PlanError, match="names ops that there are not"):
+        Plan.load(path)
+
+
+def test_the_curve_of_plans_travels_too(net):
+    budgets = [Budget("50%", **TRAVELLING), Budget("35%")]
+    curve, _ = in_function(lambda loss, xs: plan_curve(loss, xs, budgets), net)
+    assert not curve.unmet and any(p.away for p in curve.plans)
+
+
+def test_keras_fits_with_results_that_travel():
+    with tf.device(FIRST):
+        net = network("residual")
+        wrapped = checkpointed(net, budget=Budget("40%", **TRAVELLING))
+        wrapped.compile("sgd", "mse")
+        wrapped.fit(IMAGES, np.zeros([8, 10]), batch_size=8, verbose=0)
+    assert last_report().offloaded
+    with tf.device(FIRST):
+        other = network("residual")
+        other.compile("sgd", "mse")
+        other.fit(IMAGES, np.zeros([8, 10]), batch_size=8, verbose=0)
+    for ours, plain in zip(wrapped.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-5)
