@@ -218,4 +218,22 @@ def _carry_over(
         )
         for t, t_ in info._transformed_ts.items():
             carried[t] = t_
+        _carry_waits(ops, inputs, info)
     return carried
+
+
+def _carry_waits(
+    ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformState
+) -> None:
+    """Let copies wait for what stands for the placeholders that the originals wait for.
+
+    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest what it
+    computes anew is there from the forward pass on.
+    """
+    stands_for = {t.op: t_.op for t, t_ in inputs.items()}
+    for op in ops:
+        waits = [stands_for[p] for p in op.control_inputs if p in stands_for]
+        copy = info.transformed(op) if waits else None
+        if copy is not None:
+            here = [p for p in types.unique(waits) if p.graph is copy.graph]
+            creation.add_control_edges(copy, here)

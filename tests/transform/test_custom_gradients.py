@@ -238,3 +238,29 @@ def test_sparse_gradients_and_results_that_are_read_follow_too():
     values = np.arange(8.0).reshape(4, 2)
     (value,) = evaluate(table.graph, [dense], {table: values})
     np.testing.assert_array_equal(value, values * [[2], [0], [1], [0]])
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_gradient_waits_for_what_comes_in_as_the_original_does(elsewhere):
+    """Without, `silu` computes its sigmoid anew in the forward pass, and holds it."""
+
+    def awaited(y, x):
+        dy = tf.ones_like(y, name="incoming")
+        tf.gradients(y, x, dy)
+        return {
+            (op.type, waits.type)
+            for op in y.graph.get_operations()
+            for waits in op.control_inputs
+        }
+
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [3], name="x")
+        y = tf.nn.silu(x)
+    destination = tf.Graph() if elsewhere else graph
+    _, info = ge.copy([op for op in graph.get_operations()], destination)
+    with destination.as_default():
+        ours = awaited(info.transformed(y), info.transformed(x))
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [3])
+        plain = awaited(tf.nn.silu(x), x)
+    assert plain and ours == plain

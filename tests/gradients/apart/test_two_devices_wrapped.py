@@ -103,10 +103,11 @@ def test_what_is_kept_waits_on_the_other_device(prefetch, weights):
     assert set(last_report().offloaded) <= {op.inputs[0].name for op in sent}
     for op in sent:
         assert op.device.endswith(SECOND)
-        (back,) = op.outputs[0].consumers()
+        (wait,) = op.outputs[0].consumers()
+        (back,) = wait.outputs[0].consumers()
         assert back.name.startswith("offloaded/")
         assert back.device == op.inputs[0].device
-        assert back.control_inputs
+        assert wait.control_inputs and wait.device.endswith(SECOND)
         # Nothing in the backward pass reads what was sent.
         readers = op.inputs[0].consumers()
         late = [r for r in readers if r.name.startswith(("gradients/", "recomputed/"))]

@@ -99,6 +99,18 @@ def test_a_loaded_plan_serves_a_step_that_is_traced_anew(found, tmp_path):
         np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["swish", "gelu", "relu6", "mish"])
+def test_gradients_of_any_activation_are_those_that_were_planned(activation):
+    net = network(8, activation)
+    made = in_graph(lambda loss, xs: plan(loss, xs, "80%"), net)[0]
+    _, ours = in_graph(lambda loss, xs: gradients(loss, xs, checkpoints=made), net)
+    assert last_report(ours.graph).extra_time == made.extra_time > 0
+    _, plain = in_graph(tf.gradients, net)
+    x = np.random.default_rng(0).normal(size=[16, 16, 16, 3]).astype("f")
+    for slope, wanted in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-6)
+
+
 def test_a_graph_of_version_1_takes_a_plan_from_a_function(found):
     with tf.Graph().as_default() as graph:
         net = network()
