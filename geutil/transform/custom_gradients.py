@@ -21,7 +21,7 @@ from geutil.graph import creation, gradient_functions, types
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
-from geutil.transform.state import Copier, TransformState
+from geutil.transform.state import Copier, TransformState, TransformerInfo
 
 
 def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
@@ -223,7 +223,7 @@ def _carry_over(
 
 
 def _carry_waits(
-    ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformState
+    ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformerInfo
 ) -> None:
     """Let copies wait for what stands for the placeholders that the originals wait for.
 
@@ -233,7 +233,7 @@ def _carry_waits(
     stands_for = {t.op: t_.op for t, t_ in inputs.items()}
     for op in ops:
         waits = [stands_for[p] for p in op.control_inputs if p in stands_for]
-        copy = info.transformed(op) if waits else None
-        if copy is not None:
+        if waits:
+            copy = info._transformed_ops[op]
             here = [p for p in types.unique(waits) if p.graph is copy.graph]
             creation.add_control_edges(copy, here)

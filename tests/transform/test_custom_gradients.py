@@ -257,7 +257,7 @@ def test_a_gradient_waits_for_what_comes_in_as_the_original_does(elsewhere):
         x = v1.placeholder(tf.float32, [3], name="x")
         y = tf.nn.silu(x)
     destination = tf.Graph() if elsewhere else graph
-    _, info = ge.copy([op for op in graph.get_operations()], destination)
+    _, info = ge.copy(list(graph.get_operations()), destination)
     with destination.as_default():
         ours = awaited(info.transformed(y), info.transformed(x))
     with tf.Graph().as_default():

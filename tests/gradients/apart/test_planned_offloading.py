@@ -154,8 +154,9 @@ def run_traced(build, feeds=None):
         )
         metadata = v1.RunMetadata()
         config = v1.ConfigProto(inter_op_parallelism_threads=1, device_count={"CPU": 2})
-        # Grappler would compute the gradient of the mean ahead, and hold it for good.
+        # TensorFlow would compute the gradient of the mean ahead, and hold it for good.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
         with v1.Session(config=config) as session:
             session.run(v1.global_variables_initializer())
             # The first run settles what kernels choose.
