@@ -21,7 +21,7 @@ from geutil.graph import creation, gradient_functions, types
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
-from geutil.transform.state import Copier, TransformState, TransformerInfo
+from geutil.transform.state import Copier, TransformerInfo, TransformState
 
 
 def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
