@@ -51,9 +51,10 @@ last_report(of: Any = None) -> Report | None
 not_(policy: Policy) -> Policy
 order_updates(*fetches: Any) -> Report | None
 plan(ys: Any, xs: Any, budget: Budget | int | float | str, grad_ys: Any = None, *,
-    measured: bool = False, holds_gradients: bool = False, engine: str | TapeEngine =
-    tensorflow, shapes: GivenShapes | None = None, encode: str | None = None, **kwargs:
-    Any) -> Plan
+    measured: bool = False, offload: bool = False, bandwidth: float | None = None,
+    offload_device: str = /device:CPU:0, holds_gradients: bool = False, engine: str |
+    TapeEngine = tensorflow, shapes: GivenShapes | None = None, encode: str | None =
+    None, **kwargs: Any) -> Plan
 plan_curve(ys: Any, xs: Any, budgets: Iterable[Budget | int | float | str] = (80%,
     60%, 50%, 40%, 30%, 20%), grad_ys: Any = None, *, holds_gradients: bool =
     False, engine: str | TapeEngine = tensorflow, shapes: GivenShapes | None = None,
