@@ -173,6 +173,17 @@ def test_a_click_beside_the_ops_chooses_nothing(nested):
     assert nested.chosen() == set()
 
 
+def test_two_quick_clicks_on_two_scopes_close_neither(nested):
+    nested.press("open all")
+    before = nested.open_scopes()
+    # At once: cytoscape takes two clicks at any two places for a double click.
+    first, second = nested.place("outer/left"), nested.place("outer/right")
+    nested.page.mouse.click(*first)
+    nested.page.mouse.click(*second)
+    assert nested.open_scopes() == before
+    assert nested.chosen() == {"outer/right"}
+
+
 def test_what_is_chosen_stays_chosen_when_its_scope_closes(nested):
     nested.press("open all")
     nested.click(":outer/left/product")

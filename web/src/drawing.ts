@@ -17,6 +17,8 @@ import { Choice, visibleOf } from "./visible";
 
 /** Classes of the moment, which are given anew to what is drawn. */
 const PASSING = "chosen near marked";
+/** Milliseconds between the two taps of a double tap, at most. */
+const DOUBLE_TAP = 400;
 
 export type Chosen = { drawing: Drawing; item: Item } | null;
 
@@ -146,15 +148,20 @@ export class Drawing {
     this.core.on("tap", (event) => {
       if (event.target === this.core) this.onChoose(null);
     });
+    // Cytoscape's double tap is any two in quick succession, on two nodes, too.
+    let tapped: Item | null = null;
+    let before = 0;
     this.core.on("tap", "node", (event) => {
       const item = this.itemOf(event.target as NodeSingular);
-      this.select(item);
-      this.onChoose({ drawing: this, item });
-    });
-    this.core.on("dbltap", "node", (event) => {
-      // The innermost node only: its scope must not close with it.
-      event.stopPropagation();
-      this.toggle(this.itemOf(event.target as NodeSingular));
+      const again = item === tapped && event.timeStamp - before < DOUBLE_TAP;
+      tapped = again ? null : item;
+      before = event.timeStamp;
+      if (again) {
+        this.toggle(item);
+      } else {
+        this.select(item);
+        this.onChoose({ drawing: this, item });
+      }
     });
   }
 
