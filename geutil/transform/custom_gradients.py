@@ -234,6 +234,6 @@ def _carry_waits(
     for op in ops:
         waits = [stands_for[p] for p in op.control_inputs if p in stands_for]
         if waits:
-            copy = info._transformed_ops[op]
+            copy = info.transformed(op)
             here = [p for p in types.unique(waits) if p.graph is copy.graph]
             creation.add_control_edges(copy, here)
