@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,17 @@ def without_grappler() -> None:
 
 
 def arrays(results: Mapping[str, Any]) -> dict[str, Array]:
-    """Return tensors as arrays."""
-    return {name: np.asarray(value) for name, value in results.items()}
+    """Return tensors as arrays, `output_9` before `output_10`.
+
+    A signature's file holds a map of them, which each process reads in an order of its
+    own.
+    """
+    return {name: np.asarray(results[name]) for name in sorted(results, key=_by_name)}
+
+
+def _by_name(name: str) -> list[Any]:
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def paired(found: Values, wanted: Values) -> list[tuple[str, Array, Array]]:

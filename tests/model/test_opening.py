@@ -61,7 +61,25 @@ def test_positional_results_are_called_as_tensorflow_calls_them():
 def test_outputs_keep_the_order_of_the_dictionary():
     f = tf.function(lambda x: {"z": x, "a": 2 * x}, [tf.TensorSpec([], name="x")])
     m = model.open(f)
-    assert sorted(m.run(x=1.0).items()) == [("a", 2.0), ("z", 1.0)]
+    assert list(m.run(x=1.0).items()) == [("z", 1.0), ("a", 2.0)]
+
+
+def test_names_in_a_file_of_version_1_are_counted(tmp_path):
+    # The file holds maps, which each process reads in an order of its own.
+    v1 = tf.compat.v1
+    predict = v1.saved_model.signature_def_utils.predict_signature_def
+    graph = tf.Graph()
+    with graph.as_default(), v1.Session(graph=graph) as session:
+        inputs = {f"input_{i}": v1.placeholder(tf.float32, []) for i in range(12)}
+        outputs = {f"output_{i}": 2.0 * t for i, t in enumerate(inputs.values())}
+        builder = v1.saved_model.Builder(str(tmp_path / "counted"))
+        builder.add_meta_graph_and_variables(
+            session, ["serve"], {"serving_default": predict(inputs, outputs)}
+        )
+        builder.save()
+    m = model.open(tmp_path / "counted")
+    assert list(m.inputs) == list(inputs)
+    assert list(m.outputs) == list(outputs)
 
 
 def test_a_graph_def_takes_placeholders_and_ends():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.thorough import chosen, thorough
 from zoo import page
@@ -20,7 +21,7 @@ from zoo.models import (
 )
 from zoo.results import DIED, NONE, OK, REFUSED, Cell, judged, none, ok
 from zoo.running import Row, read_row, run, take
-from zoo.values import apart, noise, slopes_apart
+from zoo.values import apart, arrays, noise, slopes_apart
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (applications, functions, images, legacy, mixed, text, version1)
@@ -74,6 +75,13 @@ def test_outputs_of_other_names_are_paired_in_order():
     assert apart({"p": a, "q": b}, {"y": a, "z": b}) == 0.0
     with pytest.raises(ValueError, match="instead of"):
         apart({"y": a}, {"y": a, "z": b})
+
+
+def test_arrays_are_in_the_order_of_their_numbers():
+    # A SavedModel's signature gives them in another order in each process.
+    names = [f"output_{i}" for i in range(11)]
+    shuffled = {name: tf.constant(1.0) for name in [*names[::-2], *names[1::2]]}
+    assert list(arrays(shuffled)) == names
 
 
 def test_gradients_of_one_entry_have_no_range():

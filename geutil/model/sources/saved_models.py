@@ -73,13 +73,13 @@ def _program(function: Any, name: str, what: str) -> Program:
             f"{type(error).__name__}: {error}"
         ) from error
     # The file holds a map of them, which each process reads in an order of its own.
-    program.outputs = dict(sorted(program.outputs.items(), key=_by_name))
+    program.outputs = {n: program.outputs[n] for n in sorted(program.outputs, key=_key)}
     return program
 
 
-def _by_name(output: tuple[str, str]) -> list[Any]:
-    """Return what outputs are sorted by: `output_9` goes before `output_10`."""
-    parts = re.split(r"(\d+)", output[0])
+def _key(name: str) -> list[Any]:
+    """Return what names are sorted by: `output_9` goes before `output_10`."""
+    parts = re.split(r"(\d+)", name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
@@ -117,7 +117,7 @@ def _given(program: Program) -> Program:
 
 def _tensors(infos: Any, what: str, signature: str) -> dict[str, str]:
     tensors = {}
-    for name in sorted(infos):
+    for name in sorted(infos, key=_key):
         if not infos[name].name:
             raise ModelError(
                 f"'{name}' in signature '{signature}' of {what} is no plain tensor; "

@@ -191,8 +191,13 @@ def _twin(tensor: Tensor, simulation: Operation, wider: float) -> Tensor:
 def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     by_op = {each.convolution: each for each in dilated}
     op_names = {op.name for op in graph.get_operations()}
-    range_ends = {t.op for op in live_simulations(graph) for t in list(op.inputs)[1:]}
-    short_names = (name for i in count() if (name := f"r{i}") not in op_names)
+    origins = Origins(graph)
+    simulations = live_simulations(graph)
+    range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
+    of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
+    # What is left of a name without its digits must be no op's, either.
+    prefix = next(letters for i in count(1) if (letters := "r" * i) not in op_names)
+    short_names = (name for i in count() if (name := f"{prefix}{i}") not in op_names)
 
     def amend(node: Any, op: Operation) -> None:
         converter_workarounds.nudge(node, op)
@@ -200,8 +205,9 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
         scope, _, own = op.name.rpartition("/")
         if own == op.type and op.type in FAKE_QUANT and scope not in op_names:
             node.name = scope or op.name
-        # So it has those of both ends of a range, for the tensor in that range.
-        if op in range_ends and node.op == "Const":
+        # So it has those of both ends of a range, for the tensor in that range, and of
+        # the FakeQuant op of weights, next to the name of the layer.
+        if (op in range_ends and node.op == "Const") or op in of_weights:
             node.name = next(short_names)
         if op in by_op:
             by_op[op].amend(node)
