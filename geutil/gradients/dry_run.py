@@ -34,7 +34,8 @@ from geutil.gradients.tape.building import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Tensor, is_tensor
 from geutil.select import queries, walks
-from geutil.transform.copying import copy
+from geutil.transform.handlers import assign_renamed_collections_handler
+from geutil.transform.transformer import Transformer
 
 BUDGETS = ("80%", "60%", "50%", "40%", "30%", "20%")
 """The default budgets of `plan_curve`."""
@@ -300,6 +301,11 @@ def _prepared_on_copy(
         )
 
 
+def _assign_collections(info: Any, element: Any, element_: Any) -> None:
+    """Put a copy into collections; no objects of variables are needed there."""
+    assign_renamed_collections_handler(info, element, element_)
+
+
 class _Scratch:
     """A copy of all that some tensors depend on."""
 
@@ -307,7 +313,9 @@ class _Scratch:
         self.graph = creation.new_graph()
         self._source = ends[0].graph
         ops = walks.get_backward_walk_ops(ends, control_inputs=True)
-        _, info = copy(queries.make_view(ops), self.graph)
+        copier = Transformer()
+        copier.assign_collections_handler = _assign_collections
+        _, info = copier(queries.make_view(ops), self.graph, "")
         self._copy: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self._original: MutableIdentityMap[Tensor] = MutableIdentityMap()
         for op in ops:

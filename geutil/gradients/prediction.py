@@ -205,7 +205,7 @@ class StepProgram:
         self._place[op] = len(self._nodes)
         called = self._calls.get(op, NOTHING)
         listed = self._lists.add(op, called.results)
-        shared = called.results.aliases or cpu_kernels.aliases(op)
+        shared = graph_to_program.aliases_of(op, called)
         passed = self._held_outputs(op)
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)

@@ -353,7 +353,8 @@ def _is_joined(op: Operation, place: int) -> bool:
         # A swish: the product of a tensor with its own sigmoid.
         return any(_value(t) is _value(producer.inputs[0]) for t in op.inputs)
     if producer.type in _GELU:
-        return op.type in _SUMS
+        # What else reads the tangent, its gradient say, keeps Grappler from it.
+        return op.type in _SUMS and len(producer.outputs[0].consumers()) == 1
     return producer.type == "Const" or producer.type in _JOINED
 
 

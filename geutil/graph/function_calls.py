@@ -57,7 +57,8 @@ def body_for_call(
 
 
 _AT_ONCE = "parallel_iterations"
-_COMPILED = "_XlaMustCompile"
+COMPILED = "_XlaMustCompile"
+"""The attribute of calls, and of functions, that XLA compiles."""
 _GRADIENT = "SymbolicGradient"
 _READ_ONLY = "_read_only_resource_inputs"
 _NONE = AttrValue.ListValue()
@@ -153,7 +154,7 @@ def is_compiled_call(op: Operation) -> bool:
         return False
     definition = function_defs.definition_in(op.graph, name)
     marked = [op.node_def.attr, definition.attr if definition else {}]
-    return any(_COMPILED in a and a[_COMPILED].b for a in marked)
+    return any(COMPILED in a and a[COMPILED].b for a in marked)
 
 
 def reason_to_stay(op: Operation) -> str:

@@ -9,14 +9,14 @@ its temporary memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
 from geutil.graph.function_calls import Caller
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.cpu_kernels import HELD, Pairs, passes_on
 from geutil.memory.program import Program
 from geutil.memory.simulation import simulate
@@ -306,11 +306,14 @@ class Called:
         temporary: the bytes beyond those of the op's results.
         surge: the bytes that it may hold besides, if more iterations run at once.
         results: what the lists hold that are results.
+        forwarded: pairs (result, argument) of places: what the function returns as it
+            was passed, in the same buffer.
     """
 
     temporary: int = 0
     surge: int = 0
     results: Piled = field(default_factory=Piled)
+    forwarded: Pairs = ()
 
 
 NOTHING = Called()
@@ -367,7 +370,17 @@ class _Functions:
             if among is not None and caller.op not in among:
                 continue
             bodies = self._bodies(graph, caller)
-            called_by_op[caller.op] = _largest([called for _, called in bodies])
+            largest = _largest([called for _, called in bodies])
+            if caller.is_call and bodies:
+                forwarded = bodies[0][1].forwarded
+                largest = replace(largest, forwarded=forwarded)
+                if function_calls.is_compiled_call(caller.op):
+                    # XLA makes room for all results, and lets go of it behind.
+                    room = sum(
+                        self._size_of(caller.op.outputs[i]) for i, _ in forwarded
+                    )
+                    largest = replace(largest, temporary=largest.temporary + room)
+            called_by_op[caller.op] = largest
             if caller.is_loop and len(bodies) > 1:
                 loop_graphs[caller.op] = (bodies[0][0], bodies[1][0])
         loops = Loops(loop_graphs, self._size_of)
@@ -399,11 +412,31 @@ class _Functions:
         program = self._read(body, calls)
         piled = {op: called.results for op, called in calls.items()}
         returned = returned_lists(body, piled)
+        forwarded = _forwarded(body)
         results = sum(
             max(program.sizes[tensor], returned.sizes.get(i, 0))
             for i, tensor in enumerate(program.fetched)
+            if i not in forwarded
         )
-        return Called(simulate(program).peak - results, results=returned)
+        peak = simulate(program).peak
+        return Called(
+            peak - results, results=returned, forwarded=tuple(forwarded.items())
+        )
+
+
+def _forwarded(body: Graph) -> dict[int, int]:
+    """Return which argument each result of a function is that is one.
+
+    What the gradient of a compiled call reads are results of it. XLA gives those that
+    were arguments back as they came.
+    """
+    place = {id(t): i for i, t in enumerate(body.inputs)}
+    sources = ((i, t, _source(t)) for i, t in enumerate(body.outputs))
+    return {
+        i: place[id(source)]
+        for i, t, source in sources
+        if id(source) in place and dims_of(source) == dims_of(t)
+    }
 
 
 def _of_loop(op: Operation, loops: Loops, once: int) -> Called:

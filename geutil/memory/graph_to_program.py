@@ -11,7 +11,7 @@ from geutil.errors import PredictionError
 from geutil.graph import adjacency, functions, op_types, types
 from geutil.graph.types import GivenShapes, Graph, Operation, Tensor
 from geutil.memory import cpu_kernels, function_memory, workspaces
-from geutil.memory.cpu_kernels import CHEAP, HELD
+from geutil.memory.cpu_kernels import CHEAP, HELD, Pairs
 from geutil.memory.function_memory import NOTHING, Called, ListSizes, SizeOf
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape
@@ -250,12 +250,22 @@ def _node(
         inputs=[tensors[id(t)] for t in inputs],
         outputs=[tensors[id(t)] for t in op.outputs],
         controls=[place[c] for c in adjacency.control_inputs(op)],
-        aliases=called.results.aliases or cpu_kernels.aliases(op) if inputs else (),
+        aliases=aliases_of(op, called) if inputs else (),
         reuses=cpu_kernels.reuses(op),
         temporary=temporary,
         surge=called.surge,
         cheap=op.type in CHEAP,
     )
+
+
+def aliases_of(op: Operation, called: Called) -> Pairs:
+    """Return which outputs of an op are the buffer of which input.
+
+    Args:
+        op: the op.
+        called: what the functions hold that it runs.
+    """
+    return called.results.aliases or called.forwarded or cpu_kernels.aliases(op)
 
 
 def _add_updates(

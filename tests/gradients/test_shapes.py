@@ -169,3 +169,23 @@ def test_calls_of_checkpointed_functions():
     near(found[None], found[32])
     assert found[None].assumed == (("x:0", (32, 32, 32, 16)),)
     assert not found[None].warnings
+
+
+def test_what_only_gpus_hold_is_no_guess():
+    with tf.Graph().as_default():
+        ones, zeros = tf.ones([8]), tf.zeros([8])
+        kernels = [v1.get_variable(f"k{i}", [3, 3, 8, 8]) for i in range(3)]
+        x = tf.ones([4, 16, 16, 8])
+        for kernel in kernels:
+            y = tf.nn.conv2d(x, kernel, 1, "SAME")
+            x = tf.nn.relu(v1.nn.fused_batch_norm(y, ones, zeros)[0])
+        gradients(tf.reduce_sum(x), kernels, checkpoints="memory")
+        assert not [w for w in last_report().warnings if "guess" in w]
+
+
+def test_explaining_says_nothing_of_the_variables_it_copies(caplog):
+    with tf.Graph().as_default():
+        w = v1.get_variable("w", [8, 8], use_resource=False)
+        y = tf.tanh(tf.tanh(tf.ones([4, 8]) @ w) @ w)
+        explain(tf.reduce_sum(y), w, checkpoints="memory")
+    assert "copied" not in caplog.text

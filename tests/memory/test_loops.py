@@ -213,3 +213,23 @@ def _function(name):
     reference = tf.compat.v1.AttrValue().func
     reference.name = name
     return reference
+
+
+def test_what_a_compiled_call_was_passed_is_a_result_in_the_same_buffer():
+    @tf.function(jit_compile=True, autograph=False)
+    def both(x):
+        return tf.sin(x), tf.identity(x)
+
+    with tf.Graph().as_default():
+        x = tf.exp(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
+        sine, same = both(x)
+        (call,) = {sine.op, same.op}
+        called = calls_in(call.graph, bytes_of)[call]
+        total = tf.reduce_sum(sine) + tf.reduce_sum(same)
+    assert called.forwarded == ((1, 0),)
+    size = bytes_of(same)
+    # XLA makes room for both results, and lets go of one.
+    moments = {m.op: m.bytes for m in predict(total).moments}
+    assert moments[call.name] == pytest.approx(3 * size, rel=0.01)
+    later = [m for name, m in moments.items() if name.startswith("Sum")]
+    assert max(later) == pytest.approx(2 * size, rel=0.01)

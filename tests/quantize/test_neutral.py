@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.quantize import to_int8
 from tests.quantize.converted import converted, spec
 from tests.settings import needs_eager
 
@@ -65,3 +66,59 @@ def test_what_changes_nothing(case, rank):
     assert result.report.coverage == 1.0
     assert result.floats == []
     assert result.most <= 1
+
+
+CONSTANT = {
+    "sum": lambda y: y + 0.0,
+    "reversed sum": lambda y: 0.0 + y,
+    "difference": lambda y: y - tf.zeros([1]),
+    "product": lambda y: y * 1.0,
+    "reversed product": lambda y: tf.ones([1, 1]) * y,
+    "quotient": lambda y: y / 1.0,
+    "both": lambda y: (y * 1.0 + 0.0) * 1.0,
+}
+
+
+@pytest.mark.parametrize("case", CONSTANT)
+def test_constants_that_change_nothing_cost_nothing(case):
+    def function(a):
+        y = CONSTANT[case](tf.nn.conv2d(a, FIRST, 1, "SAME"))
+        return tf.nn.conv2d(tf.nn.relu(y + np.float32([1, 2, 3, 4])), FIRST, 1, "SAME")
+
+    result = converted(function, IMAGE)
+    assert result.report.coverage == 1.0
+    assert result.kinds == ["CONV_2D", "CONV_2D"]
+    assert result.floats == []
+    assert result.most <= 1
+
+
+@pytest.mark.parametrize("case", ["reversed difference", "reciprocal", "more axes"])
+def test_constants_that_change_something_are_computed(case):
+    changed = {
+        "reversed difference": lambda y: 0.0 - y,
+        "reciprocal": lambda y: 1.0 / (1.0 + tf.abs(y)),
+        "more axes": lambda y: tf.ones([2, 1, 8, 8, 4])[:, 0] * y,
+    }[case]
+    result = converted(lambda a: changed(tf.nn.conv2d(a, FIRST, 1, "SAME")), IMAGE)
+    quantized = {entry.op_type for entry in result.report.quantized}
+    assert quantized & {"Sub", "Mul"} or case == "reciprocal"
+    assert result.most <= 2
+
+
+def test_a_swish_is_two_kernels():
+    layers = tf.keras.layers
+    image = layers.Input([8, 8, 4], batch_size=1)
+    x = layers.Conv2D(4, 3, activation="swish")(image)
+    network = tf.keras.Model(image, layers.Conv2D(4, 3)(x))
+    result = converted(lambda a: network(a, training=False), IMAGE)
+    assert sorted(result.kinds) == ["CONV_2D", "CONV_2D", "LOGISTIC", "MUL"]
+    assert result.floats == []
+    assert result.most <= 1
+
+
+def test_names_of_what_rounds_weights_take_little_room():
+    result = converted(lambda a: tf.nn.conv2d(a, FIRST, 1, "SAME", name="conv"), IMAGE)
+    interpreter = tf.lite.Interpreter(model_content=to_int8(result.model))
+    names = [d["name"] for d in interpreter.get_tensor_details()]
+    assert not any("weights_quant" in name for name in names)
+    assert any(name.startswith("conv") for name in names)

@@ -249,6 +249,17 @@ HANDED_ON = {
     "transpose": lambda y: tf.transpose(y, [0, 2, 1, 3]),
     "pool and slice": lambda y: tf.nn.max_pool2d(y, 2, 2, "SAME")[:, 1:],
     "pad": lambda y: tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]]),
+    "reverse": lambda y: tf.reverse(y, [1]),
+    "reverses": lambda y: tf.reshape(tf.reverse(tf.reverse(y, [1]), [2]), [1, 256]),
+    "best": lambda y: tf.math.top_k(y, 4)[0],
+    "pad with ones": lambda y: tf.pad(
+        y, [[0, 0], [1, 1], [0, 0], [0, 0]], constant_values=1.0
+    ),
+}
+SPLIT = {
+    "split": lambda y: tf.split(y, 2, -1),
+    "uneven": lambda y: tf.split(y, [1, 3], -1),
+    "unstack": lambda y: tf.unstack(y, axis=1),
 }
 
 
@@ -267,6 +278,18 @@ def test_a_fake_quant_is_seen_behind_what_hands_values_on(kind):
     assert not result.floats
     assert result.most <= 1
     assert result.report.coverage == 1.0
+
+
+@pytest.mark.parametrize("kind", SPLIT)
+def test_a_fake_quant_is_seen_behind_all_parts(kind):
+    def function(a):
+        parts = SPLIT[kind](tf.nn.relu6(biased(a)))
+        return [3.0 * _fixed(part) for part in parts]
+
+    result = converted(function, IMAGE)
+    assert "Relu6" not in sources(result.model)
+    assert not result.floats
+    assert result.most <= 1
 
 
 def test_all_that_hands_values_on_has_to_be_quantized():
@@ -471,6 +494,20 @@ def test_bodies_are_reported_with_the_remedy(body):
     assert "not looked into" in entry.reason
     assert "geutil.model.open" in entry.reason
     assert report.coverage < 1.0
+
+
+def test_a_loop_that_returns_lists_is_reported():
+    def function(a):
+        y = tf.map_fn(lambda row: tf.nn.relu(row[None] @ weights(4, 4))[0], a)
+        return y @ weights(4, 2)
+
+    m = opened(function, spec(3, 4))
+    report = quantize(m, is_training=False)
+    assert [e.op_type for e in report.skipped if "While" in e.op_type]
+    assert report.coverage < 1.0
+    moved = opened(lambda a: tf.map_fn(lambda row: row[::-1], a), spec(3, 4))
+    report = quantize(moved, is_training=False)
+    assert not [e for e in report.skipped if "While" in e.op_type]
 
 
 def rectified(x):

@@ -152,6 +152,45 @@ def test_overrides_that_cannot_be_obeyed(case):
     _refused(graph, QuantizeError, re.escape(message), overrides=overrides, scope=scope)
 
 
+EARLIER = {
+    "activation_bits": ({"one/relu": Spec(activation_bits=4)}, "own"),
+    "range": ({"one/relu": Spec(range=(0.0, 3.0))}, "own"),
+    "ema_decay": ({"one/relu": Spec(ema_decay=0.5)}, "own"),
+    "weight_bits": ({"one/product": Spec(weight_bits=4)}, "fixed"),
+    "per_channel": ({"one/product": Spec(per_channel=True)}, "fixed"),
+    "symmetric_weights": ({"one/product": Spec(symmetric_weights=False)}, "fixed"),
+}
+SAME = {
+    "one/relu": Spec(activation_bits=8, range=(0.0, 6.0)),
+    "one/product": Spec(weight_bits=8, per_channel=False, symmetric_weights=True),
+}
+
+
+def _with_fake_quants():
+    fixed = tf.quantization.fake_quant_with_min_max_args
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5], "x")
+        kernel = fixed(tf.ones([5, 5]), -3.0, 3.0, narrow_range=True, name="fixed")
+        y = tf.nn.relu(tf.matmul(x, kernel, name="one/product"), name="one/relu")
+        tf.matmul(fixed(y, 0.0, 6.0, name="own"), tf.ones([5, 2]), name="two/product")
+    return graph
+
+
+@pytest.mark.parametrize("field", EARLIER)
+def test_overrides_of_what_is_quantized_already(field):
+    overrides, name = EARLIER[field]
+    message = f"{field}=.* is quantized already, by '{name}'; edit that op instead"
+    _refused(_with_fake_quants(), QuantizeError, message, overrides=overrides)
+
+
+def test_overrides_that_say_what_is_there():
+    graph = _with_fake_quants()
+    quantize(graph, is_training=False, overrides=SAME)
+    assert graph.get_operation_by_name("one/relu").outputs[0].consumers() == [
+        graph.get_operation_by_name("own")
+    ]
+
+
 def test_overrides_for_an_op_of_another_graph():
     other = _graph().get_operation_by_name("one/relu")
     _refused(

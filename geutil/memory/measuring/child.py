@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import creation, fetched_subgraph, functions
+from geutil.graph.function_calls import COMPILED
 from geutil.memory.measuring.job import (
     CallJob,
     Environment,
@@ -282,7 +283,17 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
             options.inter_op_threads,
             options.intra_op_threads,
         ),
+        partly_compiled=isinstance(job, GraphJob) and _has_compiled_calls(job),
     )
+
+
+def _has_compiled_calls(job: GraphJob) -> bool:
+    """Tell whether XLA compiles functions that a graph calls."""
+    graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
+    marked = [node.attr for node in graph_def.node]
+    for function in graph_def.library.function:
+        marked += [function.attr, *(node.attr for node in function.node_def)]
+    return any(COMPILED in attr and attr[COMPILED].b for attr in marked)
 
 
 def _configure(job: Job, options: MeasureOptions) -> None:

@@ -73,6 +73,9 @@ class Measurement:
         timeline: the memory op by op; None where there are no records.
         seconds: the time of each step; the first step, which compiles, is not one.
         environment: what else the figures depend on.
+        partly_compiled: whether XLA compiles calls in the step. The records, and the
+            timeline, lack what these make and hold; the allocator counts it. So the
+            larger of both figures is the peak.
     """
 
     trace_peak: int | None
@@ -81,6 +84,7 @@ class Measurement:
     timeline: Timeline | None
     seconds: tuple[float, ...]
     environment: Environment
+    partly_compiled: bool = False
 
     @property
     def steps(self) -> int:
@@ -105,11 +109,14 @@ class Measurement:
         return 0, "nothing"
 
     def _peaks(self) -> list[tuple[int | None, str]]:
-        return [
+        peaks = [
             (self.trace_peak, TRACE),
             (self.allocator_peak, ALLOCATOR),
             (self.resident_peak, RESIDENT),
         ]
+        if self.partly_compiled and (self.allocator_peak or 0) > (self.trace_peak or 0):
+            peaks[:2] = reversed(peaks[:2])
+        return peaks
 
     def __str__(self) -> str:
         lines = [f"peak {megabytes(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]

@@ -24,6 +24,9 @@ With TensorFlow 2.21 the converter goes wrong with these:
   what they make is to be stored in two ranges, that one computes in float. Weights of
   which one's range is wider by a float32 rounding error are not the same.
 
+It gives what is reversed no range, where a FakeQuant op stands behind the reverse only,
+and reverses in float (TensorFlow 2.21).
+
 It refuses divisors that are stored as 0, whatever the zero point is, and that while the
 file runs (TensorFlow 2.21: "data[i] != 0 was not true"). The converter chooses it
 wherever FakeQuant ops lie around a division. There is none for powers, so that one of
@@ -56,6 +59,7 @@ from geutil.quantize.planning.int8_kernels import (
     COMPARISONS,
     DIVISIONS,
     FAKE_QUANT,
+    PASSING,
 )
 from geutil.quantize.planning.network import forwarded_from
 from geutil.quantize.spec import Range, nudged, step, with_zero
@@ -208,6 +212,46 @@ def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> Non
         for index, t in enumerate(op.inputs):
             if t is tensor:
                 creation.set_new_input(op, index, other)
+
+
+def with_ranges_before_reversals(graph: Graph) -> None:
+    """Let what is reversed have the range that its reverse is quantized in.
+
+    Args:
+        graph: the graph, which is changed; the caller is in it.
+
+    Cost: linear in the ops of the graph.
+    """
+    # From the end, so that of reversals in a row each finds what was put behind it.
+    for op in reversed(graph.get_operations()):
+        if op.type != "ReverseV2":
+            continue
+        simulation = _only_simulation_behind(op.outputs[0])
+        (tensor, *_) = op.inputs
+        if simulation is None or forwarded_from(tensor).op.type in FAKE_QUANT:
+            continue
+        low, high = list(simulation.inputs)[1:] or (
+            simulation.get_attr(end) for end in ("min", "max")
+        )
+        bits, narrow = (simulation.get_attr(n) for n in ("num_bits", "narrow_range"))
+        quantized = tf.quantization.fake_quant_with_min_max_vars(
+            tensor, low, high, bits, narrow
+        )
+        creation.set_new_input(op, 0, quantized)
+
+
+def _only_simulation_behind(tensor: Tensor) -> Operation | None:
+    """Return the FakeQuant op that alone reads a tensor, behind ops that forward it."""
+    while True:
+        readers = tensor.consumers()
+        if len(readers) != 1:
+            return None
+        (reader,) = readers
+        if reader.type in FAKE_QUANT:
+            return None if "PerChannel" in reader.type else reader
+        if reader.type not in PASSING or len(reader.outputs) != 1:
+            return None
+        tensor = reader.outputs[0]
 
 
 def with_fitting_comparisons(graph: Graph) -> None:

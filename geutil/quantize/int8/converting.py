@@ -37,7 +37,12 @@ from geutil.quantize.int8 import (
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
 from geutil.quantize.partial_copy import Amend, PartialCopy
-from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
+from geutil.quantize.planning.int8_kernels import (
+    DECISIONS,
+    FAKE_QUANT,
+    KERNELS,
+    neutral_input,
+)
 from geutil.quantize.planning.network import forwarded_from, is_quantized
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices
@@ -79,6 +84,9 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
         # The converter has no word for it.
         if op.type == "PlaceholderWithDefault":
             return op.inputs[0]
+        unchanged = neutral_input(op)
+        if unchanged is not None:
+            return op.inputs[unchanged]
         return moves[op] if op in moves else stand_in_of(op)
 
     amend = _amendments(graph, dilated) if mend else None
@@ -93,6 +101,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with creation.neutral(copy.graph):
         if mend:
+            converter_workarounds.with_ranges_before_reversals(copy.graph)
             converter_workarounds.with_fitting_comparisons(copy.graph)
             for rewrite in (
                 converter_workarounds.with_bias_vectors,

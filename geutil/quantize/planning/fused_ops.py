@@ -19,7 +19,12 @@ import tensorflow as tf
 
 from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning.int8_kernels import FUSED_ACTIVATIONS, KERNELS, Treatment
+from geutil.quantize.planning.int8_kernels import (
+    FUSED_ACTIVATIONS,
+    Treatment,
+    kernel_of,
+    neutral_input,
+)
 from geutil.quantize.planning.network import Network
 from geutil.select.networks.layers import Layer, data_format
 from geutil.select.networks.provenance import scalar_value
@@ -317,6 +322,11 @@ def chain_from(
             return Chain(
                 tuple(chain_ops), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
             )
+        if layer and neutral_input(reader) == index:
+            # No bias, although it is written as one: the next may be one.
+            passed.append(reader)
+            cursor = reader.outputs[0]
+            continue
         if layer and takes_bias and _is_bias(reader, index, layer, network):
             if not all(_leaves_channels(p, reader, index) for p in passed):
                 break
@@ -337,7 +347,7 @@ def chain_from(
 
 
 def _passes(op: Operation) -> bool:
-    kernel = KERNELS.get(op.type)
+    kernel = kernel_of(op)
     return kernel is not None and kernel.treatment is Treatment.PASSES
 
 
@@ -362,7 +372,7 @@ def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
     Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
     """
     if op.type != "Reshape":
-        return op.type in _RESHAPING
+        return op.type in _RESHAPING or neutral_input(op) is not None
     if tf.get_static_value(op.inputs[1]) is None:
         return False
     before, after = op.inputs[0].shape, op.outputs[0].shape

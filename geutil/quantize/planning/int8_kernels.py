@@ -14,7 +14,9 @@ from enum import Enum
 
 import tensorflow as tf
 
+from geutil.graph import op_types
 from geutil.graph.types import Operation
+from geutil.select.networks.provenance import scalar_value
 
 
 class Treatment(Enum):
@@ -105,6 +107,11 @@ def version_of(name: str) -> Version:
     return int(major), int(minor)
 
 
+_MOVING_FIRST = ("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack")
+MOVING = frozenset((*_MOVING_FIRST, "Split"))
+"""Types of ops that forward values, and whose results have to be quantized all the
+same."""
+
 _NEWEST: dict[str, Kernel] = {
     **dict.fromkeys(
         (
@@ -141,7 +148,7 @@ _NEWEST: dict[str, Kernel] = {
     ),
     "IdentityN": _passing_all(),
     # They pass ranges on, but the converter wants to see them at the end of a model.
-    **dict.fromkeys(("PadV2", "ReverseV2", "SplitV", "TopKV2", "Unpack"), KEEPING),
+    **dict.fromkeys(_MOVING_FIRST, KEEPING),
     "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),
     "AvgPool": _POOLING,
     "ResizeBilinear": KEEPING,
@@ -197,6 +204,53 @@ def kernels_of(version: Version) -> dict[str, Kernel]:
 
 KERNELS = kernels_of(version_of(tf.__version__))
 """The kernels of the TensorFlow that runs."""
+
+_NEUTRAL = {
+    **dict.fromkeys(op_types.ADDITIONS, 0.0),
+    "Mul": 1.0,
+    "RealDiv": 1.0,
+    "Sub": 0.0,
+}
+_COMMUTES = op_types.ADDITIONS | {"Mul"}
+
+
+def neutral_input(op: Operation) -> int | None:
+    """Return which input an op yields unchanged: it adds a constant 0, say, or times 1.
+
+    None for other ops. Of variables nothing is known: they may be trained. Keras writes
+    a swish as `x * sigmoid(1.0 * x)`.
+    """
+    neutral = _NEUTRAL.get(op.type)
+    if neutral is None:
+        return None
+    for index in (1, 0) if op.type in _COMMUTES else (1,):
+        other, data = op.inputs[index].shape.rank, op.inputs[1 - index].shape.rank
+        grows = other != 0 and (other is None or data is None or other > data)
+        if not grows and scalar_value(op.inputs[index]) == neutral:
+            return 1 - index
+    return None
+
+
+def kernel_of(op: Operation) -> Kernel | None:
+    """Return what computes an op in int8; None if nothing does.
+
+    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
+    as a product with ones, which are a constant if the shape is known, and else are
+    made in float. A SquaredDifference of more than four it writes as a difference and
+    its square, between which no FakeQuant lies.
+    """
+    kernel = KERNELS.get(op.type)
+    if op.type == "SquaredDifference":
+        rank = op.outputs[0].shape.rank
+        return None if rank is None or rank > 4 else kernel
+    passed = neutral_input(op)
+    if passed is not None:
+        return _passing((passed,))
+    if kernel is not None or op.type != "BroadcastTo":
+        return kernel
+    shape = op.outputs[0].shape
+    has_kernel = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
+    return KEEPING if has_kernel else None
 
 
 PASSING = frozenset(

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph import adjacency, function_calls, op_types, types, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    function_calls,
+    function_defs,
+    op_types,
+    types,
+    v1_control_flow,
+)
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
@@ -156,20 +163,28 @@ def source_of(weights: Tensor) -> Tensor:
 
 def forwarded_from(tensor: Tensor) -> Tensor:
     """Return where values come from that other ops only forward."""
-    while tensor.op.type in int8_kernels.PASSING:
-        tensor = tensor.op.inputs[0]
-    return tensor
+    while True:
+        op = tensor.op
+        index = 0 if op.type in int8_kernels.PASSING else int8_kernels.neutral_input(op)
+        if index is None:
+            return tensor
+        tensor = op.inputs[index]
 
 
 def is_quantized(weights: Tensor) -> bool:
     """Tell whether weights come from a FakeQuant op."""
+    return simulation_of(weights) is not None
+
+
+def simulation_of(weights: Tensor) -> Operation | None:
+    """Return the FakeQuant op that weights come from; None if they come from none."""
     waiting = [weights.op]
     for op in waiting:
         if op.type in int8_kernels.FAKE_QUANT:
-            return True
+            return op
         if op.type in _AROUND:
             waiting += [t.op for t in op.inputs]
-    return False
+    return None
 
 
 def format_of(layer: Layer, spec: Spec) -> Format:
@@ -307,13 +322,16 @@ class Network:
             if passed in self.results or not edges:
                 return False
             for op, index in edges:
-                kernel = int8_kernels.KERNELS.get(op.type)
-                if kernel is None or kernel.treatment is not Treatment.PASSES:
+                kernel = int8_kernels.kernel_of(op)
+                if kernel is None or index not in kernel.data_inputs(op):
                     return False
-                if index not in kernel.data_inputs(op):
+                if kernel.treatment is Treatment.PASSES:
+                    forwarded = [op.outputs[index if len(op.outputs) > 1 else 0]]
+                elif op.type in int8_kernels.MOVING:
+                    forwarded = [t for t in op.outputs if t.dtype.is_floating]
+                else:
                     return False
-                if self.quantized(op.outputs[index]) is None:
-                    waiting.append(op.outputs[index])
+                waiting += [t for t in forwarded if self.quantized(t) is None]
         return True
 
     def is_behind_layers(self, op: Operation) -> bool:
@@ -332,6 +350,24 @@ class Network:
         if self._losses is None:
             self._losses = self._before_losses()
         return op in self._losses
+
+    def fills_lists(self, op: Operation) -> bool:
+        """Tell whether an op runs a body that computes floats, and returns lists.
+
+        As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
+        """
+        if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
+            return False
+        names = function_defs.called_names([op.node_def])
+        bodies = (function_defs.definition_in(op.graph, name) for name in names)
+        return any(
+            node.op in int8_kernels.KERNELS
+            and node.op not in int8_kernels.PASSING
+            and node.attr["T"].type == tf.float32.as_datatype_enum
+            for body in bodies
+            if body is not None
+            for node in body.node_def
+        )
 
     def obstacle(self, op: Operation) -> str:
         """Return why FakeQuant ops cannot stand behind an op; "" if they can."""

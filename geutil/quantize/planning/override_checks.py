@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import tensorflow as tf
+
 from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
 from geutil.quantize.planning.draft_points import Point, RangeGroup, Skip
 from geutil.quantize.planning.fused_ops import Prelu
-from geutil.quantize.planning.network import Network, is_quantized
+from geutil.quantize.planning.network import Network, simulation_of
 from geutil.quantize.spec import Overrides, chosen
 
 Parameters = Mapping[Operation, Sequence[Point]]
@@ -46,9 +49,13 @@ def check_obeyed(
             faults = [obeyed.fault(op, field, value) for op in ops]
             if faults and all(faults):
                 request = f"{field}={value}" if field else "quantization"
+                # A name is a regular expression, too; the op of that name is meant.
+                named = [i for i, op in enumerate(ops) if op.name == name]
+                place = named[0] if named else 0
+                op, fault = ops[place], faults[place]
                 raise QuantizeError(
                     f"the override '{name}' asks for {request}, which cannot be: "
-                    f"'{ops[0].name}' ({ops[0].type}) {faults[0]}; nothing was changed"
+                    f"'{op.name}' ({op.type}) {fault}; nothing was changed"
                 )
 
 
@@ -84,16 +91,18 @@ class _Obeyed:
         points = [point for op in parts for point in self._parameters.get(op, ())]
         if points:
             return _fault_of(points, field, value)
-        has_quantized_weights = any(is_quantized(t) for op in parts for t in op.inputs)
-        return "" if has_quantized_weights else "has no weights"
+        found = (simulation_of(t) for op in parts for t in op.inputs)
+        earlier = [simulation for simulation in found if simulation is not None]
+        return _fault_of_earlier(earlier, field, value) if earlier else "has no weights"
 
     def _fault_of_result(self, parts: list[Operation], field: str, value: Any) -> str:
         points = [p for op in parts if (p := self._plan.results.get(op)) is not None]
         if points:
             return _fault_of(points, field, value)
-        quantized = self._network.quantized
-        if any(quantized(t) is not None for op in parts for t in op.outputs):
-            return ""
+        found = (self._network.quantized(t) for op in parts for t in op.outputs)
+        earlier = [quantized.op for quantized in found if quantized is not None]
+        if earlier:
+            return _fault_of_earlier(earlier, field, value)
         return "hands values on in the range of what it reads; ask for it there"
 
 
@@ -103,6 +112,34 @@ def _fault_of(points: list[Point], field: str, value: Any) -> str:
     if field == "per_channel":
         return "has weights that can have one range only, for all channels"
     return f"has the range '{points[0].group.name}', which is that of other ops"
+
+
+def _fault_of_earlier(simulations: Sequence[Operation], field: str, value: Any) -> str:
+    """Return how FakeQuant ops that were there before differ from what is asked for."""
+    if any(_is_asked_for(op, field, value) for op in simulations):
+        return ""
+    return f"is quantized already, by '{simulations[0].name}'; edit that op instead"
+
+
+def _is_asked_for(simulation: Operation, field: str, value: Any) -> bool:
+    get = simulation.get_attr
+    if field in ("weight_bits", "activation_bits"):
+        return bool(get("num_bits") == value)
+    if field == "per_channel":
+        return simulation.type.endswith("PerChannel") is bool(value)
+    ends = [tf.get_static_value(t) for t in list(simulation.inputs)[1:]]
+    if not ends:
+        ends = [get("min"), get("max")]
+    if any(end is None for end in ends):
+        return False
+    low, high = (np.asarray(end, np.float32) for end in ends)
+    if field == "symmetric_weights":
+        return bool(np.all(low == -high)) is bool(value)
+    if field == "range":
+        return bool(
+            np.all(low == np.float32(value[0])) and np.all(high == np.float32(value[1]))
+        )
+    return False
 
 
 def _values(group: RangeGroup) -> dict[str, Any]:

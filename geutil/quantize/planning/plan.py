@@ -224,6 +224,7 @@ class _PointPlanner(Drafts):
 
     def _treat(self, op: Operation) -> None:
         floats = any(t.dtype.is_floating for t in op.outputs)
+        floats = floats or self.network.fills_lists(op)
         if op.type in int8_kernels.DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
@@ -238,7 +239,7 @@ class _PointPlanner(Drafts):
             return
         composite = self.composites.get(op)
         layer = self.network.layers.get(op)
-        kernel = _kernel_of(op)
+        kernel = int8_kernels.kernel_of(op)
         if composite is not None:
             self._composite(composite)
         elif layer is not None:
@@ -336,7 +337,8 @@ class _PointPlanner(Drafts):
             return
         for index in kernel.data_inputs(op):
             # Of several inputs each is handed on as the output of its place.
-            source, t = op.inputs[index], op.outputs[index]
+            t = op.outputs[index if len(op.outputs) > 1 else 0]
+            source = op.inputs[index]
             if not self.network.is_data(source):
                 continue
             self.shared.join(source, t)
@@ -413,22 +415,3 @@ class _PointPlanner(Drafts):
         if draft.shapes and not any(statistics):
             # Else a shape may be read to make what the result depends on.
             draft.shapes = (*draft.shapes, *chain.inside)
-
-
-def _kernel_of(op: Operation) -> Kernel | None:
-    """Return what computes an op in int8; None if nothing does.
-
-    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
-    as a product with ones, which are a constant if the shape is known, and else are
-    made in float. A SquaredDifference of more than four it writes as a difference and
-    its square, between which no FakeQuant lies.
-    """
-    kernel = int8_kernels.KERNELS.get(op.type)
-    if op.type == "SquaredDifference":
-        rank = op.outputs[0].shape.rank
-        return None if rank is None or rank > 4 else kernel
-    if kernel is not None or op.type != "BroadcastTo":
-        return kernel
-    shape = op.outputs[0].shape
-    has_kernel = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
-    return int8_kernels.KEEPING if has_kernel else None

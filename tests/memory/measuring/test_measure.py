@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.memory import Measurement, Timeline, measure
+from geutil.memory import Measurement, Timeline, measure, predict
 from geutil.memory.measuring.job import ALLOCATOR, RESIDENT, TRACE
 from tests.processes import forked
 
@@ -240,3 +240,25 @@ def test_as_text(of_graph, of_compiled):
     assert f"TensorFlow {tf.__version__} on CPU:0" in lines[-1]
     assert "threads: inter-op 1, intra-op default" in lines[-1]
     assert f"{TRACE}: none" in str(of_compiled)
+
+
+def test_calls_that_xla_compiles_count():
+    @tf.function(jit_compile=True)
+    def both(x):
+        return 2.0 * tf.sin(x), x
+
+    @tf.function(input_signature=[tf.TensorSpec([4 * SIDE, SIDE])])
+    def step(x):
+        doubled, same = both(tf.exp(x))
+        return tf.reduce_sum(doubled) + tf.reduce_sum(same)
+
+    concrete = step.get_concrete_function()
+    measurement = measure(concrete, [np.ones([4 * SIDE, SIDE], np.float32)], steps=1)
+    # The records hold what is made outside of the call, and that is one of three.
+    assert measurement.partly_compiled
+    assert measurement.trace_peak == pytest.approx(4 * MIB, rel=0.01)
+    predicted = predict(concrete.outputs).peak
+    assert predicted == pytest.approx(12 * MIB, rel=0.01)
+    if uses_onednn():
+        assert measurement.source == ALLOCATOR
+        assert measurement.peak == pytest.approx(predicted, rel=0.05)
