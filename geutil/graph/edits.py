@@ -134,15 +134,19 @@ def _journal(graph: Graph) -> Iterator[list[UndoStep]]:
     """Undo what is noted in a block that raises; else the block around undoes it."""
     journals = state_of(graph).journals
     journal: list[UndoStep] = []
+    place = len(journals)
     journals.append(journal)
     try:
         yield journal
+        # An interrupt may come anywhere: to undo a step twice does no harm.
+        if place:
+            journals[place - 1] += journal
     except BaseException:
-        journals[:] = [j for j in journals if j is not journal]
+        # With those of blocks inside that an interrupt kept from ending.
+        del journals[place:]
         _undo(graph, journal)
         raise
-    journals[:] = [j for j in journals if j is not journal]
-    note_undo(graph, *journal)
+    del journals[place:]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,6 +98,9 @@ def _clear_abandoned(path: Path) -> None:
     """Remove the folders that processes left which were killed while they wrote."""
     for work in path.parent.glob(f".{glob.escape(path.name)}.*"):
         lock = work / f"{path.name}.lock"
+        if not _exists(lock) and _was_never_locked(work):
+            shutil.rmtree(work, ignore_errors=True)
+            continue
         # What a crash between two renames took away is kept.
         if not lock.is_file() or _exists(work / f"{path.name}.old"):
             continue
@@ -106,6 +110,19 @@ def _clear_abandoned(path: Path) -> None:
                 shutil.rmtree(work, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+
+_SOON = 60.0
+"""In so many seconds a process that makes a folder locks it, by far."""
+
+
+def _was_never_locked(work: Path) -> bool:
+    """Tell whether a process was killed after it made a folder and before it locked."""
+    try:
+        inside = [p for p in work.iterdir() if not p.name.endswith(".lock.new")]
+        return not inside and time.time() - work.stat().st_mtime > _SOON
+    except OSError:
+        return False
 
 
 def _move_in(new: Path, path: Path, old: Path) -> None:

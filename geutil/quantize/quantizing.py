@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from geutil.quantize import lowering, plan_insertion
 from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
-from geutil.quantize.range_variables import RangeVariables
+from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.spec import Override, QuantizeChoices
 
@@ -148,6 +148,7 @@ result 8 bits (conv/act_quant)
             )
         )
     variable_by_name = dict(variables or {})
+    described_ranges: dict[str, Hashable] = {}
     with ExitStack() as stack:
         for _, graph, _ in places:
             stack.enter_context(plan_insertion.undone_on_error(graph))
@@ -158,6 +159,7 @@ result 8 bits (conv/act_quant)
                 results = {n: tensors for n, _, tensors in _places(graph_or_model)}
                 new_choices = replace(choices, stands_for=stands_for)
                 plan = plan_quantization(graph, results[name], new_choices)
+            _name_apart(plan, described(graph, plan.groups), described_ranges, name)
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
             quantized_by_tensor = plan_insertion.insert(
                 graph, plan.groups, mode, ranges
@@ -170,6 +172,30 @@ result 8 bits (conv/act_quant)
             )
             reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
+
+
+def _name_apart(
+    plan: QuantizePlan,
+    ranges: Mapping[str, Hashable],
+    earlier: dict[str, Hashable],
+    signature: str,
+) -> None:
+    """Give ranges names of their own where another signature's mean something else.
+
+    Signatures of one network share theirs: what calibrates one calibrates all. Others
+    may have ops of the same names.
+
+    Args:
+        plan: the plan, whose ranges are renamed.
+        ranges: what they are for, by name.
+        earlier: those of the signatures before; added to.
+        signature: the name of the signature.
+    """
+    if any(earlier.get(name, meant) != meant for name, meant in ranges.items()):
+        for group in plan.groups:
+            group.name = f"{signature}/{group.name}"
+    else:
+        earlier.update(ranges)
 
 
 def _lowered(

@@ -15,7 +15,7 @@ they are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,6 +300,15 @@ class KnownValues:
             (inside, outside) for outside, inside in captures
         )
 
+    def key(self, weights: Tensor) -> Hashable:
+        """Return what is equal for weights of one variable, or of equal constants."""
+        source = source_of(weights)
+        handle = self._outside.get(source)
+        if handle is not None:
+            return id(handle)
+        value = tf.get_static_value(source) if source.op.type == "Const" else None
+        return source.name if value is None else np.asarray(value).tobytes()
+
     def of(self, weights: Tensor) -> Any:
         """Return the value of weights as an array; None if it is not known."""
         source = source_of(weights)
@@ -311,6 +320,28 @@ class KnownValues:
         with tf.init_scope():
             read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=weights.dtype)
             return read.numpy()
+
+
+def described(graph: Graph, groups: Sequence[RangeGroup]) -> dict[str, Hashable]:
+    """Return by name what ranges are for: that of graphs may be told from each other.
+
+    Ranges of weights are for a variable or for values, others for what makes a tensor.
+    """
+    known_values = KnownValues(graph)
+    return {
+        group.name: (
+            group.form,
+            shape_of(group),
+            tuple(
+                (
+                    p.tensor.op.type,
+                    known_values.key(p.tensor) if group.weights else "",
+                )
+                for p in group.points
+            ),
+        )
+        for group in groups
+    }
 
 
 def range_of(values: Any, form: Format) -> Range:

@@ -1,9 +1,12 @@
 """Plan, check, apply, undo."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.graph import edits
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.state import state_of
 from tests import settings
@@ -168,6 +171,38 @@ def test_an_edit_that_fails_halfway_is_undone_in_a_transaction(line, monkeypatch
             apply_edits(line.graph, (), [ControlEdit(line.d.op, (line.i.op,))])
         assert control_orders(line.graph) == orders
     assert snapshot(line.graph) == before
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_an_interrupt_while_an_edit_ends_undoes_it_in_a_transaction(line, place):
+    # At each line that begins to be run in the bookkeeping of the edit.
+    before = snapshot(line.graph)
+    left = place
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_name != "_journal":
+            return None if frame.f_code.co_filename != edits.__file__ else trace
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    tracer = sys.gettrace()
+    try:
+        with ge.transaction(line.graph):
+            sys.settrace(trace)
+            ge.reroute_ts(line.x, line.a)
+            sys.settrace(None)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(tracer)
+    assert snapshot(line.graph) == before
+    assert state_of(line.graph).journals == []
 
 
 def test_what_cannot_be_undone_is_told_and_the_rest_undone(line, monkeypatch, caplog):

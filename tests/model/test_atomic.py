@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -147,6 +149,21 @@ def test_the_next_writer_clears_what_a_killed_process_left(left, tmp_path):
     with written_atomically(tmp_path / "out", overwrite=True) as new:
         new.write_text("new")
     assert tree(tmp_path) == {"out": "new"}
+
+
+@pytest.mark.parametrize("content", [(), ("out.lock.new",), ("out.lock.new", "out")])
+@pytest.mark.parametrize("age", [0.0, 1000.0])
+def test_a_folder_that_was_never_locked_is_cleared_later(tmp_path, content, age):
+    hidden = tmp_path / ".out.abcdefgh"
+    hidden.mkdir()
+    for name in content:
+        (hidden / name).write_text("")
+    then = time.time() - age
+    os.utime(hidden, (then, then))
+    with written_atomically(tmp_path / "out", overwrite=False) as new:
+        new.write_text("new")
+    # What is in use, or holds something, stays.
+    assert hidden.exists() == (not age or "out" in content)
 
 
 def test_what_a_living_writer_or_a_crash_between_renames_left_stays(left, tmp_path):

@@ -243,6 +243,59 @@ def test_several_signatures_have_ranges_of_their_own(tmp_path):
     np.testing.assert_allclose(a, np.multiply(b, 4), rtol=1e-5)
 
 
+def heads(folder, *scales, ops=("relu", "relu")):
+    """Save two heads whose ops have the same names; return what each computes."""
+    module = tf.Module()
+    module.weights = [tf.Variable(normal(3, 3 + i) * s) for i, s in enumerate(scales)]
+    if len(module.weights) == 1:
+        module.weights *= 2
+    functions = {
+        name: tf.function(head(w, op), [spec([None, 3], "x")], autograph=False)
+        for name, w, op in zip(("small", "big"), module.weights, ops, strict=True)
+    }
+    tf.saved_model.save(module, folder, signatures=functions)
+    return {
+        name: head(w, op)
+        for name, w, op in zip(functions, module.weights, ops, strict=True)
+    }
+
+
+def head(w, op):
+    def call(x):
+        return {"y": getattr(tf.nn, op)(x @ w, name="act")}
+
+    return call
+
+
+@pytest.mark.parametrize("ops", [("relu", "relu"), ("relu", "tanh")])
+@pytest.mark.parametrize("scales", [(1.0, 100.0), (100.0, 1.0)])
+@pytest.mark.parametrize("order", [("small", "big"), ("big", "small")])
+def test_signatures_of_the_same_names_have_ranges_of_their_own(
+    tmp_path, ops, scales, order
+):
+    expected = heads(tmp_path / "m", *scales, ops=ops)
+    m = model.open(tmp_path / "m", signature="small")
+    quantize(m, is_training=False)
+    x = normal(64, 3)
+    for name in order:
+        calibrate(m.signatures[name], {"x": x}, "min_max")
+    for name, compute in expected.items():
+        wanted = compute(x)["y"].numpy()
+        noise = np.mean((m.signatures[name].run(x=x)["y"] - wanted) ** 2)
+        # With the range of the other one it is as large as the variance.
+        assert noise < 1e-2 * wanted.var()
+
+
+def test_signatures_of_one_network_share_their_ranges(tmp_path):
+    heads(tmp_path / "m", 1.0)
+    m = model.open(tmp_path / "m", signature="small")
+    report = quantize(m, is_training=False)
+    assert not any("/" in name and "big" in name for name in report.variables)
+    calibrate(m, {"x": normal(64, 3)}, "min_max")
+    first, second = (range_values(m.signatures[name]) for name in ("small", "big"))
+    np.testing.assert_equal(first, second)
+
+
 def test_a_model_that_was_saved_is_calibrated_by_name(tmp_path):
     m = branches()
     wanted = calibrate(m, batches(branch_inputs())).ranges
