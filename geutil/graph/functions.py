@@ -326,6 +326,36 @@ def seen_variables(graph: Graph) -> list[tf.Variable]:
     return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
 
 
+def body_of(graph: Graph, definition: Any) -> Graph:
+    """Return a FuncGraph of a function whose callees a graph holds."""
+    with graph.as_default():
+        body: Graph = _tf.function_def_to_graph(definition)
+    resource_variables.carry_loop_handles(body)
+    return body
+
+
+def add_function_of(graph: Graph, body: Graph, definition: Any) -> str:
+    """Give a graph the function of a FuncGraph; return its name.
+
+    Args:
+        graph: the graph.
+        body: the FuncGraph, which must not be edited thereafter.
+        definition: the function whose attributes it has.
+    """
+    allowed = _tf.MONOMORPHIC_FUNCTION_ALLOWLIST - {"_input_shapes"}
+    attributes = {k: v for k, v in definition.attr.items() if k in allowed}
+    function = ConcreteFunction.from_func_graph(body, None, attributes)
+    function.add_to_graph(graph)
+    name: bytes = function.name
+    return name.decode()
+
+
+def forget_functions(graph: Graph, names: Iterable[str]) -> None:
+    """Forget functions that nothing in a graph calls; TensorFlow would save them."""
+    for name in names:
+        graph._functions.pop(name, None)
+
+
 def build_function(
     graph: Graph,
     inputs: Mapping[str, Tensor],

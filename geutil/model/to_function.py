@@ -17,7 +17,7 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform import copying, custom_gradients
+from geutil.transform import body_gradients, copying, custom_gradients
 
 
 def ops_to_run(
@@ -147,6 +147,7 @@ def build(
     results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
     waits = [info.transformed(op) for op in side_effects.control_inputs]
     variables = variables_of(graph, captures, holdings)
+    body_gradients.renew(target)
     return functions.build_function(target, arguments, results, waits, variables)
 
 

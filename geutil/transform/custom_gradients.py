@@ -10,7 +10,7 @@ over with every captured tensor replaced by its copy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,36 +64,144 @@ def carried_gradient(
         copy_graph = target() if op_ is None else op_.graph
         copies = _copies_for(name, copy_graph, op)
         current = tf.compat.v1.get_default_graph()
-        traced = _traced(op, gradient, grads_)
-        body, results = traced.body, traced.results
 
         def copy_of(outside: Any) -> Tensor:
             return _copy_of(outside, copies, source, copy_graph, current, op)
 
-        inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
-        for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
-            if stand_in is not None:
-                inputs[stand_in] = grad
-        for outside, inside in traced.read:
-            inputs[inside] = copy_of(outside)
-        carried = _carry_over(body, inputs, current, copy_replacing)
-
-        def final(leaf: Any) -> Any:
-            if not types.is_tensor(leaf):
-                return leaf
-            return carried[leaf] if leaf.graph is body else copy_of(leaf)
-
-        flat = tf.nest.flatten(results, expand_composites=True)
-        mapped = tf.nest.pack_sequence_as(
-            results, [final(leaf) for leaf in flat], expand_composites=True
-        )
-        return list(mapped)
+        traced = _traced(op, gradient, grads_)
+        return _rebuilt(traced, grads_, copy_of, current, copy_replacing)
 
     name = gradient_functions.register(gradient_of_copy)
     # The registry lives as long as the process. The tensors hang on the destination
     # graph instead of on the closure, so that the graph can die before.
     state_of(graph_).gradient_copies[name] = copies
     return name
+
+
+def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> str:
+    """Register a gradient that reads what it finds by name; return its name.
+
+    TensorFlow makes the bodies of functions anew from their definitions, so that the
+    tensors that a closure reads are not those of the body that is differentiated.
+
+    Args:
+        op: an op in the body of a function whose gradient is the closure.
+        gradient: the name of the closure in the registry.
+        copy_replacing: copies the ops of the gradient.
+    """
+    body, op_name = weakref.ref(op.graph), op.name
+
+    # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
+    @tf.autograph.experimental.do_not_convert
+    def gradient_in_body(op_: Operation | None, *grads_: Tensor | None) -> list[Any]:
+        if op_ is None:
+            # So it is when TensorFlow traces the gradient for a SavedModel.
+            graph = body()
+            if graph is None:
+                raise TransformError(
+                    f"the function is gone in whose body '{op_name}' is; save the "
+                    "model that it was saved with"
+                )
+            op_ = graph.get_operation_by_name(op_name)
+        graph_ = op_.graph
+        current = tf.compat.v1.get_default_graph()
+        traced = _traced(op_, gradient, grads_)
+        origin = _origin(traced, op_name, gradient)
+
+        def copy_of(outside: Any) -> Tensor:
+            copy = _namesake(outside, graph_, origin, op_name)
+            if copy.graph is not current and types.is_func_graph(current):
+                return creation.capture(current, copy)
+            return copy
+
+        return _rebuilt(traced, grads_, copy_of, current, copy_replacing)
+
+    return gradient_functions.register(gradient_in_body)
+
+
+def _origin(traced: _Traced, op_name: str, gradient: str) -> Graph | None:
+    """Return the body whose tensors a closure reads: the op is there; None if unknown.
+
+    A closure that was made for a conditional also reads tensors around it.
+    """
+    read = [outside for outside, _ in traced.read]
+    leaves = tf.nest.flatten(traced.results, expand_composites=True)
+    tensors = [t for t in (*read, *leaves) if types.is_tensor(t)]
+    for graph in {id(t.graph): t.graph for t in tensors if not _is_eager(t)}.values():
+        for op in graph.get_operations():
+            if op.name == op_name and gradient_functions.gradient_of(op) == gradient:
+                return graph
+    return None
+
+
+def _is_eager(tensor: Any) -> bool:
+    return hasattr(tensor, "numpy")
+
+
+def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) -> Tensor:
+    """Return the tensor of a body for one that a closure reads.
+
+    Args:
+        outside: what the closure reads.
+        graph: the body, made from the definition of `origin`.
+        origin: the body that the closure was made for.
+        op_name: the op whose gradient it is.
+    """
+    if not types.is_tensor(outside) or _is_eager(outside):
+        return tf.convert_to_tensor(outside)
+    if outside.graph is graph:
+        return outside
+    inside = outside
+    if origin is not None and outside.graph is not origin:
+        captures = gradient_functions.captures_of(origin)
+        inside = next((i for o, i in captures if o is outside), outside)
+    if origin is None or inside.graph is not origin:
+        raise TransformError(
+            f"the gradient of '{op_name}', in the body of a function, reads "
+            f"'{outside.name}' of another graph; pass that to what "
+            "tf.custom_gradient wraps"
+        )
+    for place, argument in enumerate(origin.inputs):
+        if argument is inside:
+            return graph.inputs[place]
+    return graph.get_tensor_by_name(inside.name)
+
+
+def _rebuilt(
+    traced: _Traced,
+    grads_: Sequence[Tensor | None],
+    copy_of: Callable[[Any], Tensor],
+    current: Graph,
+    copy_replacing: Copier,
+) -> list[Any]:
+    """Build a traced gradient in the current graph, of other tensors.
+
+    Args:
+        traced: the gradient.
+        grads_: the gradients that come in.
+        copy_of: gives the tensor to read for each that the closure reads.
+        current: the graph.
+        copy_replacing: copies its ops.
+    """
+    body, results = traced.body, traced.results
+    inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
+        if stand_in is not None:
+            inputs[stand_in] = grad
+    for outside, inside in traced.read:
+        inputs[inside] = copy_of(outside)
+    carried = _carry_over(body, inputs, current, copy_replacing)
+
+    def final(leaf: Any) -> Any:
+        if not types.is_tensor(leaf):
+            return leaf
+        return carried[leaf] if leaf.graph is body else copy_of(leaf)
+
+    flat = tf.nest.flatten(results, expand_composites=True)
+    mapped = tf.nest.pack_sequence_as(
+        results, [final(leaf) for leaf in flat], expand_composites=True
+    )
+    return list(mapped)
 
 
 def read_by_gradient(op: Operation) -> list[Tensor]:

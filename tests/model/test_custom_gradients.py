@@ -173,3 +173,86 @@ def test_what_only_a_gradient_reads_needs_no_input_that_was_cut_off():
     assert part.run(n=3.0)["y"] == 6.0
     with pytest.raises(ge.TransformError, match="'Exp:0', which was not copied"):
         derivative(lambda x: part.to_function()(n=x), np.float32(1.0))
+
+
+def rows_of(x, f):
+    return tf.map_fn(f, x)
+
+
+def while_positive(x, f):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, f(y)), [0, x])[1]
+
+
+BODIES = {
+    "map_fn": rows_of,
+    "while": while_positive,
+    "cond": lambda x, f: tf.cond(tf.reduce_sum(x) > -1e3, lambda: f(x), lambda: x),
+    "map_fn in cond": lambda x, f: tf.cond(
+        tf.reduce_sum(x) > -1e3, lambda: rows_of(x, f), lambda: x
+    ),
+    "compiled": lambda x, f: tf.function(f, jit_compile=True)(x),
+}
+ROWS = _random.normal(size=(3, 5, 2)).astype(np.float32)
+
+
+def _slope(call):
+    x = tf.constant(ROWS)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(call(x) ** 2)
+    return tape.gradient(loss, x).numpy()
+
+
+def _in_body(kind, f):
+    call = tf.function(
+        lambda x: {"y": BODIES[kind](tf.sin(x), f)},
+        [tf.TensorSpec([None, 5, 2], name="x")],
+        autograph=False,
+    )
+    return call, model.open(call)
+
+
+@pytest.mark.parametrize("f", [swish, reading_its_result], ids=["swish", "result"])
+@pytest.mark.parametrize("kind", BODIES)
+def test_gradients_in_the_bodies_of_functions(kind, f, tmp_path):
+    call, m = _in_body(kind, f)
+    run = m.to_function()
+    found = _slope(lambda x: run(x=x)["y"])
+    # TensorFlow itself cannot differentiate a conditional of a swish, nor a loop once
+    # it was loaded.
+    if (kind, f) != ("cond", swish):
+        np.testing.assert_allclose(found, _slope(lambda x: call(x)["y"]), rtol=1e-5)
+    expected = call(tf.constant(ROWS))["y"]
+    m.save(tmp_path / "m")
+    again = model.open(tmp_path / "m")
+    if kind != "cond":
+        again.save(tmp_path / "again")
+        loaded = tf.saved_model.load(str(tmp_path / "again"))
+        signature = loaded.signatures["serving_default"]
+        np.testing.assert_array_equal(signature(x=tf.constant(ROWS))["y"], expected)
+        if kind == "compiled":
+            slope = _slope(lambda x: signature(x=x)["y"])
+            np.testing.assert_allclose(slope, found, rtol=1e-6)
+    np.testing.assert_array_equal(again.run(x=ROWS)["y"], expected)
+
+
+def test_a_recurrent_layer_with_a_swish_is_folded_saved_and_differentiated(tmp_path):
+    layers = tf.keras.layers
+    network = tf.keras.Sequential(
+        [
+            layers.Input([5, 2]),
+            layers.Conv1D(3, 2),
+            layers.BatchNormalization(),
+            layers.GRU(4, activation="swish"),
+        ]
+    )
+    call = tf.function(lambda x: network(x, training=False))
+    m = model.open(network)
+    fold_batch_norms(m)
+    (name,) = m.inputs
+    run = m.to_function()
+    found = _slope(lambda x: next(iter(run(**{name: x}).values())))
+    np.testing.assert_allclose(found, _slope(call), rtol=1e-4, atol=1e-6)
+    m.save(tmp_path / "m")
+    again = model.open(tmp_path / "m").run(**{name: ROWS})
+    np.testing.assert_allclose(*again.values(), call(ROWS), rtol=1e-4, atol=1e-6)
