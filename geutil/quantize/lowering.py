@@ -128,7 +128,7 @@ def lower_one_hots(
 
     Args:
         graph: the graph.
-        ops: OneHot ops in it.
+        ops: OneHot ops in it, or casts of what these make.
 
     Returns:
         For each what was done, in words; and by the new results what they stand in for.
@@ -141,11 +141,14 @@ def lower_one_hots(
     """
     lowerings = []
     for op in ops:
-        axis, kind = int(op.get_attr("axis")), op.inputs[0].dtype.name
-        key = ("one-hot", axis, kind)
-        lowerings.append(_Lowering(op, "choice", key, _chooser(axis), op.inputs))
+        one_hot = op.inputs[0].op if op.type == "Cast" else op
+        indices, *_, off = one_hot.inputs
+        axis = int(one_hot.get_attr("axis"))
+        key = ("one-hot", axis, indices.dtype.name, off.dtype.name)
+        inputs = one_hot.inputs
+        lowerings.append(_Lowering(op, "choice", key, _chooser(axis), inputs))
     results = _replace(graph, lowerings)
-    return tuple(f"'{op.name}' (OneHot) chooses by a mask" for op in ops), results
+    return tuple(f"'{op.name}' ({op.type}) chooses by a mask" for op in ops), results
 
 
 def lower_divisions(
@@ -287,6 +290,7 @@ def _chooser(axis: int) -> Function:
         indices: tf.Tensor, depth: tf.Tensor, on: tf.Tensor, off: tf.Tensor
     ) -> list[tf.Tensor]:
         mask = tf.one_hot(indices, depth, True, False, axis, tf.bool, name="mask")
+        on, off = (tf.cast(value, tf.float32) for value in (on, off))
         return [tf.where(mask, on, off, name="choice")]
 
     return function

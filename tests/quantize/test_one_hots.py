@@ -112,3 +112,29 @@ def test_places_of_the_largest_alone_are_found_in_float():
     skipped = {entry.op_type: entry.reason for entry in result.report.skipped}
     assert "places only" in skipped["TopKV2"]
     assert "TOPK_V2" in result.kinds
+
+
+TYPES = {
+    "int32": {"dtype": tf.int32},
+    "int64": {"dtype": tf.int64, "on_value": 3},
+    "uint8": {"dtype": tf.uint8},
+    "bool": {"on_value": True, "off_value": False},
+}
+
+
+@pytest.mark.parametrize("reshaped", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_one_hots_that_are_cast_are_int8(kind, reshaped):
+    def function(a, b):
+        vectors = tf.one_hot(a, 4, **TYPES[kind])
+        if reshaped:
+            vectors = tf.reshape(vectors, [6, 4])
+        return tf.cast(vectors, tf.float32) @ MATRIX + b
+
+    ids = spec(*([2, 3] if reshaped else [6]), dtype=tf.int32)
+    result = converted(function, ids, spec(6, 5))
+    assert "ONE_HOT" in result.kinds
+    # What is cast from integers that stand in between is a float for that moment.
+    assert result.floats == (["CAST", "QUANTIZE"] if reshaped else [])
+    assert result.report.coverage == 1.0
+    assert result.most <= 2

@@ -66,7 +66,7 @@ class QuantizePlan:
         prelus: activations to be written in another form before all this.
         negations: Neg ops to be written in another form before all this.
         layer_norms: layer norms of one op, likewise.
-        one_hots: OneHot ops, likewise.
+        one_hots: OneHot ops, and casts of what such make, likewise.
         roots: divisions by a square root, likewise.
         squares: squared differences of many dimensions, likewise.
         unfed: products of constants and variables, which may have been meant.
@@ -145,7 +145,7 @@ class _PointPlanner(Drafts):
             prelus,
             [op for op in self._left_in_float("Neg") if op not in inside],
             self._layer_norms(),
-            self._left_in_float("OneHot"),
+            [*self._left_in_float("OneHot"), *self._cast_one_hots()],
             self._by_roots(),
             self._left_in_float("SquaredDifference"),
             self.network.unfed,
@@ -174,6 +174,11 @@ class _PointPlanner(Drafts):
             if is_layer_norm(op) and op.inputs[0].dtype == tf.float32
             if not self.refusal(op)
         ]
+
+    def _cast_one_hots(self) -> list[Operation]:
+        """Return the casts to float of vectors that OneHot makes of other types."""
+        casts = self._left_in_float("Cast")
+        return [op for op in casts if op.inputs[0].op.type == "OneHot"]
 
     def _left_in_float(self, kind: str) -> list[Operation]:
         """Return the ops of a type that can be written in another form."""
