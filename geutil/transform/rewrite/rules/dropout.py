@@ -57,10 +57,19 @@ def dropout_removal() -> tuple[Rule, ...]:
 
 
 def _select() -> Pattern:
-    rate = Any("rate")
-    mask = Op("GreaterEqual", _uniform(), rate)
-    zero = Const("zero")
-    return Op({"Select", "SelectV2"}, mask, _scaled(rate), zero)
+    rate, likely, drawn = Any("rate"), _number("likely"), _uniform()
+    zero = _constant("zero")
+    above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
+    below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
+    dropped_below = Op(_BELOW, drawn, rate) | Op(_ABOVE, rate, drawn)
+    dropped_above = Op(_ABOVE, drawn, likely) | Op(_BELOW, likely, drawn)
+    kept, dropped = above | below, dropped_below | dropped_above
+
+    def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
+        return Op({"Select", "SelectV2"}, mask, first, second)
+
+    scaled = _scaled(rate)
+    return select(kept, scaled, zero) | select(dropped, zero, scaled)
 
 
 def _mask() -> Pattern:
@@ -97,20 +106,30 @@ def _product() -> Pattern:
 
 
 def _number(name: str) -> Pattern:
-    return Const(name, where=lambda t: t.shape.num_elements() == 1)
+    number = Const(name, where=lambda t: t.shape.num_elements() == 1)
+    return number | Op("Cast", number)
+
+
+def _constant(name: str) -> Pattern:
+    """Return the pattern of a constant; Keras casts bounds that are given as integers.
+
+    Also where it computes in half precision.
+    """
+    constant = Const(name)
+    return constant | Op("Cast", constant)
 
 
 def _scaled(rate: Pattern) -> Pattern:
     """Return the pattern of x / (1 - rate)."""
     x = Any("x")
-    keep = Const("keep") | Op("Sub", Const("one"), rate)
-    return Op("Mul", x, Const("scale"), commutative=True) | Op("RealDiv", x, keep)
+    keep = _constant("keep") | Op("Sub", _constant("one"), rate)
+    return Op("Mul", x, _constant("scale"), commutative=True) | Op("RealDiv", x, keep)
 
 
 def _uniform() -> Pattern:
     """Return the pattern of random numbers, perhaps brought to an interval."""
-    low = Const("low")
-    width = Op("Sub", Const("high"), low) | Const("width")
+    low = _constant("low")
+    width = Op("Sub", _constant("high"), low) | _constant("width")
     drawn = Op(UNIFORM_DRAWS)
     stretched = Optional(Op("Mul", drawn, width, commutative=True), drawn)
     return Optional(Op(ADDITIONS, stretched, low, commutative=True), stretched)

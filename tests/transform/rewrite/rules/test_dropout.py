@@ -44,6 +44,12 @@ def number(x, value):
 
 
 # Stochastic depth keeps whole rows; everybody writes it in another order.
+def cast_rows_of(x):
+    """Draw as Keras 3 does between integers, or in half precision."""
+    low, high = (tf.cast(tf.constant(bound), x.dtype) for bound in (0, 1))
+    return rows_of(x) * (high - low) + low
+
+
 STOCHASTIC_DEPTH = {
     "above the rate": lambda x: (x / 0.7) * tf.cast(rows_of(x) > 0.3, x.dtype),
     "the rate below": lambda x: (
@@ -56,6 +62,15 @@ STOCHASTIC_DEPTH = {
     "a scaled mask": lambda x: x * (tf.cast(rows_of(x) >= 0.3, x.dtype) / 0.7),
     "a floor": lambda x: (x / 0.7) * tf.floor(0.7 + rows_of(x)),
     "a scaled floor": lambda x: x * (tf.floor(rows_of(x) + 0.7) * (1 / 0.7)),
+    "bounds that are cast": lambda x: (x / 0.7) * tf.floor(0.7 + cast_rows_of(x)),
+    "chosen above the rate": lambda x: tf.where(rows_of(x) > 0.3, x / 0.7, 0.0),
+    "chosen below keep_prob": lambda x: tf.where(rows_of(x) < 0.7, x / 0.7, 0.0),
+    "dropped below the rate": lambda x: tf.where(
+        rows_of(x) < 0.3, number(x, 0.0), x / 0.7
+    ),
+    "dropped above keep_prob": lambda x: tf.where(
+        rows_of(x) >= 0.7, number(x, 0.0), x / 0.7
+    ),
 }
 BUILDERS = {
     **STOCHASTIC_DEPTH,
@@ -152,6 +167,10 @@ def depth_scaled_otherwise(x):
     return (x / 0.5) * tf.cast(rows_of(x) > 0.3, x.dtype)
 
 
+def chosen_mixed_up(x):
+    return tf.where(rows_of(x) < 0.7, 0.0, x / 0.7)
+
+
 def what_is_kept_mixed_up(x):
     return (x / 0.3) * tf.cast(rows_of(x) < 0.7, x.dtype)
 
@@ -161,6 +180,7 @@ def what_is_kept_mixed_up(x):
     [
         (depth_scaled_otherwise, "scaled by 2.0, with a rate of 0.30"),
         (what_is_kept_mixed_up, "scaled by 3.3"),
+        (chosen_mixed_up, "scaled by 1.4"),
         (scaled_otherwise, "what is kept is scaled by 2.0, with a rate of 0.2"),
         (wider, "go up to 2.0, not 1"),
         (shifted, "is 0.5, not 0"),
