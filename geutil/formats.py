@@ -17,27 +17,65 @@ BY_SUFFIX: Mapping[str, str] = MappingProxyType(
 """The format that each suffix names, in lower case."""
 _NOT_WRITTEN = frozenset(
     (
+        ".7z",
+        ".bin",
+        ".bz2",
         ".ckpt",
+        ".csv",
+        ".engine",
+        ".ggml",
+        ".gguf",
+        ".gz",
         ".h5",
         ".hdf5",
+        ".html",
+        ".index",
         ".json",
         ".keras",
+        ".md",
+        ".meta",
         ".mlmodel",
         ".mlpackage",
+        ".msgpack",
         ".npy",
         ".npz",
         ".onnx",
+        ".pdmodel",
+        ".pdparams",
         ".pkl",
+        ".plan",
         ".pt",
+        ".pt2",
         ".pth",
         ".safetensors",
         ".tar",
+        ".task",
+        ".tgz",
+        ".txt",
+        ".xz",
+        ".yaml",
+        ".yml",
         ".zip",
+        ".zst",
     )
 )
 """Suffixes of what others write. Any other one may belong to a directory's name."""
 _WRITTEN = f"a SavedModel directory, or a {', '.join(BY_SUFFIX)} file"
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+_PARTS = frozenset(
+    (
+        *_SAVED_MODELS,
+        ".DS_Store",
+        "assets",
+        "assets.extra",
+        "debug",
+        "fingerprint.pb",
+        "keras_metadata.pb",
+        "saved_model.cpb",
+        "variables",
+    )
+)
+"""What TensorFlow and Keras write into the directory of a SavedModel."""
 
 
 def format_by_name(path: Path) -> str:
@@ -84,5 +122,33 @@ def _other_kind(path: Path, format: str) -> str | None:
         return (
             f"the directory '{path}' holds something else than a model, and is not "
             "replaced: remove it first, or choose another name"
+        )
+    foreign = [p.name for p in path.iterdir()] if is_directory else []
+    foreign = sorted(name for name in foreign if name not in _PARTS)
+    if foreign:
+        return (
+            f"the directory '{path}' also holds '{foreign[0]}', which is no part of a "
+            "SavedModel and would be lost: move it away, or choose another name"
+        )
+    return None
+
+
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive (a .keras file is one: name it so)",
+    b"\x89HDF": "an HDF5 file (a model of Keras is one: name it .h5)",
+    b"\x1f\x8b": "a gzip archive (unpack it first)",
+}
+_TFLITE = b"TFL3"
+
+
+def foreign_kind(head: bytes) -> str | None:
+    """Return what a file is by its first bytes, if it is none of ours."""
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    if head[4:8] == _TFLITE:
+        return (
+            "a TensorFlow Lite model (run it with an interpreter, such as that of "
+            "ai_edge_litert, and open the model that it was made from)"
         )
     return None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
 from geutil.errors import GeutilError
-from geutil.formats import format_by_name, refusal
+from geutil.formats import foreign_kind, format_by_name, refusal
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -69,7 +69,15 @@ def check_source(path: Path) -> None:
     if not path.exists():
         raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
     if not path.is_dir() and path.suffix not in _SUFFIXES_READ:
-        raise CommandError(f"'{path}' is not of a format to read; pass {_READ}")
+        what = _what_is(path)
+        raise CommandError(f"'{path}' is {what}; pass {_READ}")
+
+
+def _what_is(path: Path) -> str:
+    """Say what a file is that is not read, as far as its first bytes tell."""
+    with path.open("rb") as opened:
+        kind = foreign_kind(opened.read(16))
+    return kind or "not of a format to read"
 
 
 def read_model(path: Path, signature: str | None = None) -> Model:

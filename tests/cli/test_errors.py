@@ -44,6 +44,9 @@ def test_other_formats_are_not_read(geutil, tmp_path):
     (tmp_path / "net.tflite").touch()
     for command in ("inspect", "ops"):
         _refused(geutil(command, tmp_path / "net.tflite"), "SavedModel directory")
+    (tmp_path / "whole.tflite").write_bytes(b"\0\0\0\0TFL3")
+    said = geutil("inspect", tmp_path / "whole.tflite")
+    _refused(said, "is a TensorFlow Lite model", "ai_edge_litert")
 
 
 def test_nothing_there(geutil, tmp_path):

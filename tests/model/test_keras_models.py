@@ -1,8 +1,10 @@
 """Models of Keras, and of tf_keras where that is installed, and their files."""
 
 import importlib.util
+import json
 import sys
 import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -80,6 +82,23 @@ def test_files_of_keras(tmp_path, suffix):
 def test_the_weights_of_an_hdf5_file_are_counted(tmp_path):
     small(tf.keras).save(tmp_path / "net.h5")
     assert inspect(tmp_path / "net.h5").bytes_variables == 4 * (3 * 4 + 4 + 4 + 4)
+
+
+def test_a_file_of_keras_2_says_what_opens_it(tmp_path):
+    small(tf.keras).save(tmp_path / "new.keras")
+    with (
+        zipfile.ZipFile(tmp_path / "new.keras") as new,
+        zipfile.ZipFile(tmp_path / "old.keras", "w") as old,
+    ):
+        for name in new.namelist():
+            data = new.read(name)
+            if name == "metadata.json":
+                data = json.dumps({**json.loads(data), "keras_version": "2.15.0"})
+            elif name == "config.json":
+                data = data.replace(b'"Functional"', b'"OfKeras2"')
+            old.writestr(name, data)
+    with pytest.raises(ModelError, match=r"(?s)2\.15\.0 wrote it.*USE_LEGACY_KERAS=1"):
+        model.open(tmp_path / "old.keras")
 
 
 def test_weights_alone_are_no_model(tmp_path):

@@ -132,6 +132,26 @@ def test_nothing_is_replaced_by_another_kind_of_thing(
     assert contents(tmp_path) == before
 
 
+def test_what_is_no_part_of_a_saved_model_is_not_lost(new, tmp_path):
+    path = new.save(tmp_path / "m")
+    assert new.save(path, overwrite=True) == path
+    (path / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match=r"also holds 'notes\.txt'.*would be lost"):
+        new.save(path, overwrite=True)
+    assert contents(tmp_path) == before
+    (path / "notes.txt").unlink()
+    (path / ".DS_Store").write_text("")
+    new.save(path, overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.GGUF", "m.pt2", "m.yaml", "m.txt"])
+def test_suffixes_of_others_are_refused(new, tmp_path, name):
+    with pytest.raises(ModelError, match="which geutil does not write"):
+        new.save(tmp_path / name)
+    assert contents(tmp_path) == {}
+
+
 def test_a_suffix_of_another_format_is_refused_before_any_work(new, tmp_path):
     with pytest.raises(ModelError, match=r"a \.keras file"):
         new.save(tmp_path / "m.keras")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from geutil.errors import ModelError
+from geutil.formats import foreign_kind
 from geutil.graph import protos
 from geutil.graph.protos import PARSE_ERRORS, GraphDef, MetaGraphDef, SavedModel
 from geutil.model.files import wire
@@ -172,7 +173,7 @@ def read_bytes(file: Path) -> bytes:
 def what_is(file: Path) -> str:
     """Return what a file is, if it can be told: for messages."""
     with file.open("rb") as opened:
-        kind = wire.foreign_kind(opened.read(16))
+        kind = foreign_kind(opened.read(16))
     return kind or f"a file, and its suffix '{file.suffix}' says no format"
 
 
@@ -187,7 +188,7 @@ def check_binary(buffer: Buffer, file: Path, expected_kind: str) -> None:
     Raises:
         ModelError: it is of another kind, truncated, or no proto.
     """
-    foreign = wire.foreign_kind(buffer[:16])
+    foreign = foreign_kind(buffer[:16])
     if foreign:
         raise ModelError(f"'{file}' is {foreign}, no {expected_kind}")
     try:

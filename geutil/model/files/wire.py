@@ -113,12 +113,6 @@ def _encoded(value: int) -> bytes:
 
 
 GRAPH_DEF, META_GRAPH, SAVED_MODEL = "GraphDef", "MetaGraphDef", "SavedModel"
-_MAGIC = {
-    b"PK\x03\x04": "a zip archive (a .keras file is one: name it so)",
-    b"\x89HDF": "an HDF5 file (a model of Keras is one: name it .h5)",
-    b"\x1f\x8b": "a gzip archive (unpack it first)",
-}
-_TFLITE = b"TFL3"
 _LOOKED_AT = 16
 _SUBSETS = {
     # Field 1 of a SavedModel is a number, that of the others a message.
@@ -140,19 +134,6 @@ _TEXT_KINDS = {
     "meta_graphs": SAVED_MODEL,
 }
 _FIRST_KEY = re.compile(r"(?:\s|#.*\n)*([a-z_]+)\s*[:{<]")
-
-
-def foreign_kind(head: bytes) -> str | None:
-    """Return what a file is by its first bytes, if it is none of ours."""
-    for magic, kind in _MAGIC.items():
-        if head.startswith(magic):
-            return kind
-    if head[4:8] == _TFLITE:
-        return (
-            "a TensorFlow Lite model (run it with an interpreter, such as that of "
-            "ai_edge_litert, and open the model that it was made from)"
-        )
-    return None
 
 
 def binary_kind(buffer: Buffer) -> str | None:

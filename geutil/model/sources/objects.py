@@ -13,7 +13,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.types import Graph, Tensor
-from geutil.model.files.inspection import refuse_code
+from geutil.model.files.inspection import inspect_keras, refuse_code
 from geutil.model.programs import Ancestor, Program, nodes_by_name
 from geutil.model.shared_state import SharedState
 
@@ -225,7 +225,23 @@ def load_keras_file(path: Path) -> Any:
         return tf.keras.models.load_model(path, compile=False)
     except Exception as error:
         # Keras raises errors of many kinds, the layers' own among them.
-        raise ModelError(f"Keras cannot load '{path}': {error}") from error
+        advice = _advice(path)
+        raise ModelError(f"Keras cannot load '{path}': {error}{advice}") from error
+
+
+def _advice(path: Path) -> str:
+    """Return what to do with a file of the Keras before Keras 3; "" for others."""
+    version = inspect_keras(path).version or ""
+    if not version.startswith("2.") or _uses_legacy_keras():
+        return ""
+    return (
+        f"\nKeras {version} wrote it, which goes on as tf_keras: install that, start "
+        "Python with TF_USE_LEGACY_KERAS=1, and open the file again"
+    )
+
+
+def _uses_legacy_keras() -> bool:
+    return tf.keras.__version__.startswith("2.")
 
 
 def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
