@@ -79,9 +79,20 @@ class Runner:
         }
 
     def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs by name, as they are stored, for stored inputs."""
+        """Return the outputs by name, as they are stored, for stored inputs.
+
+        Raises:
+            QuantizeError: a kernel does not take the values that it gets.
+        """
         names = file_names(list(self._inputs))
-        outputs = self._run(**{names[name]: stored[name] for name in names})
+        try:
+            outputs = self._run(**{names[name]: stored[name] for name in names})
+        except (ValueError, RuntimeError) as error:
+            raise QuantizeError(
+                f"TFLite's interpreter fails on this sample: {error}; the kernel that "
+                "it names does not take what rounding makes of its input: keep that op "
+                "in float, with an override 'skip', or the values in its domain"
+            ) from error
         names = file_names(list(self._outputs))
         return {name: outputs[names[name]] for name in names}
 

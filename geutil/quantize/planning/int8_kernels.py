@@ -282,6 +282,9 @@ COMPARISONS = frozenset(
 DECISIONS = COMPARISONS | {"ArgMax", "ArgMin"}
 """Types of ops that read values, and whose results are no values."""
 
+TESTS = frozenset(("IsFinite", "IsInf", "IsNan"))
+"""Types of ops that ask what values are, which the converter computes in float."""
+
 FAKE_QUANT = frozenset(
     (
         "FakeQuantWithMinMaxArgs",

@@ -233,6 +233,8 @@ class _PointPlanner(Drafts):
         if op.type in int8_kernels.DECISIONS and not self.refusal(op):
             for index in range(len(op.inputs)):
                 self.demand(op, index)
+        if op.type in int8_kernels.TESTS and self.network.is_data(op.inputs[0]):
+            self._skip(op, int8_kernels.without_kernel(op.type))
         if not floats or op.type in op_types.VALUE_BLIND or self.network.is_input(op):
             return
         if self._is_simulation(op):
