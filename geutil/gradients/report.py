@@ -100,7 +100,11 @@ class Report(Shown):
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
             constants apart. If the whole step turns out to hold all gradients to its
-            end, those of plain gradients are held, too.
+            end, those of plain gradients are held, too. It is that of the graph as it
+            was built: nothing holds plain gradients to an order, and where gradients of
+            weights are most of it, Grappler and oneDNN may make a step of it that holds
+            up to two fifths less. `geutil.memory.predict` of plain gradients counts
+            that in.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step.
