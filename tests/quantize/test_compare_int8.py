@@ -172,3 +172,30 @@ def test_bad_data_is_refused(several):
         compare_int8(m, blob, {"a": D})
     with pytest.raises(ArgumentTypeError, match="iterable of mappings"):
         compare_int8(m, blob, 3)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_kernel_that_does_not_take_a_sample_is_told(clipped):
+    def roots(a):
+        source = tf.maximum(a, 0.0) if clipped else a
+        return tf.where(a > 0.0, tf.sqrt(source), 0.0) * 2.0
+
+    m = opened(roots, spec([4, 6], "a"))
+    quantize(m, is_training=False)
+    sample = {"a": np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)}
+    calibrate(m, sample)
+    blob = to_int8(m)
+    if clipped:
+        assert compare_int8(m, blob, sample).samples == 4
+        return
+    with pytest.raises(QuantizeError, match=r"(?s)fails on this sample.*its domain"):
+        compare_int8(m, blob, sample)
+
+
+def test_tests_of_values_are_reported():
+    m = opened(
+        lambda a: tf.reduce_logsumexp(a, -1, keepdims=True) * 2.0, spec([4, 6], "a")
+    )
+    report = quantize(m, is_training=False)
+    assert ["IsFinite"] == [entry.op_type for entry in report.skipped]
+    assert report.coverage == 1.0

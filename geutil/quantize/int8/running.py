@@ -90,8 +90,8 @@ class Runner:
         except (ValueError, RuntimeError) as error:
             raise QuantizeError(
                 f"TFLite's interpreter fails on this sample: {error}; the kernel that "
-                "it names does not take what rounding makes of its input: keep that op "
-                "in float, with an override 'skip', or the values in its domain"
+                "it names does not take what it reads: bring that into its domain in "
+                "the model, with tf.maximum before a square root, say"
             ) from error
         names = file_names(list(self._outputs))
         return {name: outputs[names[name]] for name in names}
