@@ -59,6 +59,8 @@ EXTRAS = {
         "networkx>=3.4,<4",
         # Opens the pages of geutil.report in Chromium, which the system provides.
         "playwright>=1.55,<2",
+        # Keras 2, whose models are opened too. Its minor version is that of TensorFlow.
+        "tf-keras>=2.16,<3",
         # Handwritten digits to train and quantize on, which ship with it.
         "scikit-learn>=1.6,<2",
         # Runs the code on the pages of the documentation.
