@@ -58,6 +58,36 @@ def names(
     return get_attribute, list_names
 
 
+def names_of(
+    package: str, homes: Mapping[str, Collection[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose modules are known by name.
+
+    So a part of it that needs no TensorFlow can be imported without.
+
+    Args:
+        package: its name.
+        homes: the exported names by the submodule that they are in.
+
+    Cost: the imports, once for each name.
+    """
+    module = sys.modules[package]
+    home_of = {name: home for home, exported in homes.items() for name in exported}
+
+    def get_attribute(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        place = importlib.import_module(f"{package}.{home_of[name]}")
+        attribute = getattr(place, name)
+        setattr(module, name, attribute)
+        return attribute
+
+    def list_names() -> list[str]:
+        return sorted({*vars(module), *home_of})
+
+    return get_attribute, list_names
+
+
 def watch_what_exists(package: str) -> None:
     """Notice Sessions and functions from now on, if there can be any already.
 

@@ -158,3 +158,13 @@ def test_a_name_that_is_not_there_imports_nothing():
     answer, *found = run(code).split()
     assert answer == "False"
     assert "tensorflow" not in found
+
+
+def test_the_planner_needs_no_tensorflow():
+    code = """
+import sys
+from geutil.gradients.planner import Problem, solve
+problem = Problem([1.0] * 4, [1] * 4, [(0, 1), (1, 2), (2, 3), (0, 3)])
+print(solve(problem, 3, time_limit=1.0).status, "tensorflow" in sys.modules)
+"""
+    assert run(code).split() == ["optimal", "False"]

@@ -1,30 +1,12 @@
-"""Memory-saving gradients: gradient checkpointing for TensorFlow graphs."""
+"""Memory-saving gradients: gradient checkpointing for TensorFlow graphs.
 
-from geutil.gradients.api import (
-    gradients,
-    gradients_collection,
-    gradients_memory,
-    gradients_speed,
-)
-from geutil.gradients.dry_run import explain, plan, plan_curve
-from geutil.gradients.encodings import EncodedTensor
-from geutil.gradients.op_lists import capture_ops, format_ops, toposort
-from geutil.gradients.planning import Budget, Plan, PlanCurve
-from geutil.gradients.policies import (
-    Policy,
-    all_of,
-    any_of,
-    by_name,
-    by_type,
-    inside,
-    larger_than,
-    not_,
-)
-from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
-from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
-from geutil.gradients.rounding_errors import GradientError, encoding_errors
-from geutil.gradients.updates import order_updates
-from geutil.gradients.wrapping import checkpointed
+The names are imported when they are first used: `geutil.gradients.planner` needs no
+TensorFlow.
+"""
+
+import typing
+
+from geutil import lazy
 
 __all__ = [
     "MIN_CHECKPOINT_SIZE",
@@ -59,3 +41,81 @@ __all__ = [
     "plan_curve",
     "toposort",
 ]
+
+if typing.TYPE_CHECKING:
+    from geutil.gradients.api import (
+        gradients,
+        gradients_collection,
+        gradients_memory,
+        gradients_speed,
+    )
+    from geutil.gradients.dry_run import explain, plan, plan_curve
+    from geutil.gradients.encodings import EncodedTensor
+    from geutil.gradients.op_lists import capture_ops, format_ops, toposort
+    from geutil.gradients.planning import Budget, Plan, PlanCurve
+    from geutil.gradients.policies import (
+        Policy,
+        all_of,
+        any_of,
+        by_name,
+        by_type,
+        inside,
+        larger_than,
+        not_,
+    )
+    from geutil.gradients.preparing import MIN_CHECKPOINT_SIZE
+    from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
+    from geutil.gradients.rounding_errors import GradientError, encoding_errors
+    from geutil.gradients.updates import order_updates
+    from geutil.gradients.wrapping import checkpointed
+else:
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "api": (
+                "gradients",
+                "gradients_collection",
+                "gradients_memory",
+                "gradients_speed",
+            ),
+            "dry_run": (
+                "explain",
+                "plan",
+                "plan_curve",
+            ),
+            "encodings": ("EncodedTensor",),
+            "op_lists": (
+                "capture_ops",
+                "format_ops",
+                "toposort",
+            ),
+            "planning": (
+                "Budget",
+                "Plan",
+                "PlanCurve",
+            ),
+            "policies": (
+                "Policy",
+                "all_of",
+                "any_of",
+                "by_name",
+                "by_type",
+                "inside",
+                "larger_than",
+                "not_",
+            ),
+            "preparing": ("MIN_CHECKPOINT_SIZE",),
+            "report": (
+                "KeptTensor",
+                "RecomputedOp",
+                "Report",
+                "last_report",
+            ),
+            "rounding_errors": (
+                "GradientError",
+                "encoding_errors",
+            ),
+            "updates": ("order_updates",),
+            "wrapping": ("checkpointed",),
+        },
+    )

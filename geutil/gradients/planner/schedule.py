@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 
 from geutil.errors import PlanError
 from geutil.gradients.planner.problem import Problem
-from geutil.memory.plotting import drawn_axes
 
 Status = Literal["optimal", "feasible", "infeasible"]
 
@@ -207,6 +206,9 @@ class Schedule:
             MissingExtraError: matplotlib is not installed.
             PlotError: the suffix names no format.
         """
+        # Its package imports TensorFlow.
+        from geutil.memory.plotting import drawn_axes
+
         again = [i for i, first in enumerate(self._is_first) if not first]
         with drawn_axes(path, "runs in order", "held, bytes") as axes:
             places = range(len(self.held) + 1)

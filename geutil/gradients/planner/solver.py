@@ -20,7 +20,6 @@ from geutil.errors import ArgumentTypeError, MissingExtraError, PlanError
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.planner.schedule import Improvement, Schedule, Status
-from geutil.memory.plotting import drawn_axes
 
 Objective = Literal["time", "peak"]
 Progress = Callable[[Improvement], None]
@@ -453,6 +452,9 @@ class Curve:
             MissingExtraError: matplotlib is not installed.
             PlotError: the suffix names no format.
         """
+        # Its package imports TensorFlow.
+        from geutil.memory.plotting import drawn_axes
+
         total = self.problem.total_time or 1.0
         met = [p.schedule for p in self.points if p.schedule.status != "infeasible"]
         with drawn_axes(path, "peak, bytes", "extra time, %") as axes:
