@@ -153,6 +153,7 @@ class Copies:
         times: dict[Operation, int] = {}
         for stage, segment in enumerate(plan.segments):
             for op in segment.ops:
+                # Ops that run for the same time are copied together.
                 turn = self._turn[stage, op] = times.get(op, 0)
                 times[op] = turn + 1
                 if op in segment.fetched:

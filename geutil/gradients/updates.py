@@ -255,6 +255,7 @@ class _Orders:
         if self._backward.keys().isdisjoint(ops):
             return
         if _pass_by_joints(ops, self._backward):
+            # What the joints held together is free of them now.
             ops = adjacency.topological_sort(
                 fetched_subgraph.step_ops(targets, use.feeds)
             )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.quantize import to_int8
-from tests.quantize.converted import converted, spec
+from geutil.quantize import quantize, to_int8
+from tests.quantize.converted import converted, opened, samples, spec
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -103,6 +103,39 @@ def test_constants_that_change_something_are_computed(case):
     quantized = {entry.op_type for entry in result.report.quantized}
     assert quantized & {"Sub", "Mul"} or case == "reciprocal"
     assert result.most <= 2
+
+
+def test_inputs_outputs_and_other_types():
+    def function(a, b):
+        words = tf.strings.as_string(b) + tf.constant("")
+        return {
+            "first": a * 1.0,
+            "last": tf.nn.relu(tf.nn.conv2d(a, FIRST, 1, "SAME")) + 0.0,
+            "whole": tf.gather(tf.range(9.0), b + 0),
+            "words": tf.strings.length(words + tf.constant("")),
+        }
+
+    m = opened(function, IMAGE, spec(3, dtype=tf.int32))
+    before = samples(m.inputs)
+    expected = m.run(**before)
+    report = quantize(m, is_training=False)
+    assert report.coverage == 1.0
+    found = m.run(**before)
+    np.testing.assert_array_equal(found["words"], expected["words"])
+    np.testing.assert_allclose(found["first"], expected["first"], atol=0.03)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_product_with_one_is_passed_in_training_too(training):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1, 8, 8, 4])
+        y = tf.nn.conv2d(x, FIRST, 1, "SAME", name="conv")
+        z = tf.multiply(1.0, tf.nn.relu(y), name="same")
+        tf.nn.conv2d(z, FIRST, 1, "SAME", name="second")
+    report = quantize(graph, is_training=training)
+    entries = {entry.op: entry for entry in report.quantized}
+    assert entries["same"].result is None
+    assert "same" not in " ".join(report.variables)
 
 
 def test_a_swish_is_two_kernels():

@@ -160,6 +160,7 @@ class BudgetSearch:
     ) -> None:
         self.plain_peak = StepProgram(step).plain_peak()
         self._offload = offload
+        # Transfers take seconds, so that ops have to be measured beside them.
         in_seconds = offload is not None
         self.time_of = op_times_of(
             step.ops(), measured=measured or in_seconds, in_seconds=in_seconds

@@ -221,11 +221,14 @@ def neutral_input(op: Operation) -> int | None:
     a swish as `x * sigmoid(1.0 * x)`.
     """
     neutral = _NEUTRAL.get(op.type)
-    if neutral is None:
+    if neutral is None or not op.outputs[0].dtype.is_floating:
         return None
     for index in (1, 0) if op.type in _COMMUTES else (1,):
-        other, data = op.inputs[index].shape.rank, op.inputs[1 - index].shape.rank
-        grows = other != 0 and (other is None or data is None or other > data)
+        constant, data = op.inputs[index].shape, op.inputs[1 - index].shape
+        # Most are no numbers: their values, which may be large, are not looked at.
+        if constant.num_elements() != 1:
+            continue
+        grows = constant.rank and (data.rank is None or constant.rank > data.rank)
         if not grows and scalar_value(op.inputs[index]) == neutral:
             return 1 - index
     return None

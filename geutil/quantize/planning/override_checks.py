@@ -122,6 +122,7 @@ def _fault_of_earlier(simulations: Sequence[Operation], field: str, value: Any) 
 
 
 def _is_asked_for(simulation: Operation, field: str, value: Any) -> bool:
+    """Tell whether a FakeQuant op has what a field asks for, as far as it shows."""
     get = simulation.get_attr
     if field in ("weight_bits", "activation_bits"):
         return bool(get("num_bits") == value)
