@@ -41,9 +41,12 @@ from geutil.quantize.planning.int8_kernels import (
     DECISIONS,
     FAKE_QUANT,
     KERNELS,
+)
+from geutil.quantize.planning.network import (
+    forwarded_from,
+    is_quantized,
     neutral_input,
 )
-from geutil.quantize.planning.network import forwarded_from, is_quantized
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices
 from geutil.select.networks.layers import LAYERS, Layer, layer_of

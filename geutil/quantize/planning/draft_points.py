@@ -24,6 +24,7 @@ from geutil.quantize.planning.network import (
     Network,
     constant_format,
     is_quantized,
+    kernel_of,
     source_of,
 )
 from geutil.quantize.spec import Format, QuantizeChoices, Spec
@@ -413,7 +414,7 @@ class Drafts:
             return f"is a batch norm; {_FOLD_FIRST}"
         if any(self.network.is_statistic(t) for t in op.inputs):
             return f"belongs to a batch norm in training; {_FOLD_FIRST}"
-        kernel = int8_kernels.kernel_of(op)
+        kernel = kernel_of(op)
         if kernel and kernel.activation not in ("", *self.choices.activations):
             return f"is no activation that is asked for ({kernel.activation})"
         behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
@@ -446,7 +447,7 @@ class Drafts:
             return False
         if statistic:
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
-        kernel = int8_kernels.kernel_of(op)
+        kernel = kernel_of(op)
         passes = kernel is not None and kernel.treatment is Treatment.PASSES
         fuses = passes or op.type in (*int8_kernels.FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
         if fuses and self.network.is_behind_layers(op):

@@ -22,10 +22,8 @@ from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tenso
 from geutil.quantize.planning.int8_kernels import (
     FUSED_ACTIVATIONS,
     Treatment,
-    kernel_of,
-    neutral_input,
 )
-from geutil.quantize.planning.network import Network
+from geutil.quantize.planning.network import Network, kernel_of, neutral_input
 from geutil.select.networks.layers import Layer, data_format
 from geutil.select.networks.provenance import scalar_value
 from geutil.transform.rewrite.liveness import Liveness

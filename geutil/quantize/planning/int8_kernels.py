@@ -14,9 +14,7 @@ from enum import Enum
 
 import tensorflow as tf
 
-from geutil.graph import op_types
 from geutil.graph.types import Operation
-from geutil.select.networks.provenance import scalar_value
 
 
 class Treatment(Enum):
@@ -204,56 +202,6 @@ def kernels_of(version: Version) -> dict[str, Kernel]:
 
 KERNELS = kernels_of(version_of(tf.__version__))
 """The kernels of the TensorFlow that runs."""
-
-_NEUTRAL = {
-    **dict.fromkeys(op_types.ADDITIONS, 0.0),
-    "Mul": 1.0,
-    "RealDiv": 1.0,
-    "Sub": 0.0,
-}
-_COMMUTES = op_types.ADDITIONS | {"Mul"}
-
-
-def neutral_input(op: Operation) -> int | None:
-    """Return which input an op yields unchanged: it adds a constant 0, say, or times 1.
-
-    None for other ops. Of variables nothing is known: they may be trained. Keras writes
-    a swish as `x * sigmoid(1.0 * x)`.
-    """
-    neutral = _NEUTRAL.get(op.type)
-    if neutral is None or not op.outputs[0].dtype.is_floating:
-        return None
-    for index in (1, 0) if op.type in _COMMUTES else (1,):
-        constant, data = op.inputs[index].shape, op.inputs[1 - index].shape
-        # Most are no numbers: their values, which may be large, are not looked at.
-        if constant.num_elements() != 1:
-            continue
-        grows = constant.rank and (data.rank is None or constant.rank > data.rank)
-        if not grows and scalar_value(op.inputs[index]) == neutral:
-            return 1 - index
-    return None
-
-
-def kernel_of(op: Operation) -> Kernel | None:
-    """Return what computes an op in int8; None if nothing does.
-
-    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
-    as a product with ones, which are a constant if the shape is known, and else are
-    made in float. A SquaredDifference of more than four it writes as a difference and
-    its square, between which no FakeQuant lies.
-    """
-    kernel = KERNELS.get(op.type)
-    if op.type == "SquaredDifference":
-        rank = op.outputs[0].shape.rank
-        return None if rank is None or rank > 4 else kernel
-    passed = neutral_input(op)
-    if passed is not None:
-        return _passing((passed,))
-    if kernel is not None or op.type != "BroadcastTo":
-        return kernel
-    shape = op.outputs[0].shape
-    has_kernel = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
-    return KEEPING if has_kernel else None
 
 
 PASSING = frozenset(

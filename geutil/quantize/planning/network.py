@@ -6,6 +6,7 @@ Its readers, weights, twins, and existing FakeQuants.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -23,8 +24,63 @@ from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import Format, Spec
 from geutil.select.networks.layers import Layer, layer_of
-from geutil.select.networks.provenance import DATA_SLOTS, Origin, Origins
+from geutil.select.networks.provenance import (
+    DATA_SLOTS,
+    Origin,
+    Origins,
+    scalar_value,
+)
 from geutil.transform.rewrite.liveness import Liveness
+
+_NEUTRAL = {
+    **dict.fromkeys(op_types.ADDITIONS, 0.0),
+    "Mul": 1.0,
+    "RealDiv": 1.0,
+    "Sub": 0.0,
+}
+_COMMUTES = op_types.ADDITIONS | {"Mul"}
+
+
+def neutral_input(op: Operation) -> int | None:
+    """Return which input an op yields unchanged: it adds a constant 0, say, or times 1.
+
+    None for other ops. Of variables nothing is known: they may be trained. Keras writes
+    a swish as `x * sigmoid(1.0 * x)`.
+    """
+    neutral = _NEUTRAL.get(op.type)
+    if neutral is None or not op.outputs[0].dtype.is_floating:
+        return None
+    for index in (1, 0) if op.type in _COMMUTES else (1,):
+        constant, data = op.inputs[index].shape, op.inputs[1 - index].shape
+        # Most are no numbers: their values, which may be large, are not looked at.
+        if constant.num_elements() != 1:
+            continue
+        grows = constant.rank and (data.rank is None or constant.rank > data.rank)
+        if not grows and scalar_value(op.inputs[index]) == neutral:
+            return 1 - index
+    return None
+
+
+def kernel_of(op: Operation) -> int8_kernels.Kernel | None:
+    """Return what computes an op in int8; None if nothing does.
+
+    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
+    as a product with ones, which are a constant if the shape is known, and else are
+    made in float. A SquaredDifference of more than four it writes as a difference and
+    its square, between which no FakeQuant lies.
+    """
+    kernel = int8_kernels.KERNELS.get(op.type)
+    if op.type == "SquaredDifference":
+        rank = op.outputs[0].shape.rank
+        return None if rank is None or rank > 4 else kernel
+    passed = neutral_input(op)
+    if passed is not None:
+        return replace(int8_kernels.KERNELS["Identity"], inputs=(passed,))
+    if kernel is not None or op.type != "BroadcastTo":
+        return kernel
+    shape = op.outputs[0].shape
+    has_kernel = shape.rank is not None and (shape.rank > 4 or shape.is_fully_defined())
+    return int8_kernels.KEEPING if has_kernel else None
 
 
 def quantized_value(tensor: Tensor) -> Tensor | None:
@@ -165,7 +221,7 @@ def forwarded_from(tensor: Tensor) -> Tensor:
     """Return where values come from that other ops only forward."""
     while True:
         op = tensor.op
-        index = 0 if op.type in int8_kernels.PASSING else int8_kernels.neutral_input(op)
+        index = 0 if op.type in int8_kernels.PASSING else neutral_input(op)
         if index is None:
             return tensor
         tensor = op.inputs[index]
@@ -322,7 +378,7 @@ class Network:
             if passed in self.results or not edges:
                 return False
             for op, index in edges:
-                kernel = int8_kernels.kernel_of(op)
+                kernel = kernel_of(op)
                 if kernel is None or index not in kernel.data_inputs(op):
                     return False
                 if kernel.treatment is Treatment.PASSES:

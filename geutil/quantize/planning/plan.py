@@ -24,6 +24,7 @@ from geutil.quantize.planning.network import (
     find_twins,
     format_of,
     is_quantized,
+    kernel_of,
 )
 from geutil.quantize.planning.override_checks import check_obeyed
 from geutil.quantize.spec import QuantizeChoices, Spec
@@ -246,7 +247,7 @@ class _PointPlanner(Drafts):
             return
         composite = self.composites.get(op)
         layer = self.network.layers.get(op)
-        kernel = int8_kernels.kernel_of(op)
+        kernel = kernel_of(op)
         if composite is not None:
             self._composite(composite)
         elif layer is not None:
