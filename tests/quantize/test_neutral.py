@@ -149,9 +149,13 @@ def test_a_swish_is_two_kernels():
     assert result.most <= 1
 
 
-def test_names_of_what_rounds_weights_take_little_room():
-    result = converted(lambda a: tf.nn.conv2d(a, FIRST, 1, "SAME", name="conv"), IMAGE)
+@pytest.mark.parametrize("layer", [tf.nn.conv2d, tf.nn.depthwise_conv2d])
+def test_names_of_what_rounds_weights_take_little_room(layer):
+    strides = [1, 1, 1, 1]
+    result = converted(
+        lambda a: layer(a, FIRST, strides, "SAME", name="conv") + 1.0, IMAGE
+    )
     interpreter = tf.lite.Interpreter(model_content=to_int8(result.model))
     names = [d["name"] for d in interpreter.get_tensor_details()]
     assert not any("weights_quant" in name for name in names)
-    assert any(name.startswith("conv") for name in names)
+    assert any("conv" in name for name in names)

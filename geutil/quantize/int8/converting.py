@@ -207,6 +207,9 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     simulations = live_simulations(graph)
     range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
     of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
+    # Channels of several axes are brought together, and taken apart again.
+    around = {o for op in of_weights for o in (op.inputs[0].op, *_readers(op))}
+    of_weights |= {op for op in around if op.type == "Reshape"}
     # What is left of a name without its digits must be no op's, either.
     prefix = next(letters for i in count(1) if (letters := "r" * i) not in op_names)
     short_names = (name for i in count() if (name := f"{prefix}{i}") not in op_names)
@@ -225,6 +228,10 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
             by_op[op].amend(node)
 
     return amend
+
+
+def _readers(op: Operation) -> list[Operation]:
+    return [reader for t in op.outputs for reader in t.consumers()]
 
 
 _CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
