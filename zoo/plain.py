@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def make(entry: Entry, folder: Path, journeys: Sequence[str]) -> None:
     extras: dict[str, Callable[[], Any]] = {
         "slopes": lambda: _slopes(path, sample),
         "keras": lambda: _keras_file(subject, folder / "model.keras", sample),
-        "frozen": lambda: _frozen(subject, folder / "frozen.pb"),
+        "frozen": lambda: _frozen(subject, folder / "frozen.pb", sample),
         "exact": lambda: [_run(run, x) for x in calibration],
         "ptq": lambda: _ptq(folder),
         "gradients": lambda: gradients_of(built(entry), many),
@@ -141,25 +141,53 @@ def _keras_file(subject: Any, path: Path, sample: Sample) -> Values | None:
     )
 
 
-def _frozen(subject: Any, path: Path) -> Any:
-    """Write the model frozen; return the tensors of its inputs and outputs by name."""
+def _frozen(subject: Any, path: Path, sample: Sample) -> Any:
+    """Write the model frozen.
+
+    Returns:
+        The tensors of its inputs and outputs by name, and what plain TensorFlow makes
+        of the sample: where constants take the place of variables, kernels may round
+        otherwise. None if it cannot be frozen.
+    """
     if isinstance(subject, GraphOfVersion1):
         if not subject.frozen:
             return None
-        path.write_bytes(subject.freeze().SerializeToString())
+        graph_def = subject.freeze()
+        path.write_bytes(graph_def.SerializeToString())
         outputs = {name: t.name for name, t in subject.outputs.items()}
-        return {name: f"{name}:0" for name in subject.inputs}, outputs
+        inputs = {name: f"{name}:0" for name in subject.inputs}
+        return inputs, outputs, _run_frozen(graph_def, inputs, outputs, sample)
     from tensorflow.python.framework import convert_to_constants
 
     function = subject.concrete()
     frozen = convert_to_constants.convert_variables_to_constants_v2(function, False)
     if len(frozen.inputs) != len(subject.inputs):
         return None  # A table: it is no variable, and cannot be frozen.
-    path.write_bytes(frozen.graph.as_graph_def().SerializeToString())
+    graph_def = frozen.graph.as_graph_def()
+    path.write_bytes(graph_def.SerializeToString())
     # A dictionary of outputs is flattened in the order of its keys.
     names = sorted(function.structured_outputs)
     outputs = {n: t.name for n, t in zip(names, frozen.outputs, strict=True)}
-    return {t.op.name: t.name for t in frozen.inputs}, outputs
+    inputs = {t.op.name: t.name for t in frozen.inputs}
+    return inputs, outputs, _run_frozen(graph_def, inputs, outputs, sample)
+
+
+def _run_frozen(
+    graph_def: Any,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    sample: Sample,
+) -> Values:
+    """Run a graph on a sample, by name or, where the names are others, in order."""
+    v1 = tf.compat.v1
+    whole = v1.wrap_function(lambda: v1.import_graph_def(graph_def, name=""), [])
+    tensors = [
+        [whole.graph.get_tensor_by_name(name) for name in ends.values()]
+        for ends in (inputs, outputs)
+    ]
+    names = inputs if set(inputs) == set(sample) else sample
+    results = whole.prune(*tensors)(*(tf.constant(sample[name]) for name in names))
+    return dict(zip(outputs, map(np.asarray, results), strict=True))
 
 
 def _slopes(path: Path, sample: Sample) -> dict[str, Any]:

@@ -19,6 +19,8 @@ def open_all_ways(visit: Visit) -> Cell:
     """Open each way; the results have to be the same bits."""
     # A `.keras` file is to be what Keras itself reads from it.
     outputs = {".keras": visit.made["keras"]}
+    if isinstance(visit.made["frozen"], tuple):
+        outputs["frozen"] = visit.made["frozen"][2]
     found = {
         name: _compared(way, visit.sample, outputs.get(name, visit.made["outputs"]))
         for name, way in _ways(visit).items()
@@ -56,7 +58,7 @@ def _ways(visit: Visit) -> dict[str, Callable[[], Any]]:
     if isinstance(visit.made["keras"], dict):
         ways[".keras"] = lambda: model.open(visit.folder / "model.keras")
     if isinstance(visit.made["frozen"], tuple):
-        inputs, outputs = visit.made["frozen"]
+        inputs, outputs, _ = visit.made["frozen"]
         path = visit.folder / "frozen.pb"
         ways["frozen"] = lambda: model.open(path, inputs=inputs, outputs=outputs)
     return ways
