@@ -206,7 +206,7 @@ class StepProgram:
         called = self._calls.get(op, NOTHING)
         listed = self._lists.add(op, called.results)
         shared = graph_to_program.aliases_of(op, called)
-        passed = self._held_outputs(op)
+        passed = [o for o, i in shared if id(op.inputs[i]) not in self._number]
         for i, t in enumerate(op.outputs):
             self._number[id(t)] = len(self._sizes)
             size = listed.get(i) or tensor_sizes.tensor_bytes(t)
@@ -228,14 +228,6 @@ class StepProgram:
                 queue="",
             )
         )
-
-    def _held_outputs(self, op: Operation) -> list[int]:
-        """Return the outputs that are the buffer of what is held all the time."""
-        return [
-            o
-            for o, i in cpu_kernels.aliases(op)
-            if id(op.inputs[i]) not in self._number
-        ]
 
     def _awaited(self, op: Operation) -> list[int]:
         """Return the nodes that an op waits for besides what it reads.

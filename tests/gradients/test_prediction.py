@@ -10,7 +10,7 @@ from geutil.gradients.recomputing import build_recomputation
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
-from geutil.memory import simulate
+from geutil.memory import predict, simulate
 from geutil.memory.ordering import with_controls
 from geutil.memory.scheduling import frugal_order
 from tests.gradients.networks import small_step, trace_forward
@@ -134,3 +134,21 @@ def test_what_xla_holds_is_not_predicted_and_said_so(by_xla):
     said = [w for w in last_report().warnings if "XLA compiles" in w]
     assert len(said) == by_xla
     assert all("calls of that kind: 6" in w for w in said)
+
+
+def test_what_a_compiled_call_passes_on_is_held_once():
+    @tf.function(jit_compile=True, autograph=False)
+    def both(x):
+        return tf.sin(x), tf.identity(x)
+
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [256, 256])
+        y = x
+        for _ in range(3):
+            sine, same = both(y)
+            y = sine + same
+        (slope,) = gradients(tf.reduce_sum(y), x, checkpoints=None)
+        # Eight, if what a call passes on were another buffer.
+        unit = 4 * 256 * 256
+        assert last_report().peak == pytest.approx(5 * unit, rel=0.01)
+        assert predict(slope).peak == pytest.approx(5 * unit, rel=0.01)
