@@ -159,7 +159,9 @@ result 8 bits (conv/act_quant)
                 results = {n: tensors for n, _, tensors in _places(graph_or_model)}
                 new_choices = replace(choices, stands_for=stands_for)
                 plan = plan_quantization(graph, results[name], new_choices)
-            _name_apart(plan, described(graph, plan.groups), described_ranges, name)
+            if len(places) > 1:
+                ranges_here = described(graph, plan.groups)
+                _name_apart(plan, ranges_here, described_ranges, name)
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
             quantized_by_tensor = plan_insertion.insert(
                 graph, plan.groups, mode, ranges

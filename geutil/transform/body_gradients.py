@@ -31,7 +31,14 @@ def renew(graph: Graph) -> None:
     Cost: linear in the ops of the graph and of the bodies; where a body holds such a
     gradient, one more graph of it and of those that call it.
     """
-    callers = function_calls.callers_in(graph)
+    callers: list[function_calls.Caller] = []
+    direct: dict[str, None] = {}
+    for caller in function_calls.callers_in(graph):
+        if all(callee.attribute for callee in caller.callees):
+            callers.append(caller)
+        else:
+            # An op whose type is a function cannot call another one.
+            direct.update(dict.fromkeys(caller.names))
     definitions: dict[str, Any] = {}
 
     def callees(name: str) -> list[str]:
@@ -49,7 +56,8 @@ def renew(graph: Graph) -> None:
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
             function_calls.call_others(caller, new_names)
-    functions.forget_functions(graph, new_names)
+    kept = function_defs.callees_first(direct, callees)
+    functions.forget_functions(graph, new_names.keys() - set(kept))
 
 
 def _closures(definition: Any) -> dict[str, str]:

@@ -128,9 +128,12 @@ def _origin(traced: _Traced, op_name: str, gradient: str) -> Graph | None:
     leaves = tf.nest.flatten(traced.results, expand_composites=True)
     tensors = [t for t in (*read, *leaves) if types.is_tensor(t)]
     for graph in {id(t.graph): t.graph for t in tensors if not _is_eager(t)}.values():
-        for op in graph.get_operations():
-            if op.name == op_name and gradient_functions.gradient_of(op) == gradient:
-                return graph
+        try:
+            op = graph.get_operation_by_name(op_name)
+        except KeyError:
+            continue
+        if gradient_functions.gradient_of(op) == gradient:
+            return graph
     return None
 
 
