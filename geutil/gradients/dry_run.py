@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import PlanError
+from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planning import (
@@ -147,7 +147,8 @@ def plan(
         ys: as in `gradients`.
         xs: as in `gradients`; the plan is for these, in this order.
         budget: a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or "50%",
-            or a part of what plain gradients hold.
+            or a part of what plain gradients hold. That of a plan for `extra_time` is
+            what it holds.
         grad_ys: as in `gradients`.
         measured: as in `Budget`, where a limit stands for one; so are the next three.
         offload: see there.
@@ -193,7 +194,8 @@ def plan(
     )
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
     report = prepared.report()
-    limit = budget.bytes(report.plain_peak)
+    is_limit = budget.extra_time is None
+    limit = budget.bytes(report.plain_peak) if is_limit else report.peak
     peaks = (report.peak, report.plain_peak)
     times = (report.extra_time, prepared.keeping.bound)
     return make_plan(prepared.plan, limit, peaks, times, budget.offload_device)
@@ -230,6 +232,7 @@ def plan_curve(
 
     Raises:
         The same as `gradients`.
+        ArgumentTypeError: a budget is one of time.
 
     Cost: that of `plan`, for each budget.
 
@@ -245,6 +248,11 @@ def plan_curve(
         True
     """
     given = [b if isinstance(b, Budget) else Budget(b) for b in budgets]
+    if any(budget.extra_time is not None for budget in given):
+        raise ArgumentTypeError(
+            "a curve is drawn through limits, such as '50%'; plan(..., "
+            "Budget(extra_time=0.2)) gives the point of some extra time"
+        )
     options = Options(
         None, holds_gradients=holds_gradients, engine=engine, shapes=shapes
     )

@@ -284,7 +284,7 @@ def choose_and_encode(
     peak = plain.peak(whole[1].segments if whole else ())
     encoded = encoder.encode(step, found)
     tensor_sizes.settle_shapes(encoded.ops())
-    if budget:
+    if budget and budget.extra_time is None:
         checkpoints = replace(budget, limit=budget.bytes(plain.plain_peak()))
     if whole is None:
         less = (

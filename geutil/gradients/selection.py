@@ -262,8 +262,12 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         measured=budget.measured,
         offload=offload,
     )
-    limit = budget.bytes(search.plain_peak)
-    trial, bound = search.within(limit)
+    if budget.extra_share is None:
+        limit: int | None = budget.bytes(search.plain_peak)
+        trial, bound = search.within(budget.bytes(search.plain_peak))
+    else:
+        limit = None
+        trial, bound = search.least(budget.extra_share)
     return Keeping(
         str(budget),
         IdentitySet(trial.kept),

@@ -21,7 +21,7 @@ from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
-from geutil.gradients.planning.local_search import Trial, Trials
+from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
 from geutil.gradients.planning.step_problem import StepProblem, step_problem
 from geutil.gradients.planning.transfers import (
     transfers_for,
@@ -39,6 +39,10 @@ _WORTHS = (0.5, 1.0, 2.0)
 """For how much of an op's own time its result may travel, in the choices tried."""
 _MOVES = 120_000
 _SEARCHES = 2
+_SEARCHED_NODES = 4000
+"""How often other random numbers are tried, times the nodes of the problem."""
+_PLANS_AS_LOW = 1
+"""How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED, _BRANCHES = 400, 200
 """Nodes of problems that are bounded, and the branches of the bound's program."""
 _STRIDE = 0.7
@@ -54,11 +58,12 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a step may hold at its peak.
+    """How much a step may hold at its peak, or how much longer it may take.
 
     Attributes:
         limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of what
-            plain gradients hold, above 0 and up to 1.
+            plain gradients hold, above 0 and up to 1. What takes the least time within
+            it is looked for.
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
             machine and in some seconds. Otherwise shapes tell.
@@ -68,61 +73,95 @@ class Budget:
             is that of the step's own device.
         bandwidth: bytes in a second that go there, or back; None has it measured.
         offload_device: that device.
+        extra_time: in the place of a limit, what may be run again, as a part of the
+            time of the step with plain gradients, or as a text such as "20%". What
+            holds the least within it is looked for. One more forward pass is about 0.3.
 
     Raises:
-        ArgumentTypeError: the limit is none of these, or the bandwidth is no positive
-            number.
+        ArgumentTypeError: the limit is none of these, the bandwidth or the extra time
+            is no positive number, or there are a limit and extra time, or neither.
 
     Example:
         >>> Budget("1.5GB").bytes(10**10), Budget(0.5).bytes(400), Budget(64).bytes(1)
         (1500000000, 200, 64)
+        >>> print(Budget(extra_time=0.2))
+        least peak in 20 % more time
     """
 
-    limit: int | float | str
+    limit: int | float | str | None = None
     seed: int = 0
     measured: bool = False
     offload: bool = False
     bandwidth: float | None = None
     offload_device: str = HOST
+    extra_time: float | str | None = None
 
     def __post_init__(self) -> None:
+        if (self.limit is None) == (self.extra_time is None):
+            raise ArgumentTypeError(
+                "a budget has either a limit, such as '1.5GB' or '50%', or extra_time, "
+                "such as 0.2"
+            )
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
             raise ArgumentTypeError(
                 "bandwidth is a positive number of bytes in a second, got "
                 f"{self.bandwidth!r}"
             )
-        if self._share is None and byte_count(self.limit) is None:
+        if self.extra_time is not None:
+            if self.extra_share is None:
+                raise ArgumentTypeError(
+                    "extra_time is a positive number, a part of the time of the step, "
+                    f"or a text such as '20%', got {self.extra_time!r}"
+                )
+        elif self._share is None and byte_count(self.limit) is None:
             raise ArgumentTypeError(
                 "a budget is a number of bytes, a text such as '1.5GB' or '50%', or a "
                 f"part of plain gradients' peak up to 1.0, got {self.limit!r}"
             )
 
     def __str__(self) -> str:
+        if self.extra_share is not None:
+            return f"least peak in {100 * self.extra_share:g} % more time"
         if self._share is not None:
             return f"budget of {100 * self._share:g} % of plain gradients"
         return f"budget of {megabytes(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
-        """Return the budget in bytes.
+        """Return the budget in bytes; what plain gradients hold if it is one of time.
 
         Args:
             plain_peak: what plain gradients hold.
         """
+        if self.extra_time is not None:
+            return plain_peak
         if self._share is not None:
             return int(self._share * plain_peak)
         return byte_count(self.limit) or 0
 
     @property
+    def extra_share(self) -> float | None:
+        """The extra time as a part of that of the step; None if there is a limit."""
+        share = _share_of(self.extra_time)
+        return share if share is not None and 0 < share < math.inf else None
+
+    @property
     def _share(self) -> float | None:
         """The part of plain gradients, if the limit is one."""
-        share = self.limit
-        if isinstance(share, str):
-            number, percent, rest = share.partition("%")
-            try:
-                share = float(number) / 100 if percent and not rest.strip() else 0.0
-            except ValueError:
-                return None
-        return share if isinstance(share, float) and 0 < share <= 1 else None
+        is_share = isinstance(self.limit, float | str)
+        share = _share_of(self.limit) if is_share else None
+        return share if share is not None and 0 < share <= 1 else None
+
+
+def _share_of(value: float | str | None) -> float | None:
+    """Return what a number or a text in percent says; None for anything else."""
+    if isinstance(value, str):
+        number, percent, rest = value.partition("%")
+        try:
+            return float(number) / 100 if percent and not rest.strip() else None
+        except ValueError:
+            return None
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    return float(value) if is_number else None
 
 
 class BudgetSearch:
@@ -228,9 +267,9 @@ class BudgetSearch:
     def within(self, limit: int) -> Choice:
         """Return the recomputation of least time whose peak is within some bytes.
 
-        Tried are the planner's schedules, the choice of the least peak, and others. Of
-        each other choice that is within the budget, as much as fits is then kept
-        besides, what takes longest to compute for its bytes first.
+        Tried are the planner's schedules. If none of them is within the budget, so are
+        the choice of the least peak, and others; of each of those that is, as much as
+        fits is then kept besides, what takes longest to compute for its bytes first.
 
         Raises:
             PlanError: no choice was found; it names the least peak that was.
@@ -241,11 +280,12 @@ class BudgetSearch:
         if self.alone.peak <= limit:
             return Choice(self.alone, 0.0)
         aim = int(_MOST * limit)
-        planned = self._planned(int(_AIM * limit), aim)
+        tried = self._planned(int(_AIM * limit), aim)
         for one_way in self._travelling:
             travelling = with_transfers(self.problem, one_way)
-            planned += self._planned(int(_AIM * limit), aim, travelling)
-        tried = [*self._simple, *planned]
+            tried += self._planned(int(_AIM * limit), aim, travelling)
+        if all(trial.peak > aim for trial in tried):
+            tried += self._simple
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
         if not within and self._with_updates:
@@ -263,6 +303,49 @@ class BudgetSearch:
         )
         # What travels is in no bound.
         return Choice(best, 0.0 if self._travelling else self._bound(limit))
+
+    def least(self, extra_share: float) -> Choice:
+        """Return the recomputation of least peak within extra time.
+
+        Of those that hold hardly more, it is the one of least time. The choice of
+        `checkpoints="memory"` is among them.
+
+        Args:
+            extra_share: what may be run again, as a part of the time of the step.
+
+        Raises:
+            MissingExtraError: numba or OR-Tools is not installed.
+
+        Cost: that of `within`, twice.
+        """
+        most = extra_share * sum(map(self.time_of, self._step.ops()))
+        problems = [self.problem]
+        problems += [with_transfers(self.problem, way) for way in self._travelling]
+        planned = {self._planned_low(problem, most): problem for problem in problems}
+        tried = [*planned, self.alone, *self._simple]
+        tried = [trial for trial in tried if self._extra_time(trial) <= most]
+        lowest = min(tried, key=lambda trial: trial.peak)
+        if lowest is self.alone:
+            return Choice(lowest, 0.0)
+        as_low = int(AS_GOOD * lowest.peak)
+        problem = planned.get(lowest, self.problem)
+        tried += self._planned(lowest.peak, as_low, problem, _PLANS_AS_LOW)
+        best = min(
+            (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
+        )
+        return Choice(best, 0.0 if self._travelling else self._bound(best.peak))
+
+    def _planned_low(self, problem: StepProblem, most: float) -> Trial:
+        """Return the planner's choice of least peak within extra time."""
+        schedule = solve(
+            problem.problem,
+            most,
+            objective="peak",
+            iterations=_MOVES // 2,
+            workers=_SEARCHES,
+            seed=self._seed,
+        )
+        return self._trials.scheduled(problem.recomputation(schedule.runs))
 
     def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
         """Return the choices of which keeping more may become the best.
@@ -287,7 +370,11 @@ class BudgetSearch:
         return bound / (problem.total_time or 1.0) if math.isfinite(bound) else 0.0
 
     def _planned(
-        self, limit: int, most: int, travelling: StepProblem | None = None
+        self,
+        limit: int,
+        most: int,
+        given: StepProblem | None = None,
+        tries: int = _TRIES,
     ) -> list[Trial]:
         """Return the planner's choices for budgets around a limit.
 
@@ -297,13 +384,15 @@ class BudgetSearch:
         Args:
             limit: the peak that is looked for.
             most: the peak that is taken.
-            travelling: the problem with results that travel; None if none does.
+            given: a problem with results that travel; None for the search's own.
+            tries: how many schedules are made at most.
         """
-        problem, trials = travelling or self.problem, self._trials
+        problem, trials = given or self.problem, self._trials
         tried: list[Trial] = []
+        left = max(_SEARCHED_NODES // max(len(problem.problem), 1), 1)
         points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
-        for attempt in range(_TRIES):
+        for attempt in range(tries):
             schedule = solve(
                 problem.problem,
                 asked,
@@ -321,11 +410,14 @@ class BudgetSearch:
                 high = asked
                 again = _run_twice(schedule.runs)
                 kept = [t for node, t in problem.tensors if node not in again]
-                tried += [] if travelling else [trials.run(kept)]
+                tried += [] if problem.returning else [trials.run(kept)]
             if schedule.status == "infeasible":
                 break
             if (1 - _CLOSE) * limit < trial.peak <= most:
                 # Other random numbers may find better.
+                left -= 1
+                if not left:
+                    break
                 continue
             asked = _next_budget(points, limit)
             if low and not low < asked < high:
