@@ -303,9 +303,20 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     refused = geutil("memory", tmp_path / "chain", "--batch", "4096", "--budget", "1MB")
     assert refused.code == 1
     assert "the least that was found is" in refused.err
+    timed = ("--batch", "4096", "--extra-time", "5%")
+    quick = geutil("memory", tmp_path / "chain", *timed, "--json")
+    told = json.loads(quick.out)
+    assert told["extra_time"] <= 0.05
+    assert told["peak"] < told["plain_peak"]
     wrong = geutil("memory", tmp_path / "chain", "--budget", "much")
     assert wrong.code == 1
     assert "1.5GB" in wrong.err
+    wrong = geutil("memory", tmp_path / "chain", "--extra-time", "5")
+    assert wrong.code == 1
+    assert "'20%'" in wrong.err
+    both = geutil("memory", tmp_path / "chain", "--budget", "50%", *timed)
+    assert both.code == 1
+    assert "ask one" in both.err
 
 
 def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):

@@ -39,6 +39,12 @@ def memory(
             show_default=False,
         ),
     ] = None,
+    extra_time: Annotated[
+        str | None,
+        typer.Option(
+            help="20%: the least memory within so much more time.", show_default=False
+        ),
+    ] = None,
     available: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +81,8 @@ def memory(
         raise CommandError("--largest-batch and --memory 8GB belong together")
     if largest and curve:
         raise CommandError("--largest-batch and --curve are two questions: ask one")
+    if budget is not None and extra_time is not None:
+        raise CommandError("--budget and --extra-time are two questions: ask one")
     shapes = _shapes(size)
     check_page(html, force)
     model = read_model(path, signature)
@@ -91,7 +99,8 @@ def memory(
         _show_largest(model, shapes, available, as_json)
         return
     input_shapes = _input_shapes(model, batch, shapes)
-    checkpoints = "memory" if budget is None else Budget(budget)
+    wanted = budget is not None or extra_time is not None
+    checkpoints = Budget(budget, extra_time=extra_time) if wanted else "memory"
     step = TrainingStep(model, input_shapes)
     with working("planning"):
         plain_step, saving_step = step.built(None), step.built(checkpoints)

@@ -19,6 +19,7 @@ from geutil.gradients import tensor_sizes
 from geutil.gradients.costs import op_times_of
 from geutil.gradients.offloading import HOST
 from geutil.gradients.planner.overhead_bound import extra_time_bound
+from geutil.gradients.planner.schedule import Schedule
 from geutil.gradients.planner.solver import solve
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.local_search import AS_GOOD, Trial, Trials
@@ -152,7 +153,7 @@ class Budget:
         return share if share is not None and 0 < share <= 1 else None
 
 
-def _share_of(value: float | str | None) -> float | None:
+def _share_of(value: object) -> float | None:
     """Return what a number or a text in percent says; None for anything else."""
     if isinstance(value, str):
         number, percent, rest = value.partition("%")
@@ -160,8 +161,9 @@ def _share_of(value: float | str | None) -> float | None:
             return float(number) / 100 if percent and not rest.strip() else None
         except ValueError:
             return None
-    is_number = isinstance(value, float | int) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return float(value)
+    return None
 
 
 class BudgetSearch:
@@ -208,11 +210,18 @@ class BudgetSearch:
         self._others = list(others)
         self._measured, self._with_updates = measured, with_updates
         self._trials = Trials(step, always, with_updates=with_updates)
+        # Of trials that schedules led to, what those hold.
+        self._peaks: dict[Trial, int] = {}
 
     @cached_property
     def alone(self) -> Trial:
         """What order alone leads to."""
         return self._trials.without()
+
+    @cached_property
+    def _time(self) -> float:
+        """How long the step takes with plain gradients."""
+        return sum(map(self.time_of, self._step.ops()))
 
     @cached_property
     def problem(self) -> StepProblem:
@@ -301,8 +310,7 @@ class BudgetSearch:
         best = min(
             [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
         )
-        # What travels is in no bound.
-        return Choice(best, 0.0 if self._travelling else self._bound(limit))
+        return Choice(best, self._bound(limit, best))
 
     def least(self, extra_share: float) -> Choice:
         """Return the recomputation of least peak within extra time.
@@ -318,7 +326,7 @@ class BudgetSearch:
 
         Cost: that of `within`, twice.
         """
-        most = extra_share * sum(map(self.time_of, self._step.ops()))
+        most = extra_share * self._time
         problems = [self.problem]
         problems += [with_transfers(self.problem, way) for way in self._travelling]
         planned = {self._planned_low(problem, most): problem for problem in problems}
@@ -333,7 +341,7 @@ class BudgetSearch:
         best = min(
             (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
         )
-        return Choice(best, 0.0 if self._travelling else self._bound(best.peak))
+        return Choice(best, self._bound(best.peak, best))
 
     def _planned_low(self, problem: StepProblem, most: float) -> Trial:
         """Return the planner's choice of least peak within extra time."""
@@ -345,7 +353,13 @@ class BudgetSearch:
             workers=_SEARCHES,
             seed=self._seed,
         )
-        return self._trials.scheduled(problem.recomputation(schedule.runs))
+        return self._scheduled(problem, schedule)
+
+    def _scheduled(self, problem: StepProblem, schedule: Schedule) -> Trial:
+        """Return what a schedule leads to."""
+        trial = self._trials.scheduled(problem.recomputation(schedule.runs))
+        self._peaks[trial] = schedule.peak
+        return trial
 
     def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
         """Return the choices of which keeping more may become the best.
@@ -360,14 +374,23 @@ class BudgetSearch:
             and least > _REFINED * self._extra_time(trial)
         ]
 
-    def _bound(self, limit: int) -> float:
-        """Return extra time that every schedule takes, as a part of the step's."""
+    def _bound(self, limit: int, best: Trial) -> float:
+        """Return extra time that every schedule takes, as a part of the step's.
+
+        Args:
+            limit: the budget in bytes.
+            best: the choice that was made within it.
+        """
         problem = self.problem.problem
-        if len(problem) > _MOST_BOUNDED:
+        # What travels is in no bound.
+        if len(problem) > _MOST_BOUNDED or self._travelling:
             return 0.0
-        bound = extra_time_bound(problem, limit, branches=_BRANCHES)
-        # Kernels that take over buffers may do what no schedule can.
-        return bound / (problem.total_time or 1.0) if math.isfinite(bound) else 0.0
+        # Kernels that take over buffers do what no schedule can: as much as they save
+        # the best one is open to others, too.
+        saved = max(self._peaks.get(best, best.peak) - best.peak, 0)
+        bound = extra_time_bound(problem, limit + saved, branches=_BRANCHES)
+        # A choice that is no schedule may take less than any.
+        return min(bound, self._extra_time(best)) / (self._time or 1.0)
 
     def _planned(
         self,
@@ -401,7 +424,7 @@ class BudgetSearch:
                 seed=self._seed + attempt,
             )
             # Also where that is more than was asked for: it may be within the budget.
-            trial = trials.scheduled(problem.recomputation(schedule.runs))
+            trial = self._scheduled(problem, schedule)
             tried.append(trial)
             points.append((asked, trial.peak))
             if trial.peak <= most:

@@ -10,7 +10,15 @@ from parameterized import parameterized
 
 from geutil import memory
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import Budget, checkpointed, explain, gradients, last_report
+from geutil.gradients import (
+    Budget,
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+    plan,
+    plan_curve,
+)
 from geutil.gradients.planning.local_search import Trials
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
@@ -85,6 +93,63 @@ def test_the_budget_is_kept_and_the_gradients_are_the_same(weights, share):
     # Never more computing than for the least peak.
     _, least = step(weights, "memory")
     assert 0 < report.extra_cost <= least.extra_cost
+
+
+@parameterized.expand(
+    [(0.0,), (-0.1,), (True,), ("20",), ("a lot",), ([1],), (float("nan"),)]
+)
+def test_what_is_no_extra_time_is_refused(extra_time):
+    with pytest.raises(ArgumentTypeError, match="extra_time is a positive number"):
+        Budget(extra_time=extra_time)
+
+
+def test_a_budget_is_one_of_bytes_or_of_time():
+    with pytest.raises(ArgumentTypeError, match="either a limit"):
+        Budget("50%", extra_time=0.2)
+    assert str(Budget(extra_time="12.5 %")) == "least peak in 12.5 % more time"
+
+
+def test_extra_time_is_kept_and_the_gradients_are_the_same(weights):
+    peaks = []
+    x = tf.constant(np.random.default_rng(1).normal(size=[ROWS, WIDTH]).astype("f"))
+    plain, _ = step(weights, None)
+    for share in (0.04, 0.4):
+        ours, report = step(weights, Budget(extra_time=share))
+        for found, wanted in zip(ours(x), plain(x), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+        assert 0 < report.extra_time <= share
+        assert memory.measure(ours, args=(x,), steps=1).peak <= 1.02 * report.peak
+        peaks.append(report.peak)
+    # More time for less memory, and never more of it than by the cuts.
+    assert peaks[1] < peaks[0] < report.plain_peak
+    _, by_cuts = step(weights, "memory")
+    assert by_cuts.extra_time <= 0.4
+    assert peaks[1] <= by_cuts.peak
+
+
+def test_a_plan_of_extra_time_is_used_again(weights):
+    @tf.function(autograph=False)
+    def train(x):
+        y = x
+        for w in weights:
+            y = tf.tanh(y @ w)
+        loss = tf.reduce_mean(y * y)
+        plans.append(plan(loss, weights, Budget(extra_time="20%")))
+        return gradients(loss, weights, checkpoints=plans[-1])
+
+    plans = []
+    function = train.get_concrete_function(tf.TensorSpec([ROWS, WIDTH]))
+    found = plans[0]
+    assert last_report(function.graph).peak <= found.peak == found.budget
+    assert 0 < found.bound <= found.extra_time <= 0.2
+
+
+def test_a_curve_is_drawn_through_limits():
+    with tf.Graph().as_default():
+        x = tf.ones([1000])
+        y = tf.tanh(tf.tanh(x))
+        with pytest.raises(ArgumentTypeError, match="through limits"):
+            plan_curve(y, x, ["50%", Budget(extra_time=0.2)])
 
 
 def test_less_memory_takes_more_computing(weights):
