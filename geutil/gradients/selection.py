@@ -260,6 +260,8 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         [heavy],
         budget.seed,
         measured=budget.measured,
+        # As for "memory": there is no limit that updates could exceed.
+        with_updates=budget.extra_share is None,
         offload=offload,
     )
     if budget.extra_share is None:

@@ -359,7 +359,11 @@ class _Groups:
 def _recomputable(
     step: PlainStep, always: Keeps, ops: Sequence[Operation]
 ) -> list[bool]:
-    """Tell of each op whether it may run again."""
+    """Tell of each op whether it may run again.
+
+    One that also shows something tiny that is kept (the IdentityN of a swish, its
+    factor) may: what has to stay as it is stays with all outputs.
+    """
     roots = [t.op for _, _, t in segments.forward_inputs(step) if not always(t)]
     behind = frozenset(segments.ops_behind(roots, always))
-    return [op in behind and not any(always(t) for t in op.outputs) for op in ops]
+    return [op in behind and not all(map(always, op.outputs)) for op in ops]
