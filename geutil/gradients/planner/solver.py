@@ -40,6 +40,14 @@ _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
 """Of the bound's program, where a number of moves takes the place of time."""
+_PROOF = 0.4
+"""The share of the search over states, which proves; in it, some runs are found."""
+_MOST_PROVEN = 256
+"""Problems of more nodes have too many states."""
+_PROVING_MOVES = 200_000
+"""With fewer moves there is no proof, which is compiled on its own."""
+_STATE_WORTH = 10
+"""How many moves of annealing take as long as a state."""
 _MOST_BOUNDED = 400
 """Problems of more nodes are not bounded: the program would take too long."""
 _TRIAL_MOVES = 300
@@ -233,6 +241,7 @@ def _lower_time(
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     rebuilt = best.least_time
+    _prove(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(evicted)
@@ -241,7 +250,8 @@ def _lower_time(
         # What is deterministic must not depend on the clock.
         branches = None if options.iterations is None else _BRANCHES
         limit = best.seconds_left * _BOUND
-        best.bound = extra_time_bound(problem, budget, order, limit, branches)
+        bound = extra_time_bound(problem, budget, order, limit, branches)
+        best.bound = max(best.bound, bound)
     # Annealing, again, where another order was what it took.
     other = [kernels.anneal] if best.least_time < rebuilt else []
     turns = _CYCLES * [*other, kernels.rebuild]
@@ -259,6 +269,32 @@ def _lower_time(
     for search in searches:
         # Above the budget they may still hold the least that was found.
         best.consider(slots.current_runs(search))
+
+
+def _prove(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
+    """Go through the states of a small problem, for a bound and better runs."""
+    moves = options.iterations
+    is_hurried = moves is not None and moves < _PROVING_MOVES
+    if best.is_done() or is_hurried or len(best.problem) > _MOST_PROVEN:
+        return
+    began = monotonic()
+    proof = _proof()
+    best.allow(monotonic() - began)
+    left = best.seconds_left
+    given = max(_PROOF * left, 1e-9)
+    states = {} if moves is None else {"most": moves // _STATE_WORTH}
+    bound, runs = proof.prove(
+        best.problem,
+        order,
+        best.budget,
+        best.least_time,
+        # What is deterministic must not depend on the clock.
+        lambda: 0.0 if moves is not None else (left - best.seconds_left) / given,
+        **states,
+    )
+    if runs is not None:
+        best.consider(runs)
+    best.bound = max(best.bound, bound)
 
 
 @dataclass(frozen=True)
@@ -522,3 +558,13 @@ def _kernels() -> tuple[Any, Any]:
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
     return run_slots, sequence_search
+
+
+@cache
+def _proof() -> Any:
+    """Return the module `state_search`, compiled."""
+    from geutil.gradients.planner import state_search
+
+    problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
+    state_search.prove(problem, None, 3, math.inf, lambda: 0.0)
+    return state_search
