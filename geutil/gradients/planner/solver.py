@@ -45,11 +45,13 @@ _PROOF = 0.4
 _MOST_PROVEN = 256
 """Problems of more nodes have too many states."""
 _PROVING_MOVES = 200_000
-"""With fewer moves there is no proof, which is compiled on its own."""
+"""With fewer moves there is no proof, which is compiled on its own, and larger problems
+are not bounded."""
 _STATE_WORTH = 10
 """How many moves of annealing take as long as a state."""
-_MOST_BOUNDED = 400
-"""Problems of more nodes are not bounded: the program would take too long."""
+_MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 400, 2000
+"""Problems of more nodes are not bounded, with few moves and otherwise: to write the
+program down would take too long."""
 _TRIAL_MOVES = 300
 _CLOSE = 1e-9
 _STEPS_DOWN = (0.9, 0.97, 0.99)
@@ -128,6 +130,11 @@ class _SolveOptions:
     workers: int
     iterations: int | None
     progress: Progress | None
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether proofs would take longer than the few moves that are wanted."""
+        return self.iterations is not None and self.iterations < _PROVING_MOVES
 
 
 class _Best:
@@ -241,17 +248,12 @@ def _lower_time(
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     rebuilt = best.least_time
+    _bound(best, options, order)
     _prove(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(evicted)
         team.search(kernels.anneal, _ANNEALED, _HEATS)
-    if not best.is_done() and len(problem) <= _MOST_BOUNDED:
-        # What is deterministic must not depend on the clock.
-        branches = None if options.iterations is None else _BRANCHES
-        limit = best.seconds_left * _BOUND
-        bound = extra_time_bound(problem, budget, order, limit, branches)
-        best.bound = max(best.bound, bound)
     # Annealing, again, where another order was what it took.
     other = [kernels.anneal] if best.least_time < rebuilt else []
     turns = _CYCLES * [*other, kernels.rebuild]
@@ -271,11 +273,22 @@ def _lower_time(
         best.consider(slots.current_runs(search))
 
 
+def _bound(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
+    """Bound the extra time of every schedule by a program."""
+    most = _MOST_BOUNDED if options.is_hurried else _MOST_BOUNDED_SLOWLY
+    if best.is_done() or len(best.problem) > most:
+        return
+    # What is deterministic must not depend on the clock.
+    branches = None if options.iterations is None else _BRANCHES
+    limit = best.seconds_left * _BOUND
+    bound = extra_time_bound(best.problem, best.budget, order, limit, branches)
+    best.bound = max(best.bound, bound)
+
+
 def _prove(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
     """Go through the states of a small problem, for a bound and better runs."""
     moves = options.iterations
-    is_hurried = moves is not None and moves < _PROVING_MOVES
-    if best.is_done() or is_hurried or len(best.problem) > _MOST_PROVEN:
+    if best.is_done() or options.is_hurried or len(best.problem) > _MOST_PROVEN:
         return
     began = monotonic()
     proof = _proof()

@@ -32,12 +32,18 @@ _GROWTHS = ((0.02, 3.0), (0.1, 1.7), (math.inf, 1.25))
 """How much more is tried next, by the share of all that may be spent on what was."""
 _ANY = 4.0
 """Above so many times the time of all nodes, any extra time is allowed."""
+_PARTS = 0.25
+"""The share of states and of time for no extra time at all, and for a dive."""
+_PULL_DOWN = 0.3
+"""How much a node that has run is worth in a dive, in the mean time of a node."""
 _CLOSE = 2e-10
 """Times that are no whole numbers are as good as equal within this share of all."""
 _NEEDED, _SURE = 1, 2
 """Marks of nodes: something that has not run reads it; it surely runs again."""
-_MOST_FREED = 4000
+_MOST_FREED = 1000
 """How many choices of what is freed for one run are looked at."""
+_CHOICES = 20
+"""As many choices as this count for a state."""
 _WORD = 64
 
 
@@ -100,14 +106,14 @@ class StateSpace(NamedTuple):
 
 
 _STATES, _HEAPED, _GOAL, _FULL = range(4)
-_BUDGET, _UPPER, _STEP, _LOST = range(4)
+_BUDGET, _UPPER, _STEP, _LOST, _PULL = range(5)
 
 
 def _new_space(
     problem: Problem,
     order: Sequence[int] | None,
     budget: float,
-    upper: tuple[float, float],
+    figures: tuple[float, float, float],
     most: int,
 ) -> StateSpace:
     """Return the space of a problem with the state in which nothing has run.
@@ -116,7 +122,8 @@ def _new_space(
         problem: the computation.
         order: in which nodes run for the first time; None for any.
         budget: in bytes.
-        upper: extra time, and by how much less a schedule has to take.
+        figures: extra time, by how much less a schedule has to take, and by how much
+            a state comes earlier for each node that has run.
         most: how many states there is room for.
     """
     count = len(problem)
@@ -149,7 +156,7 @@ def _new_space(
         np.zeros(2 * most),
         np.zeros(2 * most, np.int64),
         np.array([1, 1, -1, 0], np.int64),
-        np.array([np.floor(min(budget, 2.0**53)), *upper, np.inf]),
+        np.array([np.floor(min(budget, 2.0**53)), *figures[:2], np.inf, figures[2]]),
     )
 
 
@@ -187,37 +194,105 @@ def prove(
         >>> prove(problem, None, 16, 9.0, lambda: 0.0)
         (2.0, [0, 1, 2, 3, 0, 4])
     """
-    total = problem.total_time
-    whole = step_of(problem.times)
-    step = whole or _CLOSE * max(total, 1.0)
-    # Sums of times that are not whole are rounded, so what they prove is a little less.
-    margin = 0.0 if whole else 2 * step
-    # What takes as much as is known already is of no use.
-    most_useful = upper - step
-    if whole and upper < math.inf:
-        most_useful = (math.ceil(upper / whole) - 1) * whole
-    bound, allowed, left = 0.0, 0.0, most
-    while left > 0 and bound < upper and spent() < 1.0:
-        before = spent()
-        allowed = min(allowed, most_useful)
-        space = _new_space(problem, order, budget, (allowed + step, step), left)
-        looked = 0
-        while looked < left and not _is_done(space) and spent() < 1.0:
-            looked += int(expand(space, min(_SLICE, left - looked)))
-        known = _bound_of(space)
-        bound = max(bound, known - margin)
-        runs = _found_runs(space)
-        if runs is not None or known < allowed + step or allowed == most_useful:
-            return bound, runs
-        left -= looked
-        share = max(looked / most, spent() - before)
+    questions = _Questions(problem, order, budget, spent)
+    part = max(int(_PARTS * most), 1)
+    asked = questions.ask(0.0, upper, part, _PARTS)
+    bound, left = asked.bound, most - asked.looked
+    if asked.runs is not None or asked.is_last:
+        return bound, asked.runs
+    # A dive, which finds schedules where the rest only proves.
+    dived = questions.dive(upper, part, min(spent() + _PARTS, 1.0))
+    bound, left, runs = max(bound, dived.bound), left - dived.looked, dived.runs
+    if dived.is_last:
+        return bound, runs
+    if runs is not None:
+        upper = math.fsum(problem.times[v] for v in runs) - problem.total_time
+    allowed = 0.0
+    while asked.is_out and not asked.is_last and left > 0 and spent() < 1.0:
+        share = max(asked.looked / most, asked.spent)
         growth = next(growth for least, growth in _GROWTHS if share < least)
-        allowed = max(allowed + step, growth * allowed, _FIRST * total)
-        if allowed > _ANY * total:
+        allowed = max(growth * allowed, _FIRST * problem.total_time)
+        if allowed > _ANY * problem.total_time:
             allowed = math.inf
-        elif whole:
-            allowed = math.floor(allowed / step) * step
-    return bound, None
+        asked = questions.ask(allowed, upper, left, 1.0)
+        bound, left = max(bound, asked.bound), left - asked.looked
+        runs = asked.runs or runs
+    return bound, runs
+
+
+class _Asked(NamedTuple):
+    """What came of the question whether there is a schedule of some extra time.
+
+    Attributes:
+        bound: extra time that every schedule takes at least.
+        runs: of a schedule; None if none was found.
+        looked: at how many states.
+        spent: the share of the time.
+        is_out: whether there is surely none.
+        is_last: whether nothing more is to be asked: there is none that is better than
+            what was known, or the runs are proven best.
+    """
+
+    bound: float
+    runs: list[int] | None
+    looked: int
+    spent: float
+    is_out: bool
+    is_last: bool
+
+
+class _Questions:
+    """Asks whether a problem has schedules of some extra time; see `prove`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        order: Sequence[int] | None,
+        budget: float,
+        spent: Callable[[], float],
+    ) -> None:
+        self._problem, self._order, self._budget = problem, order, budget
+        self._spent = spent
+        self._whole = step_of(problem.times)
+        self._step = self._whole or _CLOSE * max(problem.total_time, 1.0)
+
+    def dive(self, upper: float, most: int, until: float) -> _Asked:
+        """Look for a schedule that is better than one of some extra time."""
+        pull = _PULL_DOWN * self._problem.total_time / max(len(self._problem), 1)
+        return self.ask(math.inf, upper, most, until, pull or 1.0)
+
+    def ask(
+        self, allowed: float, upper: float, most: int, until: float, pull: float = 0.0
+    ) -> _Asked:
+        """Tell whether there is a schedule of some extra time and below another.
+
+        Args:
+            allowed: the extra time.
+            upper: the one below which it has to be.
+            most: how many states are looked at.
+            until: which share of the time.
+            pull: by how much a state comes earlier for each node that has run; above
+                0, what waits then bounds nothing.
+        """
+        step, before, looked = self._step, self._spent(), 0
+        useful = upper - step
+        if self._whole:
+            if upper < math.inf:
+                useful = (math.ceil(upper / step) - 1) * step
+            if allowed < math.inf:
+                allowed = math.floor(allowed / step) * step
+        allowed = min(allowed, useful)
+        figures = (allowed + step, step, pull)
+        space = _new_space(self._problem, self._order, self._budget, figures, most)
+        while looked < most and not _is_done(space) and self._spent() < until:
+            looked += int(expand(space, min(_SLICE, most - looked)))
+        known, runs = _bound_of(space), _found_runs(space)
+        # Sums of times that are not whole are rounded; they prove a little less.
+        bound = max(known - (0.0 if self._whole else 2 * step), 0.0)
+        is_out = runs is None and known >= allowed + step
+        is_best = runs is not None and known >= space.figures[_UPPER]
+        is_last = is_best or (is_out and allowed == useful)
+        return _Asked(bound, runs, looked, self._spent() - before, is_out, is_last)
 
 
 def step_of(times: Sequence[float]) -> float:
@@ -230,7 +305,9 @@ def step_of(times: Sequence[float]) -> float:
 def _bound_of(space: StateSpace) -> float:
     """Return extra time that every schedule takes at least, as far as is known."""
     figures, numbers = space.figures, space.numbers
-    waiting = space.heap_worth[0] if numbers[_HEAPED] else np.inf
+    waiting = np.inf
+    if numbers[_HEAPED]:
+        waiting = 0.0 if figures[_PULL] else space.heap_worth[0]
     return float(min(figures[_UPPER], figures[_LOST], waiting))
 
 
@@ -239,7 +316,7 @@ def _is_done(space: StateSpace) -> bool:
     return bool(
         space.numbers[_FULL]
         or not space.numbers[_HEAPED]
-        or space.heap_worth[0] > space.figures[_UPPER] - space.figures[_STEP]
+        or _bound_of(space) > space.figures[_UPPER] - space.figures[_STEP]
     )
 
 
@@ -351,10 +428,16 @@ def _swap(space, i, j):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _key(space, state):  # type: ignore[no-untyped-def]
+    """Return by what a state is looked at: its worth, less where it is deep."""
+    return space.worth[state] - space.figures[_PULL] * space.depth[state]
+
+
+@compiled
 def _push(space, state):  # type: ignore[no-untyped-def]
     i = space.numbers[_HEAPED]
     space.numbers[_HEAPED] += 1
-    space.heap_worth[i], space.heap[i] = space.worth[state], state
+    space.heap_worth[i], space.heap[i] = _key(space, state), state
     while i > 0 and _is_before(space, i, (i - 1) // 2):
         _swap(space, i, (i - 1) // 2)
         i = (i - 1) // 2
@@ -425,7 +508,9 @@ def _come_to(space, parent, node, spent, ran, held, bits, marks, costs):  # type
 
 @compiled
 def expand(space, most):  # type: ignore[no-untyped-def]
-    """Look at some states, the least worth first; return at how many.
+    """Look at some states, the first of the heap first; return at how many.
+
+    Many choices of what is freed count for several.
 
     Args:
         space: the problem and its states; changed.
@@ -445,15 +530,16 @@ def expand(space, most):  # type: ignore[no-untyped-def]
     taken = np.zeros(count, np.int64)
     rest = np.zeros(count + 1)
     by_size = np.argsort(-space.sizes)
-    for looked in range(most):
+    looked = choices_tried = 0
+    while looked + choices_tried // _CHOICES < most:
+        looked += 1
         if not numbers[_HEAPED] or numbers[_FULL]:
-            return looked
-        worth = space.heap_worth[0]
-        if worth > figures[_UPPER] - figures[_STEP]:
-            return looked
+            break
+        key = space.heap_worth[0]
         state = _pop(space)
-        if worth > space.worth[state]:
-            # It was met again, in less time, and looked at then.
+        worth = space.worth[state]
+        # It was met again, in less time, and looked at then; or a schedule was found.
+        if key > _key(space, state) or worth > figures[_UPPER] - figures[_STEP]:
             continue
         for u in range(count):
             word, bit = u // 64, np.uint64(u % 64)
@@ -503,7 +589,6 @@ def expand(space, most):  # type: ignore[no-untyped-def]
                         if taken[j] and freed - space.sizes[chosen[j]] >= wanted:
                             least = False
                     if least:
-                        tried += 1
                         then_ran[:] = ran
                         then_held[:] = held
                         for j in range(i):
@@ -530,6 +615,7 @@ def expand(space, most):  # type: ignore[no-untyped-def]
                         cost += price
                     i += 1
                     continue
+                tried += 1
                 # Back to the latest that was freed, which is not freed now.
                 while i > 0 and not taken[i - 1]:
                     i -= 1
@@ -542,4 +628,5 @@ def expand(space, most):  # type: ignore[no-untyped-def]
                 taken[i - 1] = 0
                 freed -= space.sizes[u]
                 cost -= space.times[u] if marks[u] & _NEEDED else 0.0
-    return most
+            choices_tried += tried
+    return looked + choices_tried // _CHOICES
