@@ -40,7 +40,7 @@ _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
 """Of the bound's program, where a number of moves takes the place of time."""
-_PROOF = 0.4
+_PROOF = 0.6
 """The share of the search over states, which proves; in it, some runs are found."""
 _MOST_PROVEN = 256
 """Problems of more nodes have too many states."""
@@ -53,7 +53,9 @@ _MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 400, 2000
 """Problems of more nodes are not bounded, with few moves and otherwise: to write the
 program down would take too long."""
 _TRIAL_MOVES = 300
-_CLOSE = 1e-9
+_CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
+"""Extra time that does not count, and that by which the program's bound may be low, as
+shares of the time of all nodes."""
 _STEPS_DOWN = (0.9, 0.97, 0.99)
 """From one budget to the next where the least peak is looked for."""
 
@@ -74,14 +76,16 @@ def solve(
 
     Orders of low peak come first; then what waits longest for the least time is freed
     and computed again until the budget is kept; then local searches lower the time,
-    until it meets the lower bound or their time is up.
+    until it meets the lower bound or their time is up. Problems of up to 256 nodes are
+    searched exactly, too, as far as time allows.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
+        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides,
+            and the first one that searches for a proof for some 8 s more.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
@@ -177,10 +181,15 @@ class _Best:
         self._began += seconds
 
     def is_done(self) -> bool:
-        """Tell whether nothing is left to gain."""
+        """Tell whether nothing is left to gain: nothing worth looking for."""
+        # A program's bound is a little low, and more than that is not to be gained.
+        return self._is_within(_PROGRAM_CLOSE if self.bound else _CLOSE)
+
+    def _is_within(self, share: float) -> bool:
+        """Tell whether the best is nearly as good as can be."""
         if not self._history:
             return self.bound == math.inf
-        close = _CLOSE * max(self.problem.total_time, 1.0)
+        close = share * max(self.problem.total_time, 1.0)
         return self.least_time <= max(self.bound, self.goal) + close
 
     def consider(self, runs: Sequence[int]) -> None:
@@ -204,7 +213,7 @@ class _Best:
         least = () if self._least is None else self._least.runs
         status: Status = "infeasible"
         if self.runs is not None:
-            status = "optimal" if self.is_done() else "feasible"
+            status = "optimal" if self._is_within(_CLOSE) else "feasible"
         elif self.budget < self.problem.least_budget:
             self.bound = math.inf
         return Schedule(

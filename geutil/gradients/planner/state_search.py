@@ -22,14 +22,16 @@ import numpy as np
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.planner.run_slots import Array, compiled, nodes_of
 
-_MOST_STATES = 400_000
-"""For as many there is room: some 70 MB."""
+_ROOM = 800_000
+"""For as many states there is room at once: 150 MB."""
 _SLICE = 500
 """After how many states the clock is looked at."""
 _FIRST = 1e-3
 """The first extra time that is tried above 0, as a share of the time of all nodes."""
-_GROWTHS = ((0.02, 3.0), (0.1, 1.7), (math.inf, 1.25))
+_GROWTHS = ((0.02, 3.0), (0.1, 1.7), (math.inf, 1.3))
 """How much more is tried next, by the share of all that may be spent on what was."""
+_NEARLY = 0.9
+"""Above this part of what is known, all that is better is allowed."""
 _ANY = 4.0
 """Above so many times the time of all nodes, any extra time is allowed."""
 _PARTS = 0.25
@@ -166,7 +168,7 @@ def prove(
     budget: float,
     upper: float,
     spent: Callable[[], float],
-    most: int = _MOST_STATES,
+    most: int | None = None,
 ) -> tuple[float, list[int] | None]:
     """Return a bound on the extra time of every schedule, and runs that are better.
 
@@ -179,7 +181,7 @@ def prove(
         budget: in bytes.
         upper: extra time of a schedule that is known; infinity for none.
         spent: tells, after some states, which share of the time is over.
-        most: how many states are looked at.
+        most: how many states are looked at; None for as many as there is time for.
 
     Returns:
         The bound, which is `upper` or the time of the runs where these are proven best;
@@ -195,9 +197,9 @@ def prove(
         (2.0, [0, 1, 2, 3, 0, 4])
     """
     questions = _Questions(problem, order, budget, spent)
-    part = max(int(_PARTS * most), 1)
+    part = max(int(_PARTS * min(most or _ROOM, _ROOM)), 1)
     asked = questions.ask(0.0, upper, part, _PARTS)
-    bound, left = asked.bound, most - asked.looked
+    bound, left = asked.bound, (most or math.inf) - asked.looked
     if asked.runs is not None or asked.is_last:
         return bound, asked.runs
     # A dive, which finds schedules where the rest only proves.
@@ -208,15 +210,17 @@ def prove(
     if runs is not None:
         upper = math.fsum(problem.times[v] for v in runs) - problem.total_time
     allowed = 0.0
-    while asked.is_out and not asked.is_last and left > 0 and spent() < 1.0:
-        share = max(asked.looked / most, asked.spent)
+    while asked.is_out and left > 0 and spent() < 1.0:
+        share = max(asked.looked / (most or _ROOM), asked.spent)
         growth = next(growth for least, growth in _GROWTHS if share < least)
         allowed = max(growth * allowed, _FIRST * problem.total_time)
-        if allowed > _ANY * problem.total_time:
+        if allowed > min(_NEARLY * upper, _ANY * problem.total_time):
             allowed = math.inf
-        asked = questions.ask(allowed, upper, left, 1.0)
+        asked = questions.ask(allowed, upper, int(min(left, _ROOM)), 1.0)
         bound, left = max(bound, asked.bound), left - asked.looked
         runs = asked.runs or runs
+        if asked.is_last:
+            break
     return bound, runs
 
 
@@ -276,11 +280,10 @@ class _Questions:
         """
         step, before, looked = self._step, self._spent(), 0
         useful = upper - step
-        if self._whole:
-            if upper < math.inf:
-                useful = (math.ceil(upper / step) - 1) * step
-            if allowed < math.inf:
-                allowed = math.floor(allowed / step) * step
+        if self._whole and upper < math.inf:
+            useful = (math.ceil(upper / step) - 1) * step
+        if self._whole and allowed < math.inf:
+            allowed = math.floor(allowed / step) * step
         allowed = min(allowed, useful)
         figures = (allowed + step, step, pull)
         space = _new_space(self._problem, self._order, self._budget, figures, most)
