@@ -28,7 +28,7 @@ _SLICE = 500
 """After how many states the clock is looked at."""
 _FIRST = 1e-3
 """The first extra time that is tried above 0, as a share of the time of all nodes."""
-_GROWTHS = ((0.02, 3.0), (0.1, 1.7), (math.inf, 1.3))
+_GROWTHS = ((0.02, 3.0), (0.1, 1.7), (math.inf, 1.5))
 """How much more is tried next, by the share of all that may be spent on what was."""
 _NEARLY = 0.9
 """Above this part of what is known, all that is better is allowed."""
