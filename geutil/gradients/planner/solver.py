@@ -40,10 +40,22 @@ _BOUND = 0.25
 """The share of the bound."""
 _BRANCHES = 200
 """Of the bound's program, where a number of moves takes the place of time."""
-_MOST_BOUNDED = 400
-"""Problems of more nodes are not bounded: the program would take too long."""
+_PROOF = 0.6
+"""The share of the search over states, which proves; in it, some runs are found."""
+_MOST_PROVEN = 256
+"""Problems of more nodes have too many states."""
+_PROVING_MOVES = 200_000
+"""With fewer moves there is no proof, which is compiled on its own, and larger problems
+are not bounded."""
+_STATE_WORTH = 10
+"""How many moves of annealing take as long as a state."""
+_MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 400, 2000
+"""Problems of more nodes are not bounded, with few moves and otherwise: to write the
+program down would take too long."""
 _TRIAL_MOVES = 300
-_CLOSE = 1e-9
+_CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
+"""Extra time that does not count, and that by which the program's bound may be low, as
+shares of the time of all nodes."""
 _STEPS_DOWN = (0.9, 0.97, 0.99)
 """From one budget to the next where the least peak is looked for."""
 
@@ -64,14 +76,16 @@ def solve(
 
     Orders of low peak come first; then what waits longest for the least time is freed
     and computed again until the budget is kept; then local searches lower the time,
-    until it meets the lower bound or their time is up.
+    until it meets the lower bound or their time is up. Problems of up to 256 nodes are
+    searched exactly, too, as far as time allows.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides.
+        time_limit: in seconds. The first call of all compiles for 10 to 20 s besides,
+            and the first one that searches for a proof for some 8 s more.
         seed: of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
@@ -121,6 +135,11 @@ class _SolveOptions:
     iterations: int | None
     progress: Progress | None
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether proofs would take longer than the few moves that are wanted."""
+        return self.iterations is not None and self.iterations < _PROVING_MOVES
+
 
 class _Best:
     """The best schedule under a budget so far, and what is proven of it.
@@ -162,10 +181,15 @@ class _Best:
         self._began += seconds
 
     def is_done(self) -> bool:
-        """Tell whether nothing is left to gain."""
+        """Tell whether nothing is left to gain: nothing worth looking for."""
+        # A program's bound is a little low, and more than that is not to be gained.
+        return self._is_within(_PROGRAM_CLOSE if self.bound else _CLOSE)
+
+    def _is_within(self, share: float) -> bool:
+        """Tell whether the best is nearly as good as can be."""
         if not self._history:
             return self.bound == math.inf
-        close = _CLOSE * max(self.problem.total_time, 1.0)
+        close = share * max(self.problem.total_time, 1.0)
         return self.least_time <= max(self.bound, self.goal) + close
 
     def consider(self, runs: Sequence[int]) -> None:
@@ -189,7 +213,7 @@ class _Best:
         least = () if self._least is None else self._least.runs
         status: Status = "infeasible"
         if self.runs is not None:
-            status = "optimal" if self.is_done() else "feasible"
+            status = "optimal" if self._is_within(_CLOSE) else "feasible"
         elif self.budget < self.problem.least_budget:
             self.bound = math.inf
         return Schedule(
@@ -233,15 +257,12 @@ def _lower_time(
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     rebuilt = best.least_time
+    _bound(best, options, order)
+    _prove(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
         team.restart(evicted)
         team.search(kernels.anneal, _ANNEALED, _HEATS)
-    if not best.is_done() and len(problem) <= _MOST_BOUNDED:
-        # What is deterministic must not depend on the clock.
-        branches = None if options.iterations is None else _BRANCHES
-        limit = best.seconds_left * _BOUND
-        best.bound = extra_time_bound(problem, budget, order, limit, branches)
     # Annealing, again, where another order was what it took.
     other = [kernels.anneal] if best.least_time < rebuilt else []
     turns = _CYCLES * [*other, kernels.rebuild]
@@ -259,6 +280,43 @@ def _lower_time(
     for search in searches:
         # Above the budget they may still hold the least that was found.
         best.consider(slots.current_runs(search))
+
+
+def _bound(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
+    """Bound the extra time of every schedule by a program."""
+    most = _MOST_BOUNDED if options.is_hurried else _MOST_BOUNDED_SLOWLY
+    if best.is_done() or len(best.problem) > most:
+        return
+    # What is deterministic must not depend on the clock.
+    branches = None if options.iterations is None else _BRANCHES
+    limit = best.seconds_left * _BOUND
+    bound = extra_time_bound(best.problem, best.budget, order, limit, branches)
+    best.bound = max(best.bound, bound)
+
+
+def _prove(best: _Best, options: _SolveOptions, order: tuple[int, ...] | None) -> None:
+    """Go through the states of a small problem, for a bound and better runs."""
+    moves = options.iterations
+    if best.is_done() or options.is_hurried or len(best.problem) > _MOST_PROVEN:
+        return
+    began = monotonic()
+    proof = _proof()
+    best.allow(monotonic() - began)
+    left = best.seconds_left
+    given = max(_PROOF * left, 1e-9)
+    states = {} if moves is None else {"most": moves // _STATE_WORTH}
+    bound, runs = proof.prove(
+        best.problem,
+        order,
+        best.budget,
+        best.least_time,
+        # What is deterministic must not depend on the clock.
+        lambda: 0.0 if moves is not None else (left - best.seconds_left) / given,
+        **states,
+    )
+    if runs is not None:
+        best.consider(runs)
+    best.bound = max(best.bound, bound)
 
 
 @dataclass(frozen=True)
@@ -522,3 +580,13 @@ def _kernels() -> tuple[Any, Any]:
     sequence_search.anneal(nodes, search, 1.0, 0.1, 1, 3.0)
     sequence_search.rebuild(nodes, search, 1.0, 0.1, 1, 3.0)
     return run_slots, sequence_search
+
+
+@cache
+def _proof() -> Any:
+    """Return the module `state_search`, compiled."""
+    from geutil.gradients.planner import state_search
+
+    problem = Problem([1, 1, 1], [1, 1, 1], [(0, 1), (1, 2), (0, 2)])
+    state_search.prove(problem, None, 3, math.inf, lambda: 0.0)
+    return state_search
