@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -226,34 +226,40 @@ class _Best:
         )
 
 
-def _start(problem: Problem, options: _SolveOptions) -> tuple[int, ...]:
-    """Return the order of the least peak that is known without a search."""
+def _starts(problem: Problem, options: _SolveOptions) -> list[tuple[int, ...]]:
+    """Return the orders that are known without a search, that of least peak first."""
     orders = orders_of_low_peak(problem) if options.reorder else [problem.first_order]
-    return min(orders, key=problem.peak)
+    return sorted(orders, key=problem.peak)
 
 
 def _lower_time(
-    best: _Best, options: _SolveOptions, start: Sequence[int] | None = None
+    best: _Best, options: _SolveOptions, found: Sequence[Sequence[int]] = ()
 ) -> None:
     """Look for schedules of less extra time until one is proven best, or time is up."""
     problem, budget = best.problem, best.budget
     fixed = problem.fixed_order is not None or not options.reorder
     order = problem.first_order if fixed else None
-    start = _start(problem, options) if start is None else start
-    best.consider(start)
+    starts = [*found, *_starts(problem, options)]
+    best.consider(starts[0])
     if best.is_done() or budget < problem.least_budget:
         return
     began = monotonic()
     slots, kernels = _kernels()
     best.allow(monotonic() - began)
     nodes = slots.nodes_of(problem, order)
-    search = slots.new_search(nodes, list(start), budget, options.seed)
-    kernels.evict(nodes, search, 8 * len(problem))
-    evicted = slots.current_runs(search)
-    best.consider(evicted)
+    evicted = []
+    for start in dict.fromkeys(map(tuple, starts)):
+        search = slots.new_search(nodes, list(start), budget, options.seed)
+        kernels.evict(nodes, search, 8 * len(problem))
+        evicted.append(Schedule(problem, tuple(slots.current_runs(search))))
+        best.consider(evicted[-1].runs)
+    # The order of the least peak may be one in which much waits that cannot run again.
+    evicted.sort(key=lambda schedule: max(schedule.peak, budget))
+    begun = [schedule.runs for schedule in evicted]
     seeds = range(options.seed, options.seed + options.workers)
-    searches = [slots.new_search(nodes, evicted, budget, seed) for seed in seeds]
+    searches = [slots.new_search(nodes, begun[0], budget, seed) for seed in seeds]
     team = _Team(best, options, slots, kernels, nodes, searches)
+    team.restart(*begun)
     if not best.is_done():
         team.search(kernels.rebuild, _REBUILT, _REBUILD_HEATS)
     rebuilt = best.least_time
@@ -261,7 +267,7 @@ def _lower_time(
     _prove(best, options, order)
     if not best.is_done():
         # What was rebuilt is near the order that it began with, annealing is not.
-        team.restart(evicted)
+        team.restart(*begun)
         team.search(kernels.anneal, _ANNEALED, _HEATS)
     # Annealing, again, where another order was what it took.
     other = [kernels.anneal] if best.least_time < rebuilt else []
@@ -271,7 +277,7 @@ def _lower_time(
             return
         is_rebuilding = kernel is kernels.rebuild
         if not is_rebuilding:
-            team.restart(evicted)
+            team.restart(*begun)
         elif best.runs is not None:
             team.restart(best.runs)
         # Of the moves all turns have the same part, of the time that of what is left.
@@ -339,9 +345,9 @@ class _Team:
     nodes: Any
     searches: list[Any]
 
-    def restart(self, runs: Sequence[int]) -> None:
-        """Have all go on from some runs."""
-        for search in self.searches:
+    def restart(self, *starts: Sequence[int]) -> None:
+        """Have all go on from some runs, in turns where there are several."""
+        for search, runs in zip(self.searches, cycle(starts), strict=False):
             self.slots.restart(self.nodes, search, np.array(runs))
 
     def search(self, kernel: Any, share: float, heats: tuple[float, float]) -> None:
@@ -402,7 +408,7 @@ class _Team:
 def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
-    found = Schedule(problem, _start(problem, options))
+    found = Schedule(problem, _starts(problem, options)[0])
     history: list[Improvement] = []
     steps = list(_STEPS_DOWN)
     while steps and found.peak > problem.least_budget:
@@ -413,7 +419,7 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
         # A third of what is left, since a try that fails takes all it gets.
         tried = replace(options, time_limit=left / 3, progress=None)
         best = _Best(problem, target, tried, extra)
-        _lower_time(best, tried, found.runs)
+        _lower_time(best, tried, [found.runs])
         if best.runs is None or Schedule(problem, best.runs).overhead > extra:
             del steps[0]
             continue
