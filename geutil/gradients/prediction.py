@@ -6,9 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 from geutil.gradients import edges, tensor_sizes
-from geutil.gradients.segments import Segment, name_of_copy, name_of_sent
+from geutil.gradients.segments import (
+    Segment,
+    name_of_copy,
+    name_of_sent,
+    source_of,
+)
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.gradients.tape.building import additions
 from geutil.graph import adjacency, runtime
@@ -28,18 +34,22 @@ from geutil.memory.program import Node, Program
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
+Updates = Literal["none", "in place", "apart"]
+
+
 class StepProgram:
     """A step with plain gradients as numbers, from which those of any plan follow.
 
     Args:
         step: the step.
-        with_updates: whether each gradient is used up by an update, which holds as much
-            again while it runs. What updates there will be is not known yet.
+        updates: whether each gradient is used up by an update: "in place", or "apart",
+            which holds as much again while it runs. What updates there will be is not
+            known yet.
 
     Cost: linear in the ops of the step and their edges; some 30 us for each op.
     """
 
-    def __init__(self, step: PlainStep, *, with_updates: bool = False) -> None:
+    def __init__(self, step: PlainStep, *, updates: Updates = "none") -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
@@ -65,8 +75,17 @@ class StepProgram:
         self._ends = unique(y.op for y in step.ys)
         held_tensors = fetched if step.holds_gradients else step.ys
         self._held = [n for t in held_tensors for n in self._numbers([t])]
-        updated = () if step.holds_gradients or not with_updates else step.gradients
-        self._updated = [n for t in updated if is_tensor(t) for n in self._numbers([t])]
+        is_updated = updates != "none" and not step.holds_gradients
+        updated = step.gradients if is_updated else ()
+        self._is_apart = updates == "apart"
+        readers = _readers_of_variables(ops) if updated else {}
+        handles = step.handles or [None] * len(step.gradients)
+        self._updated = [
+            (number, readers.get(id(handle), ()))
+            for t, handle in zip(updated, handles, strict=False)
+            if is_tensor(t)
+            for number in self._numbers([t])
+        ]
 
     @property
     def ops(self) -> list[Operation]:
@@ -150,10 +169,23 @@ class StepProgram:
         ys = [names[op.name] for op in self._ends if op.name in names]
         return {names[op.name]: ys for op in self._starts if op.name in names}
 
-    def program(self, segments: Iterable[Segment] = ()) -> Program:
+    def program(
+        self,
+        segments: Iterable[Segment] = (),
+        *,
+        with_variables: bool = True,
+        updates_wait: bool = False,
+    ) -> Program:
         """Return the step with the ops of some segments run again.
 
         If there are any, sums of gradients are added up as these come.
+
+        Args:
+            segments: what is run again.
+            with_variables: whether variables that are updated are there, so that an
+                update may leave the old value behind.
+            updates_wait: whether updates wait for all that reads their variables, apart
+                from what runs again.
 
         Cost: linear in nodes and edges.
         """
@@ -171,11 +203,48 @@ class StepProgram:
                 _add_in_turn(nodes, sizes, place, order)
         if segments:
             nodes = _pruned(nodes, sizes, self._wanted)
-        nodes += [
-            Node("update", "AssignSubVariableOp", [number], temporary=sizes[number])
-            for number in self._updated
-        ]
+        nodes += self._updates(wait=updates_wait)
+        if with_variables:
+            self._read_variables(nodes, sizes, turns)
         return Program(nodes, sizes, self._held)
+
+    def _updates(self, *, wait: bool) -> list[Node]:
+        """Return what updates the variables; each may wait for all that reads its."""
+        return [
+            Node(
+                "update",
+                "AssignSubVariableOp",
+                [number],
+                controls=[self._place[op] for op in readers if wait],
+                temporary=self._sizes[number] if self._is_apart else 0,
+            )
+            for number, readers in self._updated
+        ]
+
+    def _read_variables(
+        self, nodes: list[Node], sizes: list[int], turns: Mapping[Operation, int]
+    ) -> None:
+        """Let what reads a variable hold it.
+
+        Where that comes after the update, in the backward pass or with what runs again,
+        the update leaves the old value there and makes a buffer for the new one.
+
+        Args:
+            nodes: of the step, with the updates behind; changed.
+            sizes: of its tensors; changed.
+            turns: how often each op runs again.
+        """
+        place = {node.name: i for i, node in enumerate(nodes)} if self._updated else {}
+        first = len(nodes) - len(self._updated)
+        for i, (number, readers) in enumerate(self._updated, first):
+            value, renewed = len(sizes), len(sizes) + 1
+            sizes += [0, sizes[number]]
+            for op in readers:
+                names = [name_of_copy(op, turn) for turn in range(turns[op])]
+                for j in (place[name] for name in (op.name, *names) if name in place):
+                    nodes[j] = nodes[j].changed(inputs=[*nodes[j].inputs, value])
+            nodes[i] = nodes[i].changed(outputs=[renewed], updates=[value])
+            nodes.append(Node("variable", "ReadVariableOp", outputs=[value]))
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
         """Return what the backward pass alone holds while each of its ops runs.
@@ -402,3 +471,14 @@ def _moved(
     if places is None or not pairs:
         return pairs
     return [(out, places[place]) for out, place in pairs if place in places]
+
+
+def _readers_of_variables(ops: Iterable[Operation]) -> dict[int, list[Operation]]:
+    """Map the id of each variable's handle to the ops that read its value."""
+    readers: dict[int, list[Operation]] = {}
+    for op in ops:
+        sources = unique(source_of(t.op) for t in op.inputs)
+        for source in sources:
+            if source is not op and source.type == "ReadVariableOp":
+                readers.setdefault(id(source.inputs[0]), []).append(op)
+    return readers

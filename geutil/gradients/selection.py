@@ -261,7 +261,7 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         budget.seed,
         measured=budget.measured,
         # As for "memory": there is no limit that updates could exceed.
-        with_updates=budget.extra_share is None,
+        updates="apart" if budget.extra_share is None else "none",
         offload=offload,
     )
     if budget.extra_share is None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.building import TapeEngine, tape_gradients
-from geutil.graph import adjacency, runtime, state, types
+from geutil.graph import adjacency, creation, runtime, state, types
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name, unique
 from geutil.memory import cpu_kernels
 from geutil.select.walks import get_backward_walk_ops
@@ -32,6 +32,8 @@ class PlainStep:
         gradients: what `tf.gradients` returned, one for each x: a tensor,
             `tf.IndexedSlices` or None.
         seeds: the ops that hand the gradient of each y to the backward pass.
+        handles: of each x that is a resource variable its handle in the graph, of
+            others None.
         backward: the ops that some gradient needs and that depend on a seed, by data or
             control edges, in topological order.
         holds_gradients: whether all gradients are held until the step ends.
@@ -52,6 +54,7 @@ class PlainStep:
     seeds: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     holds_gradients: bool = False
+    handles: tuple[Tensor | None, ...] = ()
     encoders: tuple[Operation, ...] = ()
     first: int = 0
     gap: range = range(0)
@@ -167,6 +170,7 @@ def build_step(
         tuple(starts),
         tuple(backward),
         holds_gradients,
+        tuple(map(partial(_handle_in, graph), sources, gradients)),
     )
 
 
@@ -245,6 +249,14 @@ def source_of(x: Any) -> Any:
         return x
     value = getattr(x, "value", None)
     return value if isinstance(value, tf.Variable) else x
+
+
+def _handle_in(graph: Graph, x: Any, gradient: Any) -> Tensor | None:
+    """Return the handle in a graph of a variable that there is a gradient for."""
+    handle = getattr(x, "handle", None) if isinstance(x, tf.Variable) else None
+    if gradient is None or handle is None:
+        return None
+    return creation.capture(graph, handle) if types.is_func_graph(graph) else handle
 
 
 def _seed(y: Tensor, gradient: Any) -> Any:

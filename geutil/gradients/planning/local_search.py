@@ -9,7 +9,7 @@ from itertools import combinations
 
 from geutil.gradients import costs, tensor_sizes
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Operation, Tensor
@@ -40,17 +40,17 @@ class Trials:
     Args:
         step: the step.
         always: tells which tensors are kept whatever is chosen.
-        with_updates: as in `StepProgram`.
+        updates: as in `StepProgram`.
     """
 
     def __init__(
-        self, step: PlainStep, always: Keeps, *, with_updates: bool = False
+        self, step: PlainStep, always: Keeps, *, updates: Updates = "none"
     ) -> None:
         self._step = step
         self._always = always
         self._known: dict[int, bool] = {}
         self._costs: dict[Operation, int] = {}
-        self.program = StepProgram(step, with_updates=with_updates)
+        self.program = StepProgram(step, updates=updates)
 
     def without(self) -> Trial:
         """Return what plain gradients lead to, put in order."""

@@ -115,6 +115,8 @@ def step_problem(
     always: Keeps,
     step_program: StepProgram,
     time_of: Times = op_time,
+    *,
+    updates_wait: bool = False,
 ) -> StepProblem:
     """Return a step as a problem of the planner.
 
@@ -126,10 +128,12 @@ def step_problem(
         always: tells which tensors are kept whatever is chosen.
         step_program: the step as numbers.
         time_of: tells how long an op takes.
+        updates_wait: as in `StepProgram.program`.
 
     Cost: linear in the ops of the step and their edges.
     """
-    program, ops = step_program.program(), step_program.ops
+    program = step_program.program(with_variables=False, updates_wait=updates_wait)
+    ops = step_program.ops
     later = step_program.later(program)
     again = _recomputable(step, always, ops)
     again += [False] * (len(program.nodes) - len(ops))

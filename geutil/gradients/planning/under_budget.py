@@ -29,19 +29,27 @@ from geutil.gradients.planning.transfers import (
     travelling_nodes,
     with_transfers,
 )
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.prediction import StepProgram, Updates
 from geutil.gradients.segments import Keeps
 from geutil.gradients.step import PlainStep
 from geutil.graph.types import Tensor
 from geutil.memory.sizes import byte_count, megabytes
 
-_TRIES = 6
+_FEWEST_TRIES, _TRIES = 3, 8
+_TRIED_NODES = 12_000
+"""How many schedules are made, times the nodes of the problem."""
+_MOST_SEARCHED = 2500
+"""Of larger problems, only what is needed is looked for."""
 _WORTHS = (0.5, 1.0, 2.0)
 """For how much of an op's own time its result may travel, in the choices tried."""
-_MOVES = 120_000
+_MOVES = 80_000
 _SEARCHES = 2
-_SEARCHED_NODES = 4000
+_SEARCHED_NODES = 6000
 """How often other random numbers are tried, times the nodes of the problem."""
+_PATIENT_TRIES = 3
+_WORTH_RISKING = 0.75
+"""Where the time for updates in place is less than this part of that for others, they
+are taken to be in place."""
 _PLANS_AS_LOW = 1
 """How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED, _BRANCHES = 400, 200
@@ -175,9 +183,8 @@ class BudgetSearch:
         others: choices of kept tensors that are tried besides.
         seed: of the planner's random numbers.
         measured: as in `Budget`.
-        with_updates: whether each gradient is taken to be used up by an update that
-            holds as much again. Where nothing is within a budget so, it is looked for
-            without: an update in place holds less.
+        updates: as in `StepProgram`. Where nothing is within a budget with updates
+            "apart", it is looked for with such in place, and then without any.
         offload: a budget that says how results may travel; None if they may not.
 
     Attributes:
@@ -196,7 +203,7 @@ class BudgetSearch:
         seed: int = 0,
         *,
         measured: bool = False,
-        with_updates: bool = True,
+        updates: Updates = "apart",
         offload: Budget | None = None,
     ) -> None:
         self.plain_peak = StepProgram(step).plain_peak()
@@ -208,8 +215,8 @@ class BudgetSearch:
         )
         self._step, self._always, self._seed = step, always, seed
         self._others = list(others)
-        self._measured, self._with_updates = measured, with_updates
-        self._trials = Trials(step, always, with_updates=with_updates)
+        self._measured, self._updates = measured, updates
+        self._trials = Trials(step, always, updates=updates)
         # Of trials that schedules led to, what those hold.
         self._peaks: dict[Trial, int] = {}
 
@@ -229,6 +236,22 @@ class BudgetSearch:
         return step_problem(
             self._step, self._always, self._trials.program, self.time_of
         )
+
+    @cached_property
+    def _patient(self) -> StepProblem:
+        """The problem in which each update waits for what reads its variable."""
+        return step_problem(
+            self._step,
+            self._always,
+            self._trials.program,
+            self.time_of,
+            updates_wait=True,
+        )
+
+    def _is_renewing(self, trial: Trial) -> bool:
+        """Tell whether updates leave so much behind that they had better wait."""
+        planned = self._peaks.get(trial, trial.peak)
+        return self._updates != "none" and trial.peak > (1 + _CLOSE) * planned
 
     @cached_property
     def _travelling(self) -> list[dict[int, float]]:
@@ -255,15 +278,15 @@ class BudgetSearch:
         return [c for i, c in enumerate(choices) if c and c not in choices[:i]]
 
     @cached_property
-    def _without_updates(self) -> BudgetSearch:
-        """The same search, as if updates held nothing besides."""
+    def _with_less(self) -> BudgetSearch:
+        """The same search, as if updates held less."""
         return BudgetSearch(
             self._step,
             self._always,
             self._others,
             self._seed,
             measured=self._measured,
-            with_updates=False,
+            updates="in place" if self._updates == "apart" else "none",
             offload=self._offload,
         )
 
@@ -290,15 +313,20 @@ class BudgetSearch:
             return Choice(self.alone, 0.0)
         aim = int(_MOST * limit)
         tried = self._planned(int(_AIM * limit), aim)
+        is_renewing = self._is_renewing(tried[0])
+        is_small = len(self.problem.problem) <= _MOST_SEARCHED
+        if is_renewing and (is_small or min(t.peak for t in tried) > aim):
+            patient = self._patient
+            tried += self._planned(int(_AIM * limit), aim, patient, _PATIENT_TRIES)
         for one_way in self._travelling:
             travelling = with_transfers(self.problem, one_way)
             tried += self._planned(int(_AIM * limit), aim, travelling)
-        if all(trial.peak > aim for trial in tried):
+        if self._updates == "none" and all(trial.peak > aim for trial in tried):
             tried += self._simple
         within = [trial for trial in tried if trial.peak <= aim]
         within = within or [trial for trial in tried if trial.peak <= limit]
-        if not within and self._with_updates:
-            return self._without_updates.within(limit)
+        if not within and self._updates != "none":
+            return self._with_less.within(limit)
         if not within:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
@@ -310,6 +338,10 @@ class BudgetSearch:
         best = min(
             [*within, *refined], key=lambda trial: (self._extra_time(trial), trial.peak)
         )
+        if is_renewing and is_small and self._updates == "apart":
+            other = self._with_less.within(limit)
+            if self._extra_time(other.trial) < _WORTH_RISKING * self._extra_time(best):
+                return other
         return Choice(best, self._bound(limit, best))
 
     def least(self, extra_share: float) -> Choice:
@@ -397,7 +429,7 @@ class BudgetSearch:
         limit: int,
         most: int,
         given: StepProblem | None = None,
-        tries: int = _TRIES,
+        tries: int | None = None,
     ) -> list[Trial]:
         """Return the planner's choices for budgets around a limit.
 
@@ -408,11 +440,14 @@ class BudgetSearch:
             limit: the peak that is looked for.
             most: the peak that is taken.
             given: a problem with results that travel; None for the search's own.
-            tries: how many schedules are made at most.
+            tries: how many schedules are made at most; None for as many as take some
+                seconds.
         """
         problem, trials = given or self.problem, self._trials
         tried: list[Trial] = []
-        left = max(_SEARCHED_NODES // max(len(problem.problem), 1), 1)
+        nodes = max(len(problem.problem), 1)
+        left = max(_SEARCHED_NODES // nodes, 1)
+        tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
         points: list[tuple[float, int]] = []
         asked, low, high = float(limit), 0.0, math.inf
         for attempt in range(tries):
