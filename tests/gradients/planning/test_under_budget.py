@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import keras
 import numpy as np
 import pytest
@@ -21,8 +24,10 @@ from geutil.gradients import (
 )
 from geutil.gradients.planning.local_search import Trials
 from geutil.gradients.planning.step_problem import step_problem
+from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
+from geutil.memory import simulation
 
 ROWS, WIDTH, LAYERS = 512, 64, 16
 
@@ -226,6 +231,75 @@ def test_the_planner_is_told_the_step_as_it_is():
     assert {t.op.type for _, t in tensors} >= {"Conv2D", "MaxPool"}
     # What follows from a gradient runs once.
     assert not any(t.op in plain.backward for _, t in tensors)
+
+
+def test_a_swish_may_run_again_although_its_factor_is_tiny():
+    with tf.Graph().as_default():
+        y = x = tf.compat.v1.placeholder(tf.float32, [ROWS, WIDTH])
+        for _ in range(4):
+            y = tf.nn.silu(y)
+        plain = build_step(tf.reduce_sum(y), x)
+        always = AlwaysKept(plain)
+        problem = step_problem(plain, always, Trials(plain, always).program)
+    swishes = [
+        node
+        for node, ops in enumerate(problem.ops)
+        if any(op.type == "IdentityN" for op in ops)
+    ]
+    # The gradient of each but the last is read again.
+    assert len(set(swishes) - set(problem.problem.no_recompute)) >= 3
+
+
+@parameterized.expand([("in place",), ("apart",)])
+def test_an_update_before_the_last_read_leaves_the_old_value(updates):
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [4, WIDTH])
+        v = tf.Variable(tf.zeros([WIDTH, WIDTH]), use_resource=True)
+        plain = build_step(tf.reduce_sum(tf.tanh(x @ v)), [v, x])
+        program = StepProgram(plain, updates=updates).program()
+    nodes = program.nodes
+    update, other = (i for i, n in enumerate(nodes) if n.type.startswith("Assign"))
+    (value,) = nodes[update].updates
+    # The gradient of x reads v, as the forward pass does.
+    *_, last = readers = [i for i, node in enumerate(nodes) if value in node.inputs]
+    assert [nodes[i].type for i in readers] == ["MatMul", "MatMul"]
+    order = [i for i in simulation.simulate(program).order if i not in (last, other)]
+    order += [last, other]
+    gone = list(nodes)
+    gone[update] = nodes[update].changed(updates=(), outputs=())
+    held = [
+        simulation.simulate(replace(program, nodes=some), order).held[-2]
+        for some in (nodes, gone)
+    ]
+    assert held[0] - held[1] == 4 * WIDTH * WIDTH
+
+
+def test_updates_of_large_weights_are_within_the_budget():
+    """Here weights are most of what a step holds."""
+    rng = np.random.default_rng(0)
+    sizes = [64, 256, 1024, 512, 1024, 256, 64]
+    wide = [
+        tf.Variable(rng.normal(0, 0.05, pair).astype("f")) for pair in pairwise(sizes)
+    ]
+
+    @tf.function(autograph=False)
+    def train(x):
+        y = x
+        for w in wide:
+            y = tf.nn.silu(tf.nn.silu(tf.nn.silu(y @ w)))
+        loss = tf.reduce_mean(y * y)
+        slopes = gradients(loss, wide, checkpoints=Budget(0.6))
+        for w, slope in zip(wide, slopes, strict=True):
+            w.assign_sub(0.1 * slope)
+        return loss
+
+    function = train.get_concrete_function(tf.TensorSpec([ROWS, sizes[0]]))
+    report = last_report(function.graph)
+    assert not report.warnings
+    assert report.extra_time > 0
+    x = tf.constant(rng.normal(size=[ROWS, sizes[0]]).astype("f"))
+    measured = memory.measure(function, args=(x,), steps=1).peak
+    assert measured <= 1.02 * 0.6 * report.plain_peak
 
 
 @parameterized.expand([(0.6,), (1.0,)])
