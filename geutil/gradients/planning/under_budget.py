@@ -46,7 +46,7 @@ _MOVES = 80_000
 _SEARCHES = 2
 _SEARCHED_NODES = 6000
 """How often other random numbers are tried, times the nodes of the problem."""
-_PATIENT_TRIES = 3
+_PATIENT_TRIES = 2
 _WORTH_RISKING = 0.75
 """Where the time for updates in place is less than this part of that for others, they
 are taken to be in place."""
