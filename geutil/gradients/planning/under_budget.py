@@ -46,7 +46,7 @@ _MOVES = 80_000
 _SEARCHES = 2
 _SEARCHED_NODES = 6000
 """How often other random numbers are tried, times the nodes of the problem."""
-_PATIENT_TRIES = 2
+_PATIENT_TRIES = 3
 _WORTH_RISKING = 0.75
 """Where the time for updates in place is less than this part of that for others, they
 are taken to be in place."""
@@ -316,8 +316,10 @@ class BudgetSearch:
         is_renewing = self._is_renewing(tried[0])
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
         if is_renewing and (is_small or min(t.peak for t in tried) > aim):
-            patient = self._patient
-            tried += self._planned(int(_AIM * limit), aim, patient, _PATIENT_TRIES)
+            most = aim if is_small else limit
+            tried += self._planned(
+                int(_AIM * limit), most, self._patient, _PATIENT_TRIES
+            )
         for one_way in self._travelling:
             travelling = with_transfers(self.problem, one_way)
             tried += self._planned(int(_AIM * limit), aim, travelling)
