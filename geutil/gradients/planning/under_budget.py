@@ -106,6 +106,7 @@ class Budget:
     extra_time: float | str | None = None
 
     def __post_init__(self) -> None:
+        """Refuse what is no budget."""
         if (self.limit is None) == (self.extra_time is None):
             raise ArgumentTypeError(
                 "a budget has either a limit, such as '1.5GB' or '50%', or extra_time, "

@@ -42,15 +42,19 @@ def weights():
     ]
 
 
+def loss_of(x, weights):
+    y = x
+    for w in weights:
+        y = tf.tanh(y @ w)
+    return tf.reduce_mean(y * y)
+
+
 def step(weights, checkpoints):
     """Return a step as a function, and what its gradients report."""
 
     @tf.function(autograph=False)
     def train(x):
-        y = x
-        for w in weights:
-            y = tf.tanh(y @ w)
-        loss = tf.reduce_mean(y * y)
+        loss = loss_of(x, weights)
         if checkpoints is None:
             return tf.gradients(loss, weights)
         return gradients(loss, weights, checkpoints=checkpoints, holds_gradients=True)
@@ -135,10 +139,7 @@ def test_extra_time_is_kept_and_the_gradients_are_the_same(weights):
 def test_a_plan_of_extra_time_is_used_again(weights):
     @tf.function(autograph=False)
     def train(x):
-        y = x
-        for w in weights:
-            y = tf.tanh(y @ w)
-        loss = tf.reduce_mean(y * y)
+        loss = loss_of(x, weights)
         plans.append(plan(loss, weights, Budget(extra_time="20%")))
         return gradients(loss, weights, checkpoints=plans[-1])
 
