@@ -265,8 +265,8 @@ def _resolve_budget(step: PlainStep, budget: Budget, always: AlwaysKept) -> Keep
         offload=offload,
     )
     if budget.extra_share is None:
-        limit: int | None = budget.bytes(search.plain_peak)
-        trial, bound = search.within(budget.bytes(search.plain_peak))
+        limit = budget.bytes(search.plain_peak)
+        trial, bound = search.within(limit)
     else:
         limit = None
         trial, bound = search.least(budget.extra_share)

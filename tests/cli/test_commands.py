@@ -314,6 +314,9 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     wrong = geutil("memory", tmp_path / "chain", "--extra-time", "5")
     assert wrong.code == 1
     assert "'20%'" in wrong.err
+    unused = geutil("memory", tmp_path / "chain", *LARGEST, "--extra-time", "5%")
+    assert unused.code == 1
+    assert "leave out others" in unused.err
     both = geutil("memory", tmp_path / "chain", "--budget", "50%", *timed)
     assert both.code == 1
     assert "ask one" in both.err

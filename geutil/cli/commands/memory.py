@@ -83,6 +83,8 @@ def memory(
         raise CommandError("--largest-batch and --curve are two questions: ask one")
     if budget is not None and extra_time is not None:
         raise CommandError("--budget and --extra-time are two questions: ask one")
+    if largest and (budget is not None or extra_time is not None):
+        raise CommandError("--largest-batch has a limit, --memory: leave out others")
     shapes = _shapes(size)
     check_page(html, force)
     model = read_model(path, signature)

@@ -218,8 +218,7 @@ class BudgetSearch:
         self._others = list(others)
         self._measured, self._updates = measured, updates
         self._trials = Trials(step, always, updates=updates)
-        # Of trials that schedules led to, what those hold.
-        self._peaks: dict[Trial, int] = {}
+        self._schedules: dict[Trial, Schedule] = {}
 
     @cached_property
     def alone(self) -> Trial:
@@ -251,7 +250,7 @@ class BudgetSearch:
 
     def _is_renewing(self, trial: Trial) -> bool:
         """Tell whether updates leave so much behind that they had better wait."""
-        planned = self._peaks.get(trial, trial.peak)
+        planned = self._schedules[trial].peak
         return self._updates != "none" and trial.peak > (1 + _CLOSE) * planned
 
     @cached_property
@@ -393,7 +392,7 @@ class BudgetSearch:
     def _scheduled(self, problem: StepProblem, schedule: Schedule) -> Trial:
         """Return what a schedule leads to."""
         trial = self._trials.scheduled(problem.recomputation(schedule.runs))
-        self._peaks[trial] = schedule.peak
+        self._schedules[trial] = schedule
         return trial
 
     def _worth_more(self, within: Sequence[Trial]) -> list[Trial]:
@@ -422,10 +421,15 @@ class BudgetSearch:
             return 0.0
         # Kernels that take over buffers do what no schedule can: as much as they save
         # the best one is open to others, too.
-        saved = max(self._peaks.get(best, best.peak) - best.peak, 0)
+        schedule = self._schedules.get(best)
+        saved = max(schedule.peak - best.peak, 0) if schedule else 0
         bound = extra_time_bound(problem, limit + saved, branches=_BRANCHES)
-        # A choice that is no schedule may take less than any.
-        return min(bound, self._extra_time(best)) / (self._time or 1.0)
+        extra = self._extra_time(best)
+        if schedule:
+            # What gradient functions made may run less often than the schedule says.
+            bound = min(bound, extra)
+        # A choice that is no schedule may take less than any: that bounds nothing.
+        return bound / (self._time or 1.0) if bound <= extra else 0.0
 
     def _planned(
         self,
