@@ -39,14 +39,21 @@ PLAN = [
     "numba>=0.60,<1",
 ]
 
+LITERT = [
+    # Runs TFLite files, in the place of TensorFlow's deprecated interpreter.
+    "ai-edge-litert>=2.1,<3",
+]
+
 EXTRAS = {
     "plot": PLOT,
     "cli": CLI,
     "plan": PLAN,
+    "litert": LITERT,
     "test": [
         *PLOT,
         *CLI,
         *PLAN,
+        *LITERT,
         # Runs the tests and the doctests.
         "pytest>=8.3,<10",
         # Spreads test files over worker processes: importing TensorFlow is slow.

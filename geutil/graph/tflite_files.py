@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.lite.python import schema_py_generated as schema
+from geutil.graph.tflite_runtime import is_tflite, schema
 
 _TYPES = {
-    value: name for name, value in vars(schema.TensorType).items() if name.isupper()
+    value: name for name, value in vars(schema().TensorType).items() if name.isupper()
 }
 _CODES = {
     value: name
-    for name, value in vars(schema.BuiltinOperator).items()
+    for name, value in vars(schema().BuiltinOperator).items()
     if name[0] != "_"
 }
 _CUSTOM = 32
@@ -48,9 +48,9 @@ def ops_of(blob: bytes) -> list[FileOp]:
     Raises:
         ValueError: it is no TFLite file.
     """
-    if blob[4:8] != b"TFL3":
+    if not is_tflite(blob):
         raise ValueError("these bytes are no TFLite file")
-    model = schema.Model.GetRootAs(blob, 0)
+    model = schema().Model.GetRootAs(blob, 0)
     codes = [_kind(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
     ops = []
     for index in range(model.SubgraphsLength()):

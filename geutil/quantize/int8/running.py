@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import keyword
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.tflite_files import FileOp, ops_of
+from geutil.graph.tflite_runtime import new_interpreter
 from geutil.graph.types import type_name
 
 Array = np.ndarray[Any, Any]
@@ -137,15 +136,8 @@ def interpreter_of(blob: bytes) -> Any:
             f"a TFLite file is given as bytes, not as {type_name(blob)}; read the file "
             "with pathlib.Path(...).read_bytes()"
         )
-    resolver = tf.lite.experimental.OpResolverType
     try:
-        with warnings.catch_warnings():
-            # That it will move to another package is no business of the caller's.
-            warnings.simplefilter("ignore")
-            interpreter = tf.lite.Interpreter(
-                model_content=bytes(blob),
-                experimental_op_resolver_type=resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-            )
+        interpreter = new_interpreter(bytes(blob))
         _check_sums(ops_of(blob))
         _allocate(interpreter)
     except (ValueError, RuntimeError) as error:

@@ -1,0 +1,105 @@
+"""The schema of TFLite files and their interpreter: LiteRT's where that is installed.
+
+`tf.lite.Interpreter` is deprecated in favour of the package `ai_edge_litert` (the extra
+`litert`), and the generated flatbuffer classes move with it. Files are the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+_IDENTIFIER = b"TFL3"
+
+
+@cache
+def schema() -> Any:
+    """Return the module of the flatbuffer classes that are generated for TFLite."""
+    try:
+        return import_module("ai_edge_litert.schema_py_generated")
+    except ImportError:
+        return import_module("tensorflow.lite.python.schema_py_generated")
+
+
+@cache
+def _interpreter_module() -> Any:
+    try:
+        return import_module("ai_edge_litert.interpreter")
+    except ImportError:
+        return None
+
+
+def runtime_name() -> str:
+    """Return which runtime runs files: "LiteRT", or "TensorFlow Lite"."""
+    return "TensorFlow Lite" if _interpreter_module() is None else "LiteRT"
+
+
+def new_interpreter(
+    blob: bytes,
+    *,
+    delegates: bool = False,
+    keep_tensors: bool = False,
+    threads: int = 1,
+) -> Any:
+    """Return an interpreter of a file, whose tensors are not allocated yet.
+
+    Args:
+        blob: the file.
+        delegates: whether ops may go to the delegate that runs by default, XNNPACK, as
+            in an app; else each runs on TFLite's own kernel.
+        keep_tensors: whether every tensor can be read after a run.
+        threads: how many threads one op may take.
+
+    Raises:
+        ValueError, RuntimeError: it is no TFLite file.
+    """
+    module = _interpreter_module()
+    if module is None:
+        import tensorflow as tf
+
+        resolvers, make = tf.lite.experimental.OpResolverType, tf.lite.Interpreter
+    else:
+        resolvers, make = module.OpResolverType, module.Interpreter
+    with warnings.catch_warnings():
+        # Without LiteRT there is no other interpreter to take.
+        warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated")
+        return make(
+            model_content=bytes(blob),
+            num_threads=threads,
+            experimental_preserve_all_tensors=keep_tensors,
+            experimental_op_resolver_type=(
+                resolvers.AUTO
+                if delegates
+                else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+            ),
+        )
+
+
+def is_tflite(blob: bytes) -> bool:
+    """Tell whether bytes are a TFLite file."""
+    return bytes(blob[4:8]) == _IDENTIFIER
+
+
+def unpacked(blob: bytes) -> Any:
+    """Return a file as objects that can be changed: the schema's `ModelT`.
+
+    Raises:
+        ValueError: it is no TFLite file.
+
+    Cost: linear in the file; some 20 us for each tensor and op.
+    """
+    if not is_tflite(blob):
+        raise ValueError("these bytes are no TFLite file")
+    root = schema().Model.GetRootAs(bytes(blob), 0)
+    return schema().ModelT.InitFromObj(root)
+
+
+def packed(model: Any) -> bytes:
+    """Return the file of a `ModelT`."""
+    import flatbuffers
+
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    return bytes(builder.Output())
