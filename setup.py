@@ -41,7 +41,7 @@ PLAN = [
 
 LITERT = [
     # Runs TFLite files, in the place of TensorFlow's deprecated interpreter.
-    "ai-edge-litert>=2.1,<3",
+    "ai-edge-litert>=2.0,<3",
 ]
 
 EXTRAS = {
