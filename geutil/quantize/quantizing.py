@@ -19,15 +19,18 @@ from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.schemes import scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
 
 _logger = logging.getLogger("geutil")
+_DEFAULT_BITS = 8
 
 
 @tf.autograph.experimental.do_not_convert
 def quantize(
     graph_or_model: Any,
     *,
+    scheme: str | None = None,
     is_training: bool = True,
     weight_bits: int = 8,
     activation_bits: int = 8,
@@ -60,9 +63,15 @@ def quantize(
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model` with its signatures.
+        scheme: the bits by the name of a scheme, in the place of `weight_bits` and
+            `activation_bits`: "int8", "int8x4" (weights of 4 bits), "int16x8"
+            (activations of 16), "weight_only_int8", "weight_only_int4" or
+            "dynamic_range" (weights alone); see `geutil.quantize.to_tflite`.
         is_training: learn the ranges, before gradients are built.
-        weight_bits: bits of weights, 2 to 16.
-        activation_bits: bits of activations, 2 to 16.
+        weight_bits: bits of the weights of layers, 2 to 16. Parameters of other ops
+            have 8 at least, unless an override asks for less.
+        activation_bits: bits of activations, 2 to 16. Ranges of 16 bits are symmetric,
+            since TFLite's kernels for them know no zero point.
         symmetric_weights: let ranges of weights be symmetric and narrow, as TFLite
             needs them.
         per_channel: let each output channel have a range of its own: in the weights of
@@ -132,6 +141,8 @@ result 8 bits (conv/act_quant)
         dict(overrides or {}),
         frozenset(activations),
     )
+    if scheme is not None:
+        choices = _of_scheme(scheme, choices)
     mode = Mode(
         is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
     )
@@ -174,6 +185,37 @@ result 8 bits (conv/act_quant)
             )
             reports.append(replace(report, rewritten=rewritten))
     return _merged(reports)
+
+
+def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
+    """Return choices with the bits of a scheme.
+
+    Raises:
+        QuantizeError: there is no such scheme; it stores nothing in integers; or bits
+            are given, too.
+    """
+    scheme = scheme_named(name)
+    if scheme.is_float:
+        raise QuantizeError(
+            f"the scheme '{name}' quantizes nothing; convert the model as it is, with "
+            f"geutil.quantize.to_tflite(model, scheme='{name}')"
+        )
+    for argument, bits in (
+        ("weight_bits", choices.weight_bits),
+        ("activation_bits", choices.activation_bits),
+    ):
+        if bits != _DEFAULT_BITS:
+            raise QuantizeError(
+                f"the scheme '{name}' says how many bits there are, and {argument}="
+                f"{bits} is given, too; pass one of them, or overrides for single ops"
+            )
+    return replace(
+        choices,
+        weight_bits=scheme.weight_bits,
+        activation_bits=scheme.activation_bits or _DEFAULT_BITS,
+        depthwise_bits=scheme.depthwise_bits,
+        weights_only=scheme.weights_only,
+    )
 
 
 def _name_apart(

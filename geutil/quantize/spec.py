@@ -8,7 +8,7 @@ make exact zeros (Jacob et al. 2018, arXiv 1712.05877, section 3).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from geutil.select.conversions import can_be_regex, make_regex
 
 Array = np.ndarray[Any, Any]
 
+_CONSTANT_BITS = 8
 FEWEST_BITS, MOST_BITS = 2, 16
 """What FakeQuant ops take."""
 
@@ -219,6 +220,26 @@ class Format:
         return ", ".join(parts)
 
 
+def activation_format(bits: int) -> Format:
+    """Return how activations are stored: in 16 bits without a zero point."""
+    is_symmetric = bits == MOST_BITS
+    return Format(bits, is_symmetric, is_symmetric)
+
+
+def fixed_range(ends: tuple[float, float], bits: int) -> tuple[float, float]:
+    """Return a range that kernels have built in, for a number of bits.
+
+    Args:
+        ends: that of 8 bits, which leaves out the one value that they cannot store.
+        bits: the bits.
+    """
+    if bits != MOST_BITS:
+        return ends
+    largest = 2.0 ** np.ceil(np.log2(max(-ends[0], ends[1])))
+    reach = float(largest * (1 - 2.0 ** (1 - bits)))
+    return -reach, reach
+
+
 SKIP = "skip"
 Override = Spec | str
 
@@ -241,6 +262,10 @@ class QuantizeChoices:
     overrides: Mapping[Any, Override] = field(default_factory=dict)
     activations: frozenset[str] = ACTIVATIONS
     initial: tuple[float, float] = (-6.0, 6.0)
+    depthwise_bits: int | None = None
+    """Bits of the weights of depthwise convolutions; None is as those of others."""
+    weights_only: bool = False
+    """Quantize the weights of layers, and no activations."""
     stands_for: Mapping[Operation, Operation] = field(default_factory=dict)
     """Ops that were made to stand in for others, whose overrides are for them."""
 
@@ -264,6 +289,13 @@ class QuantizeChoices:
                 raise ArgumentTypeError(
                     f"an override is a geutil.quantize.Spec or '{SKIP}', not {value!r}"
                 )
+
+    def bits_of_weights(self, ops: Iterable[Operation]) -> int:
+        """Return the bits of the weights that a group of ops reads."""
+        if self.depthwise_bits is None:
+            return self.weight_bits
+        is_depthwise = any(op.type == "DepthwiseConv2dNative" for op in ops)
+        return self.depthwise_bits if is_depthwise else self.weight_bits
 
     def in_scope(self, op: Operation) -> bool:
         """Tell whether an op is in the scope that is asked for."""
@@ -316,16 +348,26 @@ class Overrides:
         """Tell whether an op is not to be quantized."""
         return self._found.get(op) == SKIP
 
+    def constant_spec(self, op: Operation) -> Spec:
+        """Return how the parameters of an op are quantized that is no layer.
+
+        They are few, and 8 bits cost next to nothing; unless an override asks for less.
+        """
+        spec, asked = self.spec([op]), self._special([op]).weight_bits
+        bits = _first(asked, max(self._choices.weight_bits, _CONSTANT_BITS))
+        return replace(spec, weight_bits=bits)
+
     def spec(self, ops: Iterable[Operation]) -> Spec:
         """Return how a group of ops is quantized, with all choices filled in.
 
         Raises:
             QuantizeError: overrides for ops of the group contradict each other.
         """
-        special = self._special(list(ops))
+        ops = list(ops)
+        special = self._special(ops)
         base = self._choices
         return Spec(
-            _first(special.weight_bits, base.weight_bits),
+            _first(special.weight_bits, base.bits_of_weights(ops)),
             _first(special.activation_bits, base.activation_bits),
             _first(special.symmetric_weights, base.symmetric_weights),
             _first(special.per_channel, base.per_channel),

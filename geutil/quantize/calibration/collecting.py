@@ -21,7 +21,7 @@ from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, S
 from geutil.quantize.calibration.ranges import Probe, RangeSite, frozen, unquantized
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
-from geutil.quantize.spec import Range
+from geutil.quantize.spec import MOST_BITS, Range, activation_format, symmetric
 
 
 class Finiteness:
@@ -345,7 +345,11 @@ class Collection:
             # What a mask leaves out has to stay left out.
             low -= FAR
         # TFLite would divide by the width of a range.
-        return _OF_ZEROS if low == high else Range(low, high)
+        ends = _OF_ZEROS if low == high else Range(low, high)
+        form = site.form
+        if form != activation_format(MOST_BITS):
+            return ends
+        return symmetric(*ends, form.bits, form.narrow_range)
 
     def _check_finite(
         self,

@@ -36,6 +36,7 @@ from geutil.quantize.int8 import (
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.weight_layout import stored_as_simulated
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import (
     DECISIONS,
@@ -81,6 +82,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
         values |= matrix_weights.simulated(graph, values)
+        values |= matrix_weights.in_8_bits(graph, values)
     stand_in_of, moves = frozen(values), converter_workarounds.left_out(dilated)
 
     def replace(op: Operation) -> Tensor | Array | None:
@@ -205,6 +207,7 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     op_names = {op.name for op in graph.get_operations()}
     origins = Origins(graph)
     simulations = live_simulations(graph)
+    fewer_bits = set(matrix_weights.with_fewer_bits(graph))
     range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
     of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
     # Channels of several axes are brought together, and taken apart again.
@@ -216,6 +219,8 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
 
     def amend(node: Any, op: Operation) -> None:
         converter_workarounds.nudge(node, op)
+        if op in fewer_bits:
+            node.attr["num_bits"].i = _BITS
         # The file has its name, and holds it for each tensor.
         scope, _, own = op.name.rpartition("/")
         if own == op.type and op.type in FAKE_QUANT and scope not in op_names:
@@ -321,9 +326,6 @@ _logger = logging.getLogger("geutil")
 
 _STARTS = ((-6.0, 6.0), (0.0, 6.0))
 _BITS = 8
-_COARSE = 3
-"""Bits of weights of which the values, thirds, are none of the sevenths that TFLite's
-4 bits hold. Those of 2 are; of 5 to 7 the nearest of 127ths will do."""
 _SHOWN = 5
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 _LONGEST = 1500
@@ -388,7 +390,9 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         calibrate(model, representative)
     _check_learnt(find_sites(graph, model.variables))
     _check_bits(graph)
-    blob = _converted(deployed(model, mend=True))
+    blob = stored_as_simulated(
+        _converted(deployed(model, mend=True)), matrix_weights.matrices(graph)
+    )
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     _warn_of_matrices(graph)
@@ -448,13 +452,8 @@ def _check_bits(graph: Graph) -> None:
     for op in live_simulations(graph):
         bits = int(op.get_attr("num_bits"))
         is_weights = origins.is_parameter(op.inputs[0])
-        if bits == _BITS or (is_weights and bits < _BITS and bits != _COARSE):
+        if bits == _BITS or (is_weights and bits < _BITS):
             continue
-        if is_weights and bits == _COARSE:
-            raise QuantizeError(
-                f"'{op.name}' has {bits} bits: the converter stores them in 4, which "
-                "do not hold the same values; quantize with weight_bits=2 or 4"
-            )
         raise QuantizeError(
             f"'{op.name}' has {bits} bits: TFLite's int8 kernels store activations in "
             "8 bits, and weights in 8 or less; quantize with activation_bits=8 and "

@@ -5,7 +5,8 @@ TFLite's converter transposes a matrix and not the ranges of its columns along:
 without a range it finds symmetric ranges of 8 bits for each channel itself, as wide as
 the largest weight. Weights that were rounded in such ranges have one that is as large.
 So they are given as the constants that the FakeQuant op makes of them, and stored as
-they are simulated. Where a range is wider than its weights, they are rounded once more.
+they are simulated. Where a range is wider than its weights, the file's steps are
+others, and `weight_layout` puts the simulated ones back.
 
 A product of batches with a matrix that is not quantized gets data of 8 bits from it,
 although it computes in float, and the file cannot be run: "input->type !=
@@ -26,15 +27,25 @@ import tensorflow as tf
 
 from geutil.graph import creation
 from geutil.graph.types import Graph, Operation
-from geutil.quantize.calibration.ranges import frozen
+from geutil.quantize.calibration.ranges import (
+    frozen,
+    live_simulations,
+    range_values,
+    variable_values,
+)
+from geutil.quantize.int8.weight_layout import SteppedMatrix
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS, version_of
 from geutil.quantize.planning.network import forwarded_from
+from geutil.quantize.spec import step
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origins
 
 _OF_BATCHES = PRODUCTS - {"MatMul"}
 Array = np.ndarray[Any, Any]
+
+_BITS, _MOST = 8, 127.0
+_WITH_RANGE = 3
 
 STORED_SINCE = (2, 17)
 """The first TensorFlow whose converter stores a range for each column."""
@@ -54,6 +65,54 @@ def simulated(
     ops = _simulations(graph)
     arrays = values_of([op.outputs[0] for op in ops], frozen(values))
     return dict(zip(ops, arrays, strict=True))
+
+
+def matrices(graph: Graph) -> list[SteppedMatrix]:
+    """Return the matrices whose columns have a range each, as they are simulated.
+
+    Cost: linear in the ops; one run of what they depend on.
+    """
+    values = range_values(graph) | variable_values(graph)
+    array_by_op = simulated(graph, values)
+    found = []
+    for op, array in array_by_op.items():
+        low, high = (values.get(t.op) for t in list(op.inputs)[1:])
+        if low is not None and high is not None:
+            bits, narrow = (op.get_attr(name) for name in ("num_bits", "narrow_range"))
+            found.append(SteppedMatrix(array, step(low, high, bits, narrow)))
+    return found
+
+
+def with_fewer_bits(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of weights that have fewer than 8 bits, symmetric."""
+    origins = Origins(graph)
+    return [
+        op
+        for op in live_simulations(graph)
+        if op.get_attr("num_bits") < _BITS and op.get_attr("narrow_range")
+        if origins.is_parameter(op.inputs[0]) and len(op.inputs) == _WITH_RANGE
+    ]
+
+
+def in_8_bits(
+    graph: Graph, values: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return ranges of weights that have as large steps in 8 bits as they have now.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        values: the values of ranges, by the ops that read them.
+
+    Cost: linear in the ops.
+    """
+    wider: dict[Operation, Array] = {}
+    for op in with_fewer_bits(graph):
+        factor = _MOST / (2.0 ** (op.get_attr("num_bits") - 1) - 1)
+        for end in list(op.inputs)[1:]:
+            value = values.get(end.op, tf.get_static_value(end))
+            if value is not None:
+                wider[end.op] = np.asarray(value * factor, np.float32)
+    return wider
 
 
 def stored_in_one_range(graph: Graph) -> list[Operation]:

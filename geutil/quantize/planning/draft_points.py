@@ -27,7 +27,13 @@ from geutil.quantize.planning.network import (
     kernel_of,
     source_of,
 )
-from geutil.quantize.spec import Format, QuantizeChoices, Spec
+from geutil.quantize.spec import (
+    Format,
+    QuantizeChoices,
+    Spec,
+    activation_format,
+    fixed_range,
+)
 from geutil.select.networks.batch_norms import is_layer_norm
 
 
@@ -315,11 +321,16 @@ class Drafts:
             return self.drafts[tensor]
         low, high = self.choices.initial
         initial = (0.0, high) if positive else (low, high)
+        bits = spec.activation_bits or 8
         if spec.range is not None:
             fixed = (float(spec.range[0]), float(spec.range[1]))
+        elif fixed is not None:
+            fixed = fixed_range(fixed, bits)
+        form = activation_format(bits)
+        if fixed is not None and form.symmetric:
+            fixed = -max(-fixed[0], fixed[1]), max(-fixed[0], fixed[1])
         if fixed is not None and counts:
             self.shared.fix(tensor, fixed)
-        bits = spec.activation_bits or 8
         if counts:
             self.bits[self.shared.root(tensor)] = bits
         if self.network.quantized(tensor) is not None:
@@ -332,7 +343,7 @@ class Drafts:
             anchor,
             slot,
             spec,
-            Format(bits),
+            form,
             readers,
             counts,
             None,
@@ -378,7 +389,7 @@ class Drafts:
         tensor = op.inputs[index]
         if not self.network.is_parameter(tensor) or is_quantized(tensor):
             return
-        spec = self.overrides.spec([op])
+        spec = self.overrides.constant_spec(op)
         form = constant_format(spec)
         draft = self.parameter(tensor, Edge(op, index), op, spec, form)
         self.constants.setdefault(op, []).append(draft)

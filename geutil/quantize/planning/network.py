@@ -265,12 +265,12 @@ def _by_channel(layer: Layer, spec: Spec) -> bool:
     """Tell whether the weights of a layer can have a range for each channel."""
     if layer.op.type in op_types.CONVOLUTIONS_2D:
         return True
-    # Of matrices the converter finds such ranges itself: those of 8 bits that are
-    # symmetric (`int8/matrix_weights`).
+    # Of matrices the converter finds such ranges itself, if they are symmetric
+    # (`int8/matrix_weights`).
     if layer.op.type not in _PRODUCTS or layer.kernel.shape.rank != 2:
         return False
     bits = spec.weight_bits or _BITS
-    return layer.outputs == (1,) and bits == _BITS and bool(spec.symmetric_weights)
+    return layer.outputs == (1,) and bits <= _BITS and bool(spec.symmetric_weights)
 
 
 _FLOW = frozenset(

@@ -51,6 +51,7 @@ _WITH_PARAMETERS = frozenset(
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
 _RANKS = "yields places only: TFLite's converter quantizes it by the values it yields"
 _NO_KERNEL = (_DIVIDES, _RANKS)
+_NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 
 
 @dataclass(eq=False)
@@ -121,6 +122,10 @@ class _PointPlanner(Drafts):
 
     def plan(self) -> QuantizePlan:
         """Go through the ops in topological order."""
+        if self.choices.weights_only:
+            for op in self.network.ops:
+                self._weigh(op)
+            return self._plan_of_drafts()
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
@@ -131,8 +136,23 @@ class _PointPlanner(Drafts):
             draft = self.drafts.get(edge.op.inputs[edge.slot])
             if edge in drafted_edges or (draft is not None and draft.readers is None):
                 self.kernels[op] = op
+        plan = self._plan_of_drafts()
         prelus = self._prelus()
         inside = {op for prelu in prelus for op in prelu.ops}
+        plan.prelus = prelus
+        plan.negations = [op for op in self._left_in_float("Neg") if op not in inside]
+        plan.layer_norms = self._layer_norms()
+        plan.one_hots = [*self._left_in_float("OneHot"), *self._cast_one_hots()]
+        plan.roots = self._by_roots()
+        plan.squares = self._left_in_float("SquaredDifference")
+        return plan
+
+    def _plan_of_drafts(self) -> QuantizePlan:
+        """Return the plan of what was decided on.
+
+        Raises:
+            QuantizeError: an override is not obeyed.
+        """
         groups, points = draft_points.named(
             list(self.drafts.values()), self.network, self.shared
         )
@@ -143,13 +163,7 @@ class _PointPlanner(Drafts):
             self.skips,
             weights,
             {op: points[draft.tensor] for op, draft in self.results.items()},
-            prelus,
-            [op for op in self._left_in_float("Neg") if op not in inside],
-            self._layer_norms(),
-            [*self._left_in_float("OneHot"), *self._cast_one_hots()],
-            self._by_roots(),
-            self._left_in_float("SquaredDifference"),
-            self.network.unfed,
+            unfed=self.network.unfed,
         )
         parameters = {op: [point] for op, point in weights.items()}
         for op, drafts in self.constants.items():
@@ -158,6 +172,29 @@ class _PointPlanner(Drafts):
         if self.overrides.specs:
             check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
+
+    def _weigh(self, op: Operation) -> None:
+        """Plan the range of an op's weights, and none of what it reads or makes."""
+        layer = self.network.layers.get(op)
+        floats = any(t.dtype.is_floating for t in op.outputs)
+        if layer is None:
+            if floats and not self.network.is_input(op) and kernel_of(op) is not None:
+                self.skips[op] = draft_points.Skip(op, _NO_WEIGHTS, False)
+            return
+        reason = self.refusal(op)
+        if reason:
+            self._skip(op, reason)
+            return
+        self._weights_of(layer, self.overrides.spec([op]))
+        self.kernels[op] = op
+
+    def _weights_of(self, layer: Layer, spec: Spec) -> None:
+        if not is_quantized(layer.kernel):
+            form = format_of(layer, spec)
+            edge = Edge(layer.op, layer.weights)
+            self.weights[layer.op] = self.parameter(
+                layer.kernel, edge, layer.op, spec, form
+            )
 
     def _share_with_twins(self) -> None:
         """Let what twins make have one range; the one op that they become has one."""
@@ -285,10 +322,7 @@ class _PointPlanner(Drafts):
         op = layer.op
         chain = fused_ops.chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
-        if not is_quantized(layer.kernel):
-            form = format_of(layer, spec)
-            edge = Edge(op, layer.weights)
-            self.weights[op] = self.parameter(layer.kernel, edge, op, spec, form)
+        self._weights_of(layer, spec)
         self.demand(op, layer.data)
         slot = "act_quant"
         if not chain.activation and self._feeds_sum(chain.result):

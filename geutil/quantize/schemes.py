@@ -1,0 +1,84 @@
+"""Schemes: in how many bits weights and activations are stored, by the field's names.
+
+A scheme is named after its activations and its weights: "int16x8" has activations of 16
+bits and weights of 8. What TFLite has kernels for is measured in
+`tests/quantize/test_int16_kernels.py` and `tests/quantize/test_kernels.py`.
+
+| scheme | weights | activations | computes in |
+|---|---|---|---|
+| int8 | 8 | 8 | integers |
+| int8x4 | 4, depthwise ones 8 | 8 | integers |
+| int16x8 | 8 | 16, symmetric | integers |
+| dynamic_range | 8 | float | integers, rounded as the file runs |
+| weight_only_int8 | 8 | float | floats |
+| weight_only_int4 | 4, depthwise ones 8 | float | floats |
+| float16 | float16 | float | floats |
+
+Depthwise convolutions have few weights, one filter for each channel, which few bits hurt
+most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geutil.errors import QuantizeError
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a network is stored and computed.
+
+    Attributes:
+        name: its name.
+        weight_bits: bits of the weights of layers.
+        activation_bits: bits of activations; None leaves them in float.
+        depthwise_bits: bits of the weights of depthwise convolutions.
+        at_run_time: whether TFLite rounds activations while it runs, in ranges that it
+            finds then.
+        is_float: whether nothing is stored in integers.
+    """
+
+    name: str
+    weight_bits: int = 8
+    activation_bits: int | None = 8
+    depthwise_bits: int = 8
+    at_run_time: bool = False
+    is_float: bool = False
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether activations stay in float until the file runs."""
+        return self.activation_bits is None
+
+
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("int8"),
+        Scheme("int8x4", weight_bits=4),
+        Scheme("int16x8", activation_bits=16),
+        Scheme("dynamic_range", activation_bits=None, at_run_time=True),
+        Scheme("weight_only_int8", activation_bits=None),
+        Scheme("weight_only_int4", weight_bits=4, activation_bits=None),
+        Scheme("float16", activation_bits=None, is_float=True),
+    )
+}
+
+
+def scheme_named(name: str) -> Scheme:
+    """Return a scheme.
+
+    Raises:
+        QuantizeError: there is none of that name.
+
+    Example:
+        >>> from geutil.quantize.schemes import scheme_named
+        >>> scheme_named("int16x8").activation_bits
+        16
+    """
+    if name not in SCHEMES:
+        raise QuantizeError(
+            f"there is no scheme '{name}'; the schemes are {', '.join(SCHEMES)}"
+        )
+    return SCHEMES[name]
