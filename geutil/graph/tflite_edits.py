@@ -122,7 +122,7 @@ def new_tensor(graph: Any, like: Any, name: str = "") -> int:
     return len(graph.tensors) - 1
 
 
-def set_steps(tensor: Any, steps: Array, axis: int = 0, zero: int = 0) -> None:
+def set_steps(tensor: Any, steps: Array | float, axis: int = 0, zero: int = 0) -> None:
     """Let a tensor be stored in steps.
 
     Args:

@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 _IDENTIFIER = b"TFL3"
 
 
@@ -93,7 +95,15 @@ def unpacked(blob: bytes) -> Any:
     if not is_tflite(blob):
         raise ValueError("these bytes are no TFLite file")
     root = schema().Model.GetRootAs(bytes(blob), 0)
-    return schema().ModelT.InitFromObj(root)
+    model = schema().ModelT.InitFromObj(root)
+    for graph in model.subgraphs:
+        graph.operators = graph.operators or []
+        for part in (graph, *graph.operators):
+            for field in ("inputs", "outputs"):
+                ends = getattr(part, field)
+                # They are views of the file, which cannot be written to.
+                setattr(part, field, np.array(() if ends is None else ends, np.int32))
+    return model
 
 
 def packed(model: Any) -> bytes:

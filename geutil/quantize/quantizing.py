@@ -14,6 +14,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import edits, state
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
 from geutil.quantize import lowering, plan_insertion
+from geutil.quantize.calibration.calibrating import set_ranges_of_weights
 from geutil.quantize.plan_insertion import Mode
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization
@@ -184,6 +185,10 @@ result 8 bits (conv/act_quant)
                 plan, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
             reports.append(replace(report, rewritten=rewritten))
+    if choices.weights_only and not is_training and not is_graph(graph_or_model):
+        # No data will tell more of them.
+        for _, graph, _ in places:
+            set_ranges_of_weights(graph, graph_or_model.variables)
     return _merged(reports)
 
 

@@ -14,8 +14,8 @@ bits and weights of 8. What TFLite has kernels for is measured in
 | weight_only_int4 | 4, depthwise ones 8 | float | floats |
 | float16 | float16 | float | floats |
 
-Depthwise convolutions have few weights, one filter for each channel, which few bits hurt
-most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
+Depthwise convolutions have few weights, one filter for each channel, which few bits
+hurt most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
 """
 
 from __future__ import annotations

@@ -351,10 +351,12 @@ class Overrides:
     def constant_spec(self, op: Operation) -> Spec:
         """Return how the parameters of an op are quantized that is no layer.
 
-        They are few, and 8 bits cost next to nothing; unless an override asks for less.
+        They are few, and stored like the data that the op reads besides; unless an
+        override asks for fewer bits.
         """
         spec, asked = self.spec([op]), self._special([op]).weight_bits
-        bits = _first(asked, max(self._choices.weight_bits, _CONSTANT_BITS))
+        like_data = max(spec.activation_bits or 0, _CONSTANT_BITS)
+        bits = _first(asked, max(self._choices.weight_bits, like_data))
         return replace(spec, weight_bits=bits)
 
     def spec(self, ops: Iterable[Operation]) -> Spec:

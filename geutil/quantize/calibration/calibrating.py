@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
-from geutil.graph.types import Tensor, is_func_graph, type_name
+from geutil.graph.types import Graph, Tensor, is_func_graph, type_name
 from geutil.notebook_display import Shown
 from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection
@@ -275,6 +275,21 @@ def _sites(model: Any) -> list[RangeSite]:
             "geutil.quantize.quantize(model, is_training=False)"
         )
     return sites
+
+
+def set_ranges_of_weights(graph: Graph, variables: Mapping[str, Any]) -> None:
+    """Let the weights of a quantized FuncGraph have the ranges of their values.
+
+    Args:
+        graph: the graph.
+        variables: its variables by name.
+
+    Cost: linear in ops and edges; one run of what weights depend on.
+    """
+    weights = [site for site in find_sites(graph, variables) if site.is_weights]
+    range_by_name = _ranges_of_weights(weights, FAR)
+    for site in weights:
+        site.set(range_by_name[site.name])
 
 
 def _ranges_of_weights(sites: Sequence[RangeSite], reach: float) -> dict[str, Range]:

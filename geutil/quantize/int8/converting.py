@@ -59,7 +59,7 @@ _COMPUTING = frozenset((*KERNELS, *LAYERS)) - FAKE_QUANT - op_types.VALUE_BLIND
 _IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *op_types.VALUE_BLIND))
 
 
-def deployed(model: Any, *, mend: bool = False) -> Any:
+def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     """Return a function of a quantized model as it will be deployed.
 
     Ranges and other variables are constants, with the values that they have now. Of a
@@ -72,12 +72,16 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
         mend: make of it what TFLite's converter understands: change values that it
             would store wrong, by less than it rounds them, and write dilated
             convolutions as one op.
+        fuse: write dilated convolutions as one op, and biases as vectors, for float
+            kernels with ranges between them.
 
     Cost: one copy of the graph; with `mend`, one run of what biases depend on.
     """
     graph = model.graph
     values = range_values(graph) | variable_values(graph)
-    dilated = converter_workarounds.find_dilated(graph) if mend else []
+    dilated = converter_workarounds.find_dilated(graph) if mend or fuse else []
+    if fuse:
+        values |= far_addends.cut_off(graph, values)
     if mend:
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
@@ -94,7 +98,7 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
             return op.inputs[unchanged]
         return moves[op] if op in moves else stand_in_of(op)
 
-    amend = _amendments(graph, dilated) if mend else None
+    amend = _amendments(graph, dilated, in_8_bits=mend) if mend or fuse else None
     copy = PartialCopy(graph, model.inputs, replace, amend)
     output_tensors = copy.of(list(model.outputs.values()))
     inputs, outputs = (
@@ -105,6 +109,10 @@ def deployed(model: Any, *, mend: bool = False) -> Any:
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with creation.neutral(copy.graph):
+        if fuse:
+            output_tensors = converter_workarounds.with_bias_vectors(
+                copy.graph, output_tensors
+            )
         if mend:
             converter_workarounds.with_ranges_before_reversals(copy.graph)
             converter_workarounds.with_fitting_comparisons(copy.graph)
@@ -202,12 +210,12 @@ def _twin(tensor: Tensor, simulation: Operation, wider: float) -> Tensor:
     )
 
 
-def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
+def _amendments(graph: Graph, dilated: Sequence[Dilated], *, in_8_bits: bool) -> Amend:
     by_op = {each.convolution: each for each in dilated}
     op_names = {op.name for op in graph.get_operations()}
     origins = Origins(graph)
     simulations = live_simulations(graph)
-    fewer_bits = set(matrix_weights.with_fewer_bits(graph))
+    fewer_bits = set(matrix_weights.with_fewer_bits(graph)) if in_8_bits else ()
     range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
     of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
     # Channels of several axes are brought together, and taken apart again.
@@ -388,11 +396,10 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         )
     if representative is not None:
         calibrate(model, representative)
-    _check_learnt(find_sites(graph, model.variables))
+    check_learnt(find_sites(graph, model.variables))
     _check_bits(graph)
-    blob = stored_as_simulated(
-        _converted(deployed(model, mend=True)), matrix_weights.matrices(graph)
-    )
+    blob = converted(deployed(model, mend=True), _ask_for_int8)
+    blob = stored_as_simulated(blob, matrix_weights.matrices(graph))
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     _warn_of_matrices(graph)
@@ -461,15 +468,30 @@ def _check_bits(graph: Graph) -> None:
         )
 
 
-def _converted(function: Any) -> bytes:
+def _ask_for_int8(converter: Any) -> None:
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.inference_input_type = tf.int8
+    converter.inference_output_type = tf.int8
+
+
+def converted(
+    function: Any, ask: Callable[[Any], None] = lambda converter: None
+) -> bytes:
+    """Return the TFLite file of a function.
+
+    Args:
+        function: the function, with names for its inputs and outputs.
+        ask: sets options of the converter.
+
+    Raises:
+        QuantizeError: the converter fails.
+    """
     # The converter wants to know an owner of variables; without one the file has no
     # names.
     owner = protos.new_trackable()
     owner.variables = list(function.variables)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], owner)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.inference_input_type = tf.int8
-    converter.inference_output_type = tf.int8
+    ask(converter)
     try:
         with warnings.catch_warnings():
             # It misses the ranges of inputs, which FakeQuant ops tell.
@@ -484,7 +506,8 @@ def _converted(function: Any) -> bytes:
         ) from error
 
 
-def _check_learnt(sites: list[RangeSite]) -> None:
+def check_learnt(sites: list[RangeSite]) -> None:
+    """Raise QuantizeError if ranges of activations are as they were initialized."""
     activations = [site for site in sites if not site.is_weights]
     untouched = [site.name for site in activations if _is_at(site, _STARTS)]
     if len(untouched) < len(activations):

@@ -5,10 +5,10 @@ rounding leaves the last level of a range empty these are others than the
 simulated ones, and values would be rounded twice.
 
 It is given all weights in 8 bits, fewer ones on the levels that they have: 4 bits hold
--7 to 7. What has no others is stored in 4 bits here, where TFLite's kernels for that are
-as fast as others. Those of depthwise convolutions are not: XNNPACK leaves the op to a
-kernel that unpacks the weights each time (MobileNetV2 at 96 px, x86: 2.1 ms with them,
-1.0 ms without; int8 0.4).
+-7 to 7. What has no others is stored in 4 bits here, where TFLite's kernels for that
+are as fast as others. Those of depthwise convolutions are not: XNNPACK leaves the op to
+a kernel that unpacks the weights each time (MobileNetV2 at 96 px, x86: 2.1 ms with
+them, 1.0 ms without; int8 0.4).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 _INT4_VERSIONS = {"CONV_2D": 7, "FULLY_CONNECTED": 10}
 """Kinds of ops that take weights of 4 bits, and the versions of their kernels."""
-_MOST_IN_4_BITS = 7
+MOST_IN_4_BITS = 7
 _WEIGHTS, _BIAS = 1, 2
 
 
@@ -118,11 +118,7 @@ def _packed(model: Any, graph: Any, index: int) -> bool:
         if tflite_edits.type_of(tensor) == "INT8"
         else None
     )
-    if (
-        value is None
-        or value.ndim < 2
-        or np.abs(value).max(initial=0) > _MOST_IN_4_BITS
-    ):
+    if value is None or value.ndim < 2 or np.abs(value).max(initial=0) > MOST_IN_4_BITS:
         return False
     readers = [op for op in graph.operators if index in op.inputs]
     kinds = {tflite_edits.kind_of(model, op) for op in readers}

@@ -1,0 +1,1 @@
+"""TFLite files of every scheme, lowered from files of float kernels."""

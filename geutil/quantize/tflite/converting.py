@@ -1,0 +1,203 @@
+"""Conversion of models to TFLite files by scheme."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph import types
+from geutil.graph.tflite_edits import drop_unread
+from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.quantize.calibration.calibrating import calibrate
+from geutil.quantize.calibration.ranges import find_sites, live_simulations
+from geutil.quantize.int8 import running
+from geutil.quantize.int8.converting import (
+    check_learnt,
+    converted,
+    deployed,
+    to_int8,
+)
+from geutil.quantize.quantizing import quantize
+from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
+from geutil.quantize.tflite.int16_lowering import lower_to_int16
+from geutil.quantize.tflite.stored_weights import (
+    LeftInFloat,
+    pack_weights,
+    read_weights_stored,
+    store_weights,
+)
+from geutil.select.networks.provenance import Origins
+
+_logger = logging.getLogger("geutil")
+_INT16_BITS = 16
+
+
+def to_tflite(
+    model: Any, *, scheme: str | None = None, representative: Any = None
+) -> bytes:
+    """Convert a model to a TFLite file that stores and computes as a scheme says.
+
+    A model that was quantized is stored as it is simulated. One that was not can be
+    converted by the schemes that quantize no activations: its weights are rounded to
+    the nearest values, as `quantize` with that scheme would. The schemes are
+
+    - "int8" and "int8x4": see `to_int8`; weights on few enough levels are stored in 4
+      bits;
+    - "int16x8": activations of 16 bits, in symmetric steps, and weights of 8: for
+      networks that 8 bits hurt. Its kernels are not optimized for CPUs: a file can take
+      a hundred times as long as with int8. What has no such kernel computes in float;
+    - "dynamic_range": weights of 8 bits; convolutions and products round what they read
+      while they run, in ranges that they find then. That is not simulated: the model
+      tells what the weights cost;
+    - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
+      floats when the file is loaded; all else is in float;
+    - "float16": weights in float16.
+
+    What computes in float although the scheme stores it in integers is logged as a
+    warning, op by op, with the reason.
+
+    Args:
+        model: a `geutil.model.Model`. It is not changed, except by `representative`.
+        scheme: the scheme; None takes the one that the model was quantized by.
+        representative: data to calibrate the model with first; see `calibrate`. None
+            takes the ranges as they are.
+
+    Returns:
+        The file's bytes, for LiteRT's interpreter or to be written to disk.
+
+    Raises:
+        ArgumentTypeError: it is no model.
+        QuantizeError: there is no such scheme; the model was quantized by another one,
+            or not at all, which this one needs; it was neither trained nor calibrated
+            since; or the converter fails, or makes a file that cannot be run.
+
+    Cost: what TFLite's converter takes: seconds for a network of 150 layers.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> from geutil.quantize import to_tflite
+        >>> kernel = tf.random.stateless_normal([64, 64], seed=(1, 2))
+        >>> @tf.function(input_signature=[tf.TensorSpec([1, 64], name="x")])
+        ... def f(x):
+        ...     return {"y": tf.matmul(x, kernel)}
+        >>> m = model.open(f)
+        >>> sizes = {
+        ...     scheme: len(to_tflite(m, scheme=scheme))
+        ...     for scheme in ("float16", "weight_only_int8", "weight_only_int4")
+        ... }
+        >>> list(sizes.values()) == sorted(sizes.values(), reverse=True)
+        True
+    """
+    graph: Any = getattr(model, "graph", None)
+    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
+        raise ArgumentTypeError(
+            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
+            "it with geutil.model.open"
+        )
+    chosen = _scheme_of(model) if scheme is None else scheme_named(scheme)
+    _check_scheme(model, chosen)
+    if not chosen.weights_only and chosen.activation_bits != _INT16_BITS:
+        return to_int8(model, representative)
+    if representative is not None:
+        calibrate(model, representative)
+    if chosen.is_float:
+        blob = converted(deployed(model, fuse=True), _ask_for_float16)
+    else:
+        blob = _lowered(_with_weights(model, chosen), chosen)
+    # Some files are made, and cannot be run.
+    running.interpreter_of(blob)
+    return blob
+
+
+def _ask_for_float16(converter: Any) -> None:
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.target_spec.supported_types = [tf.float16]
+
+
+def _activation_bits(model: Any) -> set[int]:
+    """Return in how many bits activations are simulated; none if they are not."""
+    origins = Origins(model.graph)
+    return {
+        int(op.get_attr("num_bits"))
+        for op in live_simulations(model.graph)
+        if not origins.is_parameter(op.inputs[0])
+    }
+
+
+def _scheme_of(model: Any) -> Scheme:
+    """Return the scheme that a model was quantized by, as far as its file tells."""
+    if not live_simulations(model.graph):
+        raise QuantizeError(
+            "the model holds no FakeQuant op, so that it does not tell by which scheme "
+            f"it is to be stored; pass scheme=, one of {', '.join(SCHEMES)}"
+        )
+    bits = _activation_bits(model)
+    if not bits:
+        return SCHEMES["weight_only_int8"]
+    return SCHEMES["int16x8" if max(bits) == _INT16_BITS else "int8"]
+
+
+def _check_scheme(model: Any, scheme: Scheme) -> None:
+    """Raise if a model was not quantized as a scheme needs it."""
+    bits = _activation_bits(model)
+    quantized = bool(live_simulations(model.graph))
+    if scheme.is_float and quantized:
+        raise QuantizeError(
+            f"the scheme '{scheme.name}' stores a model that is not quantized, and "
+            "this one holds FakeQuant ops; open it anew"
+        )
+    if scheme.weights_only and bits:
+        raise QuantizeError(
+            f"the scheme '{scheme.name}' leaves activations in float, and the model "
+            f"simulates them in {max(bits)} bits; quantize it with "
+            f"quantize(model, scheme='{scheme.name}')"
+        )
+    if not scheme.weights_only and (scheme.activation_bits or 0) < max(bits, default=0):
+        raise QuantizeError(
+            f"the scheme '{scheme.name}' stores activations in "
+            f"{scheme.activation_bits} bits, and the model simulates {max(bits)}; "
+            f"quantize it with quantize(model, scheme='{scheme.name}')"
+        )
+    if not scheme.weights_only and not bits:
+        raise QuantizeError(
+            f"the model simulates no activations, which the scheme '{scheme.name}' "
+            f"stores in {scheme.activation_bits} bits; quantize it with "
+            f"quantize(model, scheme='{scheme.name}', is_training=False), and calibrate"
+        )
+
+
+def _with_weights(model: Any, scheme: Scheme) -> Any:
+    """Return a model whose weights are quantized: a copy of it where they are not."""
+    if live_simulations(model.graph):
+        return model
+    copy = model.cut()
+    quantize(copy, scheme=scheme.name, is_training=False)
+    return copy
+
+
+def _lowered(model: Any, scheme: Scheme) -> bytes:
+    """Return the file of a model: float kernels, lowered to what a scheme stores."""
+    if not scheme.weights_only:
+        check_learnt(find_sites(model.graph, model.variables))
+    file = unpacked(converted(deployed(model, fuse=True)))
+    left: list[LeftInFloat] = []
+    for graph in file.subgraphs:
+        store_weights(file, graph)
+        if scheme.at_run_time:
+            left += read_weights_stored(file, graph)
+        elif not scheme.weights_only:
+            left += lower_to_int16(file, graph)
+        pack_weights(file, graph)
+    drop_unread(file)
+    for entry in left:
+        _logger.warning("to_tflite: %s", entry)
+    if not scheme.weights_only:
+        _logger.info(
+            "to_tflite: TFLite's int16 kernels are not optimized for CPUs; expect a "
+            "file that runs much longer than one of int8"
+        )
+    return packed(file)

@@ -1,0 +1,93 @@
+"""TFLite's kernels with activations of 16 bits, by the type of the op.
+
+Measured with TensorFlow 2.21 and LiteRT 2.3: `tests/quantize/test_int16_kernels.py`
+runs a file of each op, and of those that are not listed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Rule(Enum):
+    """What a kernel asks of the steps of what it makes."""
+
+    LAYER = "multiplies by weights of 8 bits and adds a bias of 64"
+    MAKES = "makes values in steps of their own"
+    KEEPS = "makes values in the steps of what it reads"
+    JOINS = "reads several tensors in the steps of what it makes"
+    FIXED = "makes values in steps of 1/32768"
+
+
+@dataclass(frozen=True)
+class Int16Kernel:
+    """A kernel with activations of 16 bits.
+
+    Attributes:
+        rule: what it asks of steps.
+        version: the first version of the kernel that knows them.
+        data: which inputs are data; None for all floats.
+        weights: which input is the weights of a layer.
+        bias: which input is its bias.
+    """
+
+    rule: Rule
+    version: int
+    data: tuple[int, ...] | None = None
+    weights: int = -1
+    bias: int = -1
+
+
+def _layer(version: int, data: int = 0, weights: int = 1, bias: int = 2) -> Int16Kernel:
+    return Int16Kernel(Rule.LAYER, version, (data,), weights, bias)
+
+
+INT16_KERNELS = {
+    "CONV_2D": _layer(4),
+    "DEPTHWISE_CONV_2D": _layer(5),
+    "FULLY_CONNECTED": _layer(7),
+    "TRANSPOSE_CONV": _layer(4, data=2, weights=1, bias=3),
+    "ADD": Int16Kernel(Rule.MAKES, 4),
+    "SUB": Int16Kernel(Rule.MAKES, 5),
+    "MUL": Int16Kernel(Rule.MAKES, 5),
+    "BATCH_MATMUL": Int16Kernel(Rule.MAKES, 3),
+    "LEAKY_RELU": Int16Kernel(Rule.MAKES, 2),
+    "RELU": Int16Kernel(Rule.MAKES, 3),
+    "MEAN": Int16Kernel(Rule.MAKES, 3, (0,)),
+    "SUM": Int16Kernel(Rule.MAKES, 2, (0,)),
+    "SQUARED_DIFFERENCE": Int16Kernel(Rule.MAKES, 2),
+    "RSQRT": Int16Kernel(Rule.MAKES, 3),
+    "EXP": Int16Kernel(Rule.MAKES, 2),
+    "ABS": Int16Kernel(Rule.MAKES, 5),
+    "LOGISTIC": Int16Kernel(Rule.FIXED, 3),
+    "SOFTMAX": Int16Kernel(Rule.FIXED, 3),
+    "TANH": Int16Kernel(Rule.FIXED, 3),
+    "AVERAGE_POOL_2D": Int16Kernel(Rule.KEEPS, 3),
+    "MAX_POOL_2D": Int16Kernel(Rule.KEEPS, 3),
+    "RESHAPE": Int16Kernel(Rule.KEEPS, 1, (0,)),
+    "SQUEEZE": Int16Kernel(Rule.KEEPS, 1, (0,)),
+    "EXPAND_DIMS": Int16Kernel(Rule.KEEPS, 1, (0,)),
+    "TRANSPOSE": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "PAD": Int16Kernel(Rule.KEEPS, 3, (0,)),
+    "MIRROR_PAD": Int16Kernel(Rule.KEEPS, 3, (0,)),
+    "SLICE": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "STRIDED_SLICE": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "SPLIT": Int16Kernel(Rule.KEEPS, 4, (1,)),
+    "UNPACK": Int16Kernel(Rule.KEEPS, 4),
+    "GATHER": Int16Kernel(Rule.KEEPS, 5, (0,)),
+    "TILE": Int16Kernel(Rule.KEEPS, 3, (0,)),
+    "RESIZE_BILINEAR": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "RESIZE_NEAREST_NEIGHBOR": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "REDUCE_MAX": Int16Kernel(Rule.KEEPS, 3, (0,)),
+    "REDUCE_MIN": Int16Kernel(Rule.KEEPS, 3, (0,)),
+    "BATCH_TO_SPACE_ND": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "SPACE_TO_BATCH_ND": Int16Kernel(Rule.KEEPS, 4, (0,)),
+    "CONCATENATION": Int16Kernel(Rule.JOINS, 3),
+    "PACK": Int16Kernel(Rule.JOINS, 4),
+    "MAXIMUM": Int16Kernel(Rule.JOINS, 4),
+    "MINIMUM": Int16Kernel(Rule.JOINS, 4),
+    "SELECT_V2": Int16Kernel(Rule.JOINS, 2, (1, 2)),
+    "SELECT": Int16Kernel(Rule.JOINS, 2, (1, 2)),
+}
+"""By type of op the kernel that computes it."""
