@@ -220,6 +220,11 @@ class Format:
         return ", ".join(parts)
 
 
+SYMMETRIC_START = 6.1
+"""The reach of symmetric ranges of activations to start with: not 6, which is what
+those behind a Relu6 may learn."""
+
+
 def activation_format(bits: int) -> Format:
     """Return how activations are stored: in 16 bits without a zero point."""
     is_symmetric = bits == MOST_BITS

@@ -121,8 +121,8 @@ IMPOSSIBLE = {
         {"^x$": Spec(weight_bits=4)},
         "asks for weight_bits=4, which cannot be: 'x' (Placeholder) has no weights",
     ),
-    "channels of a dense layer in four bits": (
-        {"two/product": Spec(per_channel=True, weight_bits=4)},
+    "channels of an asymmetric dense layer": (
+        {"two/product": Spec(per_channel=True, symmetric_weights=False)},
         "cannot be: 'two/product' (MatMul) has weights that can have one range only",
     ),
     "no kernel": ({"sine": Spec()}, "'sine' (Sin) TFLite has no int8 kernel for Sin"),

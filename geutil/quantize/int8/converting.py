@@ -49,7 +49,7 @@ from geutil.quantize.planning.network import (
     neutral_input,
 )
 from geutil.quantize.planning.plan import plan_quantization
-from geutil.quantize.spec import QuantizeChoices
+from geutil.quantize.spec import SYMMETRIC_START, QuantizeChoices
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -333,6 +333,7 @@ def _layers_in_float(graph: Graph) -> list[Layer]:
 _logger = logging.getLogger("geutil")
 
 _STARTS = ((-6.0, 6.0), (0.0, 6.0))
+_SYMMETRIC_STARTS = ((-SYMMETRIC_START, SYMMETRIC_START),)
 _BITS = 8
 _SHOWN = 5
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
@@ -526,7 +527,11 @@ def check_learnt(sites: list[RangeSite]) -> None:
 
 def _is_at(site: RangeSite, ranges: Sequence[tuple[float, float]]) -> bool:
     low, high = site.read()
-    return any(np.all(low == a) and np.all(high == b) for a, b in ranges)
+    ranges = _SYMMETRIC_STARTS if site.form.symmetric else ranges
+    return any(
+        np.all(low == np.float32(a)) and np.all(high == np.float32(b))
+        for a, b in ranges
+    )
 
 
 def _said(error: Exception) -> str:

@@ -28,6 +28,7 @@ from geutil.quantize.planning.network import (
     source_of,
 )
 from geutil.quantize.spec import (
+    SYMMETRIC_START,
     Format,
     QuantizeChoices,
     Spec,
@@ -327,6 +328,8 @@ class Drafts:
         elif fixed is not None:
             fixed = fixed_range(fixed, bits)
         form = activation_format(bits)
+        if form.symmetric:
+            initial = (-SYMMETRIC_START, SYMMETRIC_START)
         if fixed is not None and form.symmetric:
             fixed = -max(-fixed[0], fixed[1]), max(-fixed[0], fixed[1])
         if fixed is not None and counts:

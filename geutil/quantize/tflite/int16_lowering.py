@@ -11,13 +11,18 @@ adds its bias in 64 bits, in steps of the data's step times the weights'.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from geutil.graph import tflite_edits
-from geutil.quantize.tflite.int16_kernels import INT16_KERNELS, Int16Kernel, Rule
+from geutil.quantize.tflite.int16_kernels import (
+    INEXACT,
+    INT16_KERNELS,
+    Int16Kernel,
+    Rule,
+)
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +30,7 @@ Array = np.ndarray[Any, Any]
 _MOST = 32767
 _FIXED_STEP = 2.0**-15
 _QUANTIZE_VERSION, _DEQUANTIZE_VERSION = 3, 6
+_MOVES = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"))
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
 
@@ -63,6 +69,7 @@ class _Lowering:
                 self._quantizers.setdefault(int(op.inputs[0]), []).append(op)
         for tensor in self._graph.tensors:
             self._with_sign(tensor)
+        self._quantize_before_moves()
         self._take_inputs()
         for op in self._graph.operators:
             self._take(op)
@@ -99,6 +106,38 @@ class _Lowering:
         steps = tflite_edits.steps_of(self._tensor(index))
         assert steps is not None
         return float(steps[0])
+
+    def _quantize_before_moves(self) -> None:
+        """Quantize inputs rather than what only moves their values.
+
+        The converter lets a Reshape or a Transpose of an input come first.
+        """
+        readers: dict[int, list[Any]] = {}
+        for op in self._graph.operators:
+            for index in map(int, op.inputs):
+                readers.setdefault(index, []).append(op)
+        waiting = [int(index) for index in self._graph.inputs]
+        for index in waiting:
+            moves = readers.get(index, [])
+            if not self._is_float(index) or len(moves) != 1:
+                continue
+            kind, result = self._kind(moves[0]), int(moves[0].outputs[0])
+            if kind not in _MOVES or int(moves[0].inputs[0]) != index:
+                continue
+            waiting.append(result)
+        for index in reversed(waiting):
+            (move, *_) = readers.get(index) or [None]
+            target = None if move is None else self._target(int(move.outputs[0]))
+            if target is None or self._kind(move) not in _MOVES:
+                continue
+            stored = tflite_edits.new_tensor(self._graph, self._tensor(index))
+            tflite_edits.set_type(self._tensor(stored), "INT16")
+            tflite_edits.set_steps(self._tensor(stored), self._step(target))
+            self._quantizers[index] = [
+                tflite_edits.new_op(
+                    self._model, "QUANTIZE", [index], [stored], _QUANTIZE_VERSION
+                )
+            ]
 
     def _take_inputs(self) -> None:
         """Let the file take integers where its inputs are quantized."""
@@ -173,7 +212,8 @@ class _Lowering:
         """Let an op compute in integers; return why it cannot, or nothing."""
         kernel = INT16_KERNELS.get(kind)
         if kernel is None:
-            return f"TFLite has no int16 kernel for {kind}"
+            what = "an inexact" if kind in INEXACT else "no"
+            return f"TFLite has {what} int16 kernel for {kind}"
         slots = [
             slot
             for slot, index in enumerate(map(int, op.inputs))
@@ -189,10 +229,11 @@ class _Lowering:
         if not data:
             return "it reads constants alone"
         results = [int(i) for i in op.outputs if self._is_float(int(i))]
-        step = self._step(self._stored[int(op.inputs[data[0]])])
+        data_steps = [self._step(self._stored[int(op.inputs[slot])]) for slot in data]
+        step = data_steps[0]
         step_of: dict[int, float] = {}
         for index in results:
-            new_step = self._step_of_result(kernel, index, step)
+            new_step = self._step_of_result(kernel, index, data_steps)
             if new_step is None:
                 return "what it makes is not quantized"
             step_of[index] = new_step
@@ -209,20 +250,29 @@ class _Lowering:
         stored = self._stored.get(index)
         if stored is None:
             return "what it reads is not quantized"
-        if tflite_edits.type_of(self._tensor(stored)) != "INT16":
-            return "what it reads has 8 bits"
-        return ""
+        if tflite_edits.type_of(self._tensor(stored)) == "INT16":
+            return ""
+        steps = tflite_edits.steps_of(self._tensor(stored))
+        is_plain = self._constant(stored) is not None
+        if is_plain and np.size(steps) == 1 and not self._zero(stored):
+            return ""
+        return "what it reads has 8 bits"
+
+    def _zero(self, index: int) -> int:
+        return int(tflite_edits.zeros_of(self._tensor(index))[0])
 
     def _step_of_result(
-        self, kernel: Int16Kernel, index: int, data_step: float
+        self, kernel: Int16Kernel, index: int, data_steps: Sequence[float]
     ) -> float | None:
         """Return in which steps a kernel makes a result; None if that is not known."""
         if kernel.rule is Rule.FIXED:
             return _FIXED_STEP
         if kernel.rule is Rule.KEEPS:
-            return data_step
+            return data_steps[0]
         target = self._target(index)
-        return None if target is None else self._step(target)
+        if target is None:
+            return max(data_steps) if kernel.rule is Rule.JOINS else None
+        return self._step(target)
 
     def _with_weights(self, op: Any, kernel: Int16Kernel, step: float) -> str:
         """Let a layer read stored weights, and a bias in 64 bits."""
@@ -277,11 +327,11 @@ class _Lowering:
             most = float(np.abs(value).max(initial=0.0)) or 1.0
             return self._constant_integers(index, value, step or most / _MOST)
         stored = self._stored[index]
-        if step is None or abs(self._step(stored) - step) <= _SAME * step:
-            return stored
-        value = self._constant(stored)
+        value, own_step = self._constant(stored), self._step(stored)
         if value is not None:
-            return self._constant_integers(index, value * self._step(stored), step)
+            return self._constant_integers(index, value * own_step, step or own_step)
+        if step is None or abs(own_step - step) <= _SAME * step:
+            return stored
         other = tflite_edits.new_tensor(self._graph, self._tensor(stored))
         tflite_edits.set_steps(self._tensor(other), step)
         self._add("QUANTIZE", stored, other, _QUANTIZE_VERSION)
