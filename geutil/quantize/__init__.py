@@ -27,6 +27,7 @@ from geutil.quantize.reestimating import reestimate_batch_norm
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.single_insertion import InsertReport, insert_quant_op
 from geutil.quantize.spec import Spec
+from geutil.quantize.tflite.converting import to_tflite
 
 __all__ = [
     "CalibrationReport",
@@ -58,4 +59,5 @@ __all__ = [
     "quantize",
     "reestimate_batch_norm",
     "to_int8",
+    "to_tflite",
 ]

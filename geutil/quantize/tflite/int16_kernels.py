@@ -1,9 +1,9 @@
 """TFLite's kernels with activations of 16 bits, by the type of the op.
 
 Measured with TensorFlow 2.21 and LiteRT 2.3: `tests/quantize/test_int16_kernels.py`
-runs a file of each op. They are within 4 steps of the simulation, most within 1. Those
-of EXP and RSQRT look values up in a table of 513, and are up to 80 steps off: these ops
-are computed in float.
+runs a file of each op. They are within one step of the simulation, softmax and tanh
+within two. Those of EXP, GELU, LOG and RSQRT look values up in a table of 513, and are
+up to 80 steps off: these ops are computed in float.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _layer(version: int, data: int = 0, weights: int = 1, bias: int = 2) -> Int1
     return Int16Kernel(Rule.LAYER, version, (data,), weights, bias)
 
 
-INEXACT = frozenset(("EXP", "RSQRT"))
+INEXACT = frozenset(("EXP", "GELU", "LOG", "RSQRT"))
 """Types of ops whose kernels of 16 bits are far off."""
 
 INT16_KERNELS = {
@@ -62,8 +62,6 @@ INT16_KERNELS = {
     "MEAN": Int16Kernel(Rule.MAKES, 3, (0,)),
     "SUM": Int16Kernel(Rule.MAKES, 2, (0,)),
     "ABS": Int16Kernel(Rule.MAKES, 5),
-    "GELU": Int16Kernel(Rule.MAKES, 1),
-    "LOG": Int16Kernel(Rule.MAKES, 1),
     "REDUCE_PROD": Int16Kernel(Rule.MAKES, 1, (0,)),
     "RELU6": Int16Kernel(Rule.MAKES, 1),
     "SQRT": Int16Kernel(Rule.MAKES, 1),

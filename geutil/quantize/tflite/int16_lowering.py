@@ -253,9 +253,9 @@ class _Lowering:
         if tflite_edits.type_of(self._tensor(stored)) == "INT16":
             return ""
         steps = tflite_edits.steps_of(self._tensor(stored))
-        is_plain = self._constant(stored) is not None
-        if is_plain and np.size(steps) == 1 and not self._zero(stored):
-            return ""
+        is_constant = self._constant(stored) is not None
+        if is_constant and steps is not None and steps.size == 1:
+            return "" if not self._zero(stored) else "what it reads has a zero point"
         return "what it reads has 8 bits"
 
     def _zero(self, index: int) -> int:

@@ -1,0 +1,301 @@
+"""Files of every scheme against what is simulated, and against the float network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import QuantizeError
+from geutil.graph import tflite_edits
+from geutil.graph.tflite_runtime import unpacked
+from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8, to_tflite
+from geutil.quantize.int8.running import Runner
+from geutil.quantize.schemes import SCHEMES
+from tests.quantize.kernelwise import kernels_apart
+from tests.quantize.small_networks import branch_weights, normal, opened, spec
+from tests.quantize.small_networks import two_branches as branches
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+WEIGHTS_ONLY = ["weight_only_int8", "weight_only_int4", "dynamic_range"]
+PIXELS = 32
+
+
+def attention(x):
+    """Two heads that attend to rows, layer norm, GELU and a table of positions."""
+    rows = x + normal(6, 16, seed=9)
+    mean = tf.reduce_mean(rows, -1, keepdims=True)
+    spread = tf.reduce_mean(tf.math.squared_difference(rows, mean), -1, keepdims=True)
+    rows = (rows - mean) * tf.math.rsqrt(spread + 1e-3) * 1.1 + 0.1
+    made = [tf.einsum("abc,cd->abd", rows, normal(16, 16, seed=s)) for s in (1, 2, 3)]
+    query, key, value = (
+        tf.transpose(tf.reshape(t, [-1, 6, 2, 8]), [0, 2, 1, 3]) for t in made
+    )
+    shares = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) * 0.1)
+    heads = tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3])
+    mixed = tf.reshape(heads, [-1, 6, 16])
+    hidden = tf.nn.gelu(tf.einsum("abc,cd->abd", mixed, normal(16, 32, seed=4)))
+    return {"y": tf.einsum("abc,cd->abd", hidden, normal(32, 16, seed=5))}
+
+
+def attending():
+    return opened(attention, spec([1, 6, 16], "x")), [
+        {"x": normal(1, 6, 16, seed=20 + i)} for i in range(6)
+    ]
+
+
+def branching():
+    weights = branch_weights()
+    m = opened(lambda x: branches(x, weights), spec([1, 8, 8, 3], "x"))
+    return m, [{"x": normal(1, 8, 8, 3, seed=20 + i)} for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def mobile():
+    tf.keras.utils.set_random_seed(0)
+    network = tf.keras.applications.MobileNetV2(
+        weights=None,
+        input_shape=(PIXELS, PIXELS, 3),
+        alpha=0.35,
+        classes=10,
+        classifier_activation=None,
+    )
+    random = np.random.default_rng(0)
+    norms = [
+        layer
+        for layer in network.layers
+        if isinstance(layer, tf.keras.layers.BatchNormalization)
+    ]
+    # Statistics of data, so that what differs between images lives on.
+    for norm in norms:
+        norm.momentum = 0.0
+    network(normal(16, PIXELS, PIXELS, 3, seed=5), training=True)
+    for norm in norms:
+        spread = random.uniform(0.5, 2.0, norm.moving_variance.shape)
+        norm.moving_variance.assign(norm.moving_variance * spread + 1e-3)
+    opened_network = model.open(network)
+    fold_batch_norms(opened_network)
+    return opened_network
+
+
+def mobile_data(m, count=6):
+    (name,) = m.inputs
+    return [{name: normal(1, PIXELS, PIXELS, 3, seed=i)} for i in range(count)]
+
+
+def results(m, blob, data):
+    """Return what a model and a file give for the same stored inputs, as values."""
+    runner = Runner(blob, list(m.inputs), list(m.outputs))
+    (name,) = m.outputs
+    step, zero = runner.quantization(name)
+    pairs = []
+    for sample in data:
+        stored = runner.stored(sample)
+        given = m.run(**runner.values(stored))
+        simulated = np.asarray(given[name] if isinstance(given, dict) else given)
+        found = runner.run(stored)[name].astype(np.float64)
+        pairs.append((simulated, (found - zero) * step if step else found))
+    return tuple(np.concatenate(side) for side in zip(*pairs, strict=True))
+
+
+def decibels(exact, other):
+    return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
+
+
+def float_results(m, data):
+    (name,) = m.outputs
+    given = [m.run(**sample) for sample in data]
+    return np.concatenate(
+        [np.asarray(g[name] if isinstance(g, dict) else g) for g in given]
+    )
+
+
+def types_of_weights(blob):
+    """Return by type of op the types of its second input, where that is constant."""
+    file = unpacked(blob)
+    found = {}
+    for graph in file.subgraphs:
+        maker = {int(op.outputs[0]): op for op in graph.operators}
+        for op in graph.operators:
+            if len(op.inputs) < 2:
+                continue
+            index = int(op.inputs[1])
+            made = maker.get(index)
+            if made is not None and tflite_edits.kind_of(file, made) == "DEQUANTIZE":
+                index = int(made.inputs[0])
+            tensor = graph.tensors[index]
+            if tflite_edits.constant(file, tensor) is not None:
+                kinds = found.setdefault(tflite_edits.kind_of(file, op), set())
+                kinds.add(tflite_edits.type_of(tensor))
+    return found
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "float16"])
+@pytest.mark.parametrize("network", [branching, attending])
+def test_files_compute_what_is_simulated(network, scheme):
+    m, data = network()
+    quantize(m, scheme=scheme, is_training=False)
+    calibrate(m, data, "min_max")
+    blob = to_tflite(m, scheme=scheme)
+    simulated, found = results(m, blob, data)
+    # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
+    wanted = {8: 20.0, 16: 45.0, None: 80.0}[SCHEMES[scheme].activation_bits]
+    wanted = 25.0 if scheme == "dynamic_range" else wanted
+    assert decibels(simulated, found) > wanted
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8x4"])
+def test_kernels_of_a_mobile_net_are_within_a_step(mobile, scheme):
+    m = mobile.cut()
+    quantize(m, scheme=scheme, is_training=False)
+    data = mobile_data(m)
+    calibrate(m, data, "min_max")
+    blob = to_tflite(m)
+    kernels = kernels_apart(m, blob, data[0])
+    assert len(kernels) > 60
+    assert max(kernel.most for kernel in kernels) <= 1
+    kinds = types_of_weights(blob)
+    fewer = "INT4" if scheme == "int8x4" else "INT8"
+    assert kinds["CONV_2D"] == {fewer}
+    assert kinds["FULLY_CONNECTED"] == {fewer}
+    assert kinds["DEPTHWISE_CONV_2D"] == {"INT8"}
+
+
+def test_16_bits_are_nearer_to_float_than_8(mobile):
+    data = mobile_data(mobile)
+    exact = float_results(mobile, data)
+    noise = {}
+    for scheme in ("int8", "int16x8", "weight_only_int8"):
+        m = mobile.cut()
+        quantize(m, scheme=scheme, is_training=False)
+        calibrate(m, data, "min_max")
+        simulated, found = results(m, to_tflite(m), data)
+        noise[scheme] = decibels(exact, found)
+    assert noise["int16x8"] > noise["int8"] + 6
+    # What is left is the noise of the weights.
+    assert noise["int16x8"] == pytest.approx(noise["weight_only_int8"], abs=1.0)
+
+
+@pytest.mark.parametrize("scheme", WEIGHTS_ONLY)
+def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
+    """A file of a float model is that of one whose weights were quantized."""
+    m = mobile.cut()
+    before = len(m.graph.get_operations())
+    blob = to_tflite(m, scheme=scheme)
+    assert len(m.graph.get_operations()) == before
+    quantized = mobile.cut()
+    report = quantize(quantized, scheme=scheme, is_training=False)
+    assert report.coverage == 1.0
+    assert all(entry.result is None for entry in report.quantized)
+    assert to_tflite(quantized, scheme=scheme) == blob
+    kinds = types_of_weights(blob)
+    fewer = "INT4" if scheme == "weight_only_int4" else "INT8"
+    assert kinds["CONV_2D"] == kinds["FULLY_CONNECTED"] == {fewer}
+
+
+def test_stored_weights_are_the_rounded_ones():
+    """By the formula: w = step * q, with the largest of a channel at 127 steps."""
+    matrix = normal(24, 10, seed=7)
+    m = opened(lambda x: {"y": tf.matmul(x, matrix)}, spec([1, 24], "x"))
+    blob = to_tflite(m, scheme="weight_only_int8")
+    steps = np.abs(matrix).max(0) / 127
+    rounded = np.round(matrix / steps) * steps
+    data = [{"x": np.eye(24, dtype=np.float32)[i : i + 1]} for i in range(24)]
+    _, found = results(m, blob, data)
+    np.testing.assert_allclose(found, rounded, rtol=1e-5, atol=1e-6)
+
+
+def test_half_floats_are_half_the_size(mobile):
+    plain = tf.lite.TFLiteConverter.from_concrete_functions(
+        [mobile.concrete_function()]
+    ).convert()
+    blob = to_tflite(mobile, scheme="float16")
+    assert len(blob) < 0.6 * len(plain)
+    data = mobile_data(mobile)
+    assert decibels(*results(mobile, blob, data)) > 50
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+def test_fewer_bits_are_stored_on_their_levels(bits):
+    m, data = branching()
+    quantize(m, is_training=False, weight_bits=bits)
+    calibrate(m, data, "min_max")
+    blob = to_int8(m)
+    # Each of the three layers may round the other way.
+    assert compare_int8(m, blob, data).most <= 2
+    kinds = types_of_weights(blob)
+    assert kinds["CONV_2D"] == ({"INT4"} if bits <= 4 else {"INT8"})
+
+
+def test_ranges_wider_than_the_weights_are_stored_as_they_are():
+    """The converter would find steps of its own, from the largest weight."""
+    matrix = normal(16, 8, seed=3)
+    m = opened(
+        lambda x: {"y": tf.nn.bias_add(tf.matmul(x, matrix), normal(8, seed=4))},
+        spec([4, 16], "x"),
+    )
+    report = quantize(m, is_training=False)
+    data = [{"x": normal(4, 16, seed=i)} for i in range(4)]
+    calibrate(m, data, "min_max")
+    for name, variable in report.variables.items():
+        if name.startswith("MatMul/weights_quant"):
+            variable.assign(variable * np.linspace(1.0, 1.7, 8).astype(np.float32))
+    blob = to_int8(m)
+    assert compare_int8(m, blob, data).most <= 1
+    file = unpacked(blob)
+    (op,) = file.subgraphs[0].operators
+    steps = tflite_edits.steps_of(file.subgraphs[0].tensors[op.inputs[1]])
+    wider = np.abs(matrix).max(0) * np.linspace(1.0, 1.7, 8) / 127
+    np.testing.assert_allclose(steps, wider, rtol=1e-5)
+
+
+def test_several_bits_in_one_file():
+    m, data = branching()
+    overrides = {"left/conv": Spec(weight_bits=2), "dense": Spec(weight_bits=3)}
+    quantize(m, is_training=False, overrides=overrides)
+    calibrate(m, data, "min_max")
+    blob = to_int8(m)
+    assert compare_int8(m, blob, data).most <= 1
+    kinds = types_of_weights(blob)
+    assert kinds["CONV_2D"] == kinds["FULLY_CONNECTED"] == {"INT4"}
+    assert kinds["DEPTHWISE_CONV_2D"] == {"INT8"}
+
+
+def refused(call, *words):
+    with pytest.raises(QuantizeError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_refusals():
+    m, data = branching()
+    refused(lambda: quantize(m, scheme="int5"), "no scheme 'int5'", "int16x8")
+    refused(lambda: quantize(m, scheme="float16"), "quantizes nothing", "to_tflite")
+    refused(lambda: quantize(m, scheme="int8", weight_bits=4), "weight_bits=4 is given")
+    refused(lambda: to_tflite(m), "no FakeQuant op", "scheme=")
+    refused(lambda: to_tflite(m, scheme="int16x8"), "simulates no activations")
+    quantize(m, scheme="int16x8", is_training=False)
+    refused(lambda: to_tflite(m), "as they were initialized")
+    refused(lambda: to_tflite(m, scheme="int8"), "simulates 16")
+    refused(lambda: to_tflite(m, scheme="weight_only_int8"), "leaves activations")
+    refused(lambda: to_tflite(m, scheme="float16"), "holds FakeQuant ops")
+    calibrate(m, data)
+    assert to_tflite(m) == to_tflite(m, scheme="int16x8")
+
+
+def test_training_learns_ranges_of_weights_alone():
+    m, data = branching()
+    report = quantize(m, scheme="weight_only_int8")
+    assert {name.rpartition("/")[0] for name in report.variables} == {
+        "left/weights_quant",
+        "right/weights_quant",
+        "dense/weights_quant",
+    }
+    m.run(**data[0])
+    simulated, found = results(m, to_tflite(m), data)
+    assert decibels(simulated, found) > 80
