@@ -9,6 +9,18 @@ from typing import Annotated
 import typer
 
 
+class SchemeName(str, Enum):
+    """Schemes of quantization; see `geutil.quantize.to_tflite`."""
+
+    int8 = "int8"
+    int8x4 = "int8x4"
+    int16x8 = "int16x8"
+    dynamic_range = "dynamic_range"
+    weight_only_int8 = "weight_only_int8"
+    weight_only_int4 = "weight_only_int4"
+    float16 = "float16"
+
+
 class ModelFormat(str, Enum):
     """What models are written as."""
 

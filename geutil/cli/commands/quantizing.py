@@ -9,10 +9,26 @@ import typer
 
 from geutil.cli import files, options
 from geutil.cli.files import Batches, CommandError
-from geutil.cli.options import As, BatchSize, Force, Json, Method, ModelFormat, Source
+from geutil.cli.options import (
+    As,
+    BatchSize,
+    Force,
+    Json,
+    Method,
+    ModelFormat,
+    SchemeName,
+    Source,
+)
 from geutil.cli.output import counted, plain, show, working
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
+_WITHOUT_DATA = (
+    SchemeName.dynamic_range,
+    SchemeName.weight_only_int8,
+    SchemeName.weight_only_int4,
+    SchemeName.float16,
+)
+"""Schemes whose files need no ranges of activations."""
 
 
 def quantize(
@@ -27,6 +43,10 @@ def quantize(
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
     batch: BatchSize = 32,
+    scheme: Annotated[
+        SchemeName | None,
+        typer.Option(help="What is stored in how many bits.", show_default=False),
+    ] = None,
     weight_bits: Bits = 8,
     activation_bits: Bits = 8,
     scope: Annotated[
@@ -48,30 +68,41 @@ def quantize(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Insert FakeQuant ops, calibrate them, and write a model or an int8 .tflite file.
+    """Insert FakeQuant ops, calibrate them, and write a model or a .tflite file.
 
-    Batch norms are folded first.
+    Batch norms are folded first. Without a scheme the file is one of int8.
     """
     files.check_source(path)
     files.check_target(output, form, force)
     files.check_page(html, force)
     batches = None if data is None else Batches(data, batch)
-    if files.format_of(output, form) is ModelFormat.tflite and batches is None:
+    to_file = files.format_of(output, form) is ModelFormat.tflite
+    if to_file and batches is None and scheme not in _WITHOUT_DATA:
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
+        )
+    if scheme is SchemeName.float16 and not to_file:
+        raise CommandError(
+            "the scheme float16 is one of .tflite files; name the output so, or pass "
+            "--format tflite"
         )
     model = files.read_model(path, signature)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import quantize as insert
 
-    reports: dict[str, object] = {}
+    reports: dict[str, Any] = {}
     if not keep_norms:
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
+    if scheme is SchemeName.float16:
+        _write(model, output, form, force, scheme)
+        _show(reports, as_json)
+        return
     with working("quantizing"):
         reports["quantized"] = inserted = insert(
             model,
+            scheme=None if scheme is None else scheme.value,
             is_training=False,
             weight_bits=weight_bits,
             activation_bits=activation_bits,
@@ -81,20 +112,26 @@ def quantize(
         )
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method)
-    _write(model, output, form, force)
+    _write(model, output, form, force, scheme)
     if html is not None:
         before = files.read_model(path, signature)
         title = f"{path.absolute().name}, quantized"
         files.write_page(
             html, lambda: report.diff(before, model, title=title, report=inserted)
         )
-    if as_json:
-        plain_reports = {name: plain(report) for name, report in reports.items()}
-        plain_reports["quantized"]["coverage"] = inserted.coverage
-        show(plain_reports, as_json=True)
-    else:
-        for step_report in reports.values():
-            print(step_report)
+    _show(reports, as_json)
+
+
+def _show(reports: dict[str, Any], as_json: bool) -> None:
+    """Print what was done, step by step."""
+    if not as_json:
+        for report in reports.values():
+            print(report)
+        return
+    plain_reports = {name: plain(report) for name, report in reports.items()}
+    if "quantized" in reports:
+        plain_reports["quantized"]["coverage"] = reports["quantized"].coverage
+    show(plain_reports, as_json=True)
 
 
 def calibrate(
@@ -125,13 +162,19 @@ def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
     return set_ranges(model, counted_batches, method.value, progress=False)
 
 
-def _write(model: Any, output: Path, form: ModelFormat | None, force: bool) -> None:
-    """Write a model, or its int8 file."""
+def _write(
+    model: Any,
+    output: Path,
+    form: ModelFormat | None,
+    force: bool,
+    scheme: SchemeName | None = None,
+) -> None:
+    """Write a model, or its TFLite file."""
     if files.format_of(output, form) is not ModelFormat.tflite:
         files.write_model(model, output, form, force)
         return
-    from geutil.quantize import to_int8
+    from geutil.quantize import to_tflite
 
     with working("converting"), files.held_back():
-        blob = to_int8(model)
+        blob = to_tflite(model, scheme=None if scheme is None else scheme.value)
     files.write_bytes(blob, output)
