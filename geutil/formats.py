@@ -149,9 +149,9 @@ def foreign_kind(head: bytes) -> str | None:
             return kind
     if head[4:8] == _TFLITE:
         return (
-            "a TensorFlow Lite model (geutil.model.inspect, geutil.report.view and diff "
-            "read it, and an interpreter such as that of ai_edge_litert runs it; to edit "
-            "it, open the model that it was made from)"
+            "a TensorFlow Lite model (geutil.model.inspect, geutil.report.view and "
+            "diff read it, and an interpreter such as that of ai_edge_litert runs it; "
+            "to edit it, open the model that it was made from)"
         )
     return None
 

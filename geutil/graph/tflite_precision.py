@@ -10,7 +10,7 @@ _FLOATS = ("float", "bfloat")
 _CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
 _NO_NUMBERS = frozenset(("resource", "string", "variant"))
 _WIDE = frozenset(("int32", "int64"))
-"""Biases, sizes and places, which say nothing of the weights that they are read with."""
+"""Types of biases, sizes and places, which stand beside weights of any type."""
 
 
 def is_float(dtype: str) -> bool:
@@ -65,7 +65,7 @@ def _main_type(tensors: list[LiteTensor]) -> str | None:
 
 
 def _weights_type(read: list[LiteTensor]) -> str | None:
-    """Return the type of the largest constant among what an op reads, but for biases."""
+    """Return the type of the largest constant that an op reads, biases apart."""
     weights = [t for t in read if t.stored_bytes and t.dtype not in _WIDE]
     weights = [t for t in weights if is_float(t.dtype) or t.quantization is not None]
     largest = max(weights, key=lambda t: t.stored_bytes, default=None)

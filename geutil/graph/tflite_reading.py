@@ -1,8 +1,8 @@
 """TFLite files read whole: subgraphs, tensors, ops, signatures, quantization.
 
-Flatbuffers are read where they lie, and nothing in them says whether they are intact: an
-offset that leads anywhere is followed. So each list is counted against the size of the
-file, and each index against the list that it is for.
+Flatbuffers are read where they lie, and nothing in them says whether they are intact:
+an offset that leads anywhere is followed. So each list is counted against the size of
+the file, and each index against the list that it is for.
 """
 
 from __future__ import annotations
@@ -191,8 +191,9 @@ def read(blob: bytes) -> LiteFile:
     except BrokenFileError:
         raise
     except _FAULTS as error:
+        said = str(error) or type(error).__name__
         raise BrokenFileError(
-            f"the TFLite file is cut off or damaged: {str(error) or type(error).__name__}"
+            f"the TFLite file is cut off or damaged: {said}"
         ) from error
 
 
@@ -423,11 +424,29 @@ def _options(op: Any) -> dict[str, Any]:
         own = getattr(schema(), name)()
         own.Init(table.Bytes, table.Pos)
         options.update(
-            (key, value.tolist() if hasattr(value, "tolist") else value)
+            (key, _option(key, value))
             for key, value in vars(read_options(own)).items()
             if value is not None
         )
     return options
+
+
+_ENUMERATIONS = {
+    "fusedActivationFunction": "ActivationFunctionType",
+    "inDataType": "TensorType",
+    "outDataType": "TensorType",
+    "outputType": "TensorType",
+    "padding": "Padding",
+    "quantizedBiasType": "TensorType",
+}
+
+
+def _option(key: str, value: Any) -> Any:
+    """Return the value of an option, a word where the schema has one."""
+    if key in _ENUMERATIONS and isinstance(value, int):
+        words = vars(getattr(schema(), _ENUMERATIONS[key]))
+        return next((word for word, n in words.items() if n == value), value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def bits_of(dtype: str) -> int:

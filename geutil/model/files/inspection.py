@@ -152,10 +152,10 @@ def lines_of(info: Inspection) -> Iterable[str]:
     yield f"{info.kind} {info.path}{by}"
     if info.tags:
         yield f"tags: {', '.join(info.tags)}"
-    yield (
-        f"size: {size_text(info.bytes_total)}, of it variables "
-        f"{size_text(info.bytes_variables)}, constants {size_text(info.bytes_constants)}"
+    total, variables, constants = map(
+        size_text, (info.bytes_total, info.bytes_variables, info.bytes_constants)
     )
+    yield f"size: {total}, of it variables {variables}, constants {constants}"
     for name, signature in info.signatures.items():
         yield from signature_lines(f"signature {name}", signature)
     yield from counted("ops", info.ops)

@@ -74,9 +74,8 @@ class TFLiteInspection(Inspection):
 def _lines(info: TFLiteInspection) -> Iterable[str]:
     needs = f", needs runtime {info.version} or later" if info.version else ""
     yield f"{info.kind} {info.path}{needs}"
-    weights = ", ".join(
-        f"{t} {inspection.size_text(n)}" for t, n in info.weights.items()
-    )
+    sizes = {dtype: inspection.size_text(n) for dtype, n in info.weights.items()}
+    weights = ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
     yield (
         f"size: {inspection.size_text(info.bytes_total)}, of it weights and other "
         f"constants {inspection.size_text(info.bytes_constants)}"
