@@ -17,7 +17,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def sources_of(tensor_name: str) -> list[str]:
-    """Return the names of the ops that a tensor is named after, that of its maker first.
+    """Return the names of the ops that a tensor is named after, its maker's first.
 
     Example:
         >>> sources_of("net/Relu;net/conv:0;net/bias")

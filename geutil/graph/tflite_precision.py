@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp, LiteTensor
 
 _FLOATS = ("float", "bfloat")
+_QUANTIZED = ("int2", "int4", "int8", "int16", "uint4", "uint8")
 _CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
 _NO_NUMBERS = frozenset(("resource", "string", "variant"))
 _WIDE = frozenset(("int32", "int64"))
@@ -53,6 +54,11 @@ def computes_in_float(precision: str) -> bool:
     Conversions from and to floats are none.
     """
     return is_float(precision) and " to " not in precision
+
+
+def is_quantized(precision: str) -> bool:
+    """Tell whether a type that `precision_of` returned is one of quantized numbers."""
+    return precision.startswith(_QUANTIZED) and " to " not in precision
 
 
 def _main_type(tensors: list[LiteTensor]) -> str | None:

@@ -18,7 +18,6 @@ from geutil.graph.tflite_runtime import is_tflite, schema
 T = TypeVar("T")
 
 CUSTOM, FLEX = "CUSTOM", "Flex"
-_BITS = {"int2": 2, "int4": 4, "uint4": 4, "complex64": 64, "complex128": 128}
 _FAULTS = (
     # Of struct and numpy where an offset leads out of the file; of text; of unions.
     struct.error,
@@ -91,8 +90,7 @@ class LiteTensor:
 
     def __str__(self) -> str:
         sizes = "..." if self.shape is None else ", ".join(map(_size, self.shape))
-        text = f"{self.dtype} [{sizes}]"
-        return text if self.quantization is None else f"{text}, {self.quantization}"
+        return f"{self.dtype} [{sizes}]"
 
 
 @dataclass(frozen=True)
@@ -447,17 +445,3 @@ def _option(key: str, value: Any) -> Any:
         words = vars(getattr(schema(), _ENUMERATIONS[key]))
         return next((word for word, n in words.items() if n == value), value)
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def bits_of(dtype: str) -> int:
-    """Return how many bits a value of a type takes; 0 if values differ in size.
-
-    Example:
-        >>> bits_of("int4"), bits_of("float16"), bits_of("bool"), bits_of("string")
-        (4, 16, 8, 0)
-    """
-    if dtype in _BITS:
-        return _BITS[dtype]
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    # Digits behind an underscore say how a float of 8 bits is laid out.
-    return 8 if dtype == "bool" or dtype.startswith("float8") else int(digits or 0)

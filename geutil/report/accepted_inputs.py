@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph.types import Graph, Operation, type_name
 from geutil.model.model import Model
 from geutil.report.graphs import graph_data
-from geutil.report.tflite_files import FileSubject, file_subject, is_file
+from geutil.report.tflite_nodes import FileSubject, file_subject, is_file
 from geutil.select.subgraph import SubGraphView
 
 
@@ -99,9 +99,9 @@ def subject_of(value: object, label: str = "") -> Subject | FileSubject:
     if isinstance(value, tf.Graph):
         return Subject(label or getattr(value, "name", "graph"), value)
     raise ArgumentTypeError(
-        f"expected a Model, a tf.Graph, a SubGraphView, a ConcreteFunction, or the path "
-        f"or bytes of a TFLite file, got {_shown(value)}; geutil.model.open opens other "
-        "files, Keras models and functions"
+        "expected a Model, a tf.Graph, a SubGraphView, a ConcreteFunction, or the path "
+        f"or bytes of a TFLite file, got {_shown(value)}; geutil.model.open opens "
+        "other files, Keras models and functions"
     )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from geutil.report.accepted_inputs import Subject, sides_of
 from geutil.report.graphs import altered_attributes
 from geutil.report.tflite_differences import FileDifference, difference_of_file
-from geutil.report.tflite_files import FileNode, FileSubject
+from geutil.report.tflite_nodes import FileNode, FileSubject
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation

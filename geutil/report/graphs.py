@@ -15,7 +15,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import PlanCurve
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
-from geutil.report.tflite_files import FileNode
+from geutil.report.tflite_nodes import FileNode
 
 PHASES = (*program.PHASES, "other")
 
@@ -130,9 +130,13 @@ def altered_attributes(
 
 def _altered_options(op: Any, other: Any) -> tuple[str, ...]:
     """Return the options in which two ops of TFLite files differ, and "outputs"."""
-    ours, theirs = op.attributes, other.attributes
-    options = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
-    return (*options, *(("outputs",) if op.outputs != other.outputs else ()))
+    given = {*op.attributes, *other.attributes}
+    options = sorted(
+        name for name in given if op.attributes.get(name) != other.attributes.get(name)
+    )
+    ours = (op.outputs, op.quantizations)
+    changed = ours != (other.outputs, other.quantizations)
+    return (*options, *(("outputs",) if changed else ()))
 
 
 def _names_functions(value: Any) -> bool:

@@ -23,7 +23,7 @@ from geutil.report.tflite_differences import (
     page_data,
     swapped,
 )
-from geutil.report.tflite_files import FileSubject, precision_rows
+from geutil.report.tflite_nodes import FileSubject, precision_rows
 from geutil.select.subgraph import SubGraphView
 from geutil.version import __version__
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
 from geutil.graph.tflite_names import UniqueNames
-from geutil.graph.tflite_precision import computes_in_float
+from geutil.graph.tflite_precision import computes_in_float, is_quantized
 from geutil.graph.types import Operation
 from geutil.quantize.int8.running import file_names
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
 from geutil.report.rows import Row, Rows
-from geutil.report.tflite_files import FileSubject
 from geutil.report.tflite_matching import Ends, Matching, is_step, match
+from geutil.report.tflite_nodes import FileSubject
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """What became of an op, as the viewer numbers it."""
@@ -82,8 +82,15 @@ class FileDifference:
         return tuple(op for op in self.ops if op.is_float)
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether some ops of the file compute in floats, and some in integers."""
+        return bool(self.in_float) and any(
+            is_quantized(op.precision) for op in self.ops
+        )
+
+    @property
     def is_empty(self) -> bool:
-        """Whether the file computes all ops of the graph, and none but conversions else."""
+        """Whether the file computes all of the graph, and else only conversions."""
         own = [op for op in self.added if op.op_type not in _CONVERSIONS]
         return not (own or self.missing)
 
@@ -96,7 +103,7 @@ class FileDifference:
         counts = Counter(op.precision for op in self.ops)
         in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         yield "; ".join(f"{n} op(s) in {precision}" for precision, n in in_order)
-        floats = self.in_float if len(self.in_float) < len(self.ops) else ()
+        floats = self.in_float if self.is_mixed else ()
         kinds = (
             [f"- {name} ({kind})" for name, kind in self.missing],
             [f"+ {op.op} ({op.op_type}, {op.precision})" for op in self.added],
@@ -148,7 +155,8 @@ def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
     """
     bodies = {body.label: body for body in graph.bodies}
     pairs: list[FilePair] = []
-    waiting: list[tuple[Subject, FileSubject, tuple[str, ...]]] = [(graph, file, ("",))]
+    waiting: list[tuple[Subject, FileSubject, tuple[str, ...]]]
+    waiting = [(graph, file, ("",))]
     matched_labels = set()
     while waiting:
         ours, theirs, scopes = waiting.pop(0)
@@ -176,10 +184,11 @@ def _ends_of(subject: Subject, file: FileSubject, scopes: tuple[str, ...]) -> En
     named: dict[str, dict[str, Operation]] = {"input": {}, "output": {}}
     for op_name, text in subject.ends.items():
         role, _, name = text.partition(" ")
-        if op_name in by_name and role in named:
+        if op_name in by_name and role in named and _is_data(by_name[op_name]):
             named[role][name] = by_name[op_name]
     if not named["input"]:
-        named["input"] = {op.name: op for op in ops if _takes_data(op)}
+        holders = [op for op in ops if op.type in PLACEHOLDERS and _is_data(op)]
+        named["input"] = {op.name: op for op in holders}
     inputs = [
         text.removeprefix("input ")
         for text in file.ends.values()
@@ -196,7 +205,7 @@ def _ends_of(subject: Subject, file: FileSubject, scopes: tuple[str, ...]) -> En
 def _by_file_names(
     named: dict[str, Operation], theirs: Sequence[str]
 ) -> dict[str, Operation]:
-    """Return ends of a graph by the names in a file; in order if no name is the same."""
+    """Return ends of a graph by their names in a file; in order if none is known."""
     ours = {file_names([*named])[name]: op for name, op in named.items()}
     if len(named) == len(theirs) and not {*ours, *named} & {*theirs}:
         # Keras calls what it converts "output_0" and so on.
@@ -204,8 +213,8 @@ def _by_file_names(
     return {**named, **ours}
 
 
-def _takes_data(op: Operation) -> bool:
-    return op.type in PLACEHOLDERS and op.outputs[0].dtype.name != "resource"
+def _is_data(op: Operation) -> bool:
+    return op.outputs[0].dtype.name != "resource"
 
 
 def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
@@ -244,6 +253,7 @@ def _lost(pair: FilePair) -> list[int]:
         if not nodes
         and drawn[place].type not in PLACEHOLDERS
         and drawn[place].type not in VALUE_BLIND
+        and not is_step(drawn[place])
     )
 
 
@@ -335,8 +345,7 @@ def file_rows(difference: FileDifference) -> Rows:
         )
         for name, kind in difference.missing
     ]
-    mixed = 0 < len(difference.in_float) < len(difference.ops)
-    rows = [_row(op, mixed) for op in difference.ops]
+    rows = [_row(op, difference.is_mixed) for op in difference.ops]
     rows.sort(key=lambda row: row.good)
     return Rows("The file", (difference.summary,), (*missing, *rows))
 

@@ -1,9 +1,10 @@
 """Ops of a TFLite file matched to those of the graph that it was converted from.
 
-The converter names the tensors of the file after the ops of the graph: an op that it made
-of several is named after several. What is named nowhere is looked for by its place: an
-op between those of one op of the file is part of it, if such an op can hold it: a bias,
-an activation that the op is said to apply, a scaling of its weights, a change of layout.
+The converter names the tensors of the file after the ops of the graph: an op that it
+made of several is named after several. What is named nowhere is looked for by its
+place: an op between those of one op of the file is part of it, if such an op can hold
+it: a bias, an activation that the op is said to apply, a scaling of its weights, a
+change of layout.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from geutil.graph.adjacency import topological_sort
 from geutil.graph.tflite_names import names_result, sources_of, spellings
 from geutil.graph.types import Operation
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.report.tflite_files import FileNode, FileSubject
+from geutil.report.tflite_nodes import FileNode, FileSubject
 
 _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")
 )
-"""Ops that give what they read; so do FakeQuant ops, in steps, and the file with them."""
+"""Ops that give what they read; FakeQuant ops do so in steps."""
 _LAYOUT = frozenset(
     (
         "BatchToSpaceND",
@@ -36,6 +37,7 @@ _LAYOUT = frozenset(
         "SpaceToBatchND",
         "Squeeze",
         "StridedSlice",
+        "TensorListStack",
         "Transpose",
     )
 )
@@ -70,7 +72,17 @@ _COMPOSED = frozenset(
     )
 )
 """Ops of files that each stand for whole formulas."""
-_INTEGERS = ("int", "uint", "bool")
+_MULTIPLIES = {
+    "BATCH_MATMUL": ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"),
+    "CONV_2D": ("Conv2D", "DepthwiseConv2dNative"),
+    "CONV_3D": ("Conv3D",),
+    "DEPTHWISE_CONV_2D": ("DepthwiseConv2dNative", "Conv2D"),
+    "FULLY_CONNECTED": ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Conv2D"),
+    "TRANSPOSE_CONV": ("Conv2DBackpropInput",),
+}
+"""Products that each kernel can compute: one, whatever else it takes in."""
+_BOOKKEEPING = ("bool", "int", "uint", "variant")
+"""Types of sizes, indices and lists, which the converter computes or does without."""
 
 
 @dataclass(frozen=True)
@@ -259,11 +271,15 @@ class _Matcher:
     def _holds(self, at: int, place: int) -> bool:
         """Tell whether a node can compute an op along with those it is named after."""
         node, op = self._nodes[at], self._ops[place]
-        if node.op is None:
+        if node.op is None or op.type in op_types.PLACEHOLDERS:
             return False
         dtypes = [t.dtype.name for t in op.outputs]
-        if all(dtype.startswith(_INTEGERS) for dtype in dtypes):
+        if all(dtype.startswith(_BOOKKEEPING) for dtype in dtypes):
             return True
+        products = _MULTIPLIES.get(node.type, ())
+        if op.type in products:
+            members = (*self._named.get(at, ()), *self._placed.get(at, ()))
+            return all(self._ops[p].type not in products for p in members)
         if op.type in _LAYOUT or node.type in _COMPOSED:
             return True
         if op.type in _ARITHMETIC:

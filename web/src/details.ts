@@ -78,9 +78,10 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
     made.append(element("p", {}, "calls ", open ? link(callee, open) : callee));
   }
   const outputs = graph.data.outputs[op];
-  section(made, "outputs", outputs.map((text, i) => element("li", {}, `:${i} ${text}`)));
+  const lines = outputs.map((_, i) => element("li", {}, `:${i} ${graph.holds(op, i)}`));
+  section(made, "outputs", lines);
   const inputs = graph.inputs(op).map(({ op: source, output }) => {
-    const what = graph.data.outputs[source][output];
+    const what = graph.holds(source, output);
     return element("li", {}, to(source, `${graph.name(source)}:${output}`), ` ${what}`);
   });
   section(made, "inputs", inputs);

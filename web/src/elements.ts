@@ -42,7 +42,7 @@ function looks(item: Item, graph: Graph): Record<string, unknown> {
 /** The colour of what computes in floats, if a scope of a mixed file holds any. */
 function scopeColour(item: Item, graph: Graph): string {
   const names = graph.data.precisionNames ?? [];
-  if (names.every(isFloat)) return "#eef2f7";
+  if (!names.some((name) => /^u?int(2|4|8|16)\b(?! to)/.test(name))) return "#eef2f7";
   return item.ops.some((op) => isFloat(graph.precision(op))) ? "#fbe3d6" : "#eef2f7";
 }
 

@@ -47,6 +47,13 @@ export class Graph {
     return this.data.precisionNames?.[this.data.precisions?.[op] ?? -1] ?? "";
   }
 
+  /** What an output holds, and what its integers stand for. */
+  holds(op: number, output: number): string {
+    const quantization = this.data.quantizations?.[op][output];
+    const what = this.data.outputs[op][output];
+    return quantization ? `${what}, ${quantization}` : what;
+  }
+
   /** The ops of another graph that an op belongs to: by its partners, or its name. */
   counterparts(op: number, other: Graph): number[] {
     if (this.data.partners) return this.data.partners[op] ?? [];

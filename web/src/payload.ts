@@ -36,6 +36,8 @@ export interface GraphData {
   status?: number[];
   /** Ops of the other side that an op belongs to; absent where names tell. */
   partners?: Record<number, number[]>;
+  /** What the integers of each output of a TFLite file stand for; "" if for themselves. */
+  quantizations?: string[][];
   /** What each op of a TFLite file computes in: a place in `precisionNames`, or -1. */
   precisions?: number[];
   precisionNames?: string[];

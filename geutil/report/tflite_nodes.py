@@ -12,8 +12,14 @@ from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
 from geutil.graph import tflite_reading
 from geutil.graph.tflite_names import UniqueNames, op_names, sources_of
-from geutil.graph.tflite_precision import computes_in_float, precision_of
-from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteOp, LiteSignature
+from geutil.graph.tflite_precision import computes_in_float, is_quantized, precision_of
+from geutil.graph.tflite_reading import (
+    LiteFile,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
 from geutil.model.files.tflite_inspection import read_tflite
 from geutil.report.rows import Row, Rows
 
@@ -44,7 +50,8 @@ class FileNode:
         name: its name.
         type: its type, such as "CONV_2D", "INPUT" or "CONST".
         inputs: what it reads.
-        outputs: what each of its outputs holds, in words.
+        outputs: what each of its outputs holds, such as "int8 [1, 8]".
+        quantizations: what the integers of each stand for; "" if for themselves.
         tensors: the places of its outputs among the subgraph's tensors.
         attributes: its options by name, in words.
         precision: what it computes in; "" of what does not compute.
@@ -56,6 +63,7 @@ class FileNode:
     type: str
     inputs: tuple[Read, ...]
     outputs: tuple[str, ...]
+    quantizations: tuple[str, ...]
     tensors: tuple[int, ...]
     attributes: Mapping[str, str]
     precision: str
@@ -180,14 +188,15 @@ def _subject(
 
 
 def _nodes(graph: LiteGraph, inputs: Mapping[int, str]) -> tuple[FileNode, ...]:
-    """Return the nodes of a subgraph; ops keep their names where others want the same."""
+    """Return the nodes of a subgraph; ops have their names before others do."""
     names = op_names(graph)
     unique = UniqueNames()
     for name in names:
         unique.name(name)
     made = {t for op in graph.ops for t in op.outputs}
     read = dict.fromkeys(t for op in graph.ops for t in op.inputs if t >= 0)
-    loose = [t for t in (*read, *graph.outputs) if t not in made and t not in inputs]
+    known = {-1, *made, *inputs}
+    loose = [t for t in (*read, *graph.outputs) if t not in known]
     nodes = [
         _end_node(graph, t, _INPUT, unique.name(name)) for t, name in inputs.items()
     ]
@@ -201,9 +210,12 @@ def _nodes(graph: LiteGraph, inputs: Mapping[int, str]) -> tuple[FileNode, ...]:
     }
     first = len(nodes)
     for at, op in enumerate(graph.ops):
-        for output, t in enumerate(op.outputs):
+        for output, t in enumerate(t for t in op.outputs if t >= 0):
             sources.setdefault(t, (first + at, output, names[at]))
-    return (*nodes, *(_op_node(graph, *one, sources) for one in zip(graph.ops, names)))
+    return (
+        *nodes,
+        *(_op_node(graph, *one, sources) for one in zip(graph.ops, names, strict=True)),
+    )
 
 
 def _end_node(graph: LiteGraph, t: int, kind: str, name: str) -> FileNode:
@@ -211,7 +223,12 @@ def _end_node(graph: LiteGraph, t: int, kind: str, name: str) -> FileNode:
     attributes = {"tensor": tensor.name}
     if tensor.stored_bytes:
         attributes["bytes"] = f"{tensor.stored_bytes:,}"
-    return FileNode(name, kind, (), (str(tensor),), (t,), attributes, "", None)
+    what, steps = (str(tensor),), (_quantization(tensor),)
+    return FileNode(name, kind, (), what, steps, (t,), attributes, "", None)
+
+
+def _quantization(tensor: LiteTensor) -> str:
+    return "" if tensor.quantization is None else str(tensor.quantization)
 
 
 def _op_node(
@@ -227,6 +244,7 @@ def _op_node(
         op.type,
         tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads),
         tuple(str(graph.tensors[t]) for t in outputs),
+        tuple(_quantization(graph.tensors[t]) for t in outputs),
         outputs,
         attributes,
         precision_of(op, graph),
@@ -240,7 +258,7 @@ def _words(value: object) -> str:
 
 
 def _columns(subject: FileSubject, labels: Mapping[int, str]) -> dict[str, Any]:
-    """Return a subgraph as the viewer takes it; see `GraphData` in web/src/payload.ts."""
+    """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
     nodes = subject.nodes
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
     precisions = _places([n.precision for n in nodes if n.precision])
@@ -260,6 +278,7 @@ def _columns(subject: FileSubject, labels: Mapping[int, str]) -> dict[str, Any]:
         ],
         "controls": [[] for _ in nodes],
         "outputs": [list(node.outputs) for node in nodes],
+        "quantizations": [list(node.quantizations) for node in nodes],
         "devices": [0 for _ in nodes],
         "deviceNames": [""],
         "attributes": [dict(node.attributes) for node in nodes],
@@ -291,10 +310,11 @@ def precision_rows(subject: FileSubject) -> Rows:
         if node.op is not None
     ]
     listed.sort(key=lambda entry: not computes_in_float(entry[1].precision))
+    mixed = any(is_quantized(node.precision) for _, node, _ in listed)
     rows = tuple(
         Row(
             node.precision,
-            not computes_in_float(node.precision),
+            not (mixed and computes_in_float(node.precision)),
             f"{scope}{node.name}",
             f"{node.type} -> {', '.join(node.outputs)}",
             (f"{scope}{node.name}",),
@@ -305,7 +325,7 @@ def precision_rows(subject: FileSubject) -> Rows:
 
 
 def precision_lines(subject: FileSubject) -> list[str]:
-    """Return a line for each type that ops of a file compute in, the commonest first."""
+    """Return a line for each type that ops of a file compute in, by their number."""
     counts: dict[str, int] = {}
     for one in (subject, *subject.bodies):
         for node in one.nodes:
