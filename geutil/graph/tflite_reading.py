@@ -417,7 +417,12 @@ def _options(op: Any) -> dict[str, Any]:
         table = getattr(op, field, lambda: None)()
         if union is None or not kind or table is None:
             continue
-        name = next(n for n, value in vars(union).items() if value == kind)
+        name = next((n for n, value in vars(union).items() if value == kind), None)
+        if name is None:
+            raise BrokenFileError(
+                f"the TFLite file has options of number {kind}, which this schema "
+                "lacks: it is damaged, or newer than the runtime installed"
+            )
         read_options = getattr(schema(), f"{name}T").InitFromObj
         own = getattr(schema(), name)()
         own.Init(table.Bytes, table.Pos)

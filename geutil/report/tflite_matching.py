@@ -9,12 +9,13 @@ change of layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.tflite_names import names_result, sources_of, spellings
+from geutil.graph.tflite_reading import FLEX
 from geutil.graph.types import Operation
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.report.tflite_nodes import FileNode, FileSubject
@@ -52,7 +53,7 @@ _APPLIED = {
     "Maximum": ("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1"),
 }
 """Activations as options of kernels."""
-_COMPOSED = frozenset(
+_FORMULAS = frozenset(
     (
         "ELU",
         "GELU",
@@ -60,18 +61,48 @@ _COMPOSED = frozenset(
         "L2_NORMALIZATION",
         "LEAKY_RELU",
         "LOG_SOFTMAX",
-        "LOGISTIC",
         "PRELU",
-        "RSQRT",
         "SOFTMAX",
-        "SQUARED_DIFFERENCE",
         "STABLEHLO_COMPOSITE",
-        "TANH",
-        "UNIDIRECTIONAL_SEQUENCE_LSTM",
-        "UNIDIRECTIONAL_SEQUENCE_RNN",
     )
 )
-"""Ops of files that each stand for whole formulas."""
+"""Ops of files that each stand for a formula of several ops."""
+_IN_FORMULAS = (
+    op_types.SHIFTS
+    | op_types.SCALINGS
+    | {
+        "Abs",
+        "Erf",
+        "Exp",
+        "Log",
+        "Max",
+        "Maximum",
+        "Mean",
+        "Minimum",
+        "Neg",
+        "Pow",
+        "Relu",
+        "Relu6",
+        "Rsqrt",
+        "Sigmoid",
+        "Sqrt",
+        "Square",
+        "Sum",
+        "Tanh",
+    }
+)
+"""Ops that such formulas are made of."""
+_CALLED = {
+    "AvgPool": "AVERAGE_POOL_2D",
+    "BiasAdd": "ADD",
+    "ConcatV2": "CONCATENATION",
+    "MaxPool": "MAX_POOL_2D",
+    "RealDiv": "DIV",
+    "Sigmoid": "LOGISTIC",
+    "StatelessIf": "IF",
+    "StatelessWhile": "WHILE",
+}
+"""Ops that files call otherwise."""
 _MULTIPLIES = {
     "BATCH_MATMUL": ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"),
     "CONV_2D": ("Conv2D", "DepthwiseConv2dNative"),
@@ -81,6 +112,8 @@ _MULTIPLIES = {
     "TRANSPOSE_CONV": ("Conv2DBackpropInput",),
 }
 """Products that each kernel can compute: one, whatever else it takes in."""
+_TAKES_CONSTANTS = frozenset((*_MULTIPLIES, "ADD", "DIV", "MUL", "SUB"))
+"""Kernels with constants that others can be multiplied with, or added to."""
 _BOOKKEEPING = ("bool", "int", "uint", "variant")
 """Types of sizes, indices and lists, which the converter computes or does without."""
 
@@ -162,6 +195,7 @@ class _Matcher:
                 for place in self._named_after(at, node):
                     self._add(self._named, at, place)
         self._match_ends()
+        self._match_unnamed()
         self._place_behind()
         self._place_before()
         self._place_behind()
@@ -209,7 +243,9 @@ class _Matcher:
             outputs = self._subject.outputs
             wanted = [name for name, t in outputs.items() if t in node.tensors]
             ops = [self._graph.outputs[n] for n in wanted if n in self._graph.outputs]
-            return [self._behind(self._places[op.name]) for op in ops]
+            ends = [self._behind(self._places[op.name]) for op in ops]
+            # The graph may go on behind what was converted.
+            return [place for place in ends if self._can_be(node, place)]
         found = (self._op_called(source) for source in sources)
         return [self._behind(p) for p in found if p is not None and self._fed[p]]
 
@@ -246,6 +282,29 @@ class _Matcher:
             if at is not None and self._nodes[at].op is None:
                 self._add(self._named, at, self._places[op.name])
 
+    def _match_unnamed(self) -> None:
+        """Match nodes without names by their type, where what they read is matched."""
+        for at, node in enumerate(self._nodes):
+            if node.op is None or at in self._named:
+                continue
+            sources = [p for r in node.inputs for p in self._named.get(r.place, ())]
+            for place in self._readers(sources):
+                if place not in self._node_of and _is_called(self._ops[place], node):
+                    self._add(self._placed, at, place)
+                    break
+
+    def _readers(self, places: list[int]) -> Iterator[int]:
+        """Yield what reads ops, through ops that give what they read or add a bias."""
+        waiting, seen = list(places), set(places)
+        while waiting:
+            for place in self._consumers(waiting.pop()):
+                if place not in seen:
+                    seen.add(place)
+                    yield place
+                    op = self._ops[place]
+                    if is_step(op) or op.type in _ARITHMETIC or op.type in _APPLIED:
+                        waiting.append(place)
+
     def _place_behind(self) -> None:
         """Place what forwards a result, or is held by it, with what it forwards."""
         for place in self._order:
@@ -268,22 +327,47 @@ class _Matcher:
             if holding:
                 self._add(self._placed, holding[0], place)
 
+    def _can_be(self, node: FileNode, place: int) -> bool:
+        """Tell whether the result of an op can be that of a node."""
+        op = self._ops[place]
+        return (
+            _is_called(op, node)
+            or op.type in _LAYOUT
+            or self._is_taken_in(node, place)
+            or op.type in _APPLIED
+            or op.type in _MULTIPLIES.get(node.type, ())
+        )
+
+    def _is_taken_in(self, node: FileNode, place: int) -> bool:
+        """Tell whether an op is arithmetic that the constants of a node can hold."""
+        op = self._ops[place]
+        if node.type in _FORMULAS:
+            return op.type in _IN_FORMULAS
+        if op.type not in _ARITHMETIC or node.type not in _TAKES_CONSTANTS:
+            return False
+        # Only one of the two may be data: the other is in weights or biases.
+        return not all(self._fed[p] for p in self._producers(place))
+
     def _holds(self, at: int, place: int) -> bool:
-        """Tell whether a node can compute an op along with those it is named after."""
+        """Tell whether a node can compute an op along with those it is matched to."""
         node, op = self._nodes[at], self._ops[place]
-        if node.op is None or op.type in op_types.PLACEHOLDERS:
+        members = (*self._named.get(at, ()), *self._placed.get(at, ()))
+        if node.op is None or not members or op.type in op_types.PLACEHOLDERS:
             return False
         dtypes = [t.dtype.name for t in op.outputs]
-        if all(dtype.startswith(_BOOKKEEPING) for dtype in dtypes):
+        if op.type in _LAYOUT or all(name.startswith(_BOOKKEEPING) for name in dtypes):
             return True
         products = _MULTIPLIES.get(node.type, ())
         if op.type in products:
-            members = (*self._named.get(at, ()), *self._placed.get(at, ()))
             return all(self._ops[p].type not in products for p in members)
-        if op.type in _LAYOUT or node.type in _COMPOSED:
-            return True
-        if op.type in _ARITHMETIC:
-            # Only one of the two may be data: the other is in weights or biases.
-            return not all(self._fed[p] for p in self._producers(place))
         applied = node.attributes.get("fusedActivationFunction")
-        return applied is not None and applied in _APPLIED.get(op.type, ())
+        return self._is_taken_in(node, place) or (
+            applied is not None and applied in _APPLIED.get(op.type, ())
+        )
+
+
+def _is_called(op: Operation, node: FileNode) -> bool:
+    """Tell whether an op of a file is called as one of a graph is."""
+    own = _CALLED.get(op.type, op.type).replace("_", "").lower()
+    kind = node.type.removeprefix(FLEX).replace("_", "").lower()
+    return own == kind or own.rstrip("0123456789").removesuffix("v") == kind
