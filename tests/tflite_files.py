@@ -124,6 +124,20 @@ def dynamic_range():
 
 
 @functools.cache
+def attention():
+    """Return a file of a transformer's block on patches of an image."""
+    k = tf.keras.layers
+    x = image = k.Input((PIXELS, PIXELS, 3), batch_size=1, name="image")
+    x = k.Reshape((16, 8))(k.Conv2D(8, 4, 4, name="patches")(x))
+    y = k.LayerNormalization(name="norm1")(x)
+    x = k.Add()([x, k.MultiHeadAttention(2, 4, name="attention")(y, y)])
+    y = k.Dense(16, activation="gelu", name="wide")(k.LayerNormalization()(x))
+    x = k.GlobalAveragePooling1D()(k.Add()([x, k.Dense(8, name="narrow")(y)]))
+    net = tf.keras.Model(image, k.Dense(3, name="head")(x))
+    return Sample(model.open(net), converted(net))
+
+
+@functools.cache
 def lstm():
     k = tf.keras.layers
     x = k.Input((5, 4), batch_size=1)
@@ -192,7 +206,7 @@ def flex():
 SAMPLES = {
     f.__name__: f
     for f in (
-        *(floats, unfolded, int8, mixed, dynamic_range),
+        *(floats, unfolded, int8, mixed, dynamic_range, attention),
         *(lstm, flow, two_signatures, flex),
     )
 }

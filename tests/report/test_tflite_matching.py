@@ -73,6 +73,20 @@ def test_every_product_of_the_graph_is_in_one_op_of_its_kind():
                 assert [op.op_type for op in holders] == [kinds[kind]], graph_op
 
 
+def test_attention_is_matched_product_by_product():
+    types = types_of(tflite_files.attention().model)
+    kinds = {"BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED"}
+    products = {"BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Einsum", "MatMul"}
+    held = []
+    for op in compared("attention").ops:
+        own = [n for n in (*op.named, *op.placed) if types[n] in products]
+        assert len(own) <= 1
+        # The converter also makes transpositions and reshapes of an Einsum.
+        assert not own or op.op_type in kinds | {"RESHAPE", "TRANSPOSE"}
+        held += own if op.op_type in kinds else []
+    assert sorted(held) == sorted(n for n, kind in types.items() if kind in products)
+
+
 def test_floats_are_told():
     found = compared("mixed")
     assert found.is_mixed
