@@ -52,7 +52,7 @@ class VerificationError(GeutilError, ValueError):
     """A graph breaks an invariant.
 
     Attributes:
-        violations: one `geutil.graph.verify.Violation` for each breach.
+        violations: one `geutil.graph.invariants.Violation` for each breach.
     """
 
     def __init__(self, message: str, violations: tuple[object, ...]) -> None:

@@ -139,16 +139,26 @@ _MAGIC = {
     b"\x1f\x8b": "a gzip archive (unpack it first)",
 }
 _TFLITE = b"TFL3"
+TFLITE_SUFFIX = ".tflite"
 
 
 def foreign_kind(head: bytes) -> str | None:
-    """Return what a file is by its first bytes, if it is none of ours."""
+    """Return what a file is by its first bytes, if it is none to be opened."""
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind
     if head[4:8] == _TFLITE:
         return (
-            "a TensorFlow Lite model (run it with an interpreter, such as that of "
-            "ai_edge_litert, and open the model that it was made from)"
+            "a TensorFlow Lite model (geutil.model.inspect, geutil.report.view and "
+            "diff read it, and an interpreter such as that of ai_edge_litert runs it; "
+            "to edit it, open the model that it was made from)"
         )
     return None
+
+
+def is_tflite_file(file: Path) -> bool:
+    """Tell whether a file is a TFLite file, by its name or its first bytes."""
+    if file.suffix.lower() == TFLITE_SUFFIX:
+        return True
+    with file.open("rb") as opened:
+        return opened.read(8)[4:] == _TFLITE

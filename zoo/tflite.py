@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 Array = np.ndarray[Any, Any]
 
@@ -37,8 +37,6 @@ def file_ops(blob: bytes) -> list[FileOp]:
 
 
 def _all_ops(blob: bytes) -> Iterator[FileOp]:
-    from tensorflow.lite.python import schema_py_generated as schema
-
     codes = {v: k for k, v in vars(schema.BuiltinOperator).items() if k[0] != "_"}
     types = {v: k for k, v in vars(schema.TensorType).items() if k[0] != "_"}
     model = schema.Model.GetRootAs(blob, 0)
@@ -61,12 +59,10 @@ def run(blob: bytes, sample: Mapping[str, Array]) -> dict[str, Array]:
 
     Inputs are found by name, or in order where the file calls them otherwise.
     """
-    resolver = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        interpreter = tf.lite.Interpreter(
-            model_content=blob, experimental_op_resolver_type=resolver
-        )
+    interpreter = Interpreter(
+        model_content=blob,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
     runner = interpreter.get_signature_runner()
     details = runner.get_input_details()
     by_name = set(details) == set(sample)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
 from geutil.errors import GeutilError
-from geutil.formats import foreign_kind, format_by_name, refusal
+from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -64,13 +64,25 @@ class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
 
 
-def check_source(path: Path) -> None:
-    """Refuse to read what cannot be a model, before TensorFlow is started."""
+def check_source(path: Path, *, or_tflite: bool = False) -> None:
+    """Refuse to read what cannot be a model, before TensorFlow is started.
+
+    Args:
+        path: what is to be read.
+        or_tflite: whether it may be a TFLite file.
+    """
+    accepted = f"{_READ}; or a .tflite file" if or_tflite else _READ
     if not path.exists():
-        raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
-    if not path.is_dir() and path.suffix not in _SUFFIXES_READ:
-        what = _what_is(path)
-        raise CommandError(f"'{path}' is {what}; pass {_READ}")
+        raise CommandError(f"there is nothing at '{path}'; pass {accepted}")
+    if path.is_dir() or path.suffix in _SUFFIXES_READ or (or_tflite and is_lite(path)):
+        return
+    what = _what_is(path)
+    raise CommandError(f"'{path}' is {what}; pass {accepted}")
+
+
+def is_lite(path: Path) -> bool:
+    """Tell whether a path is that of a TFLite file, by its name."""
+    return path.is_file() and path.suffix.lower() == TFLITE_SUFFIX
 
 
 def _what_is(path: Path) -> str:
@@ -88,6 +100,15 @@ def read_model(path: Path, signature: str | None = None) -> Model:
 
     with working(f"opening {path.name}"):
         return open(str(path), signature=signature)
+
+
+def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
+    """Return what can be drawn: a model, or the path of a TFLite file."""
+    check_source(path, or_tflite=True)
+    if not is_lite(path):
+        return read_model(path, signature)
+    start_tensorflow()
+    return path
 
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:

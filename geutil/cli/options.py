@@ -47,6 +47,12 @@ Source = Annotated[
         help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file."
     ),
 ]
+SourceOrLite = Annotated[
+    Path,
+    typer.Argument(
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file."
+    ),
+]
 Target = Annotated[
     Path,
     typer.Option(

@@ -480,3 +480,7 @@ def _wrap_before(owner: Any, name: str, before: Callable[..., None]) -> None:
 
     setattr(wrapper, _COMPLETED, True)
     setattr(owner, name, wrapper)
+
+
+watch_runs()
+watch_completion()

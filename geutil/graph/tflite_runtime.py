@@ -8,21 +8,40 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from importlib import import_module
+from importlib import import_module, util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _IDENTIFIER = b"TFL3"
+_SCHEMA = "tensorflow.lite.python.schema_py_generated"
 
 
 @cache
 def schema() -> Any:
-    """Return the module of the flatbuffer classes that are generated for TFLite."""
+    """Return the module of the flatbuffer classes that are generated for TFLite.
+
+    TensorFlow is not imported for it: the module needs flatbuffers and numpy alone.
+    """
     try:
         return import_module("ai_edge_litert.schema_py_generated")
     except ImportError:
-        return import_module("tensorflow.lite.python.schema_py_generated")
+        return _schema_of_tensorflow()
+
+
+def _schema_of_tensorflow() -> Any:
+    """Load the module from its file, since importing its package takes seconds."""
+    package = util.find_spec("tensorflow")
+    places = () if package is None else package.submodule_search_locations or ()
+    for place in places:
+        file = Path(place, *_SCHEMA.split(".")[1:]).with_suffix(".py")
+        spec = util.spec_from_file_location("geutil_tflite_schema", file)
+        if file.exists() and spec is not None and spec.loader is not None:
+            module = util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    return import_module(_SCHEMA)
 
 
 @cache

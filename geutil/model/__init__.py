@@ -1,13 +1,12 @@
-"""L4, models: opens, inspects, edits and saves them."""
+"""L4, models: opens, inspects, edits and saves them.
 
-from geutil.errors import ModelError
-from geutil.model.comparison import Comparison, Difference
-from geutil.model.core import ModelFunction
-from geutil.model.files.inspect_files import inspect
-from geutil.model.files.inspection import Inspection
-from geutil.model.model import Body, Model
-from geutil.model.opening import open
-from geutil.model.strip.report import Stripped, StripReport
+The names are imported when they are first used: `inspect` needs no TensorFlow for files
+that hold none of its graphs.
+"""
+
+import typing
+
+from geutil import lazy
 
 __all__ = [
     "Body",
@@ -19,6 +18,34 @@ __all__ = [
     "ModelFunction",
     "StripReport",
     "Stripped",
+    "TFLiteInspection",
     "inspect",
     "open",
 ]
+
+if typing.TYPE_CHECKING:
+    from geutil.errors import ModelError
+    from geutil.model.comparison import Comparison, Difference
+    from geutil.model.core import ModelFunction
+    from geutil.model.files.inspecting import inspect
+    from geutil.model.files.inspection import Inspection
+    from geutil.model.files.tflite_inspection import TFLiteInspection
+    from geutil.model.model import Body, Model
+    from geutil.model.opening import open
+    from geutil.model.strip.report import Stripped, StripReport
+else:
+    from geutil.errors import ModelError
+
+    __getattr__, __dir__ = lazy.names_of(
+        __name__,
+        {
+            "comparison": ("Comparison", "Difference"),
+            "core": ("ModelFunction",),
+            "files.inspecting": ("inspect",),
+            "files.inspection": ("Inspection",),
+            "files.tflite_inspection": ("TFLiteInspection",),
+            "model": ("Body", "Model"),
+            "opening": ("open",),
+            "strip.report": ("StripReport", "Stripped"),
+        },
+    )

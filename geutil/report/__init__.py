@@ -3,6 +3,7 @@
 from geutil.report.differences import Altered, GraphDifference, Rewired, difference
 from geutil.report.page import Page
 from geutil.report.pages import diff, memory, view
+from geutil.report.tflite_differences import FileDifference, FileOpMatch
 
 __all__ = [
     "view",
@@ -13,4 +14,6 @@ __all__ = [
     "GraphDifference",
     "Rewired",
     "Altered",
+    "FileDifference",
+    "FileOpMatch",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph.types import Graph, Operation, type_name
 from geutil.model.model import Model
 from geutil.report.graphs import graph_data
+from geutil.report.tflite_nodes import FileSubject, file_subject, is_file
 from geutil.select.subgraph import SubGraphView
 
 
@@ -48,12 +49,35 @@ class Subject:
         ]
 
 
-def subject_of(value: object, label: str = "") -> Subject:
+def sides_of(
+    before: object, after: object, labels: Sequence[str] = ("", "")
+) -> tuple[Subject | FileSubject, Subject | FileSubject]:
+    """Return what to draw of two values; of a file what a model's signature names.
+
+    Raises:
+        ArgumentTypeError: one is nothing that has a graph.
+        ModelError: one is a TFLite file that cannot be read.
+    """
+    models = [value for value in (before, after) if isinstance(value, Model)]
+    signature = models[0].signature if models else None
+    first, second = (
+        file_subject(value, label, signature)
+        if is_file(value)
+        else subject_of(value, label)
+        for value, label in zip((before, after), labels, strict=True)
+    )
+    return first, second
+
+
+def subject_of(value: object, label: str = "") -> Subject | FileSubject:
     """Return what to draw of a value.
 
     Raises:
         ArgumentTypeError: it is nothing that has a graph.
+        ModelError: it is a TFLite file that cannot be read.
     """
+    if is_file(value):
+        return file_subject(value, label)
     if isinstance(value, Model):
         bodies = tuple(
             Subject(name, body.graph, None, _ends(body))
@@ -75,9 +99,14 @@ def subject_of(value: object, label: str = "") -> Subject:
     if isinstance(value, tf.Graph):
         return Subject(label or getattr(value, "name", "graph"), value)
     raise ArgumentTypeError(
-        f"expected a Model, a tf.Graph, a SubGraphView or a ConcreteFunction, got "
-        f"{type_name(value)}; geutil.model.open opens files, Keras models and functions"
+        "expected a Model, a tf.Graph, a SubGraphView, a ConcreteFunction, or the path "
+        f"or bytes of a TFLite file, got {_shown(value)}; geutil.model.open opens "
+        "other files, Keras models and functions"
     )
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else type_name(value)
 
 
 def _ends(model: Model) -> dict[str, str]:

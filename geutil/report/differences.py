@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from geutil.report.accepted_inputs import Subject, subject_of
+from geutil.report.accepted_inputs import Subject, sides_of
 from geutil.report.graphs import altered_attributes
+from geutil.report.tflite_differences import FileDifference, difference_of_file
+from geutil.report.tflite_nodes import FileNode, FileSubject
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation
 
-Pair = tuple[Subject, Subject]
+    Op = Operation | FileNode
+
+Drawn = Subject | FileSubject
+Pair = tuple[Drawn, Drawn]
 
 _NUMBERS = re.compile(r"(_\d+)+$")
 """What TensorFlow puts behind the name of a function each time it is made."""
 
 
-def pairs_of(before: Subject, after: Subject) -> list[Pair]:
+def pairs_of(before: Drawn, after: Drawn) -> list[Pair]:
     """Return two subjects, and the pairs of functions that they call.
 
     Functions belong together that have one name; failing that, one name but for the
@@ -34,10 +39,10 @@ def pairs_of(before: Subject, after: Subject) -> list[Pair]:
 
     Cost: linear in the functions.
     """
-    ours = {body.label: body for body in before.bodies}
-    theirs = {body.label: body for body in after.bodies}
+    ours: dict[str, Drawn] = {body.label: body for body in before.bodies}
+    theirs: dict[str, Drawn] = {body.label: body for body in after.bodies}
     left = _by_stem([body for name, body in ours.items() if name not in theirs])
-    pairs = [(before, after)]
+    pairs: list[Pair] = [(before, after)]
     for name, body in theirs.items():
         if name in ours:
             pairs.append((ours[name], body))
@@ -52,8 +57,8 @@ def _stem(name: str) -> str:
     return _NUMBERS.sub("", name)
 
 
-def _by_stem(bodies: Sequence[Subject]) -> defaultdict[str, list[Subject]]:
-    bodies_by_stem: defaultdict[str, list[Subject]] = defaultdict(list)
+def _by_stem(bodies: Sequence[Drawn]) -> defaultdict[str, list[Drawn]]:
+    bodies_by_stem: defaultdict[str, list[Drawn]] = defaultdict(list)
     for body in bodies:
         bodies_by_stem[_stem(body.label)].append(body)
     return bodies_by_stem
@@ -61,6 +66,16 @@ def _by_stem(bodies: Sequence[Subject]) -> defaultdict[str, list[Subject]]:
 
 def _nothing(label: str) -> Subject:
     return Subject(label, tf.Graph())
+
+
+def graph_and_file(
+    before: Drawn, after: Drawn
+) -> tuple[Subject | None, FileSubject | None]:
+    """Return which of two subjects is a graph, and which a TFLite file."""
+    sides = (before, after)
+    graphs = [side for side in sides if isinstance(side, Subject)]
+    files = [side for side in sides if isinstance(side, FileSubject)]
+    return next(iter(graphs), None), next(iter(files), None)
 
 
 _SHOWN = 20
@@ -152,19 +167,29 @@ class GraphDifference:
                 yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
 
 
-def difference(before: Any, after: Any) -> GraphDifference:
+def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
     """Return what two graphs differ in, or two models with the functions they call.
 
     Ops are told by their names. What a model does not run is left out, and names of
     what is in the body of a function begin with the function's, and a slash. Values of
     variables are no part of a graph.
 
+    A graph and the TFLite file that it was converted to are matched by the names that
+    the file's tensors keep of the graph's ops: what each op of the file computes, what
+    is fused, what is missing, what computes in floats. Two files are compared as two
+    graphs are.
+
     Args:
-        before: a `Model`, a `tf.Graph`, a `SubGraphView` or a `ConcreteFunction`.
+        before: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
+            path or bytes of a TFLite file.
         after: likewise.
+
+    Returns:
+        A `FileDifference` where one of the two is a TFLite file and the other is none.
 
     Raises:
         ArgumentTypeError: one of the two is nothing that has a graph.
+        ModelError: one is a TFLite file that cannot be read, or is not whole.
 
     Cost: linear in ops and edges.
 
@@ -179,7 +204,11 @@ def difference(before: Any, after: Any) -> GraphDifference:
         1 op(s) the same, 1 added, 0 removed, 0 rewired
         + y (Tanh)
     """
-    (main, *functions) = pairs_of(subject_of(before), subject_of(after))
+    sides = sides_of(before, after)
+    graph, file = graph_and_file(*sides)
+    if graph is not None and file is not None:
+        return difference_of_file(graph, file)
+    (main, *functions) = pairs_of(*sides)
     parts = [_difference(*main, "")]
     parts += [_difference(a, b, f"{b.label}/") for a, b in functions]
     return GraphDifference(
@@ -191,7 +220,7 @@ def difference(before: Any, after: Any) -> GraphDifference:
     )
 
 
-def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
+def _difference(before: Drawn, after: Drawn, scope: str) -> GraphDifference:
     """Return the difference between two graphs, their ops matched by name."""
     ours = {op.name: op for op in before.drawn_ops()}
     theirs = {op.name: op for op in after.drawn_ops()}
@@ -213,9 +242,7 @@ def _difference(before: Subject, after: Subject, scope: str) -> GraphDifference:
     )
 
 
-def statuses(
-    ops: Sequence[Operation], others: Sequence[Operation]
-) -> tuple[list[int], list[int]]:
+def statuses(ops: Sequence[Op], others: Sequence[Op]) -> tuple[list[int], list[int]]:
     """Return for each op of either side what became of it.
 
     Returns:
@@ -227,7 +254,7 @@ def statuses(
     ours = {op.name: op for op in ops}
     theirs = {op.name: op for op in others}
 
-    def status(op: Operation, elsewhere: dict[str, Operation], alone: int) -> int:
+    def status(op: Op, elsewhere: dict[str, Op], alone: int) -> int:
         other = elsewhere.get(op.name)
         if other is None:
             return alone
@@ -241,11 +268,11 @@ def statuses(
     )
 
 
-def _is_rewired(op: Operation, other: Operation) -> bool:
+def _is_rewired(op: Op, other: Op) -> bool:
     return op.type != other.type or _reads(op) != _reads(other)
 
 
-def _reads(op: Operation) -> tuple[str, ...]:
+def _reads(op: Op) -> tuple[str, ...]:
     """Return the names of what an op reads and waits for."""
     waits = sorted(f"^{c.name}" for c in op.control_inputs)
     return (*(t.name for t in op.inputs), *waits)

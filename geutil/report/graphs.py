@@ -15,6 +15,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import PlanCurve
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
+from geutil.report.tflite_nodes import FileNode
 
 PHASES = (*program.PHASES, "other")
 
@@ -104,7 +105,9 @@ def attributes_of(op: Operation) -> dict[str, str]:
     }
 
 
-def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
+def altered_attributes(
+    op: Operation | FileNode, other: Operation | FileNode
+) -> tuple[str, ...]:
     """Return the names of the attributes in which two ops of one type differ.
 
     Names that TensorFlow gives anew each time (of variables, of functions) are no
@@ -112,6 +115,8 @@ def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
 
     Cost: linear in the bytes of the attributes, constants among them.
     """
+    if isinstance(op, FileNode) or isinstance(other, FileNode):
+        return _altered_options(op, other)
     ours, theirs = op.node_def.attr, other.node_def.attr
     return tuple(
         name
@@ -121,6 +126,17 @@ def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
         and not _names_functions(ours[name])
         and ours[name] != theirs[name]
     )
+
+
+def _altered_options(op: Any, other: Any) -> tuple[str, ...]:
+    """Return the options in which two ops of TFLite files differ, and "outputs"."""
+    given = {*op.attributes, *other.attributes}
+    options = sorted(
+        name for name in given if op.attributes.get(name) != other.attributes.get(name)
+    )
+    ours = (op.outputs, op.quantizations)
+    changed = ours != (other.outputs, other.quantizations)
+    return (*options, *(("outputs",) if changed else ()))
 
 
 def _names_functions(value: Any) -> bool:

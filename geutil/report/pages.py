@@ -12,11 +12,18 @@ from geutil.errors import ArgumentTypeError, ReportError
 from geutil.graph.types import type_name
 from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.model import Model
-from geutil.report.accepted_inputs import Subject, subject_of
-from geutil.report.differences import pairs_of, statuses
+from geutil.report.accepted_inputs import sides_of, subject_of
+from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
 from geutil.report.graphs import PHASES, curve_data, timeline_data
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
+from geutil.report.tflite_differences import (
+    difference_of_file,
+    file_rows,
+    page_data,
+    swapped,
+)
+from geutil.report.tflite_nodes import FileSubject, precision_rows
 from geutil.select.subgraph import SubGraphView
 from geutil.version import __version__
 
@@ -30,7 +37,9 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
     The functions that a model's graph calls are drawn as well.
 
     Args:
-        subject: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`.
+        subject: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
+            path or bytes of a TFLite file, whose ops are coloured by what they compute
+            in; its subgraphs are drawn as functions are.
         title: the title of the page.
         report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
             returned: its lines are listed and lead to the ops that they are about.
@@ -40,6 +49,7 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
 
     Raises:
         ArgumentTypeError: `subject` is nothing that has a graph.
+        ModelError: it is a TFLite file that cannot be read, or is not whole.
 
     Cost: linear in ops and edges.
 
@@ -53,6 +63,8 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
     """
     drawn = subject_of(subject)
     heading = f"{drawn.label}" if title is None else title
+    if isinstance(drawn, FileSubject) and report is None:
+        report = precision_rows(drawn)
     return _graph_page("view", heading, drawn.data(), report)
 
 
@@ -68,7 +80,8 @@ def diff(
 
     That is what was added, removed, rewired or altered in its attributes. Ops are told
     by their names, as `difference` does. Of models, the functions that their graphs
-    call are compared as well.
+    call are compared as well. Of a graph and the TFLite file that it was converted to,
+    the ops of the file stand beside those that they compute: alone, or several fused.
 
     Args:
         before: what `view` takes.
@@ -82,6 +95,7 @@ def diff(
 
     Raises:
         ArgumentTypeError: one of the two is nothing that has a graph.
+        ModelError: one is a TFLite file that cannot be read, or is not whole.
 
     Cost: linear in ops and edges.
 
@@ -96,12 +110,17 @@ def diff(
         >>> page.title
         'before and after'
     """
-    sides = [
-        subject_of(value, label)
-        for value, label in zip((before, after), labels, strict=True)
-    ]
-    graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
+    sides = sides_of(before, after, labels)
     heading = f"{labels[0]} and {labels[1]}" if title is None else title
+    graph, file = graph_and_file(*sides)
+    if graph is not None and file is not None:
+        graphs = page_data(graph, file)
+        if graph is not sides[0]:
+            graphs = swapped(graphs)
+        if report is None:
+            report = file_rows(difference_of_file(graph, file))
+    else:
+        graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
     return _graph_page("diff", heading, graphs, report)
 
 
@@ -173,7 +192,7 @@ def _timelines(plain: object, saving: object) -> list[Timeline]:
     return [both.before] if saving is None else [both.before, both.after]
 
 
-def _compared(before: Subject, after: Subject) -> list[dict[str, Any]]:
+def _compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
     """Return the graphs of two subjects, with what became of each op."""
     graphs = [side.data()[0] for side in (before, after)]
     both = statuses(before.drawn_ops(), after.drawn_ops())

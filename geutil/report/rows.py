@@ -62,6 +62,11 @@ def rows_of(report: object) -> Rows:
 
 
 @rows_of.register
+def _same_rows(report: Rows) -> Rows:
+    return report
+
+
+@rows_of.register
 def _fold_rows(report: FoldReport) -> Rows:
     folded = [
         Row(

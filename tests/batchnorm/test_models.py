@@ -10,6 +10,7 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError, FinalizedGraphError, FoldError
+from geutil.graph.tflite_runtime import new_interpreter
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.batchnorm.networks import with_random_norms
 from tests.settings import needs_eager
@@ -101,7 +102,7 @@ def is_frozen(case):
 
 def test_a_tensorflow_lite_file(case, tmp_path):
     path = case.model.save(tmp_path / "model.tflite", "tflite")
-    interpreter = tf.lite.Interpreter(str(path))
+    interpreter = new_interpreter(path.read_bytes(), delegates=True)
     (entry,) = interpreter.get_input_details()
     interpreter.resize_tensor_input(entry["index"], X.shape)
     interpreter.allocate_tensors()

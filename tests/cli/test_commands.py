@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil import model
 from geutil.cli.app import app
 from geutil.cli.main import run
+from geutil.graph.tflite_runtime import new_interpreter
 from geutil.version import __version__
 from tests.settings import needs_eager
 
@@ -262,7 +263,7 @@ def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
     said = geutil("quantize", folder / "net", "-o", file, *data)
     assert said.code == 0
     assert "coverage 1.000" in said.out
-    interpreter = tf.lite.Interpreter(model_content=file.read_bytes())
+    interpreter = new_interpreter(file.read_bytes())
     assert interpreter.get_input_details()[0]["dtype"] == np.int8
     assert geutil("quantize", folder / "net", "-o", tmp_path / "q").code == 0
     again = tmp_path / "again.tflite"

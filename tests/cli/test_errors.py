@@ -42,11 +42,20 @@ def test_wrong_use_points_to_the_help_of_the_command(geutil, arguments):
 
 def test_other_formats_are_not_read(geutil, tmp_path):
     (tmp_path / "net.tflite").touch()
-    for command in ("inspect", "ops"):
-        _refused(geutil(command, tmp_path / "net.tflite"), "SavedModel directory")
+    _refused(geutil("ops", tmp_path / "net.tflite"), "SavedModel directory")
+    (tmp_path / "net.onnx").touch()
+    said = geutil("inspect", tmp_path / "net.onnx")
+    _refused(said, "SavedModel directory", ".tflite")
     (tmp_path / "whole.tflite").write_bytes(b"\0\0\0\0TFL3")
-    said = geutil("inspect", tmp_path / "whole.tflite")
-    _refused(said, "is a TensorFlow Lite model", "ai_edge_litert")
+    said = geutil("ops", tmp_path / "whole.tflite")
+    _refused(said, "is a TensorFlow Lite model", "ai_edge_litert", "inspect")
+
+
+@pytest.mark.parametrize("command", ["inspect", "view"])
+def test_broken_tflite_files_are_refused(geutil, tmp_path, command):
+    for blob in (b"", b"\0\0\0\0TFL3", b"\x20\0\0\0TFL3" + bytes(range(200))):
+        (tmp_path / "net.tflite").write_bytes(blob)
+        _refused(geutil(command, tmp_path / "net.tflite"), "net.tflite", "convert")
 
 
 def test_nothing_there(geutil, tmp_path):

@@ -11,7 +11,7 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     Body Comparison Difference Inspection Model ModelError ModelFunction StripReport
-    Stripped inspect open
+    Stripped TFLiteInspection inspect open
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """

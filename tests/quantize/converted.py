@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model
+from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 
 
@@ -88,10 +89,4 @@ def converted(function, *specs, low=-3.0, high=3.0, data=None, **choices):
 
 def kinds(blob):
     """Return the types of the ops in a TFLite file, in order."""
-    interpreter = tf.lite.Interpreter(
-        model_content=blob,
-        experimental_op_resolver_type=(
-            tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-        ),
-    )
-    return [op["op_name"] for op in interpreter._get_ops_details()]
+    return [op["op_name"] for op in new_interpreter(blob)._get_ops_details()]

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from geutil.graph.tflite_runtime import new_interpreter
 
 
 @dataclass
@@ -87,13 +90,7 @@ def _compared(kind, name, value, want, scale, zero):
 
 def _run(blob, sample, names):
     """Return type, tensor and value of each result of the file, in order."""
-    interpreter = tf.lite.Interpreter(
-        model_content=blob,
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=(
-            tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-        ),
-    )
+    interpreter = new_interpreter(blob, keep_tensors=True)
     (detail,) = interpreter.get_input_details()
     (value,) = (np.asarray(sample[name]) for name in names)
     interpreter.resize_tensor_input(detail["index"], value.shape)
@@ -119,11 +116,10 @@ def kernels_among_each_other(blob, sample):
         By the name of the output the shares of values that are at most one step apart,
         for each pair of them.
     """
-    resolvers = tf.lite.experimental.OpResolverType
     sets = (
-        resolvers.BUILTIN_REF,
-        resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-        resolvers.BUILTIN,
+        OpResolverType.BUILTIN_REF,
+        OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        OpResolverType.BUILTIN,
     )
     found = [_outputs(blob, sample, resolver) for resolver in sets]
     pairs = [(a, b) for i, a in enumerate(found) for b in found[:i]]
@@ -134,7 +130,7 @@ def kernels_among_each_other(blob, sample):
 
 
 def _outputs(blob, sample, resolver):
-    interpreter = tf.lite.Interpreter(
+    interpreter = Interpreter(
         model_content=blob, experimental_op_resolver_type=resolver, num_threads=1
     )
     run = interpreter.get_signature_runner()

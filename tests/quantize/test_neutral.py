@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.graph.tflite_runtime import new_interpreter
 from geutil.quantize import quantize, to_int8
 from tests.quantize.converted import converted, opened, samples, spec
 from tests.settings import needs_eager
@@ -155,7 +156,7 @@ def test_names_of_what_rounds_weights_take_little_room(layer):
     result = converted(
         lambda a: layer(a, FIRST, strides, "SAME", name="conv") + 1.0, IMAGE
     )
-    interpreter = tf.lite.Interpreter(model_content=to_int8(result.model))
+    interpreter = new_interpreter(to_int8(result.model))
     names = [d["name"] for d in interpreter.get_tensor_details()]
     assert not any("weights_quant" in name for name in names)
     assert any("conv" in name for name in names)

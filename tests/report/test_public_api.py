@@ -10,12 +10,13 @@ from geutil import report
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Altered GraphDifference Page Rewired diff difference memory view
+    Altered FileDifference FileOpMatch GraphDifference Page Rewired diff difference
+    memory view
 """
 SIGNATURES = """
 diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str] =
     (before, after), report: object = None) -> Page
-difference(before: Any, after: Any) -> GraphDifference
+difference(before: Any, after: Any) -> GraphDifference | FileDifference
 memory(plain: Any, saving: Any = None, *, title: str | None = None, report: object =
     None, curve: object = None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page

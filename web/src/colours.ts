@@ -1,17 +1,41 @@
 // Colours by what an op does, told apart by the colour-blind, too (after Okabe and Ito).
 
-import { ADDED, ALTERED, REMOVED, REWIRED } from "./payload";
+import { ADDED, ALTERED, FUSED, REMOVED, REWIRED } from "./payload";
 
 export const STATUS_COLOURS: Record<number, string> = {
   [ADDED]: "#009e73",
   [REMOVED]: "#d55e00",
   [REWIRED]: "#cc79a7",
   [ALTERED]: "#0072b2",
+  [FUSED]: "#7a6a00",
 };
 
+/** What ops of TFLite files compute in; the first that fits counts. */
+const PRECISIONS: [string, string, RegExp][] = [
+  ["converts", "#ffb703", / to /],
+  ["int8 weights, float", "#f6c6a0", /hybrid/],
+  ["float", "#f08a5d", /float/],
+  ["4-bit weights", "#b39ddb", /int[24] weights/],
+  ["int16", "#8ecae6", /^int16/],
+  ["int8", "#b7e4c7", /^u?int8/],
+];
+const OTHER_INTEGERS = "#eef1f4";
+
+export function precisionColour(precision: string): string {
+  return PRECISIONS.find(([, , pattern]) => pattern.test(precision))?.[1] ?? OTHER_INTEGERS;
+}
+
+/** The colours of some precisions, with what they mean. */
+export function precisionLegend(precisions: string[]): [string, string][] {
+  const used = new Set(precisions.map(precisionColour));
+  const entries: [string, string][] = PRECISIONS.map(([label, colour]) => [label, colour]);
+  entries.push(["other types", OTHER_INTEGERS]);
+  return entries.filter(([, colour]) => used.has(colour));
+}
+
 const KINDS: [string, string, RegExp][] = [
-  ["input", "#f0e442", /^(Placeholder|Arg|_Arg|IteratorGetNext)/],
-  ["parameter", "#dddddd", /^(Const|VarHandleOp|VariableV2|ReadVariableOp|Assign)/],
+  ["input", "#f0e442", /^(Placeholder|Arg|_Arg|IteratorGetNext|INPUT)/],
+  ["parameter", "#dddddd", /^(Const|VarHandleOp|VariableV2|ReadVariableOp|Assign|CONST|VARIABLE)/],
   ["multiplies", "#8ecae6", /Conv|MatMul|Einsum|DepthwiseConv/],
   ["quantizes", "#ffb703", /Quant/],
   ["activation", "#b7e4c7", /Relu|Tanh|Sigmoid|Softmax|Elu|Selu|Gelu|Swish/],

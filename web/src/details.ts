@@ -69,15 +69,19 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
     const word = element("b", { className: STATUS_NAMES[status] }, STATUS_NAMES[status]);
     made.append(element("p", {}, word, ` in this comparison`));
   }
+  const precision = graph.precision(op);
+  if (precision) made.append(line("computes in", precision));
   made.append(...before(drawing, op, around));
+  partners(made, drawing, op, around);
   for (const callee of graph.data.calls[op] ?? []) {
     const open = around.opener(callee);
     made.append(element("p", {}, "calls ", open ? link(callee, open) : callee));
   }
   const outputs = graph.data.outputs[op];
-  section(made, "outputs", outputs.map((text, i) => element("li", {}, `:${i} ${text}`)));
+  const lines = outputs.map((_, i) => element("li", {}, `:${i} ${graph.holds(op, i)}`));
+  section(made, "outputs", lines);
   const inputs = graph.inputs(op).map(({ op: source, output }) => {
-    const what = graph.data.outputs[source][output];
+    const what = graph.holds(source, output);
     return element("li", {}, to(source, `${graph.name(source)}:${output}`), ` ${what}`);
   });
   section(made, "inputs", inputs);
@@ -95,9 +99,22 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
   return made;
 }
 
+/** The ops that an op belongs to where one graph is a TFLite file. */
+function partners(into: HTMLElement, drawing: Drawing, op: number, around: Surroundings): void {
+  const other = around.other(drawing);
+  if (!other || !drawing.graph.data.partners) return;
+  const lines = drawing.graph.counterparts(op, other.graph).map((partner) => {
+    const name = link(other.graph.name(partner), () => around.show(other, partner));
+    const words = [other.graph.type(partner), other.graph.precision(partner)];
+    return element("li", {}, name, ` ${words.filter(Boolean).join(", ")}`);
+  });
+  section(into, `in "${other.title}"`, lines);
+}
+
 /** What an op reads in the other graph, and its attributes there, if they differ. */
 function before(drawing: Drawing, op: number, around: Surroundings): HTMLElement[] {
   const other = around.other(drawing);
+  if (drawing.graph.data.partners) return [];
   const counterpart = other?.graph.find(drawing.graph.name(op));
   if (!other || counterpart === undefined) return [];
   const reads = (graph: Graph, at: number): string[] =>

@@ -2,10 +2,10 @@
 
 import type { ElementDefinition } from "cytoscape";
 
-import { colourOf, STATUS_COLOURS } from "./colours";
+import { colourOf, precisionColour, STATUS_COLOURS } from "./colours";
 import type { Graph } from "./graph";
 import { boxOf, headingOf, type Layout } from "./layout";
-import { ADDED, ALTERED, REMOVED, REWIRED, SAME } from "./payload";
+import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME } from "./payload";
 import type { Item } from "./scopes";
 import type { Visible, VisibleEdge } from "./visible";
 
@@ -32,9 +32,22 @@ function looks(item: Item, graph: Graph): Record<string, unknown> {
   const box = boxOf(label);
   const common = { width: box.width, height: box.height, border: border(item, graph), label };
   if (item.kind === "op") {
-    return { ...common, colour: colourOf(graph.type(item.op)) };
+    const precision = graph.precision(item.op);
+    const colour = precision ? precisionColour(precision) : colourOf(graph.type(item.op));
+    return { ...common, colour };
   }
-  return { ...common, colour: "#eef2f7" };
+  return { ...common, colour: scopeColour(item, graph) };
+}
+
+/** The colour of what computes in floats, if a scope of a mixed file holds any. */
+function scopeColour(item: Item, graph: Graph): string {
+  const names = graph.data.precisionNames ?? [];
+  if (!names.some((name) => /^u?int(2|4|8|16)\b(?! to)/.test(name))) return "#eef2f7";
+  return item.ops.some((op) => isFloat(graph.precision(op))) ? "#fbe3d6" : "#eef2f7";
+}
+
+function isFloat(precision: string): boolean {
+  return precision.startsWith("float") && !precision.includes(" to ");
 }
 
 /** The size of an open scope; its label stands at the left, where edges seldom enter. */
@@ -58,6 +71,7 @@ function changesText(item: Item): string {
     [REMOVED, "−"],
     [REWIRED, "~"],
     [ALTERED, "!"],
+    [FUSED, "&"],
   ];
   return signs
     .filter(([status]) => item.changes[status])
@@ -71,7 +85,7 @@ function border(item: Item, graph: Graph): string {
     const status = graph.status(item.op);
     return status === SAME ? "#8a94a6" : STATUS_COLOURS[status];
   }
-  for (const status of [REMOVED, ADDED, REWIRED, ALTERED]) {
+  for (const status of [REMOVED, ADDED, REWIRED, ALTERED, FUSED]) {
     if (item.changes[status]) return STATUS_COLOURS[status];
   }
   return "#8a94a6";

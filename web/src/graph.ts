@@ -42,6 +42,25 @@ export class Graph {
     return this.data.status?.[op] ?? SAME;
   }
 
+  /** What an op of a TFLite file computes in, such as "int8"; "" of other ops. */
+  precision(op: number): string {
+    return this.data.precisionNames?.[this.data.precisions?.[op] ?? -1] ?? "";
+  }
+
+  /** What an output holds, and what its integers stand for. */
+  holds(op: number, output: number): string {
+    const quantization = this.data.quantizations?.[op][output];
+    const what = this.data.outputs[op][output];
+    return quantization ? `${what}, ${quantization}` : what;
+  }
+
+  /** The ops of another graph that an op belongs to: by its partners, or its name. */
+  counterparts(op: number, other: Graph): number[] {
+    if (this.data.partners) return this.data.partners[op] ?? [];
+    const same = other.find(this.name(op));
+    return same === undefined ? [] : [same];
+  }
+
   isParameter(op: number): boolean {
     return this.parameters.has(op);
   }

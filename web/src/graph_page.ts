@@ -52,7 +52,7 @@ class GraphPage {
     };
     this.picker = graphPicker(payload.graphs, this.sides, (number) => this.switchTo(number));
     this.side.setAttribute("aria-label", "details");
-    const stage = element("div", { className: "stage" }, this.row, graphLegend(payload.kind));
+    const stage = element("div", { className: "stage" }, this.row, graphLegend(payload));
     if (payload.graphs.length > this.sides) {
       const label = element("label", { className: "bar" }, "graph ", this.picker);
       stage.prepend(label);
@@ -180,6 +180,6 @@ class GraphPage {
 /** The item of the same name on the other side. */
 function counterpart(other: Drawing, drawing: Drawing, item: Item): Item | undefined {
   if (item.kind !== "op") return other.hierarchy.find(item.key);
-  const op = other.graph.find(drawing.graph.name(item.op));
+  const [op] = drawing.graph.counterparts(item.op, other.graph);
   return op === undefined ? undefined : other.hierarchy.itemOf(op);
 }

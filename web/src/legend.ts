@@ -1,16 +1,23 @@
 // What the colours of a drawing mean.
 
-import { LEGEND, STATUS_COLOURS } from "./colours";
+import { LEGEND, precisionLegend, STATUS_COLOURS } from "./colours";
 import { element } from "./dom";
-import { STATUS_NAMES, type Payload } from "./payload";
+import { ADDED, FUSED, REMOVED, STATUS_NAMES, type Payload } from "./payload";
 
-export function graphLegend(kind: Payload["kind"]): HTMLElement {
-  const entries: [string, string][] =
-    kind === "diff"
-      ? Object.entries(STATUS_COLOURS).map(([s, colour]) => [STATUS_NAMES[+s], colour])
-      : LEGEND;
+export function graphLegend({ kind, graphs }: Payload): HTMLElement {
+  const precisions = precisionLegend(graphs.flatMap((graph) => graph.precisionNames ?? []));
+  const entries = kind === "diff" ? statuses(graphs) : precisions.length ? [] : LEGEND;
+  const marks = [...entries, ...precisions].map(mark);
   const hint = element("span", { className: "dim" }, "double-click opens and closes");
-  return element("footer", { className: "legend" }, ...entries.map(mark), hint);
+  return element("footer", { className: "legend" }, ...marks, hint);
+}
+
+/** The statuses that there can be: a file and its graph differ in other ways than graphs. */
+function statuses(graphs: Payload["graphs"]): [string, string][] {
+  const matched = graphs.some((graph) => graph.partners);
+  return Object.entries(STATUS_COLOURS)
+    .filter(([s]) => (matched ? [ADDED, REMOVED, FUSED].includes(+s) : +s !== FUSED))
+    .map(([s, colour]) => [STATUS_NAMES[+s], colour]);
 }
 
 function mark([label, colour]: [string, string]): HTMLElement {

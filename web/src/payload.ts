@@ -5,7 +5,9 @@ export const ADDED = 1;
 export const REMOVED = 2;
 export const REWIRED = 3;
 export const ALTERED = 4;
-export const STATUS_NAMES = ["same", "added", "removed", "rewired", "altered"];
+/** Several ops of a graph that are one op of a TFLite file. */
+export const FUSED = 5;
+export const STATUS_NAMES = ["same", "added", "removed", "rewired", "altered", "fused"];
 
 /** A graph in columns: entry i of each belongs to op i. */
 export interface GraphData {
@@ -32,6 +34,13 @@ export interface GraphData {
   leftOut: number;
   /** What became of each op; absent where nothing is compared. */
   status?: number[];
+  /** Ops of the other side that an op belongs to; absent where names tell. */
+  partners?: Record<number, number[]>;
+  /** What the integers of each output of a TFLite file stand for; "" if for themselves. */
+  quantizations?: string[][];
+  /** What each op of a TFLite file computes in: a place in `precisionNames`, or -1. */
+  precisions?: number[];
+  precisionNames?: string[];
 }
 
 /** One line of a report: what happened to an op, or why nothing did. */

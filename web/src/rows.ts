@@ -2,7 +2,15 @@
 
 import type { Drawing } from "./drawing";
 import { element, link } from "./dom";
-import { ADDED, ALTERED, REMOVED, REWIRED, STATUS_NAMES, type ReportData } from "./payload";
+import {
+  ADDED,
+  ALTERED,
+  FUSED,
+  REMOVED,
+  REWIRED,
+  STATUS_NAMES,
+  type ReportData,
+} from "./payload";
 import type { ReportRow } from "./payload";
 import type { Match } from "./search";
 
@@ -66,13 +74,15 @@ export function changesPanel(drawings: Drawing[], show: (match: Match) => void):
     for (let op = 0; op < graph.size; op++) {
       const status = graph.status(op);
       // An op that both have is listed once, as it is after.
-      if (status === REMOVED || (side > 0 && [ADDED, REWIRED, ALTERED].includes(status))) {
+      if (status === REMOVED || (side > 0 && [ADDED, REWIRED, ALTERED, FUSED].includes(status))) {
         changed.push({ drawing, op, status });
       }
     }
   });
   const counted = [ADDED, REMOVED, REWIRED];
-  if (changed.some((change) => change.status === ALTERED)) counted.push(ALTERED);
+  for (const status of [ALTERED, FUSED]) {
+    if (changed.some((change) => change.status === status)) counted.push(status);
+  }
   const counts = counted.map(
     (status) =>
       `${changed.filter((c) => c.status === status).length} ${STATUS_NAMES[status]}`,

@@ -12,12 +12,20 @@ import typer
 
 from geutil.cli import files
 from geutil.cli.files import Batches
-from geutil.cli.options import BatchSize, Force, Html, Json, Signature, Source
+from geutil.cli.options import (
+    BatchSize,
+    Force,
+    Html,
+    Json,
+    Signature,
+    Source,
+    SourceOrLite,
+)
 from geutil.cli.output import counted, plain, show, show_rows, working
 
 
 def view(
-    path: Source,
+    path: SourceOrLite,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -33,7 +41,7 @@ def view(
     """Draw a model as a page to look into: one file that needs no network."""
     page = Path(f"{path.absolute().stem}.html") if output is None else output
     files.check_page(page, force)
-    model = files.read_model(path, signature)
+    model = files.read_drawn(path, signature)
     from geutil import report
 
     files.write_page(page, lambda: report.view(model, title=path.absolute().name))
@@ -43,18 +51,22 @@ Other = Annotated[Path, typer.Argument(help="The other model.", show_default=Fal
 
 
 def diff(
-    path: Source,
+    path: SourceOrLite,
     other: Other,
     html: Html = None,
     force: Force = False,
     signature: Signature = None,
     as_json: Json = False,
 ) -> int:
-    """Show which ops two models have and have not in common; exit with 1 if any."""
-    files.check_source(other)
+    """Show which ops two models have and have not in common; exit with 1 if any.
+
+    Of a model and a .tflite file: what each op of the file computes, what is fused,
+    what is missing, and what computes in floats.
+    """
+    files.check_source(other, or_tflite=True)
     files.check_page(html, force)
-    ours = files.read_model(path, signature)
-    theirs = files.read_model(other, signature)
+    ours = files.read_drawn(path, signature)
+    theirs = files.read_drawn(other, signature)
     from geutil import report
 
     difference = report.difference(ours, theirs)
@@ -102,9 +114,15 @@ def check(
 _SHOWN = 12
 
 
-def inspect(path: Source, as_json: Json = False) -> None:
-    """Show what is in a model: ops, inputs, outputs, variables, functions, size."""
-    files.check_source(path)
+def inspect(path: SourceOrLite, as_json: Json = False) -> None:
+    """Show what is in a model: ops, inputs, outputs, variables, functions, size.
+
+    Of a .tflite file also what its ops compute in, and its quantization.
+    """
+    files.check_source(path, or_tflite=True)
+    if files.is_lite(path):
+        _inspect_lite(path, as_json)
+        return
     files.start_tensorflow()
     import geutil.model
 
@@ -121,6 +139,13 @@ def inspect(path: Source, as_json: Json = False) -> None:
         show({**plain(inspection), "scopes": scopes}, as_json=True)
     else:
         print("\n".join(_shown(scopes, unknown)))
+
+
+def _inspect_lite(path: Path, as_json: bool) -> None:
+    """Show what is in a TFLite file, for which no TensorFlow is started."""
+    from geutil.model import inspect
+
+    show(inspect(str(path)), as_json=as_json)
 
 
 def _scopes(names: Iterable[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Tells what a model is from its files, without building a graph or reading weights."""
+"""Inspections of SavedModels and GraphDefs: no graph is built, no weights are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from geutil.graph import protos
 from geutil.graph.protos import FunctionDef, GraphDef, MetaGraphDef, SavedModel
 from geutil.model.files import inspection, loading, reading, wire
 from geutil.model.files.inspection import Inspection, TensorInfo, VariableInfo
-from geutil.model.files.reading import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
 
 _NODE, _LIBRARY = 1, 2
@@ -28,39 +27,18 @@ _INTERNAL = "__saved_model_"
 """Begins the names of signatures that TensorFlow keeps for its loader."""
 
 
-def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
-    """Tell what a model is: signatures, ops, functions, variables, sizes.
-
-    Only its files are looked at. No graph is built, no object is made, nothing is
-    executed, and the values of variables and large constants are not read.
-
-    Args:
-        path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef,
-            or a `.keras` or `.h5` file.
-        tags: exactly the tags of the MetaGraph of a SavedModel; None stands for
-            "serve", or for the only one there is.
+def inspect_graphs(
+    source: Path, tags: Iterable[str] | None, *, is_directory: bool
+) -> Inspection:
+    """Return an inspection of a SavedModel, or of a file with a GraphDef.
 
     Raises:
-        ModelError: there is nothing there, it is damaged, or of another kind.
+        ModelError: it is damaged, or of another kind.
 
     Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
     whole.
-
-    Example:
-        >>> found = inspect("testdata/two_signatures")
-        >>> print(found.signatures["encode"].inputs["x"], found.variables[0].tensor)
-        float32 [n,3] float32 [3,2]
-        >>> found.ops["VarHandleOp"]
-        1
     """
-    source = Path(path)
-    if not source.exists():
-        raise ModelError(f"'{source}' does not exist")
-    if source.is_dir():
-        return _inspect_directory(source, tags)
-    if source.suffix in inspection.KERAS_SUFFIXES:
-        return inspection.inspect_keras(source)
-    return _inspect_file(source)
+    return _inspect_directory(source, tags) if is_directory else _inspect_file(source)
 
 
 def _inspect_file(file: Path) -> Inspection:

@@ -8,11 +8,12 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from geutil.errors import ModelError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _SHOWN = 10
 
@@ -22,16 +23,17 @@ class TensorInfo:
     """A tensor's type and shape.
 
     Attributes:
-        dtype: its type; None if the file names one that this TensorFlow lacks.
+        dtype: its type; of a TFLite file its name, since no TensorFlow is needed to
+            read that. None if the file names one that this TensorFlow lacks.
         shape: its size in each dimension, None where it is free; None as a whole if
             not even the rank is known.
     """
 
-    dtype: tf.DType | None
+    dtype: tf.DType | str | None
     shape: tuple[int | None, ...] | None
 
     def __str__(self) -> str:
-        name = "unknown" if self.dtype is None else self.dtype.name
+        name = str(getattr(self.dtype, "name", self.dtype or "unknown"))
         if self.shape is None:
             return f"{name} of any shape"
         return f"{name} [{','.join('n' if s is None else str(s) for s in self.shape)}]"
@@ -108,7 +110,7 @@ class Inspection:
     """What a model's files say. What does not apply to its kind is empty.
 
     Attributes:
-        kind: "SavedModel", "GraphDef" or "Keras".
+        kind: "SavedModel", "GraphDef", "Keras" or "TFLite".
         path: what was inspected.
         tags: the tags of the MetaGraph.
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
@@ -141,50 +143,57 @@ class Inspection:
     bytes_constants: int = 0
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(lines_of(self))
 
 
-def _lines(info: Inspection) -> Iterable[str]:
+def lines_of(info: Inspection) -> Iterable[str]:
     """Yield the lines that describe a file; lists that are empty are left out."""
     by = f", written by version {info.version}" if info.version else ""
     yield f"{info.kind} {info.path}{by}"
     if info.tags:
         yield f"tags: {', '.join(info.tags)}"
-    yield (
-        f"size: {_size(info.bytes_total)}, of it variables "
-        f"{_size(info.bytes_variables)}, constants {_size(info.bytes_constants)}"
+    total, variables, constants = map(
+        size_text, (info.bytes_total, info.bytes_variables, info.bytes_constants)
     )
+    yield f"size: {total}, of it variables {variables}, constants {constants}"
     for name, signature in info.signatures.items():
-        yield f"signature {name}"
-        for role, tensors in (("in ", signature.inputs), ("out", signature.outputs)):
-            for key, tensor in tensors.items():
-                yield f"  {role} {key}: {tensor}"
-    yield from _counted("ops", info.ops)
-    yield from _counted("ops in functions", info.function_ops)
-    yield from _listed(
+        yield from signature_lines(f"signature {name}", signature)
+    yield from counted("ops", info.ops)
+    yield from counted("ops in functions", info.function_ops)
+    yield from listed(
         "functions",
         [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
     )
-    yield from _listed(
+    yield from listed(
         "variables",
         [
             f"{v.name}: {v.tensor}" + (" (frozen)" if v.trainable is False else "")
             for v in info.variables
         ],
     )
-    yield from _listed("layers", [f"{x.name}: {x.type}" for x in info.layers])
+    yield from listed("layers", [f"{x.name}: {x.type}" for x in info.layers])
     if info.assets:
         yield f"assets: {', '.join(info.assets)}"
 
 
-def _counted(what: str, counts: Mapping[str, int]) -> Iterable[str]:
+def signature_lines(heading: str, signature: SignatureInfo) -> Iterable[str]:
+    """Yield a heading and a line for each input and output."""
+    yield heading
+    for role, tensors in (("in ", signature.inputs), ("out", signature.outputs)):
+        for key, tensor in tensors.items():
+            yield f"  {role} {key}: {tensor}"
+
+
+def counted(what: str, counts: Mapping[str, int]) -> Iterable[str]:
+    """Yield a line that says how many there are of each; none if there are none."""
     if counts:
         shown = ", ".join(f"{n} {op}" for op, n in list(counts.items())[:_SHOWN])
         more = f" and {len(counts) - _SHOWN} types more" if len(counts) > _SHOWN else ""
         yield f"{what}: {sum(counts.values())} ({shown}{more})"
 
 
-def _listed(what: str, items: list[str]) -> Iterable[str]:
+def listed(what: str, items: list[str]) -> Iterable[str]:
+    """Yield a heading and the first items of a list; nothing if it is empty."""
     if items:
         yield f"{what}: {len(items)}"
         yield from (f"  {item}" for item in items[:_SHOWN])
@@ -192,7 +201,8 @@ def _listed(what: str, items: list[str]) -> Iterable[str]:
             yield f"  and {len(items) - _SHOWN} more"
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Return a number of bytes as people read it."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

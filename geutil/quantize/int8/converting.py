@@ -356,7 +356,8 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
             takes the ranges as they are.
 
     Returns:
-        The file's bytes, for `tf.lite.Interpreter` or to be written to disk.
+        The file's bytes, for an interpreter (`ai_edge_litert.interpreter.Interpreter`,
+        the extra `litert`) or to be written to disk.
 
     Raises:
         ArgumentTypeError: it is no model.
@@ -380,7 +381,8 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
         >>> x = tf.random.stateless_normal([1, 8, 8, 3], seed=(3, 4))
         >>> _ = calibrate(m, [{"x": x}])
         >>> blob = to_int8(m)
-        >>> interpreter = tf.lite.Interpreter(model_content=blob)
+        >>> from ai_edge_litert.interpreter import Interpreter
+        >>> interpreter = Interpreter(model_content=blob)
         >>> interpreter.get_output_details()[0]["dtype"].__name__
         'int8'
     """

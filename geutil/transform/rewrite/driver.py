@@ -18,8 +18,8 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import types
 from geutil.graph.adjacency import topological_sort
+from geutil.graph.invariants import verify
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.graph.verify import verify
 from geutil.transform.rewrite import applying, matching
 from geutil.transform.rewrite.applying import Applied, Worklist
 from geutil.transform.rewrite.liveness import Liveness, Territory

@@ -1,4 +1,4 @@
-"""What geutil saves, converted by `tf.lite` and run by its interpreter."""
+"""What geutil saves, converted by `tf.lite` and run by an interpreter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model as geutil_model
+from geutil.graph.tflite_runtime import new_interpreter
 
 layers = tf.keras.layers
 IMAGES = np.random.default_rng(0).normal(size=(1, 8, 8, 3)).astype(np.float32)
@@ -28,7 +29,7 @@ def network():
 
 
 def run(content, **inputs):
-    runner = tf.lite.Interpreter(model_content=content).get_signature_runner()
+    runner = new_interpreter(content, delegates=True).get_signature_runner()
     return runner(**inputs)
 
 

@@ -1,0 +1,77 @@
+"""Names of the ops of TFLite files, and of the graph ops that these were made from.
+
+Ops of a file have no names, its tensors have. The converter calls a tensor after the op
+that made it; after all of them, with ";" between, where it fused several; and it puts a
+number behind a name that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from geutil.graph.tflite_reading import LiteGraph, LiteOp
+
+_DIGITS = "0123456789"
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+"""What the results of a whole function are called after."""
+
+
+def sources_of(tensor_name: str) -> list[str]:
+    """Return the names of the ops that a tensor is named after, its maker's first.
+
+    Example:
+        >>> sources_of("net/Relu;net/conv:0;net/bias")
+        ['net/Relu', 'net/conv', 'net/bias']
+    """
+    parts = (part.partition(":")[0].strip() for part in tensor_name.split(";"))
+    return [part for part in parts if part]
+
+
+def spellings(name: str) -> Iterator[str]:
+    """Yield the names that a file's name of an op can stand for, the likeliest first.
+
+    Example:
+        >>> list(spellings("MatMul_11"))
+        ['MatMul_11', 'MatMul_1', 'MatMul_']
+    """
+    yield name
+    while name and name[-1] in _DIGITS:
+        name = name[:-1]
+        if name:
+            yield name
+
+
+def names_result(name: str) -> bool:
+    """Tell whether a name is that of a whole function's result, and so of no op."""
+    return name.rpartition("/")[2].rstrip(_DIGITS).rstrip("_") in _CALLS
+
+
+def op_names(graph: LiteGraph) -> list[str]:
+    """Return a name for each op of a subgraph, no two the same, after its first result.
+
+    Cost: linear in the ops.
+    """
+    unique = UniqueNames()
+    return [unique.name(_wanted(op, graph)) for op in graph.ops]
+
+
+def _wanted(op: LiteOp, graph: LiteGraph) -> str:
+    tensors = [graph.tensors[i].name for i in op.outputs if i >= 0]
+    sources = sources_of(tensors[0]) if tensors else []
+    return sources[0] if sources else op.type.lower()
+
+
+class UniqueNames:
+    """Names of which none is given twice."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+
+    def name(self, wanted: str) -> str:
+        """Return a name, or that name with a number behind it where it is taken."""
+        name = wanted
+        while name in self._times:
+            self._times[wanted] += 1
+            name = f"{wanted}_{self._times[wanted]}"
+        self._times[name] = 0
+        return name

@@ -1,0 +1,198 @@
+"""Inspections of TFLite files: signatures, quantization, the types that ops compute in.
+
+They need the schema alone, no TensorFlow and no interpreter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geutil.errors import ModelError
+from geutil.graph import tflite_precision, tflite_reading
+from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteTensor, Quantization
+from geutil.model.files import inspection
+from geutil.model.files.inspection import (
+    FunctionInfo,
+    Inspection,
+    SignatureInfo,
+    TensorInfo,
+)
+
+TFLITE = "TFLite"
+
+
+@dataclass(frozen=True)
+class TFLiteTensorInfo(TensorInfo):
+    """A tensor's type and shape, and what its integers stand for.
+
+    Attributes:
+        dtype: the name of its type, such as "int8".
+        shape: its size in each dimension, None where it is free; None as a whole if not
+            even the rank is known.
+        quantization: its scale and zero point; None if it is not quantized.
+    """
+
+    quantization: Quantization | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.quantization is None else f"{text}, {self.quantization}"
+
+
+@dataclass(frozen=True)
+class TFLiteInspection(Inspection):
+    """What a TFLite file says; `functions` are its subgraphs behind the main one.
+
+    Attributes:
+        ends: the inputs and outputs of the main subgraph, by the names of its tensors:
+            for files without signatures.
+        precisions: for each type that ops compute in, such as "int8", "float32" or
+            "int8 with int4 weights", how many ops of each type do, those of all
+            subgraphs together.
+        weights: the bytes of constants by their type, such as "int8".
+        custom_ops: how many ops TFLite has no kernel of its own for, by type.
+        flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
+        metadata: the names of what else is stored in the file.
+        description: what the converter says of itself.
+    """
+
+    ends: SignatureInfo = field(default_factory=lambda: SignatureInfo({}, {}))
+    precisions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    custom_ops: Mapping[str, int] = field(default_factory=dict)
+    flex_ops: Mapping[str, int] = field(default_factory=dict)
+    metadata: tuple[str, ...] = ()
+    description: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _lines(info: TFLiteInspection) -> Iterable[str]:
+    needs = f", needs runtime {info.version} or later" if info.version else ""
+    yield f"{info.kind} {info.path}{needs}"
+    sizes = {dtype: inspection.size_text(n) for dtype, n in info.weights.items()}
+    weights = ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
+    yield (
+        f"size: {inspection.size_text(info.bytes_total)}, of it weights and other "
+        f"constants {inspection.size_text(info.bytes_constants)}"
+        + (f" ({weights})" if weights else "")
+    )
+    if not info.signatures:
+        yield from inspection.signature_lines("no signature", info.ends)
+    for name, signature in info.signatures.items():
+        yield from inspection.signature_lines(f"signature {name}", signature)
+    yield from inspection.counted("ops", info.ops)
+    yield from inspection.counted("ops in other subgraphs", info.function_ops)
+    for precision, counts in info.precisions.items():
+        yield from inspection.counted(f"ops in {precision}", counts)
+    yield from inspection.counted("ops of TensorFlow (flex)", info.flex_ops)
+    yield from inspection.counted("custom ops", info.custom_ops)
+    yield from inspection.listed(
+        "subgraphs behind the main one",
+        [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
+    )
+    if info.metadata:
+        yield f"metadata: {', '.join(info.metadata)}"
+
+
+def read_tflite(file: Path) -> LiteFile:
+    """Return what is in a TFLite file.
+
+    Raises:
+        ModelError: it cannot be read, is no TFLite file, or is not whole.
+    """
+    try:
+        return tflite_reading.read(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"'{file}' cannot be read: {error.strerror}") from error
+    except tflite_reading.BrokenFileError as error:
+        raise ModelError(f"'{file}': {error}; convert the model again") from error
+
+
+def inspect_tflite(file: Path) -> TFLiteInspection:
+    """Tell what a TFLite file is: ends, quantization, ops, what they compute in, sizes.
+
+    Args:
+        file: the file.
+
+    Raises:
+        ModelError: it cannot be read, is no TFLite file, or is not whole.
+
+    Cost: linear in tensors, ops and scales.
+    """
+    content = read_tflite(file)
+    main, *others = content.graphs
+    by_precision, custom, flex = _kinds(content)
+    weights = tflite_precision.stored_bytes(content)
+    return TFLiteInspection(
+        TFLITE,
+        file,
+        version=content.runtime,
+        signatures={
+            signature.key: _ends(
+                content.graphs[signature.graph], signature.inputs, signature.outputs
+            )
+            for signature in content.signatures
+        },
+        ops=_ordered(Counter(op.type for op in main.ops)),
+        function_ops=_ordered(Counter(op.type for g in others for op in g.ops)),
+        functions=tuple(
+            FunctionInfo(g.name, len(g.ops), len(g.inputs), len(g.outputs))
+            for g in others
+        ),
+        bytes_total=content.bytes_total,
+        bytes_constants=sum(weights.values()),
+        ends=_ends(main, _named(main, main.inputs), _named(main, main.outputs)),
+        precisions=by_precision,
+        weights=weights,
+        custom_ops=custom,
+        flex_ops=flex,
+        metadata=content.metadata,
+        description=content.description,
+    )
+
+
+def _kinds(
+    content: LiteFile,
+) -> tuple[dict[str, dict[str, int]], dict[str, int], dict[str, int]]:
+    """Return ops counted by what they compute in; those that are custom; flex ops."""
+    counts: dict[str, Counter[str]] = {}
+    custom: Counter[str] = Counter()
+    for graph in content.graphs:
+        for op in graph.ops:
+            precision = tflite_precision.precision_of(op, graph)
+            counts.setdefault(precision, Counter())[op.type] += 1
+            custom[op.type] += op.is_custom
+    in_order = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
+    flex = {kind: n for kind, n in custom.items() if _is_flex(kind) and n}
+    own = {kind: n for kind, n in custom.items() if not _is_flex(kind) and n}
+    return {p: _ordered(c) for p, c in in_order}, _ordered(own), _ordered(flex)
+
+
+def _is_flex(kind: str) -> bool:
+    return kind.startswith(tflite_reading.FLEX)
+
+
+def _ordered(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _named(graph: LiteGraph, places: Iterable[int]) -> dict[str, int]:
+    return {graph.tensors[i].name: i for i in places if i >= 0}
+
+
+def _ends(
+    graph: LiteGraph, inputs: Mapping[str, int], outputs: Mapping[str, int]
+) -> SignatureInfo:
+    def told(places: Mapping[str, int]) -> dict[str, TensorInfo]:
+        return {name: _told(graph.tensors[place]) for name, place in places.items()}
+
+    return SignatureInfo(told(inputs), told(outputs))
+
+
+def _told(tensor: LiteTensor) -> TFLiteTensorInfo:
+    return TFLiteTensorInfo(tensor.dtype, tensor.shape, tensor.quantization)

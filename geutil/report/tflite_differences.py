@@ -1,0 +1,366 @@
+"""What a TFLite file has and lacks of the graph that it was converted from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
+from geutil.graph.tflite_names import UniqueNames
+from geutil.graph.tflite_precision import computes_in_float, is_quantized
+from geutil.graph.types import Operation
+from geutil.quantize.int8.running import file_names
+from geutil.report.accepted_inputs import Subject
+from geutil.report.graphs import called_functions
+from geutil.report.rows import Row, Rows
+from geutil.report.tflite_matching import Ends, Matching, is_step, match
+from geutil.report.tflite_nodes import FileSubject
+
+SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
+"""What became of an op, as the viewer numbers it."""
+_CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class FileOpMatch:
+    """An op of a TFLite file, and the ops of the graph that it computes.
+
+    Attributes:
+        op: its name: that of the graph's op whose result it makes, where there is one.
+        op_type: its type, such as "CONV_2D".
+        precision: what it computes in, such as "int8".
+        named: the ops of the graph that the file names it after, that of its result
+            first.
+        placed: those that are part of it by their place: the file does not name them.
+            Ops that give what they read, as it is or in steps, are in neither.
+    """
+
+    op: str
+    op_type: str
+    precision: str
+    named: tuple[str, ...]
+    placed: tuple[str, ...]
+
+    @property
+    def is_added(self) -> bool:
+        """Whether no op of the graph is known to be computed by it."""
+        return not (self.named or self.placed)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it computes in floats."""
+        return computes_in_float(self.precision)
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """A TFLite file against the graph that it was converted from.
+
+    Attributes:
+        ops: the ops of the file in their order, those of branches and loops behind.
+        missing: the ops of the graph that nothing of the file is known to compute, with
+            their types. What depends on no input is not among them: the file holds what
+            it gives.
+        common: how many ops of the graph the file computes.
+    """
+
+    ops: tuple[FileOpMatch, ...]
+    missing: tuple[tuple[str, str], ...]
+    common: int
+
+    @property
+    def added(self) -> tuple[FileOpMatch, ...]:
+        """The ops of the file that stand for none of the graph."""
+        return tuple(op for op in self.ops if op.is_added)
+
+    @property
+    def in_float(self) -> tuple[FileOpMatch, ...]:
+        """The ops of the file that compute in floats."""
+        return tuple(op for op in self.ops if op.is_float)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some ops of the file compute in floats, and some in integers."""
+        return bool(self.in_float) and any(
+            is_quantized(op.precision) for op in self.ops
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file computes all of the graph, and else only conversions."""
+        own = [op for op in self.added if op.op_type not in _CONVERSIONS]
+        return not (own or self.missing)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the lines of the text; of each kind of op only the first few."""
+        yield self.summary
+        counts = Counter(op.precision for op in self.ops)
+        in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        yield "; ".join(f"{n} op(s) in {precision}" for precision, n in in_order)
+        floats = self.in_float if self.is_mixed else ()
+        kinds = (
+            [f"- {name} ({kind})" for name, kind in self.missing],
+            [f"+ {op.op} ({op.op_type}, {op.precision})" for op in self.added],
+            [f"! {op.op} ({op.op_type}) computes in {op.precision}" for op in floats],
+            [
+                f"= {op.op} ({op.op_type}): {', '.join((*op.named, *op.placed))}"
+                for op in self.ops
+                if not op.is_added
+            ],
+        )
+        for lines in kinds:
+            yield from lines[:_SHOWN]
+            if len(lines) > _SHOWN:
+                yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
+
+    @property
+    def summary(self) -> str:
+        """A line that counts."""
+        return (
+            f"{len(self.ops)} op(s) of the file compute {self.common} of the graph; "
+            f"{len(self.added)} stand(s) for none of the graph, "
+            f"{len(self.missing)} of the graph not found in the file"
+        )
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """A graph, the subgraph of the file that computes it, and their matching.
+
+    Attributes:
+        graph: the graph.
+        subject: the subgraph.
+        matching: which ops of the two belong together.
+        scope: what is put before the names of the subgraph's ops.
+    """
+
+    graph: Subject
+    subject: FileSubject
+    matching: Matching
+    scope: str
+
+
+def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
+    """Return a graph and a file matched, then the bodies of their loops and branches.
+
+    Bodies belong together whose ops that run them do.
+
+    Cost: linear in ops and edges.
+    """
+    bodies = {body.label: body for body in graph.bodies}
+    pairs: list[FilePair] = []
+    waiting: list[tuple[Subject, FileSubject, tuple[str, ...]]]
+    waiting = [(graph, file, ("",))]
+    matched_labels = set()
+    while waiting:
+        ours, theirs, scopes = waiting.pop(0)
+        matching = match(_ends_of(ours, theirs, scopes), theirs)
+        scope = "" if theirs is file else f"{theirs.label}/"
+        pairs.append(FilePair(ours, theirs, matching, scope))
+        ops = ours.drawn_ops()
+        for at, places in matching.named.items():
+            node = theirs.nodes[at]
+            called = node.op.subgraphs if node.op is not None else ()
+            names = called_functions(ops[places[0]]) if called else []
+            for name, place in zip(names, called, strict=False):
+                body = file.body_at(place)
+                if name in bodies and body and body.label not in matched_labels:
+                    matched_labels.add(body.label)
+                    inner = tuple(f"{s}{ops[places[0]].name}/" for s in scopes)
+                    waiting.append((bodies[name], body, (*inner, "")))
+    return pairs
+
+
+def _ends_of(subject: Subject, file: FileSubject, scopes: tuple[str, ...]) -> Ends:
+    """Return a graph with its ends by the names that the file has for them."""
+    ops = subject.drawn_ops()
+    by_name = {op.name: op for op in ops}
+    named: dict[str, dict[str, Operation]] = {"input": {}, "output": {}}
+    for op_name, text in subject.ends.items():
+        role, _, name = text.partition(" ")
+        if op_name in by_name and role in named and _is_data(by_name[op_name]):
+            named[role][name] = by_name[op_name]
+    if not named["input"]:
+        holders = [op for op in ops if op.type in PLACEHOLDERS and _is_data(op)]
+        named["input"] = {op.name: op for op in holders}
+    inputs = [
+        text.removeprefix("input ")
+        for text in file.ends.values()
+        if text.startswith("input ")
+    ]
+    return Ends(
+        ops,
+        _by_file_names(named["input"], inputs),
+        _by_file_names(named["output"], list(file.outputs)),
+        scopes,
+    )
+
+
+def _by_file_names(
+    named: dict[str, Operation], theirs: Sequence[str]
+) -> dict[str, Operation]:
+    """Return ends of a graph by their names in a file; in order if none is known."""
+    ours = {file_names([*named])[name]: op for name, op in named.items()}
+    if len(named) == len(theirs) and not {*ours, *named} & {*theirs}:
+        # Keras calls what it converts "output_0" and so on.
+        return dict(zip(theirs, named.values(), strict=True))
+    return {**named, **ours}
+
+
+def _is_data(op: Operation) -> bool:
+    return op.outputs[0].dtype.name != "resource"
+
+
+def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
+    """Return what a file has and lacks of the graph that it was converted from.
+
+    Cost: linear in ops and edges.
+    """
+    ops: list[FileOpMatch] = []
+    missing: list[tuple[str, str]] = []
+    common = 0
+    for pair in pairs_of_file(graph, file):
+        drawn = pair.graph.drawn_ops()
+        names = node_names(pair)
+        for at, node in enumerate(pair.subject.nodes):
+            if node.op is not None:
+                named, placed = (
+                    tuple(
+                        drawn[p].name for p in of.get(at, ()) if not is_step(drawn[p])
+                    )
+                    for of in (pair.matching.named, pair.matching.placed)
+                )
+                name = f"{pair.scope}{names[at]}"
+                ops.append(FileOpMatch(name, node.type, node.precision, named, placed))
+        lost = [drawn[place] for place in _lost(pair)]
+        missing += [(f"{pair.scope}{op.name}", op.type) for op in lost]
+        common += sum(map(bool, pair.matching.nodes.values()))
+    return FileDifference(tuple(ops), tuple(missing), common)
+
+
+def _lost(pair: FilePair) -> list[int]:
+    """Return the places of ops that no node is known to compute."""
+    drawn = pair.graph.drawn_ops()
+    return sorted(
+        place
+        for place, nodes in pair.matching.nodes.items()
+        if not nodes
+        and drawn[place].type not in PLACEHOLDERS
+        and drawn[place].type not in VALUE_BLIND
+        and not is_step(drawn[place])
+    )
+
+
+def node_names(pair: FilePair) -> list[str]:
+    """Return names of nodes: those of the ops whose results they make, where known."""
+    drawn = pair.graph.drawn_ops()
+    nodes = pair.subject.nodes
+    wanted = {at: drawn[ops[0]].name for at, ops in pair.matching.named.items()}
+    unique = UniqueNames()
+    # Ops come before constants, which the converter calls after the same ops.
+    order = sorted(range(len(nodes)), key=lambda at: (at not in wanted, at))
+    names = {at: unique.name(wanted.get(at, nodes[at].name)) for at in order}
+    return [names[at] for at in range(len(nodes))]
+
+
+def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
+    """Return a graph and a file as the viewer takes them: in pairs, with partners.
+
+    Subgraphs that no op of the graph is known to call are left out.
+
+    Cost: linear in ops and edges.
+    """
+    columns = {one["label"]: one for one in file.data()}
+    ours = {one["label"]: one for one in graph.data()}
+    graphs: list[dict[str, Any]] = []
+    for pair in pairs_of_file(graph, file):
+        before, after = ours[pair.graph.label], columns[pair.subject.label]
+        nodes = pair.matching.nodes
+        status = _statuses(pair)
+        graphs.append(
+            {
+                **before,
+                "status": status[0],
+                "partners": {place: list(ats) for place, ats in nodes.items() if ats},
+            }
+        )
+        graphs.append(
+            {
+                **after,
+                "names": node_names(pair),
+                "status": status[1],
+                "partners": {
+                    at: list(ops)
+                    for at in range(len(pair.subject.nodes))
+                    if (ops := pair.matching.ops_of(at))
+                },
+            }
+        )
+    return graphs
+
+
+def _statuses(pair: FilePair) -> tuple[list[int], list[int]]:
+    """Return what became of each op of the graph, and of each node of the file."""
+    drawn, nodes = pair.graph.drawn_ops(), pair.subject.nodes
+    lost = set(_lost(pair))
+    of_nodes = [
+        SAME if node.op is None else _status(pair.matching.ops_of(at), drawn)
+        for at, node in enumerate(nodes)
+    ]
+    of_ops = [
+        REMOVED
+        if place in lost
+        else max(
+            (of_nodes[at] for at in pair.matching.nodes.get(place, ())), default=SAME
+        )
+        for place in range(len(drawn))
+    ]
+    return of_ops, of_nodes
+
+
+def _status(places: Sequence[int], drawn: Sequence[Operation]) -> int:
+    """Return what a node of the file is: several ops of the graph, one, or none."""
+    computing = [place for place in places if not is_step(drawn[place])]
+    return ADDED if not places else FUSED if len(computing) > 1 else SAME
+
+
+def file_rows(difference: FileDifference) -> Rows:
+    """Return a comparison with a file as a table.
+
+    What is missing comes first, then what computes in floats where not all ops do.
+    """
+    missing = [
+        Row(
+            "not in the file",
+            False,
+            name,
+            f"{kind}: no op of the file has its name",
+            (name,),
+        )
+        for name, kind in difference.missing
+    ]
+    rows = [_row(op, difference.is_mixed) for op in difference.ops]
+    rows.sort(key=lambda row: row.good)
+    return Rows("The file", (difference.summary,), (*missing, *rows))
+
+
+def _row(op: FileOpMatch, mixed: bool) -> Row:
+    parts = (*op.named, *op.placed)
+    outcome = (
+        "only in the file" if op.is_added else "fused" if len(parts) > 1 else "one op"
+    )
+    detail = f"{op.op_type} in {op.precision}"
+    if parts:
+        detail += f", of {', '.join(parts)}"
+    return Row(outcome, not (mixed and op.is_float), op.op, detail, (op.op, *parts))
+
+
+def swapped(graphs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return pairs of graphs with the second of each first."""
+    return [graphs[i ^ 1] for i in range(len(graphs))]

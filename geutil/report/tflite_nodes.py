@@ -1,0 +1,335 @@
+"""TFLite files as graphs to draw: a node for each op, input and constant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from geutil.errors import ModelError
+from geutil.formats import TFLITE_SUFFIX
+from geutil.graph import tflite_reading
+from geutil.graph.tflite_names import UniqueNames, op_names, sources_of
+from geutil.graph.tflite_precision import computes_in_float, is_quantized, precision_of
+from geutil.graph.tflite_reading import (
+    LiteFile,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
+from geutil.model.files.tflite_inspection import read_tflite
+from geutil.report.rows import Row, Rows
+
+_INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
+_LETTERS = 200
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor that a node reads.
+
+    Attributes:
+        place: the place of the node that makes it.
+        output: which of its outputs it is.
+        name: the node's name with the output's number behind it.
+    """
+
+    place: int
+    output: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class FileNode:
+    """An op of a TFLite file, an input, or a constant; compared as ops of graphs are.
+
+    Attributes:
+        name: its name.
+        type: its type, such as "CONV_2D", "INPUT" or "CONST".
+        inputs: what it reads.
+        outputs: what each of its outputs holds, such as "int8 [1, 8]".
+        quantizations: what the integers of each stand for; "" if for themselves.
+        tensors: the places of its outputs among the subgraph's tensors.
+        attributes: its options by name, in words.
+        precision: what it computes in; "" of what does not compute.
+        op: the op of the file; None of an input or a constant.
+        control_inputs: none: the ops of a file run in its order.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[Read, ...]
+    outputs: tuple[str, ...]
+    quantizations: tuple[str, ...]
+    tensors: tuple[int, ...]
+    attributes: Mapping[str, str]
+    precision: str
+    op: LiteOp | None
+    control_inputs: tuple[FileNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileSubject:
+    """A subgraph of a TFLite file to draw.
+
+    Attributes:
+        label: what to call it.
+        graph: the subgraph.
+        nodes: its nodes: inputs, constants, ops in their order.
+        ends: what to call nodes that are inputs or outputs, by their places.
+        outputs: the tensors that it gives, by name.
+        bodies: the other subgraphs of the file.
+        places: which subgraphs of the file these are, this one first.
+    """
+
+    label: str
+    graph: LiteGraph
+    nodes: tuple[FileNode, ...]
+    ends: Mapping[int, str]
+    outputs: Mapping[str, int]
+    bodies: tuple[FileSubject, ...] = ()
+    places: tuple[int, ...] = field(default=(0,))
+
+    def drawn_ops(self) -> list[FileNode]:
+        """Return the nodes to draw, in order."""
+        return list(self.nodes)
+
+    def body_at(self, place: int) -> FileSubject | None:
+        """Return the subgraph of the file at a place."""
+        every = dict(zip(self.places, (self, *self.bodies), strict=True))
+        return every.get(place)
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the subgraphs as the viewer takes them.
+
+        Cost: linear in ops and edges.
+        """
+        every = (self, *self.bodies)
+        labels = {p: one.label for p, one in zip(self.places, every, strict=True)}
+        return [_columns(one, labels) for one in every]
+
+
+def is_file(value: object) -> bool:
+    """Tell whether a value is a TFLite file: its path, or its bytes."""
+    if isinstance(value, bytes | bytearray):
+        return True
+    if not isinstance(value, str | os.PathLike):
+        return False
+    return Path(value).suffix.lower() == TFLITE_SUFFIX
+
+
+def file_subject(
+    value: Any, label: str = "", signature: str | None = None
+) -> FileSubject:
+    """Return what to draw of a TFLite file.
+
+    Args:
+        value: its path, or its bytes.
+        label: what to call it.
+        signature: the signature whose subgraph comes first; the first subgraph if the
+            file has none of that name.
+
+    Raises:
+        ModelError: it cannot be read, is no TFLite file, or is not whole.
+
+    Cost: linear in ops and edges.
+    """
+    content, name = _content(value)
+    signatures = {one.graph: one for one in reversed(content.signatures)}
+    named = [one.graph for one in content.signatures if one.key == signature]
+    first = named[0] if named else 0
+    others = [place for place in range(len(content.graphs)) if place != first]
+    unique = UniqueNames()
+    every = [
+        _subject(content.graphs[place], unique, signatures.get(place), place, name)
+        for place in (first, *others)
+    ]
+    return replace(
+        every[0],
+        label=label or every[0].label,
+        bodies=tuple(every[1:]),
+        places=(first, *others),
+    )
+
+
+def _content(value: Any) -> tuple[LiteFile, str]:
+    if not isinstance(value, bytes | bytearray):
+        path = Path(os.fspath(value))
+        if not path.is_file():
+            raise ModelError(f"there is no file '{path}'")
+        return read_tflite(path), path.name
+    try:
+        return tflite_reading.read(bytes(value)), "TFLite file"
+    except tflite_reading.BrokenFileError as error:
+        raise ModelError(str(error)) from error
+
+
+def _subject(
+    graph: LiteGraph,
+    unique: UniqueNames,
+    signature: LiteSignature | None,
+    place: int,
+    file_name: str,
+) -> FileSubject:
+    label = graph.name or (f"subgraph {place}" if place else file_name)
+    inputs = {i: graph.tensors[i].name for i in graph.inputs if i >= 0}
+    outputs = {graph.tensors[i].name: i for i in graph.outputs if i >= 0}
+    if signature is not None:
+        inputs.update({i: name for name, i in signature.inputs.items()})
+        outputs = dict(signature.outputs)
+    nodes = _nodes(graph, inputs)
+    makers = {t: at for at, node in enumerate(nodes) for t in node.tensors}
+    ends = {makers[t]: f"output {name}" for name, t in outputs.items() if t in makers}
+    ends |= {makers[t]: f"input {name}" for t, name in inputs.items()}
+    return FileSubject(unique.name(label), graph, nodes, ends, outputs)
+
+
+def _nodes(graph: LiteGraph, inputs: Mapping[int, str]) -> tuple[FileNode, ...]:
+    """Return the nodes of a subgraph; ops have their names before others do."""
+    names = op_names(graph)
+    unique = UniqueNames()
+    for name in names:
+        unique.name(name)
+    made = {t for op in graph.ops for t in op.outputs}
+    read = dict.fromkeys(t for op in graph.ops for t in op.inputs if t >= 0)
+    known = {-1, *made, *inputs}
+    loose = [t for t in (*read, *graph.outputs) if t not in known]
+    nodes = [
+        _end_node(graph, t, _INPUT, unique.name(name)) for t, name in inputs.items()
+    ]
+    for t in dict.fromkeys(loose):
+        tensor = graph.tensors[t]
+        kind = _VARIABLE if tensor.is_variable else _CONSTANT
+        wanted = next(iter(sources_of(tensor.name)), kind.lower())
+        nodes.append(_end_node(graph, t, kind, unique.name(wanted)))
+    sources = {
+        t: (at, 0, nodes[at].name) for at, n in enumerate(nodes) for t in n.tensors
+    }
+    first = len(nodes)
+    for at, op in enumerate(graph.ops):
+        for output, t in enumerate(t for t in op.outputs if t >= 0):
+            sources.setdefault(t, (first + at, output, names[at]))
+    return (
+        *nodes,
+        *(_op_node(graph, *one, sources) for one in zip(graph.ops, names, strict=True)),
+    )
+
+
+def _end_node(graph: LiteGraph, t: int, kind: str, name: str) -> FileNode:
+    tensor = graph.tensors[t]
+    attributes = {"tensor": tensor.name}
+    if tensor.stored_bytes:
+        attributes["bytes"] = f"{tensor.stored_bytes:,}"
+    what, steps = (str(tensor),), (_quantization(tensor),)
+    return FileNode(name, kind, (), what, steps, (t,), attributes, "", None)
+
+
+def _quantization(tensor: LiteTensor) -> str:
+    return "" if tensor.quantization is None else str(tensor.quantization)
+
+
+def _op_node(
+    graph: LiteGraph, op: LiteOp, name: str, sources: Mapping[int, tuple[int, int, str]]
+) -> FileNode:
+    reads = [sources[t] for t in op.inputs if t in sources]
+    outputs = tuple(t for t in op.outputs if t >= 0)
+    attributes = {key: _words(value) for key, value in sorted(op.options.items())}
+    if outputs:
+        attributes["tensor"] = _words(graph.tensors[outputs[0]].name)
+    return FileNode(
+        name,
+        op.type,
+        tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads),
+        tuple(str(graph.tensors[t]) for t in outputs),
+        tuple(_quantization(graph.tensors[t]) for t in outputs),
+        outputs,
+        attributes,
+        precision_of(op, graph),
+        op,
+    )
+
+
+def _words(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def _columns(subject: FileSubject, labels: Mapping[int, str]) -> dict[str, Any]:
+    """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
+    nodes = subject.nodes
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
+    precisions = _places([n.precision for n in nodes if n.precision])
+    called = {
+        at: [labels[place] for place in node.op.subgraphs if place in labels]
+        for at, node in enumerate(nodes)
+        if node.op is not None and node.op.subgraphs
+    }
+    return {
+        "label": subject.label,
+        "names": [node.name for node in nodes],
+        "types": [kinds[node.type] for node in nodes],
+        "typeNames": list(kinds),
+        "inputs": [
+            [number for r in node.inputs for number in (r.place, r.output)]
+            for node in nodes
+        ],
+        "controls": [[] for _ in nodes],
+        "outputs": [list(node.outputs) for node in nodes],
+        "quantizations": [list(node.quantizations) for node in nodes],
+        "devices": [0 for _ in nodes],
+        "deviceNames": [""],
+        "attributes": [dict(node.attributes) for node in nodes],
+        "parameters": [
+            at for at, node in enumerate(nodes) if node.type in (_CONSTANT, _VARIABLE)
+        ],
+        "ends": dict(subject.ends),
+        "calls": called,
+        "leftOut": 0,
+        "precisions": [precisions.get(node.precision, -1) for node in nodes],
+        "precisionNames": list(precisions),
+    }
+
+
+def _places(words: Sequence[str]) -> dict[str, int]:
+    return {word: i for i, word in enumerate(dict.fromkeys(words))}
+
+
+def precision_rows(subject: FileSubject) -> Rows:
+    """Return the ops of a file as a table, with what each computes in.
+
+    Floats come first, as they are what a reader looks for.
+    """
+    every = (subject, *subject.bodies)
+    listed = [
+        (one, node, "" if one is subject else f"{one.label}/")
+        for one in every
+        for node in one.nodes
+        if node.op is not None
+    ]
+    listed.sort(key=lambda entry: not computes_in_float(entry[1].precision))
+    mixed = any(is_quantized(node.precision) for _, node, _ in listed)
+    rows = tuple(
+        Row(
+            node.precision,
+            not (mixed and computes_in_float(node.precision)),
+            f"{scope}{node.name}",
+            f"{node.type} -> {', '.join(node.outputs)}",
+            (f"{scope}{node.name}",),
+        )
+        for _, node, scope in listed
+    )
+    return Rows("Types that ops compute in", tuple(precision_lines(subject)), rows)
+
+
+def precision_lines(subject: FileSubject) -> list[str]:
+    """Return a line for each type that ops of a file compute in, by their number."""
+    counts: dict[str, int] = {}
+    for one in (subject, *subject.bodies):
+        for node in one.nodes:
+            if node.precision:
+                counts[node.precision] = counts.get(node.precision, 0) + 1
+    in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{n} op(s) in {precision}" for precision, n in in_order]

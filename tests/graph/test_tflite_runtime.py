@@ -1,0 +1,120 @@
+"""Both runtimes of TFLite files: LiteRT, and TensorFlow's where that is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from geutil.graph.tflite_reading import read
+from geutil.graph.tflite_runtime import new_interpreter, runtime_name
+from tests import tflite_files
+from tests.processes import run_python
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+ROADS = {
+    "LiteRT": "import sys",
+    # The import system raises ImportError for what is None.
+    "TensorFlow Lite": "import sys; sys.modules['ai_edge_litert'] = None",
+}
+RUN = """
+import json, warnings
+from pathlib import Path
+warnings.simplefilter("error")
+from geutil.graph.tflite_reading import read
+from geutil.graph.tflite_runtime import new_interpreter, runtime_name, schema
+import numpy as np
+blob = Path(sys.argv[1]).read_bytes()
+found = {}
+for delegates in (False, True):
+    run = new_interpreter(blob, delegates=delegates).get_signature_runner()
+    (name,) = run.get_input_details()
+    (result,) = run(**{name: np.load(sys.argv[2])}).values()
+    found[str(delegates)] = result.tolist()
+print(json.dumps([runtime_name(), schema().__name__, found]))
+"""
+READ = """
+from pathlib import Path
+from geutil.graph.tflite_reading import read
+from geutil.model import inspect
+for path in sys.argv[1:]:
+    print(len(read(Path(path).read_bytes()).graphs), inspect(path).kind)
+print([name for name in ("tensorflow", "keras", "h5py") if name in sys.modules])
+"""
+
+
+def image(detail):
+    scale, zero = detail["quantization"]
+    value = tflite_files.IMAGE
+    levels = np.round(value / np.float32(scale)) + zero if scale else value
+    return levels.astype(detail["dtype"])
+
+
+@pytest.mark.parametrize("name", ["int8", "floats"])
+def test_both_roads_compute_the_same_without_a_warning(tmp_path, name):
+    blob = tflite_files.SAMPLES[name]().blob
+    path, data = tmp_path / "m.tflite", tmp_path / "x.npy"
+    path.write_bytes(blob)
+    run = new_interpreter(blob).get_signature_runner()
+    (detail,) = run.get_input_details().values()
+    np.save(data, image(detail))
+    results = {}
+    for road, start in ROADS.items():
+        done = run_python("-c", start + RUN, str(path), str(data))
+        assert done.returncode == 0, done.stderr.decode()
+        assert "deprecated" not in done.stderr.decode().lower()
+        runtime, schema, results[road] = json.loads(done.stdout.splitlines()[-1])
+        assert runtime == road
+        assert schema.startswith("ai_edge_litert") == (road == "LiteRT")
+    ours, theirs = (results[road] for road in ROADS)
+    if name == "int8":
+        assert ours["False"] == theirs["False"]
+    # Sums of floats are compiled differently; a quantized result may be one step off.
+    for delegates in ours:
+        step = {"int8": 1, "floats": 1e-6}[name]
+        np.testing.assert_allclose(ours[delegates], theirs[delegates], 1e-5, step)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_file_is_read_without_tensorflow(tmp_path, road):
+    paths = []
+    for name in ("int8", "flow", "flex"):
+        paths.append(tmp_path / f"{name}.tflite")
+        paths[-1].write_bytes(tflite_files.SAMPLES[name]().blob)
+    # Not by the server of processes, which has imported TensorFlow.
+    done = subprocess.run(
+        [sys.executable, "-c", ROADS[road] + READ, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 TFLite", "5 TFLite", "1 TFLite", "[]"]
+
+
+def test_litert_runs_files_where_it_is_installed():
+    assert runtime_name() == "LiteRT"
+
+
+def test_tensors_are_kept_on_request():
+    blob = tflite_files.floats().blob
+    interpreter = new_interpreter(blob, keep_tensors=True)
+    interpreter.allocate_tensors()
+    (entry,) = interpreter.get_input_details()
+    interpreter.set_tensor(entry["index"], tflite_files.IMAGE)
+    interpreter.invoke()
+    relu = made_tensor(blob, "Relu6")
+    assert 0 < interpreter.get_tensor(relu).max() <= 6.0
+    assert interpreter.get_tensor(relu).min() == 0.0
+
+
+def made_tensor(blob, word):
+    """Return the place of the first computed tensor with a word in its name."""
+    main = read(blob).graphs[0]
+    made = [place for op in main.ops for place in op.outputs]
+    return next(place for place in made if word in main.tensors[place].name)

@@ -1,0 +1,152 @@
+"""Inspections of TFLite files."""
+
+from __future__ import annotations
+
+import pytest
+
+from geutil import model
+from geutil.model import ModelError, TFLiteInspection, inspect
+from geutil.model.files.inspection import KERAS_SUFFIXES
+from tests import tflite_files
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+
+@pytest.fixture
+def inspected(tmp_path):
+    def found(name):
+        path = tmp_path / f"{name}.tflite"
+        path.write_bytes(tflite_files.SAMPLES[name]().blob)
+        return inspect(path)
+
+    return found
+
+
+def test_an_int8_file(inspected):
+    found = inspected("int8")
+    assert isinstance(found, TFLiteInspection)
+    assert found.kind == "TFLite"
+    assert found.bytes_total == len(tflite_files.int8().blob)
+    (signature,) = found.signatures.values()
+    image = signature.inputs["image"]
+    assert (image.dtype, image.shape) == ("int8", (None, 16, 16, 3))
+    assert image.quantization.zero_points == (-128,)
+    assert image.quantization.scales[0] == pytest.approx(1 / 255, rel=1e-2)
+    assert found.ops == {
+        "CONV_2D": 5,
+        "DEPTHWISE_CONV_2D": 2,
+        "ADD": 1,
+        "FULLY_CONNECTED": 1,
+        "MEAN": 1,
+        "SOFTMAX": 1,
+    }
+    assert found.precisions == {"int8": found.ops}
+    assert found.bytes_constants == sum(found.weights.values())
+    # 8 bits a weight, 32 a bias.
+    kernels = 27 * 8 + 8 * 24 * 2 + 9 * 24 * 2 + 8 * 24 + 24 * 12 + 12 * 10
+    assert found.weights["int8"] == kernels
+    assert not (found.custom_ops or found.flex_ops or found.functions)
+
+
+def test_the_text_of_an_int8_file(inspected):
+    text = str(inspected("int8"))
+    assert "signature serving_default\n  in  image: int8 [n,16,16,3], scale" in text
+    assert "zero point -128" in text
+    assert "ops in int8: 11 (5 CONV_2D, 2 DEPTHWISE_CONV_2D" in text
+    assert "int8 1." in text  # kilobytes of weights
+
+
+def test_floats_among_integers_are_told(inspected):
+    found = inspected("mixed")
+    assert found.precisions["float32"] == {"SIN": 1}
+    assert found.precisions["int8 to float32"] == {"DEQUANTIZE": 1}
+    assert "ops in float32: 1 (1 SIN)" in str(found)
+
+
+def test_dynamic_range(inspected):
+    found = inspected("dynamic_range")
+    hybrid = "float32 with int8 weights (hybrid)"
+    assert found.precisions[hybrid] == {"FULLY_CONNECTED": 1}
+    assert found.weights["int8"] == 64 * 64
+
+
+def test_subgraphs_are_functions(inspected):
+    found = inspected("lstm")
+    assert [f.ops for f in found.functions] == [3, 19]
+    assert found.function_ops["LOGISTIC"] == 3
+    assert found.ops["WHILE"] == 1
+    assert "subgraphs behind the main one: 2" in str(found)
+
+
+def test_several_signatures(inspected):
+    found = inspected("two_signatures")
+    assert list(found.signatures) == ["decode", "encode"]
+    assert found.signatures["encode"].inputs["x"].shape == (None, 3)
+    assert found.signatures["decode"].outputs["x"].shape == (None, 3)
+
+
+def test_ops_of_tensorflow(inspected):
+    found = inspected("flex")
+    assert found.flex_ops == {"FlexCholesky": 1}
+    assert "ops of TensorFlow (flex): 1 (1 FlexCholesky)" in str(found)
+
+
+def test_custom_ops(tmp_path):
+    from geutil.graph.tflite_runtime import packed, schema, unpacked
+
+    changed = unpacked(tflite_files.mixed().blob)
+    codes = schema().BuiltinOperator
+    (sine,) = [c for c in changed.operatorCodes if c.builtinCode == codes.SIN]
+    sine.builtinCode = sine.deprecatedBuiltinCode = codes.CUSTOM
+    sine.customCode = "MySine"
+    (tmp_path / "m.tflite").write_bytes(packed(changed))
+    found = inspect(tmp_path / "m.tflite")
+    assert found.custom_ops == {"MySine": 1}
+    assert not found.flex_ops
+    assert "custom ops: 1 (1 MySine)" in str(found)
+
+
+def test_a_file_without_signatures_tells_its_ends(tmp_path):
+    from geutil.graph.tflite_runtime import packed, unpacked
+
+    changed = unpacked(tflite_files.int8().blob)
+    changed.signatureDefs = []
+    (tmp_path / "m.tflite").write_bytes(packed(changed))
+    found = inspect(tmp_path / "m.tflite")
+    assert not found.signatures
+    (shape,) = [tensor.shape for tensor in found.ends.inputs.values()]
+    assert shape == (None, 16, 16, 3)
+    assert "no signature\n  in  " in str(found)
+
+
+def test_a_file_is_told_by_its_first_bytes(tmp_path):
+    path = tmp_path / "model.lite"
+    path.write_bytes(tflite_files.flex().blob)
+    assert inspect(path).kind == "TFLite"
+
+
+REFUSED = {
+    "empty": (b"", "no TFLite file"),
+    "another": (b"PK\x03\x04 a zip archive", "no TFLite file"),
+    "cut": (None, "cut off|damaged"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_broken_files_are_refused(tmp_path, name):
+    blob, message = REFUSED[name]
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tflite_files.int8().blob[:3000] if blob is None else blob)
+    with pytest.raises(ModelError, match=message) as refusal:
+        inspect(path)
+    assert "m.tflite" in str(refusal.value)
+    assert "convert" in str(refusal.value)
+
+
+def test_a_file_is_not_opened_as_a_model(tmp_path):
+    assert ".tflite" not in KERAS_SUFFIXES
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tflite_files.flex().blob)
+    with pytest.raises(ModelError, match=r"TensorFlow Lite model .*inspect.*made from"):
+        model.open(path)
