@@ -58,10 +58,16 @@ def _traced(model, **options):
         if options:
             report = fold_batch_norms(graph, is_training=True, strict=True, **options)
             assert len(report.folded) == 4
-        handles = [graph.capture(v.value.handle) for v in model.trainable_variables]
+        handles = [_handle(graph, v) for v in model.trainable_variables]
         return y, tf.gradients(tf.reduce_sum(y**2 + y), [x, *handles])
 
     return step
+
+
+def _handle(graph, variable):
+    # A variable of tf_keras is TensorFlow's own, one of Keras has such a one.
+    own = variable if hasattr(variable, "handle") else variable.value
+    return graph.capture(own.handle)
 
 
 CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative", "MatMul")
@@ -83,11 +89,37 @@ def test_each_layer_runs_once():
     assert counts["exact"].total() > counts["one_pass"].total()
 
 
-def test_an_architecture_with_all_kinds_of_layers():
-    folded, plain = _keras_net(), _keras_net()
+def _tf_keras_net():
+    """Norms that are one op, in training as tf_keras builds them."""
+    k = pytest.importorskip("tf_keras")
+    k.utils.set_random_seed(0)
+    x = y = k.Input((8, 8, 3))
+    for make in (
+        lambda: k.layers.Conv2D(6, 3),
+        lambda: k.layers.DepthwiseConv2D(3, use_bias=False),
+        lambda: k.layers.Conv2DTranspose(4, 3, strides=2),
+    ):
+        y = k.layers.BatchNormalization(epsilon=0.1)(make()(y))
+        y = k.layers.ReLU()(y)
+    y = k.layers.Dense(5)(k.layers.GlobalAveragePooling2D()(y))
+    y = k.layers.BatchNormalization(epsilon=0.1)(y)
+    model = k.Model(x, k.layers.Activation("tanh")(y))
+    random = np.random.default_rng(0)
+    for layer in model.layers:
+        if isinstance(layer, k.layers.BatchNormalization):
+            layer.set_weights(
+                [random.uniform(0.5, 2.0, w.shape) for w in layer.get_weights()]
+            )
+    return model
+
+
+@pytest.mark.parametrize("make", [_keras_net, _tf_keras_net])
+def test_architectures_with_all_kinds_of_layers(make):
+    folded, plain = make(), make()
     steps = _traced(folded, statistics="one_pass"), _traced(plain)
     for seed in range(3):
-        x = np.float32(np.random.default_rng(seed).normal(size=(4, 8, 8, 4)))
+        shape = (4, *folded.input_shape[1:])
+        x = np.float32(np.random.default_rng(seed).normal(size=shape))
         (y, gradients), (other, others) = (step(tf.constant(x)) for step in steps)
         close([y.numpy()], [other.numpy()])
         size = max(np.abs(g).max() for g in others)
