@@ -149,7 +149,7 @@ def build_one_pass(
     tensor, axis, shapes = _layer(fold, scale)
     with beside(fold.end):
         added = fold_arithmetic.computed(before)
-        measured = _measured(tensor, axis, scale, added, statistics.mean.dtype)
+        measured = _measured(tensor, axis, scale, added)
     batch = with_statistics(statistics, measured.mean, measured.variance)
     with beside(fold.end):
         current = fold_arithmetic.computed([*before, *batch.steps])
@@ -214,33 +214,32 @@ def _layer(
     return tensor, axis, tuple(shapes)
 
 
-def _measured(
-    tensor: Tensor, axis: int, scale: Value, added: Affine, dtype: tf.DType
-) -> Measured:
+def _measured(tensor: Tensor, axis: int, scale: Value, added: Affine) -> Measured:
     """Return the statistics of what a norm reads.
+
+    They end in a division by what has no gradients, which is how stripping finds them:
+    see `geutil.select.networks.batch_norms.measured_moment`.
 
     Args:
         tensor: the same, each channel multiplied by `scale`, without what `added` does.
         axis: the axis of the channels, counted from the end.
         scale: shape [C].
         added: what is done to each channel between the layer and the norm.
-        dtype: of the statistics.
     """
     rank = tensor.shape.rank
     axes = [i for i in range(rank) if i != axis % rank]
-    wide = tf.cast(tensor, dtype)
+    wide = tf.cast(tensor, scale.dtype)
     mean = tf.reduce_mean(wide, axes, name="batch_mean")
     around = tf.reshape(tf.stop_gradient(mean), [-1] + [1] * (-1 - axis))
     apart = tf.math.squared_difference(wide, around)
     variance = tf.reduce_mean(apart, axes, name="batch_variance")
     count = tf.size(tensor, tf.int64) // tf.size(mean, tf.int64)
-    inverse = 1.0 / scale
     if added.scale is not None:
-        inverse = inverse * added.scale
-    mean = mean * inverse
+        mean, variance = mean * added.scale, variance * tf.square(added.scale)
     if added.offset is not None:
-        mean = mean + added.offset
-    return Measured(mean, variance * tf.square(inverse), count)
+        mean = mean + added.offset * scale
+    square = tf.stop_gradient(tf.square(scale))
+    return Measured(mean / scale, variance / square, count)
 
 
 def _start(fold: TrainingFold) -> Link:
