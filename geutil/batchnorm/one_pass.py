@@ -231,8 +231,9 @@ def _measured(tensor: Tensor, axis: int, scale: Value, added: Affine) -> Measure
     wide = tf.cast(tensor, scale.dtype)
     mean = tf.reduce_mean(wide, axes, name="batch_mean")
     around = tf.reshape(tf.stop_gradient(mean), [-1] + [1] * (-1 - axis))
-    apart = tf.math.squared_difference(wide, around)
-    variance = tf.reduce_mean(apart, axes, name="batch_variance")
+    # One op for both is several times slower than these two where it broadcasts.
+    squares = tf.square(wide - around)
+    variance = tf.reduce_mean(squares, axes, name="batch_variance")
     count = tf.size(tensor, tf.int64) // tf.size(mean, tf.int64)
     if added.scale is not None:
         mean, variance = mean * added.scale, variance * tf.square(added.scale)
