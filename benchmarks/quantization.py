@@ -106,7 +106,8 @@ def _steps(batch: int) -> Iterator[Row]:
     ways = {
         "without FakeQuant": lambda x: network(x, training=True),
         "norms folded for inference": _opened(network),
-        "norms folded for training": _rewritten(network),
+        "norms folded for training": _rewritten(network, "exact"),
+        "norms folded in one pass": _rewritten(network, "one_pass"),
     }
     steps = [_step(way, variables) for way in ways.values()]
     sides = [Side(lambda _, s=s: s(images, labels).numpy()) for s in steps]
@@ -132,10 +133,10 @@ def _opened(network: Any) -> Call:
     return lambda x: next(iter(function(x).values()))
 
 
-def _rewritten(network: Any) -> Call:
+def _rewritten(network: Any, statistics: str) -> Call:
     def call(x: tf.Tensor) -> tf.Tensor:
         logits = network(x, training=True)
-        report = create_training_graph(logits.graph)
+        report = create_training_graph(logits.graph, statistics=statistics)
         return report.tensor(logits)
 
     return call

@@ -109,6 +109,76 @@ def _means(operands: list[Tensor], *stops: Operation) -> list[Operation]:
     return list(means)
 
 
+_SAME_NUMBERS = batch_norms.SHAPING - {"StopGradient"} | {"Snapshot"}
+
+
+def not_of_input(statistics: Statistics) -> Obstacle | None:
+    """Return why statistics are not the plain ones of what the norm reads, or None.
+
+    Plain is the mean over all axes but the channels', and of the variance the mean of
+    squared differences from it, or the mean of squares without the square of the mean.
+
+    Args:
+        statistics: of a norm.
+    """
+    if statistics.norm.fused is not None:
+        return None
+    mean = statistics.mean.op
+    variance = _plain(statistics.variance).op
+    if mean.type != "Mean" or not _is_input(mean.inputs[0], statistics.norm):
+        return Obstacle("is no mean of what the norm reads", mean)
+    measured = _measured_around(variance, mean)
+    if measured is None or not _is_input(measured, statistics.norm):
+        return Obstacle("is no variance of what the norm reads", variance)
+    return None
+
+
+def _measured_around(variance: Operation, mean: Operation) -> Tensor | None:
+    """Return what an op gives the variance of, around a mean; None if it does not."""
+    if variance.type == "Sub":
+        squares, squared_mean = (_plain(t).op for t in variance.inputs)
+        root = _squared(squared_mean)
+        if squares.type != "Mean" or not is_statistic(squares):
+            return None
+        is_mean = root is not None and _mean_of(root) is mean
+        return _squared(_plain(squares.inputs[0]).op) if is_mean else None
+    if variance.type != "Mean" or not is_statistic(variance):
+        return None
+    squares = _plain(variance.inputs[0]).op
+    difference = squares
+    if squares.type != "SquaredDifference":
+        root = _squared(squares)
+        difference = squares if root is None else _plain(root).op
+        if difference.type != "Sub":
+            return None
+    data, around = difference.inputs
+    return data if _mean_of(around) is mean else None
+
+
+def _mean_of(tensor: Tensor) -> Operation:
+    """Return the op that yields a mean, whatever its shape; gradients do not matter.
+
+    Those of a variance do not depend on whether they go through its mean: the
+    differences from that add up to nothing.
+    """
+    return moving_averages.base_of(tensor).op
+
+
+def _squared(op: Operation) -> Tensor | None:
+    """Return what an op squares; None if it does something else."""
+    if op.type == "Square" or (op.type == "Mul" and op.inputs[0] is op.inputs[1]):
+        return op.inputs[0]
+    return None
+
+
+def _is_input(tensor: Tensor, norm: Norm) -> bool:
+    return _plain(tensor) is _plain(norm.input)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return batch_norms.behind_shaping(tensor, _SAME_NUMBERS)
+
+
 def read_moving(average: MovingVariable) -> Tensor:
     """Return the value that a variable has before it is updated.
 

@@ -13,7 +13,7 @@ from geutil.batchnorm.fold_graph import Folder
 from geutil.batchnorm.fold_plan import Choices
 from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.targets import Places
-from geutil.batchnorm.training_fold import Training
+from geutil.batchnorm.training_fold import EXACT, Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import edits, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
@@ -27,6 +27,7 @@ def fold_batch_norms(
     is_training: bool = False,
     freeze_batch_norm_delay: int | None = None,
     step: Any = None,
+    statistics: str = "exact",
     scope: str | None = None,
     strict: bool = False,
     assume_inference: bool = False,
@@ -47,7 +48,8 @@ def fold_batch_norms(
     not). Weights take in the moving variance, so that they can be quantized as they
     will be deployed; what the batch's differs by is put right behind the layer
     (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay.
-    The old layer goes on being computed, for the statistics.
+    The old layer goes on being computed, for the statistics, or these are taken of the
+    folded layer, which then runs alone.
 
     Norms in the bodies of loops, of conditionals and of functions that are called are
     folded there, if their layer is in the same body and its weights reach the body as
@@ -68,6 +70,17 @@ def fold_batch_norms(
             are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
+        statistics: what the statistics of the batch are of. "exact" takes them of the
+            layer as it was, which is run besides: weights may be quantized, and they
+            stay those of the float weights. "one_pass" takes them of the folded layer,
+            divided by what its weights were multiplied by: each layer runs once, and
+            where its weights are quantized the norm normalizes what they make, as it is
+            deployed. Until they are, both are the norm as it was, up to rounding.
+            Weights are scaled by gamma / sqrt(moving variance + epsilon) in both. Where
+            the moving variance is far from the batch's, symmetric ranges by channel
+            scale along, and quantized weights are the same multiples; of one range for
+            the whole tensor channels whose moving variance is too high get too few
+            steps, until the averages have settled.
         scope: a name scope, with or without a slash at its end: only norms in it; None
             is all.
         strict: raise if a norm was refused.
@@ -109,7 +122,9 @@ def fold_batch_norms(
     """
     places = Places(graph_or_model)
     kept_tensors = _kept(keep, places)
-    training = _training(is_training, freeze_batch_norm_delay, step, assume_inference)
+    training = _training(
+        is_training, freeze_batch_norm_delay, step, statistics, assume_inference
+    )
     choices = Choices(scope, clone_shared, assume_inference)
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
@@ -155,7 +170,11 @@ def _abandoned_on_error(graph: Graph) -> Iterator[None]:
 
 
 def _training(
-    is_training: bool, delay: int | None, step: Any, assume_inference: bool
+    is_training: bool,
+    delay: int | None,
+    step: Any,
+    statistics: str,
+    assume_inference: bool,
 ) -> Training | None:
     """Return what the caller asks for in training; None if that is nothing.
 
@@ -165,14 +184,16 @@ def _training(
     """
     if is_training and assume_inference:
         raise FoldError("is_training=True and assume_inference=True exclude each other")
-    if not is_training and delay is None and step is None:
-        return None
-    training = Training(delay, step)
-    if not is_training:
-        raise FoldError(
-            "freeze_batch_norm_delay is for training; pass is_training=True"
-        )
-    return training
+    training = Training(delay, step, statistics)
+    if is_training:
+        return training
+    for name, given in (
+        ("freeze_batch_norm_delay", delay is not None),
+        ("statistics", statistics != EXACT),
+    ):
+        if given:
+            raise FoldError(f"{name} is for training; pass is_training=True")
+    return None
 
 
 def _check_none(report: FoldReport, scope: str | None) -> None:

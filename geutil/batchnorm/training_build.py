@@ -45,7 +45,7 @@ from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.batch_norms import FusedNorm
-from geutil.select.networks.layers import data_format
+from geutil.select.networks.layers import Layer, data_format
 
 
 class Corrected(NamedTuple):
@@ -166,10 +166,10 @@ def moments_of(statistics: Statistics) -> Moments:
         variance = tf.reduce_mean(apart, axes, name="batch_variance")
         count = tf.size(data, tf.int64) // tf.size(mean, tf.int64)
         whole = unbiased(variance, tf.cast(count, variance.dtype))
-        return Moments(mean, variance, _averaged(fused, mean, whole))
+        return Moments(mean, variance, averaged(fused, mean, whole))
 
 
-def _averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Return what a fused op returns as statistics; no gradients go through them."""
     factor = norm.averaging_factor
     results = []
@@ -196,9 +196,9 @@ def with_statistics(
     with beside(norm.result.op):
         if norm.fused is not None:
             return _fused(steps[0], mean, variance)
-        replaced = {id(statistics.variance): _like(variance, statistics.variance)}
+        replaced = {id(statistics.variance): like(variance, statistics.variance)}
         if mean is not None:
-            replaced[id(statistics.mean)] = _like(mean, statistics.mean)
+            replaced[id(statistics.mean)] = like(mean, statistics.mean)
     return _copied(statistics, steps, replaced)
 
 
@@ -288,7 +288,7 @@ def _is_inverse(root: Operation) -> bool:
     return root.type == "Rsqrt"
 
 
-def _like(value: Tensor, statistic: Tensor) -> Tensor:
+def like(value: Tensor, statistic: Tensor) -> Tensor:
     """Return a value of channels in the shape and type of a statistic."""
     return tf.reshape(tf.cast(value, statistic.dtype), statistic.shape)
 
@@ -312,11 +312,15 @@ class Built:
         result: what the folded layer makes, with its bias.
         rest: what replaces further outputs of the fold's end; None for those that stay.
         root: what has the root of the moving variance, and no longer reads it.
+        statistics: statistics of the batch, and what takes their place.
+        shapes: tensors of the old layer, and new ones of the same shapes.
     """
 
     result: Tensor
     rest: tuple[Tensor | None, ...]
     root: Operation
+    statistics: tuple[tuple[Tensor, Tensor], ...] = ()
+    shapes: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 Freeze = Callable[[], Tensor] | None
@@ -345,7 +349,7 @@ def build_training(
     )
     frozen = None if freeze is None else freeze()
     with beside(fold.end):
-        before = _steps_before(fold)
+        before = steps_before(fold)
         needed = scaling(before) if frozen is None else before
         values = corrected(
             fold_arithmetic.computed([*before, *batch.steps]),
@@ -384,7 +388,7 @@ def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 
-def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
+def steps_before(fold: TrainingFold) -> tuple[Step, ...]:
     """Return the steps between the layer and the norm, such as a bias."""
     inside = {step.op for step in fold.statistics.norm.steps}
     steps = (link.step for link in fold.links)
@@ -394,21 +398,14 @@ def _steps_before(fold: TrainingFold) -> tuple[Step, ...]:
 def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
     """Copy a layer with corrected weights, and the path from it to the norm."""
     layer, links = fold.layer, fold.links
-    with creation.surroundings_of(layer.op):
-        scale = values.weights
-        source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
-        sizes = layer.sizes(layer.outputs) or ()
-        spread = fold_arithmetic.along_axes(
-            scale, layer.kernel.shape.rank, layer.outputs, sizes
-        )
-        weights = tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
+    weights = scaled_weights(layer, values.weights)
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
     axis = layer.axis
     # Steps of the path are in the weights and the bias by now; ops that only move
     # or reshape data are copied.
     for link in links:
         if link is place:
-            tensor = _rescaled(tensor, values.result, axis, link)
+            tensor = rescaled(tensor, values.result, axis, link)
             tensor = add_bias(tensor, filled(values.bias, layer), axis, link)
         elif link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
@@ -417,7 +414,19 @@ def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
     return tensor
 
 
-def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
+def scaled_weights(layer: Layer, scale: Value) -> Tensor:
+    """Return the weights of a layer, each channel of its result multiplied."""
+    with creation.surroundings_of(layer.op):
+        source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
+        sizes = layer.sizes(layer.outputs) or ()
+        spread = fold_arithmetic.along_axes(
+            scale, layer.kernel.shape.rank, layer.outputs, sizes
+        )
+        return tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
+
+
+def rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
+    """Return a tensor with each channel multiplied; see `build.add_bias`."""
     with creation.surroundings_of(place.op):
         ratio = tf.cast(ratio, tensor.dtype)
         if axis != -1 and ratio.shape.rank:

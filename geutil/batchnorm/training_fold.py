@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm import batch_statistics, build, training_build
+from geutil.batchnorm import batch_statistics, build, one_pass, training_build
 from geutil.batchnorm.norm_finding import Norm, find_norms, is_correction
 from geutil.batchnorm.norm_path import Obstacle, Path, outside_readers, path_to
 from geutil.batchnorm.report import Folded
@@ -42,17 +42,23 @@ class TrainingPlan:
     refused: dict[Operation, tuple[Norm, Obstacle]] = field(default_factory=dict)
 
 
-def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> TrainingPlan:
+EXACT, ONE_PASS = "exact", "one_pass"
+
+
+def plan_training(
+    graph: Graph, scope: str | None, *, freezes: bool, one_pass: bool = False
+) -> TrainingPlan:
     """Plan to fold the norms in training of a graph into the layers before them.
 
     Args:
         graph: the graph.
         scope: a name scope: only norms in it; None is all.
         freezes: whether moving averages are to stop.
+        one_pass: whether statistics are taken of the folded layers.
 
     Cost: linear in ops and edges.
     """
-    planner = _Planner(graph, scope, freezes)
+    planner = _Planner(graph, scope, freezes, one_pass)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
         if not norm.training or is_correction(norm, planner.origins):
@@ -66,16 +72,19 @@ def plan_training(graph: Graph, scope: str | None, *, freezes: bool) -> Training
 
 
 class _Planner:
-    def __init__(self, graph: Graph, scope: str | None, freezes: bool) -> None:
+    def __init__(
+        self, graph: Graph, scope: str | None, freezes: bool, one_pass: bool
+    ) -> None:
         self.origins = Origins(graph)
         self.liveness = Liveness(graph)
         self._scope = scope
         self._freezes = freezes
+        self._one_pass = one_pass
 
     def fold_of(self, norm: Norm) -> TrainingFold | Obstacle:
         if not types.is_in_scope(norm.name, self._scope):
             return Obstacle(f"is outside of scope '{self._scope}'", norm.result.op)
-        # The old layer stays, for its statistics: others may go on reading it.
+        # The old layer stays for whoever else reads it, its statistics perhaps.
         path = path_to(norm, self.origins, self.liveness, (), {})
         if isinstance(path, Obstacle):
             return path
@@ -87,6 +96,11 @@ class _Planner:
         )
         if isinstance(statistics, Obstacle):
             return statistics
+        if self._one_pass:
+            objection = batch_statistics.not_of_input(statistics)
+            if objection is not None:
+                reason = f"{objection.reason}; pass statistics='{EXACT}'"
+                return Obstacle(reason, objection.op)
         return TrainingFold((norm,), path.layer, path.links, statistics=statistics)
 
     def _objection(self, norm: Norm, path: Path) -> Obstacle | None:
@@ -142,15 +156,26 @@ class Training:
 
     delay: int | None = None
     step: Any = None
+    statistics: str = EXACT
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense.
 
         Raises:
             ArgumentTypeError: an argument is of another type.
-            FoldError: the delay is negative, or there is a step without one.
+            FoldError: the delay is negative, there is a step without one, or there are
+                no such statistics.
         """
         delay = self.delay
+        if not isinstance(self.statistics, str):
+            raise ArgumentTypeError(
+                f"statistics is '{EXACT}' or '{ONE_PASS}', not "
+                f"{type_name(self.statistics)}"
+            )
+        if self.statistics not in (EXACT, ONE_PASS):
+            raise FoldError(
+                f"statistics is '{self.statistics}'; pass '{EXACT}' or '{ONE_PASS}'"
+            )
         if delay is None:
             if self.step is not None:
                 raise FoldError(
@@ -170,7 +195,26 @@ class Training:
 
     def plan(self, graph: Graph, scope: str | None) -> TrainingPlan:
         """Return what will be folded, and what will not."""
-        return plan_training(graph, scope, freezes=self.delay is not None)
+        return plan_training(
+            graph,
+            scope,
+            freezes=self.delay is not None,
+            one_pass=self.statistics == ONE_PASS,
+        )
+
+    def build(
+        self, fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
+    ) -> Built:
+        """Build what takes the place of a norm and its layer."""
+        if self.statistics == ONE_PASS:
+            return one_pass.build_one_pass(fold, freeze, end_stays=end_stays)
+        return training_build.build_training(fold, freeze, end_stays=end_stays)
+
+    def settle(self, fold: TrainingFold, built: Built, freeze: Freeze) -> None:
+        """Settle what moves the averages, once the norm is replaced."""
+        if self.statistics == ONE_PASS:
+            one_pass.settle_statistics(fold, built)
+        training_build.settle(fold, built, freeze)
 
     def counter(self, graph: Graph) -> Any:
         """Return the variable in which a graph counts its steps, if it does."""
@@ -215,12 +259,12 @@ def fold_in_training(
     held_ends = build.held_ends(graph, [fold for fold in plan.folds if can_stay(fold)])
     for fold in plan.folds:
         if fold.end in held_ends:
-            built = training_build.build_training(fold, freeze, end_stays=True)
+            built = training.build(fold, freeze, end_stays=True)
             stay(fold, built)
-            training_build.settle(fold, built, freeze)
+            training.settle(fold, built, freeze)
             into[fold.end] = fold.end
     rest = {fold.end: fold for fold in plan.folds if fold.end not in held_ends}
-    for end, outcome in _replace(graph, rest, freeze).items():
+    for end, outcome in _replace(graph, rest, training, freeze).items():
         if isinstance(outcome, Obstacle):
             refused[end] = rest[end].statistics.norm, outcome
         else:
@@ -229,7 +273,10 @@ def fold_in_training(
 
 
 def _replace(
-    graph: Graph, folds: dict[Operation, TrainingFold], freeze: Freeze
+    graph: Graph,
+    folds: dict[Operation, TrainingFold],
+    training: Training,
+    freeze: Freeze,
 ) -> dict[Operation, Operation | Obstacle]:
     """Let what reads the ends of folds read what is built instead.
 
@@ -241,7 +288,7 @@ def _replace(
     built: dict[Operation, Built] = {}
 
     def fold_batch_norm(end: Operation) -> list[Tensor | None]:
-        built_fold = built[end] = training_build.build_training(folds[end], freeze)
+        built_fold = built[end] = training.build(folds[end], freeze)
         return [built_fold.result, *built_fold.rest]
 
     done = replace_each(graph, folds, fold_batch_norm, name="fold_batch_norm")
@@ -250,7 +297,7 @@ def _replace(
         if end in done.refused:
             outcomes[end] = Obstacle(done.refused[end], end)
         else:
-            training_build.settle(fold, built[end], freeze)
+            training.settle(fold, built[end], freeze)
             outcomes[end] = built[end].result.op
     return outcomes
 

@@ -60,7 +60,10 @@ class RewriteReport:
 
 @tf.autograph.experimental.do_not_convert
 def create_training_graph(
-    input_graph: Graph | None = None, quant_delay: int = 0
+    input_graph: Graph | None = None,
+    quant_delay: int = 0,
+    *,
+    statistics: str = "exact",
 ) -> RewriteReport:
     """Rewrite a graph for training with simulated quantization, in place.
 
@@ -74,6 +77,8 @@ def create_training_graph(
             a function that is being traced.
         quant_delay: the training step, counted from 1, from which on values are
             rounded. Let the network settle first where it is trained from scratch.
+        statistics: what the statistics of the batch are of: "exact" runs each layer
+            twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:
         What was folded and quantized, and what was not and why.
@@ -82,6 +87,7 @@ def create_training_graph(
         ArgumentTypeError: an argument is of another type.
         QuantizeError: the delay is negative, or the graph holds gradients or optimizer
             ops; nothing is changed.
+        FoldError: there are no such statistics.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -98,7 +104,9 @@ def create_training_graph(
         >>> report.tensor(y).name, report.quantization.coverage
         ('dense/act_quant/SelectV2:0', 1.0)
     """
-    return _training_graph(input_graph, QuantizeChoices(), quant_delay, None)
+    return _training_graph(
+        input_graph, QuantizeChoices(), quant_delay, None, statistics
+    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -146,6 +154,8 @@ def experimental_create_training_graph(
     quant_delay: int = 0,
     freeze_bn_delay: int | None = None,
     scope: str | None = None,
+    *,
+    statistics: str = "exact",
 ) -> RewriteReport:
     """Do what `create_training_graph` does, with more to choose.
 
@@ -164,6 +174,8 @@ def experimental_create_training_graph(
             never does; a number fits one network and batch size only. Some time before
             the end of training is good, when the averages have settled.
         scope: fold and quantize in this name scope only; None is all.
+        statistics: what the statistics of the batch are of: "exact" runs each layer
+            twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:
         What was folded and quantized, and what was not and why.
@@ -172,7 +184,7 @@ def experimental_create_training_graph(
         ArgumentTypeError: an argument is of another type.
         QuantizeError: a number is out of range, or the graph holds gradients or
             optimizer ops; nothing is changed.
-        FoldError: `freeze_bn_delay` is negative.
+        FoldError: `freeze_bn_delay` is negative, or there are no such statistics.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
@@ -190,7 +202,9 @@ def experimental_create_training_graph(
         4 bits, symmetric
     """
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
-    return _training_graph(input_graph, choices, quant_delay, freeze_bn_delay)
+    return _training_graph(
+        input_graph, choices, quant_delay, freeze_bn_delay, statistics
+    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -240,7 +254,7 @@ def experimental_create_eval_graph(
 
 
 def _training_graph(
-    graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any
+    graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any, statistics: str
 ) -> RewriteReport:
     delay = plan_insertion.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
@@ -249,6 +263,7 @@ def _training_graph(
             graph,
             is_training=True,
             freeze_batch_norm_delay=freeze,
+            statistics=statistics,
             scope=choices.scope,
         )
         return RewriteReport(folds, _quantized(graph, choices, delay, is_training=True))

@@ -280,9 +280,10 @@ class _Builder:
             )
             return (low, high), (low, high)
         sources = [point.tensor for point in group.sources]
+        never_negative = tuple(map(range_variables.is_never_negative, sources))
         ends = self._stencils.add(
-            ("moving average", form, group.decay, len(sources)),
-            _moving_average(form, group.decay),
+            ("moving average", form, group.decay, never_negative),
+            _moving_average(form, group.decay, never_negative),
             scope,
             [*handles, self._variables.learnt(group.name), *sources],
             device,
@@ -328,10 +329,12 @@ def _last_value(form: Any) -> Callable[..., list[Tensor]]:
     return function
 
 
-def _moving_average(form: Any, decay: float) -> Callable[..., list[Tensor]]:
+def _moving_average(
+    form: Any, decay: float, never_negative: tuple[bool, ...]
+) -> Callable[..., list[Tensor]]:
     def function(low: Any, high: Any, learnt: Any, *xs: Tensor) -> list[Tensor]:
         early, late = range_variables.moving_average(
-            xs, (low, high), learnt, form, decay
+            xs, (low, high), learnt, form, decay, never_negative
         )
         return [*early, *late]
 

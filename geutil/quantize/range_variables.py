@@ -25,6 +25,7 @@ from geutil.errors import QuantizeError
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
 from geutil.quantize.planning.draft_points import RangeGroup
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import source_of
 from geutil.quantize.spec import Format, Range, symmetric, symmetric_ratio, with_zero
 
@@ -68,24 +69,65 @@ def _by_channel(x: Tensor, low: Tensor, high: Tensor, **more: Any) -> Tensor:
     )
 
 
-def ends_of(xs: Sequence[Tensor], form: Format) -> Pair:
+def ends_of(
+    xs: Sequence[Tensor], form: Format, never_negative: Sequence[bool] = ()
+) -> Pair:
     """Return the range of what tensors hold, with zero in it.
 
     Channels of tensors are counted by the last axes.
+
+    Args:
+        xs: the tensors.
+        form: how they are stored.
+        never_negative: of each, whether it holds nothing below zero, which is then its
+            low end without looking; none is told of if this is empty.
     """
     if form.symmetric and form.narrow_range:
         sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
         size = _joined(sizes, tf.maximum)
         return -size, size
-    low = _joined([_reduced(tf.reduce_min, x, form) for x in xs], tf.minimum)
     high = _joined([_reduced(tf.reduce_max, x, form) for x in xs], tf.maximum)
     # One constant for both: there are many ranges.
     zero = tf.constant(0.0)
-    low, high = tf.minimum(low, zero), tf.maximum(high, zero)
+    known = never_negative or [False] * len(xs)
+    lows = [
+        _reduced(tf.reduce_min, x, form)
+        for x, is_known in zip(xs, known, strict=True)
+        # Of channels there is a vector of zeros.
+        if form.axes or not is_known
+    ]
+    low = tf.minimum(_joined(lows, tf.minimum), zero) if lows else zero
+    high = tf.maximum(high, zero)
     if not form.symmetric:
         return low, high
     ratio = symmetric_ratio(form.bits, form.narrow_range)
     return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
+
+
+_NEVER_NEGATIVE = frozenset(
+    ("Abs", "Exp", "Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Square")
+)
+_KEEP_SIGNS = FAKE_QUANT | {
+    "AvgPool",
+    "ExpandDims",
+    "Identity",
+    "MaxPool",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
+"""Zero is a value of every range, so rounding makes nothing negative of the rest."""
+
+
+def is_never_negative(tensor: Tensor) -> bool:
+    """Tell whether a tensor is known to hold nothing below zero.
+
+    Cost: linear in the ops that only move, pool or round its values.
+    """
+    op = tensor.op
+    while op.type in _KEEP_SIGNS:
+        op = op.inputs[0].op
+    return op.type in _NEVER_NEGATIVE
 
 
 def _reduced(reduce: Any, x: Tensor, form: Format) -> Tensor:
@@ -142,7 +184,12 @@ def last_value(xs: Sequence[Tensor], handles: Pair, form: Format) -> Pair:
 
 
 def moving_average(
-    xs: Sequence[Tensor], handles: Pair, learnt: Any, form: Format, decay: float
+    xs: Sequence[Tensor],
+    handles: Pair,
+    learnt: Any,
+    form: Format,
+    decay: float,
+    never_negative: Sequence[bool] = (),
 ) -> tuple[Pair, Pair]:
     """Move a range towards that of tensors; return it as it was, and as it is now.
 
@@ -152,6 +199,7 @@ def moving_average(
         learnt: the handle of the variable that tells how much of the range is learnt.
         form: how the tensors are stored.
         decay: how much of the range stays.
+        never_negative: see `ends_of`.
     """
     share = tf.constant(1.0 - decay)
     learnt_share = _read(learnt)
@@ -160,7 +208,7 @@ def moving_average(
         before = read(handles)
     total = learnt_share + (1.0 - learnt_share) * share
     stays = 1.0 - share / total
-    batch = ends_of(xs, form)
+    batch = ends_of(xs, form, never_negative)
     low, high = (
         new + (old - new) * stays for old, new in zip(before, batch, strict=True)
     )

@@ -167,19 +167,23 @@ class Net:
         axis = [-1, 1] if self.layer == "depthwise" else [-1]
         return self.kernel * factor.reshape(axis)
 
-    def result(self, x, w, old_x):
+    def result(self, x, w, old_x, statistics):
         """Return what the layer and its norm make.
 
         Args:
             x: what the folded layer reads.
             w: its weights.
-            old_x: what the layer reads that makes the statistics.
+            old_x: what the layer reads that makes the statistics, if they are exact.
+            statistics: "exact" or "one_pass".
         """
         apply = REFERENCE[self.layer]
         y = apply(x, w)
         if self.norm == "none":
             return y + self.beta
-        batch = apply(old_x, self.kernel)
+        if statistics == "exact":
+            batch = apply(old_x, self.kernel)
+        else:
+            batch = y * (np.sqrt(self.moving + EPSILON) / self.gamma)
         axes = tuple(range(batch.ndim - 1))
         deviation = np.sqrt(batch.var(axes) + EPSILON)
         shift = self.beta - batch.mean(axes) * self.gamma / deviation

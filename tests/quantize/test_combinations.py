@@ -10,6 +10,7 @@
 | delay | None, 0, 3 | calls with a scope each |
 | per channel | with, without | calls with a scope each |
 | scope | with, without | graphs |
+| statistics | exact, one_pass | tests |
 
 Of delay and per channel each test takes two combinations in turn, and without a scope
 one, so that each layer and norm meets all. With `GEUTIL_TEST_ALL=1` every test takes
@@ -43,6 +44,7 @@ from tests.quantize.tiny import (
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
+STATISTICS = ["exact", "one_pass"]
 FORMS = list(itertools.product([None, 0, 3], [True, False]))
 PARTS = LAYERS, ["fused", "unfused", "none"], ["resource", "ref", "constant"]
 CASES = list(itertools.product(*PARTS))
@@ -122,11 +124,11 @@ def _expected_slots(net):
 class Trial:
     """Nets that were quantized in one way, in a graph."""
 
-    def __init__(self, graph, prefix, nets, delay, per_channel, report):
+    def __init__(self, graph, prefix, nets, delay, per_channel, report, statistics):
         self.delay, self.per_channel, self.report = delay, per_channel, report
         self.nets = {prefix + name: net for name, net in nets.items()}
         self.points = {n: _points(graph, n, report) for n in self.nets}
-        self.graph = graph
+        self.graph, self.statistics = graph, statistics
         for name, net in self.nets.items():
             assert set(self.points[name]) == _expected_slots(net), name
 
@@ -179,7 +181,7 @@ class Trial:
 
     def _check_values(self, net, fetched, old_x, x, w):
         """Check what stands before the FakeQuant ops against numpy."""
-        made = net.result(x, w, old_x)
+        made = net.result(x, w, old_x, self.statistics)
         last = "end/act_quant" if net.activation != "none" else "end/add_quant"
         if net.bypass:
             source, result, _, _ = fetched[_before_the_sum(net)]
@@ -235,8 +237,18 @@ def _check_ranges(values, before, after):
             np.testing.assert_array_equal([after[n] for n in names], [low, high])
 
 
+def _choosing(graph):
+    """Return the ops that choose whether to quantize; folds choose among scales."""
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type == "SelectV2" and "training_fold" not in op.name
+    ]
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS, together=1))
-def test_with_scopes(layer, norm, variables):
+def test_with_scopes(layer, norm, variables, statistics):
     case = layer, norm, variables
     graph, trials, made, forms = tf.Graph(), [], {}, _forms(case, 2)
     with graph.as_default():
@@ -246,7 +258,7 @@ def test_with_scopes(layer, norm, variables):
                 made[prefix] = _nets(*case, seed=index)
         with tf.name_scope("outside"):
             outside = _nets(*case, seed=7)
-    folds = fold_batch_norms(graph, is_training=True)
+    folds = fold_batch_norms(graph, is_training=True, statistics=statistics)
     count = 6 * (len(forms) + 1)
     assert len(folds.folded) == (0 if case[1] == "none" else count)
     for (prefix, nets), (delay, per_channel) in zip(made.items(), forms, strict=True):
@@ -256,9 +268,10 @@ def test_with_scopes(layer, norm, variables):
         assert all(e.op.startswith(prefix) for e in report.quantized)
         missed = [e for e in report.skipped if e.op.startswith(prefix)]
         assert missed == []
-        trials.append(Trial(graph, f"{prefix}/", nets, delay, per_channel, report))
+        form = delay, per_channel
+        trials.append(Trial(graph, f"{prefix}/", nets, *form, report, statistics))
     verify(graph)
-    choosing = [op for op in graph.get_operations() if op.type == "SelectV2"]
+    choosing = _choosing(graph)
     assert bool(choosing) == any(delay for delay, _ in forms)
     assert all(op.name.startswith("delay_3") for op in choosing)
     assert types(graph).count("AssignAddVariableOp") == bool(choosing)
@@ -266,20 +279,21 @@ def test_with_scopes(layer, norm, variables):
     _run(graph, trials, outside.values())
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize(("layer", "norm", "variables"), crossed(*PARTS, together=1))
-def test_without_a_scope(layer, norm, variables):
+def test_without_a_scope(layer, norm, variables, statistics):
     case = layer, norm, variables
     for delay, per_channel in _forms(case, 1):
         graph = tf.Graph()
         with graph.as_default():
             nets = _nets(*case, seed=11)
-        fold_batch_norms(graph, is_training=True)
+        fold_batch_norms(graph, is_training=True, statistics=statistics)
         report = quantize(graph, quant_delay=delay, per_channel=per_channel)
         verify(graph)
         assert report.coverage == 1.0
         assert report.skipped == ()
-        assert ("SelectV2" in types(graph)) == bool(delay)
-        _run(graph, [Trial(graph, "", nets, delay, per_channel, report)])
+        assert bool(_choosing(graph)) == bool(delay)
+        _run(graph, [Trial(graph, "", nets, delay, per_channel, report, statistics)])
 
 
 def test_each_layer_and_norm_meets_all_forms():

@@ -113,17 +113,24 @@ def test_four_bit_weights_trained(trained):
     assert trained.lost(m) <= 2.0
 
 
+@pytest.mark.parametrize("statistics", ["exact", "one_pass"])
 @pytest.mark.parametrize(
     ("bits", "points"), [pytest.param(8, 0.5, marks=thorough), (4, 2.0)]
 )
-def test_trained_with_folded_norms_a_delay_and_a_freeze(trained, bits, points):
+def test_trained_with_folded_norms_a_delay_and_a_freeze(
+    trained, bits, points, statistics
+):
     trained.network.set_weights(trained.weights)
     made = []
 
     def prepared(logits):
         made.append(
             experimental_create_training_graph(
-                logits.graph, weight_bits=bits, quant_delay=20, freeze_bn_delay=60
+                logits.graph,
+                weight_bits=bits,
+                quant_delay=20,
+                freeze_bn_delay=60,
+                statistics=statistics,
             )
         )
         return made[-1].tensor(logits)
@@ -140,6 +147,11 @@ def test_trained_with_folded_norms_a_delay_and_a_freeze(trained, bits, points):
     # All ranges of the model are those that were learnt.
     assert evaluated.variables.keys() == of_ranges(report.variables).keys()
     assert trained.lost(m) <= points
+    comparison = compare_int8(m, to_int8(m), {"image": trained.digits.test[0]})
+    (logits,) = comparison.outputs
+    assert comparison.float_ops == ()
+    assert logits.share(1) >= (0.99 if bits == 8 else 0.9)
+    assert logits.agreement == 1.0
 
 
 def test_reestimated_after_training(trained):

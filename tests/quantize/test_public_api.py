@@ -24,15 +24,16 @@ calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
     -> CalibrationReport
 compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison
 create_eval_graph(input_graph: Graph | None = None) -> RewriteReport
-create_training_graph(input_graph: Graph | None = None, quant_delay: int = 0) ->
-    RewriteReport
+create_training_graph(input_graph: Graph | None = None, quant_delay: int = 0, *,
+    statistics: str = exact) -> RewriteReport
 equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport
 experimental_create_eval_graph(input_graph: Graph | None = None, weight_bits: int =
     8, activation_bits: int = 8, symmetric: bool = True, quant_delay: int | None =
     None, scope: str | None = None) -> RewriteReport
 experimental_create_training_graph(input_graph: Graph | None = None, weight_bits:
     int = 8, activation_bits: int = 8, symmetric: bool = True, quant_delay: int = 0,
-    freeze_bn_delay: int | None = None, scope: str | None = None) -> RewriteReport
+    freeze_bn_delay: int | None = None, scope: str | None = None, *, statistics: str
+    = exact) -> RewriteReport
 fixed_quantize(inputs: Tensor, init_min: float = -6.0, init_max: float = 6.0, scope:
     str | None = None, num_bits: int = 8, narrow_range: bool = False) -> Tensor
 insert_quant_op(context: str | None, name: str, producer: Operation, consumers:

@@ -35,6 +35,10 @@ TRAINING = {
     "freeze": lambda graph=None: experimental_create_training_graph(
         graph, quant_delay=3, freeze_bn_delay=2
     ),
+    "one pass": lambda graph=None: create_training_graph(graph, statistics="one_pass"),
+    "one pass, freeze": lambda graph=None: experimental_create_training_graph(
+        graph, quant_delay=3, freeze_bn_delay=2, statistics="one_pass"
+    ),
 }
 EVAL = {"eval": create_eval_graph, "experimental eval": experimental_create_eval_graph}
 REWRITERS = TRAINING | EVAL
@@ -101,7 +105,7 @@ def test_what_is_folded_and_quantized(name):
     text = str(report)
     assert text.startswith("4 of 4 batch norm(s) folded, 0 refused")
     assert "coverage 1.000" in text
-    # What normalized by the batch's own statistics is still there for the averages.
+    # What normalized by the batch's own statistics may be there, for the averages.
     assert len(fake_quants(graph)) == len(
         {e.weights_range for e in report.quantization.quantized if e.weights}
         | {e.into for e in report.quantization.quantized if e.result}
@@ -126,9 +130,12 @@ def test_without_a_delay_nothing_counts(name):
     assert not {"AssignAddVariableOp", "SelectV2", "If", "Switch"} & set(types(graph))
 
 
-def test_before_the_delay_a_training_graph_is_the_network():
+@pytest.mark.parametrize("statistics", ["exact", "one_pass"])
+def test_before_the_delay_a_training_graph_is_the_network(statistics):
     graph, x, logits = _net("freeze", "unfused")
-    report = experimental_create_training_graph(graph, quant_delay=3)
+    report = experimental_create_training_graph(
+        graph, quant_delay=3, statistics=statistics
+    )
     plain, plain_x, plain_logits = _net("freeze", "unfused")
     with session(graph) as opened, session(plain) as other:
         for step in range(4):
@@ -303,6 +310,8 @@ BAD = {
     "quant_delay is a number of": ({"quant_delay": True}, ArgumentTypeError),
     "freeze_batch_norm_delay is -1": ({"freeze_bn_delay": -1}, FoldError),
     "freeze_batch_norm_delay is a": ({"freeze_bn_delay": "x"}, ArgumentTypeError),
+    "statistics is 'float'": ({"statistics": "float"}, FoldError),
+    "statistics is 'exact' or": ({"statistics": 1}, ArgumentTypeError),
 }
 
 
@@ -316,7 +325,7 @@ def test_bad_arguments(message):
         message,
         graph,
     )
-    if "freeze_bn_delay" not in options:
+    if options.keys().isdisjoint(("freeze_bn_delay", "statistics")):
         graph, _, _ = _net("experimental eval")
         _refused(
             lambda: experimental_create_eval_graph(graph, **options),

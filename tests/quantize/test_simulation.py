@@ -77,6 +77,43 @@ def test_ends_of_several_tensors():
     close(values, ends(X))
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("axes", [(), (3,)], ids=str)
+def test_ends_of_what_is_never_negative(axes, symmetric):
+    """Nothing is looked for below zero, and nothing else changes."""
+    tensors, form = [np.abs(X), X], Format(8, symmetric, axes=axes)
+    for known in ([True, True], [True, False], [False, False]):
+        xs = [tensors[0], np.float32(2) * tensors[0] if known[1] else tensors[1]]
+
+        def both(known=known, xs=xs):
+            xs = [tf.constant(x) for x in xs]
+            informed = range_variables.ends_of(xs, form, known)
+            return [*informed, *range_variables.ends_of(xs, form)]
+
+        low, high, plain_low, plain_high = _values(both)
+        np.testing.assert_array_equal(low, plain_low)
+        np.testing.assert_array_equal(high, plain_high)
+
+
+def test_what_is_never_negative():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [1, 4, 4, 2])
+        y = tf.nn.relu6(x)
+        pooled = tf.nn.max_pool2d(y, 2, 2, "SAME")
+        rounded = tf.quantization.fake_quant_with_min_max_args(pooled)
+        for tensor in (y, tf.reshape(rounded, [-1]), tf.nn.softmax(x), tf.abs(x)):
+            assert range_variables.is_never_negative(tensor)
+        for tensor in (
+            x,
+            -y,
+            y - 1.0,
+            y + x,
+            tf.nn.elu(x),
+            tf.nn.max_pool2d(x, 2, 2, "SAME"),
+        ):
+            assert not range_variables.is_never_negative(tensor)
+
+
 @pytest.mark.parametrize("shift", [-100.0, 100.0])
 def test_ends_hold_zero(shift):
     values = _values(

@@ -204,6 +204,18 @@ def test_one_counter_and_one_update_for_each_end():
     assert len(set(targets)) == len(targets)
 
 
+def test_below_zero_is_looked_only_where_something_may_be():
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 5], "x")
+        y = tf.nn.relu(tf.matmul(x, tf.ones([5, 3])))
+        tf.matmul(y, tf.ones([3, 2]), name="logits")
+        quantize(graph)
+    searched = {
+        op.inputs[0].op.type for op in graph.get_operations() if op.type == "Min"
+    }
+    assert searched == {"Placeholder", "MatMul"}
+
+
 def test_a_range_far_below_the_one_to_start_with_is_learnt():
     """After 300 steps with the default decay, of which a start would keep 74 %."""
     random = np.random.default_rng(1)

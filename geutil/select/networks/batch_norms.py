@@ -186,7 +186,37 @@ def is_batch_moment(tensor: Tensor) -> bool:
     fused = fused_in_training(tensor.op)
     if fused is not None:
         return any(tensor is moment for moment in fused.moments)
+    if measured_moment(tensor) is not None:
+        return True
     return batch_mean(tensor) is not None or mean_of_difference(tensor) is not None
+
+
+def measured_moment(tensor: Tensor) -> Tensor | None:
+    """Return the moment that another one is told from, or None.
+
+    Where a norm was folded for training in one pass, moments are taken of scaled data,
+    and divided by the scale, which has no gradients. So they are those of the data.
+    """
+    op = tensor.op
+    if op.type != "RealDiv" or op.inputs[1].op.type != "StopGradient":
+        return None
+    moment = op.inputs[0]
+    # What is added and multiplied between the layer and the norm.
+    for kind in ("AddV2", "Mul"):
+        moment = moment.op.inputs[0] if moment.op.type == kind else moment
+    return moment if batch_mean(moment) is not None else None
+
+
+def _measured_mean(mean: Tensor) -> Tensor | None:
+    """Return the moment that is told from a mean, or None."""
+    readers = [mean]
+    for tensor in readers:
+        for op in tensor.consumers():
+            if op.type in ("AddV2", "Mul") and op.inputs[0] is tensor:
+                readers.append(op.outputs[0])
+            elif op.type == "RealDiv" and measured_moment(op.outputs[0]) is mean:
+                return op.outputs[0]
+    return None
 
 
 def mean_of_difference(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -242,9 +272,17 @@ def batch_moments(
         if fused is not None:
             yield BatchMoments(op.name, *fused.moments, fused)
         elif len(op.outputs) == 1:
-            mean = _mean_below(op.outputs[0])
-            if mean is not None:
-                yield BatchMoments(op.name, mean, op.outputs[0])
+            # Of a moment that is measured, those of the scaled data do not count.
+            variance = op.outputs[0]
+            measured = measured_moment(variance)
+            mean = _mean_below(variance if measured is None else measured)
+            if mean is None:
+                continue
+            measured_mean = _measured_mean(mean)
+            if measured is not None and measured_mean is not None:
+                yield BatchMoments(op.name, measured_mean, variance)
+            elif measured_mean is None:
+                yield BatchMoments(op.name, mean, variance)
 
 
 def _mean_below(variance: Tensor) -> Tensor | None:

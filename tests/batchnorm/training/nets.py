@@ -19,6 +19,7 @@ MOMENTUM = 0.9
 # Large, so that a mistake with it shows.
 EPSILON = 0.1
 LAYERS = ("conv", "depthwise", "dilated", "atrous", "dense", "separable")
+STATISTICS = ("exact", "one_pass")
 ACTIVATIONS = {"relu": tf.nn.relu, "relu6": tf.nn.relu6, "none": tf.identity}
 v1 = tf.compat.v1
 
@@ -185,10 +186,14 @@ def update(moving, statistic, by_difference):
     return v1.assign(moving, moving * MOMENTUM + statistic * (1.0 - MOMENTUM))
 
 
-def fold_scope(graph, delay):
+def fold_scope(graph, delay, statistics="exact"):
     """Fold for training what is in the scope "folded", and verify the graph."""
     report = fold_batch_norms(
-        graph, scope="folded", is_training=True, freeze_batch_norm_delay=delay
+        graph,
+        scope="folded",
+        is_training=True,
+        freeze_batch_norm_delay=delay,
+        statistics=statistics,
     )
     verify(graph)
     return report

@@ -7,7 +7,14 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from tests.batchnorm.training.nets import LAYERS, Net, close, fold_scope, ops_by_type
+from tests.batchnorm.training.nets import (
+    LAYERS,
+    STATISTICS,
+    Net,
+    close,
+    fold_scope,
+    ops_by_type,
+)
 from tests.thorough import crossed
 
 v1 = tf.compat.v1
@@ -16,7 +23,7 @@ v1 = tf.compat.v1
 class Trial:
     """Nets in three forms in one graph: folded, as they were, and deployed."""
 
-    def __init__(self, layer, fused, delay, resource=True):
+    def __init__(self, layer, fused, delay, statistics, resource=True):
         self.graph, self.delay = tf.Graph(), delay
         self.feeds, self.folded, self.unfolded, self.deployed = {}, [], [], []
         self.moving, self.moving_unfolded = [], []
@@ -28,7 +35,7 @@ class Trial:
             ]
             for net in nets:
                 self._build(net)
-            self.report = fold_scope(self.graph, delay)
+            self.report = fold_scope(self.graph, delay, statistics)
             self.values = [self._values(*parts) for parts in self.folded]
             self.expected = [self._values(*parts) for parts in self.unfolded]
             self.frozen = [self._values(*parts) for parts in self.deployed]
@@ -78,9 +85,11 @@ def _all_close(actual, expected):
 FUSED = {"unfused": False, "fused": True}
 
 
-@pytest.mark.parametrize(("layer", "fused"), crossed(LAYERS, FUSED, together=1))
-def test_without_a_freeze(layer, fused):
-    trial = Trial(layer, FUSED[fused], None)
+@pytest.mark.parametrize(
+    ("layer", "fused", "statistics"), crossed(LAYERS, FUSED, STATISTICS)
+)
+def test_without_a_freeze(layer, fused, statistics):
+    trial = Trial(layer, FUSED[fused], None, statistics)
     assert len(trial.report.folded) == 4
     assert not trial.report.refused or _all_outside(trial.report)
     assert trial.report.step is None
@@ -94,9 +103,11 @@ def test_without_a_freeze(layer, fused):
             close(*session.run([trial.moving, trial.moving_unfolded]))
 
 
-@pytest.mark.parametrize(("fused", "layer"), crossed(FUSED, LAYERS, together=1))
-def test_with_a_freeze(layer, fused):
-    trial = Trial(layer, FUSED[fused], 3)
+@pytest.mark.parametrize(
+    ("fused", "layer", "statistics"), crossed(FUSED, LAYERS, STATISTICS)
+)
+def test_with_a_freeze(layer, fused, statistics):
+    trial = Trial(layer, FUSED[fused], 3, statistics)
     assert len(trial.report.folded) == 4
     # Nets share one counter.
     assert len(ops_by_type(trial.graph, "AssignAddVariableOp")) == 1
@@ -115,9 +126,10 @@ def test_with_a_freeze(layer, fused):
                 assert (one == other).all()
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
-def test_ref_variables(fused):
-    trial = Trial("conv", fused, 3, resource=False)
+def test_ref_variables(fused, statistics):
+    trial = Trial("conv", fused, 3, statistics, resource=False)
     assert ops_by_type(trial.graph, "VariableV2")
     with _session(trial.graph) as session:
         for _ in range(2):
@@ -129,9 +141,10 @@ def test_ref_variables(fused):
         close(*session.run([trial.moving, trial.moving_unfolded]))
 
 
-def test_ref_variables_are_read_before_they_are_updated():
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_ref_variables_are_read_before_they_are_updated(statistics):
     """Who reads a ref variable late may see what was assigned to it."""
-    trial = Trial("conv", False, None, resource=False)
+    trial = Trial("conv", False, None, statistics, resource=False)
     waiting = [
         op
         for op in ops_by_type(trial.graph, "Assign")

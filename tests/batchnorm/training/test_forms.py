@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.batchnorm.training.nets import (
     EPSILON,
+    STATISTICS,
     Averages,
     close,
     fold_scope,
@@ -137,7 +138,7 @@ def _frozen_norm_between(x, weights):
 class Pair:
     """A norm folded, and the same one as it was, in one graph."""
 
-    def __init__(self, form, delay, layer=_conv, gamma=None):
+    def __init__(self, form, delay, layer=_conv, gamma=None, statistics="exact"):
         random = np.random.default_rng(0)
         gamma = random.uniform(0.5, 2.0, CHANNELS) if gamma is None else gamma
         mean, spread = random.normal(size=CHANNELS), random.uniform(0.5, 2, CHANNELS)
@@ -154,7 +155,7 @@ class Pair:
                 with tf.name_scope(scope):
                     y, updates = form(layer(x, weights), p)
                     made.append((tf.nn.relu(y), updates, p.averages))
-            self.report = fold_scope(self.graph, delay)
+            self.report = fold_scope(self.graph, delay, statistics)
             averages = made[0][2]
             y = tf.nn.batch_normalization(
                 layer(x, weights),
@@ -195,17 +196,19 @@ def _check(pair, delay):
                 assert (one == other).all()
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("delay", [None, 3])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.strip("_"))
-def test_norms(form, delay):
-    pair = Pair(form, delay)
+def test_norms(form, delay, statistics):
+    pair = Pair(form, delay, statistics=statistics)
     assert len(pair.report.folded) == 1
     _check(pair, delay)
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("layer", [_transposed, _frozen_norm_between])
-def test_layers(layer):
-    pair = Pair(_bessel, 3, layer)
+def test_layers(layer, statistics):
+    pair = Pair(_bessel, 3, layer, statistics=statistics)
     assert len(pair.report.folded) >= 1
     _check(pair, 3)
 
@@ -222,27 +225,30 @@ def test_a_fused_norm_is_not_run_any_more():
     assert not [op.name for op in behind if op.type.startswith("FusedBatchNorm")]
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("form", [_bessel, _averaging])
-def test_a_gamma_of_zero_gives_no_nan(form):
-    pair = Pair(form, 3, gamma=np.zeros(CHANNELS))
+def test_a_gamma_of_zero_gives_no_nan(form, statistics):
+    pair = Pair(form, 3, gamma=np.zeros(CHANNELS), statistics=statistics)
     _check(pair, 3)
 
 
-def test_a_batch_of_one_value():
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_a_batch_of_one_value(statistics):
     """Bessel's correction has nothing to correct."""
-    pair = Pair(_second_version, None)
+    pair = Pair(_second_version, None, statistics=statistics)
     pair.data = pair.data[:1, :1, :1]
     _check(pair, None)
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("delay", [None, 3])
-def test_a_second_time_nothing_changes(delay):
+def test_a_second_time_nothing_changes(delay, statistics):
     for form in (_bessel, _averaging):
-        pair = Pair(form, delay)
+        pair = Pair(form, delay, statistics=statistics)
         before = [
             (op.name, [t.name for t in op.inputs]) for op in pair.graph.get_operations()
         ]
-        report = fold_scope(pair.graph, delay)
+        report = fold_scope(pair.graph, delay, statistics)
         assert report.folded == ()
         assert all("outside of scope" in entry.reason for entry in report.refused)
         after = pair.graph.get_operations()

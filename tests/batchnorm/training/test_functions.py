@@ -14,7 +14,7 @@ import geutil.model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import FoldError
 from tests.batchnorm.networks import with_random_norms
-from tests.batchnorm.training.nets import close, ops_by_type
+from tests.batchnorm.training.nets import STATISTICS, close, ops_by_type
 
 
 def _model(seed=0):
@@ -74,13 +74,18 @@ def _close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * size)
 
 
-@pytest.fixture(scope="module")
-def frozen_run():
+@pytest.fixture(scope="module", params=STATISTICS)
+def frozen_run(request):
     """A folded model and another of equal weights, run over the freeze side by side."""
     folded, other = _model(), _model()
     reports = []
     step = _step(
-        folded, fold=True, reports=reports, freeze_batch_norm_delay=3, strict=True
+        folded,
+        fold=True,
+        reports=reports,
+        freeze_batch_norm_delay=3,
+        statistics=request.param,
+        strict=True,
     )
     plain = _step(other)
     return folded, other, step, plain, reports
@@ -146,13 +151,15 @@ def test_traces_share_a_counter_that_is_passed():
     assert counter.numpy() == 3
 
 
-def test_mixed_precision():
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_mixed_precision(statistics):
     keras.config.set_dtype_policy("mixed_float16")
     try:
         folded, other = _model(), _model()
     finally:
         keras.config.set_dtype_policy("float32")
-    step, plain = _step(folded, fold=True, freeze_batch_norm_delay=2), _step(other)
+    options = {"freeze_batch_norm_delay": 2, "statistics": statistics}
+    step, plain = _step(folded, fold=True, **options), _step(other)
     values, expected = _values(step, _data()), _values(plain, _data())
     # float16 has ten bits behind the leading one, and layers round in turn.
     np.testing.assert_allclose(values[0], expected[0], atol=5e-3)
@@ -213,8 +220,9 @@ def test_an_opened_model():
     close(model.get_weights(), plain.get_weights())
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_a_result_that_nobody_reads_yet(axis):
+def test_a_result_that_nobody_reads_yet(axis, statistics):
     """The function returns the norm's own result: its op stays, and is folded."""
     reports = []
     keras.utils.set_random_seed(0)
@@ -232,7 +240,12 @@ def test_a_result_that_nobody_reads_yet(axis):
         graph = tf.compat.v1.get_default_graph()
         for _ in range(2):
             reports.append(
-                fold_batch_norms(graph, is_training=True, freeze_batch_norm_delay=2)
+                fold_batch_norms(
+                    graph,
+                    is_training=True,
+                    freeze_batch_norm_delay=2,
+                    statistics=statistics,
+                )
             )
         return y
 
@@ -244,7 +257,8 @@ def test_a_result_that_nobody_reads_yet(axis):
     assert (reports[1].folded, reports[1].refused) == ((), ())
 
 
-def test_an_opened_model_that_ends_in_a_norm():
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_an_opened_model_that_ends_in_a_norm(statistics):
     keras.utils.set_random_seed(0)
     x = keras.Input((9, 9, 3))
     y = layers.BatchNormalization(epsilon=0.1)(layers.Conv2D(4, 3)(x))
@@ -257,7 +271,9 @@ def test_an_opened_model_that_ends_in_a_norm():
         return tf.identity(model(x, training=True))
 
     opened = geutil.model.open(result)
-    report = fold_batch_norms(opened, is_training=True, freeze_batch_norm_delay=2)
+    report = fold_batch_norms(
+        opened, is_training=True, freeze_batch_norm_delay=2, statistics=statistics
+    )
     assert len(report.folded) == 1
     folded = opened.to_function()
     for seed, training in enumerate((True, False)):

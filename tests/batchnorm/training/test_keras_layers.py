@@ -10,7 +10,7 @@ from keras import layers
 
 from geutil.batchnorm import fold_batch_norms
 from tests.batchnorm.networks import with_random_norms
-from tests.batchnorm.training.nets import close
+from tests.batchnorm.training.nets import STATISTICS, close
 
 
 def _norm(**options):
@@ -63,7 +63,7 @@ MODELS = {
 }
 
 
-def _steps(make, x, modes, *, fold):
+def _steps(make, x, modes, *, statistics=None):
     """Return what a model computes in each mode, in turn, and how many folds it has."""
     keras.utils.set_random_seed(1)
     model, folds = with_random_norms(make()), []
@@ -73,9 +73,12 @@ def _steps(make, x, modes, *, fold):
         y = tf.identity(model(x, training=training))
         loss = tf.reduce_mean(tf.sin(y) * tf.sqrt(1.0 + y**2))
         graph = tf.compat.v1.get_default_graph()
-        if fold:
+        if statistics:
             report = fold_batch_norms(
-                graph, is_training=True, freeze_batch_norm_delay=2
+                graph,
+                is_training=True,
+                freeze_batch_norm_delay=2,
+                statistics=statistics,
             )
             folds.append((len(report.folded), len(report.refused)))
         handles = [graph.capture(v.value.handle) for v in model.trainable_variables]
@@ -85,13 +88,14 @@ def _steps(make, x, modes, *, fold):
     return values, model.get_weights(), folds
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer(name):
+def test_a_layer(name, statistics):
     make = MODELS[name]
     shape = (8, *make().input_shape[1:])
     x = np.float32(np.random.default_rng(0).normal(size=shape))
-    folded, weights, folds = _steps(make, x, (True, True), fold=True)
-    plain, weights_of_plain, _ = _steps(make, x, (True, False), fold=False)
+    folded, weights, folds = _steps(make, x, (True, True), statistics=statistics)
+    plain, weights_of_plain, _ = _steps(make, x, (True, False))
     for one, other in zip(folded, plain, strict=True):
         close(one, other)
     close(weights, weights_of_plain)
