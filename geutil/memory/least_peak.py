@@ -95,12 +95,19 @@ class ArenaProgram:
             buffers += [Buffer(place[i], place[i], size) for size in sizes]
         return buffers
 
+    def alive(self, order: Sequence[int]) -> list[int]:
+        """Return how many bytes are alive in each step of an order.
+
+        Cost: linear in operations and values.
+        """
+        return alive_bytes(self.buffers(order), self.count)
+
     def peak(self, order: Sequence[int]) -> int:
         """Return the most bytes that are alive at once in an order.
 
         Cost: linear in operations and values.
         """
-        return max(alive_bytes(self.buffers(order), self.count), default=0)
+        return max(self.alive(order), default=0)
 
 
 class LeastPeak(NamedTuple):
@@ -296,7 +303,8 @@ class _Space:
         Of those that are ready because of it, the one after which the fewest bytes are
         alive runs next.
         """
-        ran, live, burst = state.ran, state.live, []
+        ran, live = state.ran, state.live
+        burst: list[int] = []
         open_ = [first]
         while open_ and len(burst) < _LONGEST_BURST:
             growths = [(self._growth(ran, i), i) for i in open_]

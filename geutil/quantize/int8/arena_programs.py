@@ -2,14 +2,14 @@
 
 What is alive depends on who runs the file:
 
-- "litert": TFLite's interpreter with its own kernels, without delegates. Inputs are alive
-  to the end. Some ops write their result into the buffer of an input. Convolutions need
-  temporary buffers, which can be larger than all tensors.
+- "litert": LiteRT's interpreter, or TensorFlow Lite's, with its own kernels and without
+  delegates. Inputs are alive to the end. Some ops write their result into the buffer of
+  an input. Convolutions need temporary buffers, which can be larger than all tensors.
 - "reference": the same with its reference kernels, which need few temporary buffers.
-- "micro": TensorFlow Lite for Microcontrollers. Inputs are alive until they are read for
-  the last time; no op writes into the buffer of an input; buffers that its kernels ask
-  for are not known here. It keeps further structs beside the tensors, of the same size
-  in any order.
+- "micro": TensorFlow Lite for Microcontrollers. Inputs are alive until they are read
+  for the last time, and no op writes into the buffer of an input. Buffers that its
+  kernels ask for are not known here, and it keeps structs and biases beside the tensors
+  that are as large in any order.
 
 Which ops share buffers, and which need temporary ones, is read off the interpreter.
 """
