@@ -2,7 +2,8 @@
 
 The interpreter tells no size of its arena, but the address of each tensor. Tensors that
 it plans lie in one piece of memory, without gaps but for alignment; the arena is that
-piece. Weights lie in the file, variables and what is computed once elsewhere.
+piece. Weights lie in the file, variables and what is computed once elsewhere. Scalars
+are read without an address: they count with their bytes, but not in the size.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from geutil.graph.tflite_order import FileSubgraph, file_subgraphs
 from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
+_UNKNOWN = -1
+"""The address of a scalar."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class MeasuredArena:
         size: the bytes of the arena.
         offsets: of the file's tensors that are in it, from its start, in bytes.
         sizes: of these tensors, in bytes.
+        unplaced: tensors that got no place yet, since a size is known only when the
+            file runs.
         temporaries: the bytes of kernels' own buffers that are in it, such as the
             patches of an image that a convolution multiplies as a matrix.
     """
@@ -33,6 +40,7 @@ class MeasuredArena:
     size: int
     offsets: Mapping[int, int]
     sizes: Mapping[int, int]
+    unplaced: tuple[int, ...]
     temporaries: tuple[int, ...]
 
 
@@ -176,15 +184,21 @@ def _addresses(graph: FileSubgraph, interpreter: Any) -> dict[int, tuple[int, in
         try:
             array = interpreter.tensor(index)()
         except ValueError:
-            # Its size is known when it is computed only: it is never in the arena.
+            # It has no memory yet.
             continue
         if array.nbytes:
-            found[index] = (array.ctypes.data, array.nbytes)
+            address = array.ctypes.data if isinstance(array, np.ndarray) else _UNKNOWN
+            found[index] = (address, array.nbytes)
     return found
 
 
 def _arena(graph: FileSubgraph, found: Mapping[int, tuple[int, int]]) -> MeasuredArena:
     """Return the largest piece of memory without gaps, and what lies in it."""
+    made = {*graph.inputs, *(t for writes in graph.writes for t in writes)}
+    elsewhere = graph.constants | graph.variables | graph.outside | found.keys()
+    unplaced = tuple(sorted(made - elsewhere))
+    scalars = {t: size for t, (at, size) in found.items() if at == _UNKNOWN}
+    found = {t: place for t, place in found.items() if t not in scalars}
     pieces: list[list[int]] = []
     end = -1
     for index in sorted(found, key=lambda t: found[t]):
@@ -194,14 +208,14 @@ def _arena(graph: FileSubgraph, found: Mapping[int, tuple[int, int]]) -> Measure
             end = address
         pieces[-1].append(index)
         end = max(end, address + size)
-    if not pieces:
-        return MeasuredArena(0, {}, {}, ())
-    piece = max(pieces, key=len)
-    start = min(found[t][0] for t in piece)
+    piece = max(pieces, key=len, default=[])
+    start = min((found[t][0] for t in piece), default=0)
     tensors = sorted(t for t in piece if t < len(graph.names))
     return MeasuredArena(
-        size=max(sum(found[t]) for t in piece) - start,
+        size=max((sum(found[t]) for t in piece), default=start) - start,
         offsets={t: found[t][0] - start for t in tensors},
-        sizes={t: found[t][1] for t in tensors},
+        sizes={t: found[t][1] for t in tensors}
+        | {t: size for t, size in scalars.items() if t in made},
+        unplaced=unplaced,
         temporaries=tuple(found[t][1] for t in sorted(piece) if t >= len(graph.names)),
     )

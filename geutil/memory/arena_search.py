@@ -157,7 +157,7 @@ class _Mover:
             self._behind[before].append(behind)
 
     def moved(self, order: Order) -> list[int]:
-        """Return an order in which one operation, or a run of them, stands elsewhere."""
+        """Return an order in which one operation, or a run, stands elsewhere."""
         at = self._place(order)
         if self._chance.random() < _RUNS:
             return self._swapped(order, at)

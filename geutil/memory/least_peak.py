@@ -32,7 +32,8 @@ class Value(NamedTuple):
 
     Attributes:
         size: in bytes.
-        maker: the first operation that writes it; -1 if it is there from the start.
+        maker: the first operation that writes it; -1 if it is there from the start,
+            which takes no memory if nothing uses or keeps it.
         users: the others that read it or write into it.
         is_kept: whether it is alive to the end.
     """
@@ -90,7 +91,8 @@ class ArenaProgram:
             last = max((place[u] for u in value.users), default=first)
             last = end if value.is_kept else last
             stays = value.is_kept and not first
-            buffers.append(Buffer(first, last, value.size, stays))
+            is_needed = value.maker >= 0 or value.is_kept or bool(value.users)
+            buffers.append(Buffer(first, last, is_needed * value.size, stays))
         for i, sizes in enumerate(self.temporaries):
             buffers += [Buffer(place[i], place[i], size) for size in sizes]
         return buffers
@@ -168,7 +170,7 @@ def least_peak(
         if limit <= hopeless:
             break
         asked = space.ask(limit, max((iterations - states) // 3, 1))
-        states += asked.states
+        states += max(asked.states, 1)
         if asked.order is not None:
             best, upper = asked.order, program.peak(asked.order)
         elif asked.is_out:

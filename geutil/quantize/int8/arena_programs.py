@@ -50,12 +50,14 @@ class RuntimeArena:
             of those that share its buffer.
         size: the bytes of the arena in the file's order: measured, and computed for
             "micro".
+        unplaced: tensors whose sizes are known only when the file runs.
     """
 
     runtime: Runtime
     program: ArenaProgram
     tensors: tuple[int, ...]
     size: int
+    unplaced: tuple[int, ...] = ()
 
     @property
     def alignment(self) -> int:
@@ -102,7 +104,9 @@ def runtime_arenas(blob: bytes, subgraph: int = 0) -> dict[Runtime, RuntimeArena
             temporaries = _in_arena(alone, measured.temporaries)
         program, tensors = _program(graph, measured.sizes, _roots(graph, measured))
         program = ArenaProgram(program.count, program.values, temporaries, graph.edges)
-        arenas[runtime] = RuntimeArena(runtime, program, tensors, measured.size)
+        arenas[runtime] = RuntimeArena(
+            runtime, program, tensors, measured.size, measured.unplaced
+        )
     sizes = measured.sizes
     program, tensors = _program(graph, sizes, {}, stay=False)
     order = range(program.count)
@@ -156,8 +160,8 @@ def _program(
             elif root in users:
                 users[root][i] = None
     kept = {roots.get(t, t) for t in graph.outputs}
-    if stay:
-        kept.update(graph.inputs)
+    # An input that nothing reads is written all the same.
+    kept.update(t for t in graph.inputs if stay or not users.get(t))
     tensors = tuple(sorted(makers))
     values = [
         Value(

@@ -10,7 +10,8 @@ reordering", 2019.)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.tflite_arena import measure_arena
@@ -210,10 +211,18 @@ def least_memory_order(
     drafts = [_draft(blob, graph, runtime, iterations, fixed) for graph in graphs]
     runtime = runtime or _USUAL
     orders = {d.graph.index: d.order for d in drafts if d.is_moved}
-    changed = with_op_order(blob, orders) if orders else blob
-    return ReorderedFile(
-        changed, runtime, tuple(_measured(draft, changed, runtime) for draft in drafts)
-    )
+    changed = with_op_order(blob, orders)
+    found = [_measured(draft, changed, runtime) for draft in drafts]
+    grown = [
+        g.index for g in found if g.arenas_after[runtime] > g.arenas_before[runtime]
+    ]
+    # Not seen so far: what was computed is what the interpreter plans.
+    for index in grown:
+        drafts[index] = drafts[index].unmoved("its arena would be larger, as measured")
+        orders.pop(index)
+        changed = with_op_order(blob, orders)
+        found[index] = _measured(drafts[index], changed, runtime)
+    return ReorderedFile(changed, runtime, tuple(found))
 
 
 def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
@@ -254,8 +263,13 @@ class _Draft:
     def is_moved(self) -> bool:
         return self.reason is None
 
+    def unmoved(self, reason: str) -> _Draft:
+        """Return the draft that leaves the ops where they are."""
+        own = range(len(self.order))
+        return replace(self, order=own, is_least=False, reason=reason)
 
-def _checked(blob: bytes, runtime: str | None, iterations: int) -> list[FileSubgraph]:
+
+def _checked(blob: bytes, runtime: str | None, iterations: Any) -> list[FileSubgraph]:
     """Refuse what is no file that can be run; else return its subgraphs."""
     interpreter_of(blob)
     if runtime is not None and runtime not in RUNTIMES:
@@ -286,10 +300,13 @@ def _draft(
         ) from error
     own = list(range(len(graph.kinds)))
     arena = arenas[runtime or _USUAL]
-    aligned = arena.aligned()
-    found = least_peak(aligned, iterations=0 if fixed else iterations)
+    if fixed is None and arena.unplaced:
+        name = graph.names[arena.unplaced[0]]
+        fixed = f"how large '{name}' is is known only when the file runs"
     if fixed is not None:
-        return _Draft(graph, arenas, own, found.bound, False, fixed)
+        return _Draft(graph, arenas, own, 0, False, fixed)
+    aligned = arena.aligned()
+    found = least_peak(aligned, iterations=iterations)
 
     cost = _Cost(arenas, runtime)
     candidates = [own, found.order]
@@ -319,16 +336,15 @@ class _Cost:
     ) -> None:
         first = arenas[runtime or _USUAL]
         self._arenas = [first, *(a for a in arenas.values() if a is not first)]
-        self._is_any = runtime is None
+        own = range(first.program.count)
+        self._limits = [a.bytes_of(own) for a in self._arenas if runtime is None]
 
     def __call__(self, order: Sequence[int]) -> tuple[int, ...]:
         sizes = [arena.bytes_of(order) for arena in self._arenas]
-        if self._is_any:
-            pairs = zip(sizes, self._arenas, strict=True)
-            grown = sum(max(size - arena.size, 0) for size, arena in pairs)
-            sizes[0] = (
-                max(sizes[0], self._arenas[0].size) + grown if grown else sizes[0]
-            )
+        pairs = zip(sizes, self._limits, strict=False)
+        grown = sum(max(size - limit, 0) for size, limit in pairs)
+        if grown:
+            sizes[0] = max(sizes[0], self._limits[0]) + grown
         return tuple(sizes)
 
 
