@@ -1,4 +1,4 @@
-"""Files in the order of the least arena, as LiteRT's interpreter plans and runs them."""
+"""Files in the order of the least arena, as the interpreter plans and runs them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,8 @@ ROW = tf.TensorSpec([1, 64], name="x")
 
 @pytest.fixture(scope="module")
 def irregular():
-    network = irregular_network(5)
-    return converted(
-        lambda image: network(image, training=False),
-        tf.TensorSpec([1, 32, 32, 3], name="image"),
-        variables=network,
-    )
+    network = irregular_network(4, cells=2)
+    return tf.lite.TFLiteConverter.from_keras_model(network).convert()
 
 
 def frozen(network, shape):
@@ -103,14 +99,17 @@ def test_the_interpreter_plans_what_is_computed_in_any_order(name, seed, request
 
 @pytest.mark.parametrize("runtime", [None, *RUNTIMES])
 def test_a_smaller_arena_and_the_same_results(irregular, runtime):
-    found = least_memory_order(irregular, runtime=runtime)
+    # Converters write good orders for some networks; this one is drawn.
+    order = shuffled(file_subgraphs(irregular)[0], 1)
+    drawn = with_op_order(irregular, {0: order})
+    found = least_memory_order(drawn, runtime=runtime, iterations=5000)
     assert found.runtime == (runtime or "litert")
     assert found.arena_after < 0.9 * found.arena_before
     assert found.lower_bound <= found.arena_after
-    assert same_results(irregular, found.blob)
+    assert same_results(drawn, found.blob)
     if found.runtime != "micro":
         is_reference = runtime == "reference"
-        assert found.arena_before == arena_bytes(irregular, reference=is_reference)
+        assert found.arena_before == arena_bytes(drawn, reference=is_reference)
         assert found.arena_after == arena_bytes(found.blob, reference=is_reference)
     if runtime is None:
         (graph,) = found.subgraphs
@@ -119,7 +118,7 @@ def test_a_smaller_arena_and_the_same_results(irregular, runtime):
 
 
 def test_what_is_alive_at_the_peak(irregular):
-    found = least_memory_order(irregular)
+    found = least_memory_order(irregular, iterations=2000)
     (graph,) = found.subgraphs
     assert sum(t.size for t in found.peak_tensors_before) == graph.peak_before
     assert sum(t.size for t in found.peak_tensors_after) == graph.peak_after
@@ -130,15 +129,16 @@ def test_what_is_alive_at_the_peak(irregular):
 
 
 def test_an_int8_file(int8):
-    found = least_memory_order(int8)
+    found = least_memory_order(int8, iterations=2000)
     assert found.arena_after <= found.arena_before
     assert same_results(int8, found.blob)
 
 
 def test_the_order_that_was_found_is_kept(irregular):
-    once = least_memory_order(irregular)
-    assert least_memory_order(irregular).blob == once.blob
-    assert least_memory_order(once.blob).arena_after <= once.arena_after
+    once = least_memory_order(irregular, iterations=2000)
+    assert least_memory_order(irregular, iterations=2000).blob == once.blob
+    again = least_memory_order(once.blob, iterations=2000)
+    assert again.arena_after <= once.arena_after
 
 
 def test_a_chain_is_returned_as_it_is():
@@ -165,10 +165,14 @@ def test_the_states_of_variables_and_of_loops_are_the_same():
         return tf.reduce_max(kept, 1) + tf.reduce_max(wide, 1) + two.w[0, 0]
 
     blob = converted(compute, ROW, variables=two)
-    found = least_memory_order(blob)
-    assert found.arena_after < found.arena_before
-    assert len(found.subgraphs) == 2
-    assert same_results(blob, found.blob)
+    graph = file_subgraphs(blob)[0]
+    for seed in range(3):
+        drawn = with_op_order(blob, {0: shuffled(graph, seed)})
+        assert same_results(blob, drawn)
+        found = least_memory_order(drawn)
+        assert found.arena_after <= found.arena_before
+        assert len(found.subgraphs) == 2
+        assert same_results(blob, found.blob)
     before, after = (file_subgraphs(b)[0] for b in (blob, found.blob))
     kinds = [[g.kinds[i] for i in g.stateful] for g in (before, after)]
     assert kinds[0] == kinds[1]
@@ -207,7 +211,7 @@ def test_metadata_that_counts_ops_leaves_the_order(irregular):
 
 
 def test_refusals(irregular):
-    with pytest.raises(ArgumentTypeError, match="given as bytes, not as str"):
+    with pytest.raises(ArgumentTypeError, match="given as bytes, not as .*str"):
         least_memory_order("model.tflite")
     with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
         least_memory_order(b"no file at all")
@@ -215,5 +219,5 @@ def test_refusals(irregular):
         arena_bytes(b"")
     with pytest.raises(QuantizeError, match="no runtime 'tpu'; take one of litert"):
         least_memory_order(irregular, runtime="tpu")
-    with pytest.raises(ArgumentTypeError, match="number of states, not str"):
+    with pytest.raises(ArgumentTypeError, match="number of states, not .*str"):
         least_memory_order(irregular, iterations="many")
