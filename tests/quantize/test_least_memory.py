@@ -211,7 +211,7 @@ def test_metadata_that_counts_ops_leaves_the_order(irregular):
 
 
 def test_refusals(irregular):
-    with pytest.raises(ArgumentTypeError, match="given as bytes, not as .*str"):
+    with pytest.raises(ArgumentTypeError, match=r"given as bytes, not as .*str"):
         least_memory_order("model.tflite")
     with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
         least_memory_order(b"no file at all")
@@ -219,5 +219,5 @@ def test_refusals(irregular):
         arena_bytes(b"")
     with pytest.raises(QuantizeError, match="no runtime 'tpu'; take one of litert"):
         least_memory_order(irregular, runtime="tpu")
-    with pytest.raises(ArgumentTypeError, match="number of states, not .*str"):
+    with pytest.raises(ArgumentTypeError, match=r"number of states, not .*str"):
         least_memory_order(irregular, iterations="many")

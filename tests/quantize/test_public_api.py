@@ -49,8 +49,8 @@ last_value_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
     str = LastValueQuant, *, is_training: bool = True, num_bits: int = 8,
     narrow_range: bool = False, symmetric: bool = False, variables: Variables =
     None) -> Tensor
-least_memory_order(blob: bytes, *, runtime: Literal[litert, reference, micro] | None =
-    None, iterations: int = 20000) -> ReorderedFile
+least_memory_order(blob: bytes, *, runtime: Runtime | None = None, iterations: int =
+    20000) -> ReorderedFile
 moving_avg_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
     -6.0, init_max: float = 6.0, ema_decay: float = 0.999, vars_collection: str |
     None = moving_average_variables, name_prefix: str = MovingAvgQuantize, *,

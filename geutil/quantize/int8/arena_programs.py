@@ -74,7 +74,7 @@ class RuntimeArena:
         program = self.program
         return ArenaProgram(
             program.count,
-            [v._replace(size=-(-v.size // step) * step) for v in program.values],
+            [Value(-(-size // step) * step, *rest) for size, *rest in program.values],
             [[-(-n // step) * step for n in sizes] for sizes in program.temporaries],
             program.after,
         )

@@ -188,20 +188,16 @@ def least_memory_order(
         no iteration.
 
     Example:
-        Of two branches, the one that ends in little runs first:
-
         >>> import tensorflow as tf
-        >>> from geutil import model
         >>> from geutil.quantize import least_memory_order
         >>> @tf.function(input_signature=[tf.TensorSpec([1, 64], tf.float32)])
         ... def net(x):
         ...     kept = tf.tile(x, [1, 8])
         ...     wide = tf.nn.relu(tf.tile(x, [1, 32]))
-        ...     small = tf.reduce_max(wide, 1, keepdims=True)
-        ...     return tf.reduce_max(kept, 1, keepdims=True) + small
+        ...     return tf.reduce_max(kept, 1) + tf.reduce_max(wide, 1)
         >>> convert = tf.lite.TFLiteConverter.from_concrete_functions
         >>> blob = convert([net.get_concrete_function()], net).convert()
-        >>> found = least_memory_order(blob, runtime="micro")
+        >>> found = least_memory_order(blob)
         >>> found.arena_after <= found.arena_before, found.proven
         (True, True)
     """
@@ -243,6 +239,16 @@ def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
         QuantizeError: it is no TFLite file, or cannot be run.
 
     Cost: TFLite's own, which allocates the arena; some 20 us for each tensor.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import arena_bytes
+        >>> @tf.function(input_signature=[tf.TensorSpec([1, 64], tf.float32)])
+        ... def net(x):
+        ...     return tf.exp(x)
+        >>> convert = tf.lite.TFLiteConverter.from_concrete_functions
+        >>> arena_bytes(convert([net.get_concrete_function()], net).convert())
+        512
     """
     interpreter_of(blob)
     return measure_arena(bytes(blob), reference=reference).size
