@@ -51,7 +51,9 @@ def ops_of(blob: bytes) -> list[FileOp]:
     if not is_tflite(blob):
         raise ValueError("these bytes are no TFLite file")
     model = schema().Model.GetRootAs(blob, 0)
-    codes = [_kind(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+    codes = [
+        op_kind(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())
+    ]
     ops = []
     for index in range(model.SubgraphsLength()):
         graph = model.Subgraphs(index)
@@ -61,7 +63,8 @@ def ops_of(blob: bytes) -> list[FileOp]:
     return ops
 
 
-def _kind(code: Any) -> str:
+def op_kind(code: Any) -> str:
+    """Return the type of ops of the schema's `OperatorCode`, such as "CONV_2D"."""
     builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     if builtin == _CUSTOM and code.CustomCode():
         return str(code.CustomCode().decode())

@@ -62,6 +62,7 @@ def new_interpreter(
     *,
     delegates: bool = False,
     keep_tensors: bool = False,
+    reference: bool = False,
     threads: int = 1,
 ) -> Any:
     """Return an interpreter of a file, whose tensors are not allocated yet.
@@ -71,6 +72,8 @@ def new_interpreter(
         delegates: whether ops may go to the delegate that runs by default, XNNPACK, as
             in an app; else each runs on TFLite's own kernel.
         keep_tensors: whether every tensor can be read after a run.
+        reference: whether ops run on TFLite's reference kernels, which are slow and
+            need few temporary buffers, like those of microcontrollers.
         threads: how many threads one op may take.
 
     Raises:
@@ -83,6 +86,9 @@ def new_interpreter(
         resolvers, make = tf.lite.experimental.OpResolverType, tf.lite.Interpreter
     else:
         resolvers, make = module.OpResolverType, module.Interpreter
+    resolver = (
+        resolvers.AUTO if delegates else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    )
     with warnings.catch_warnings():
         # Without LiteRT there is no other interpreter to take.
         warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated")
@@ -91,9 +97,7 @@ def new_interpreter(
             num_threads=threads,
             experimental_preserve_all_tensors=keep_tensors,
             experimental_op_resolver_type=(
-                resolvers.AUTO
-                if delegates
-                else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+                resolvers.BUILTIN_REF if reference else resolver
             ),
         )
 

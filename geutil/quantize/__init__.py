@@ -16,6 +16,13 @@ from geutil.quantize.equalizing import (
 )
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
+from geutil.quantize.int8.least_memory import (
+    PeakTensor,
+    ReorderedFile,
+    ReorderedSubgraph,
+    arena_bytes,
+    least_memory_order,
+)
 from geutil.quantize.quantizers import (
     fixed_quantize,
     last_value_quantize,
@@ -39,12 +46,16 @@ __all__ = [
     "NotEqualized",
     "OutputSteps",
     "QuantizeReport",
+    "PeakTensor",
     "Quantized",
     "RewriteReport",
     "ReestimateReport",
     "Reestimated",
+    "ReorderedFile",
+    "ReorderedSubgraph",
     "Skipped",
     "Spec",
+    "arena_bytes",
     "calibrate",
     "compare_int8",
     "create_eval_graph",
@@ -54,6 +65,7 @@ __all__ = [
     "fixed_quantize",
     "insert_quant_op",
     "last_value_quantize",
+    "least_memory_order",
     "moving_avg_quantize",
     "equalize",
     "quantize",

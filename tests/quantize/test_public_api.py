@@ -11,14 +11,17 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     CalibrationReport EqualizeReport Equalized InsertReport Int8Comparison
-    Missed NotEqualized OutputSteps QuantizeReport Quantized ReestimateReport
-    Reestimated RewriteReport Skipped Spec calibrate compare_int8
+    Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
+    ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport Skipped
+    Spec arena_bytes calibrate compare_int8
     create_eval_graph create_training_graph equalize
     experimental_create_eval_graph experimental_create_training_graph
-    fixed_quantize insert_quant_op last_value_quantize moving_avg_quantize
+    fixed_quantize insert_quant_op last_value_quantize least_memory_order
+    moving_avg_quantize
     quantize reestimate_batch_norm to_int8 to_tflite
 """
 SIGNATURES = """
+arena_bytes(blob: bytes, *, reference: bool = False) -> int
 calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport
@@ -47,6 +50,8 @@ last_value_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
     str = LastValueQuant, *, is_training: bool = True, num_bits: int = 8,
     narrow_range: bool = False, symmetric: bool = False, variables: Variables =
     None) -> Tensor
+least_memory_order(blob: bytes, *, runtime: Runtime | None = None, iterations: int =
+    20000) -> ReorderedFile
 moving_avg_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
     -6.0, init_max: float = 6.0, ema_decay: float = 0.999, vars_collection: str |
     None = moving_average_variables, name_prefix: str = MovingAvgQuantize, *,

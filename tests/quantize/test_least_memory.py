@@ -1,0 +1,223 @@
+"""Files in the order of the least arena, as the interpreter plans and runs them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.tflite_arena import measure_arena
+from geutil.graph.tflite_order import file_subgraphs, with_op_order
+from geutil.graph.tflite_runtime import new_interpreter, packed, schema, unpacked
+from geutil.quantize import (
+    arena_bytes,
+    calibrate,
+    least_memory_order,
+    quantize,
+    to_int8,
+)
+from geutil.quantize.int8.arena_programs import RUNTIMES, runtime_arenas
+from testdata.irregular_cells import irregular_network
+from tests.graph.test_tflite_order import converted
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+ROW = tf.TensorSpec([1, 64], name="x")
+
+
+@pytest.fixture(scope="module")
+def irregular():
+    network = irregular_network(4, cells=2)
+    return tf.lite.TFLiteConverter.from_keras_model(network).convert()
+
+
+def frozen(network, shape):
+    function = tf.function(lambda image: network(image, training=False))
+    spec = tf.TensorSpec(shape, name="image")
+    return model.open(function.get_concrete_function(spec))
+
+
+@pytest.fixture(scope="module")
+def int8():
+    network = irregular_network(3, cells=2)
+    m = frozen(network, [1, 32, 32, 3])
+    quantize(m, is_training=False)
+    images = np.random.default_rng(0).normal(size=(1, 32, 32, 3)).astype(np.float32)
+    calibrate(m, {"image": images}, method="min_max")
+    return to_int8(m)
+
+
+def results(blob, runs=2, seed=0):
+    """The outputs of a file in several runs, which share its state."""
+    chance = np.random.default_rng(seed)
+    interpreter = new_interpreter(blob)
+    interpreter.allocate_tensors()
+    found = []
+    for _ in range(runs):
+        for detail in interpreter.get_input_details():
+            value = 20 * chance.normal(size=detail["shape"])
+            interpreter.set_tensor(detail["index"], value.astype(detail["dtype"]))
+        interpreter.invoke()
+        found += [
+            interpreter.get_tensor(detail["index"]).copy()
+            for detail in interpreter.get_output_details()
+        ]
+    return found
+
+
+def same_results(a, b):
+    pairs = zip(results(a), results(b), strict=True)
+    return all(x.tobytes() == y.tobytes() for x, y in pairs)
+
+
+def shuffled(graph, seed):
+    chance, done, order = random.Random(seed), set(), []
+    needs = {i: {a for a, b in graph.edges if b == i} for i in range(len(graph.kinds))}
+    while len(order) < len(graph.kinds):
+        ready = [i for i in needs if i not in done and needs[i] <= done]
+        order.append(chance.choice(ready))
+        done.add(order[-1])
+    return order
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["irregular", "int8"])
+def test_the_interpreter_plans_what_is_computed_in_any_order(name, seed, request):
+    blob = request.getfixturevalue(name)
+    order = shuffled(file_subgraphs(blob)[0], seed)
+    arenas = runtime_arenas(blob)
+    moved = with_op_order(blob, {0: order})
+    for runtime in ("litert", "reference"):
+        measured = measure_arena(moved, reference=runtime == "reference")
+        assert arenas[runtime].bytes_of(order) == measured.size
+    assert same_results(blob, moved)
+
+
+@pytest.mark.parametrize("runtime", [None, *RUNTIMES])
+def test_a_smaller_arena_and_the_same_results(irregular, runtime):
+    # Converters write good orders for some networks; this one is drawn.
+    order = shuffled(file_subgraphs(irregular)[0], 1)
+    drawn = with_op_order(irregular, {0: order})
+    found = least_memory_order(drawn, runtime=runtime, iterations=5000)
+    assert found.runtime == (runtime or "litert")
+    assert found.arena_after < 0.9 * found.arena_before
+    assert found.lower_bound <= found.arena_after
+    assert same_results(drawn, found.blob)
+    if found.runtime != "micro":
+        is_reference = runtime == "reference"
+        assert found.arena_before == arena_bytes(drawn, reference=is_reference)
+        assert found.arena_after == arena_bytes(found.blob, reference=is_reference)
+    if runtime is None:
+        (graph,) = found.subgraphs
+        for each in RUNTIMES:
+            assert graph.arenas_after[each] <= graph.arenas_before[each]
+
+
+def test_what_is_alive_at_the_peak(irregular):
+    found = least_memory_order(irregular, iterations=2000)
+    (graph,) = found.subgraphs
+    assert sum(t.size for t in found.peak_tensors_before) == graph.peak_before
+    assert sum(t.size for t in found.peak_tensors_after) == graph.peak_after
+    assert graph.peak_after <= found.arena_after
+    text = str(found)
+    assert f"{found.arena_before:,} -> {found.arena_after:,} bytes" in text
+    assert all(t.name in text for t in found.peak_tensors_after)
+
+
+def test_an_int8_file(int8):
+    found = least_memory_order(int8, iterations=2000)
+    assert found.arena_after <= found.arena_before
+    assert same_results(int8, found.blob)
+
+
+def test_the_order_that_was_found_is_kept(irregular):
+    once = least_memory_order(irregular, iterations=2000)
+    assert least_memory_order(irregular, iterations=2000).blob == once.blob
+    again = least_memory_order(once.blob, iterations=2000)
+    assert again.arena_after <= once.arena_after
+
+
+def test_a_chain_is_returned_as_it_is():
+    blob = converted(lambda x: tf.cos(tf.exp(x)) * 2.0, ROW)
+    found = least_memory_order(blob)
+    assert found.blob == blob
+    assert found.proven
+    assert found.subgraphs[0].reason
+
+
+def test_the_states_of_variables_and_of_loops_are_the_same():
+    class Two(tf.Module):
+        def __init__(self):
+            self.v = tf.Variable(tf.zeros([1, 64]))
+            self.w = tf.Variable(tf.ones([1, 64]))
+
+    two = Two()
+
+    def compute(x):
+        kept = tf.tile(x, [1, 8])
+        two.v.assign_add(x)
+        wide = tf.tile(tf.cos(two.v.read_value()), [1, 16])
+        two.w.assign(two.w * 2.0 + tf.reduce_sum(wide) * 1e-3)
+        return tf.reduce_max(kept, 1) + tf.reduce_max(wide, 1) + two.w[0, 0]
+
+    blob = converted(compute, ROW, variables=two)
+    graph = file_subgraphs(blob)[0]
+    for seed in range(3):
+        drawn = with_op_order(blob, {0: shuffled(graph, seed)})
+        assert same_results(blob, drawn)
+        found = least_memory_order(drawn)
+        assert found.arena_after <= found.arena_before
+        assert len(found.subgraphs) == 2
+        assert same_results(blob, found.blob)
+    before, after = (file_subgraphs(b)[0] for b in (blob, found.blob))
+    kinds = [[g.kinds[i] for i in g.stateful] for g in (before, after)]
+    assert kinds[0] == kinds[1]
+
+
+def test_the_body_of_a_loop_is_reordered():
+    def body(i, y):
+        kept = tf.tile(y, [1, 8])
+        small = tf.reduce_max(tf.exp(tf.tile(y, [1, 32])), 1, keepdims=True)
+        kept = tf.reduce_max(kept, 1, keepdims=True)
+        return i + 1, (kept + small * 1e-3) * y
+
+    blob = converted(lambda x: tf.while_loop(lambda i, y: i < 3, body, [0, x])[1], ROW)
+    found = least_memory_order(blob, runtime="micro")
+    assert any(graph.reason is None for graph in found.subgraphs)
+    assert same_results(blob, found.blob)
+
+
+def test_sizes_that_are_not_known_leave_the_order():
+    blob = converted(lambda x: tf.reshape(x[x > 0], [-1, 1]) * 2.0, ROW)
+    found = least_memory_order(blob)
+    assert found.blob == blob
+    assert "known only when the file runs" in found.subgraphs[0].reason
+    assert "known only when the file runs" in str(found)
+
+
+def test_metadata_that_counts_ops_leaves_the_order(irregular):
+    file = unpacked(irregular)
+    entry = schema().MetadataT()
+    entry.name, entry.buffer = "OfflineMemoryAllocation", 0
+    file.metadata = [*(file.metadata or []), entry]
+    blob = packed(file)
+    found = least_memory_order(blob)
+    assert found.blob == blob
+    assert "planned offline" in found.subgraphs[0].reason
+
+
+def test_refusals(irregular):
+    with pytest.raises(ArgumentTypeError, match=r"given as bytes, not as .*str"):
+        least_memory_order("model.tflite")
+    with pytest.raises(QuantizeError, match="TFLite cannot run the file"):
+        least_memory_order(b"no file at all")
+    with pytest.raises(QuantizeError, match="cannot run the file"):
+        arena_bytes(b"")
+    with pytest.raises(QuantizeError, match="no runtime 'tpu'; take one of litert"):
+        least_memory_order(irregular, runtime="tpu")
+    with pytest.raises(ArgumentTypeError, match=r"number of states, not .*str"):
+        least_memory_order(irregular, iterations="many")
