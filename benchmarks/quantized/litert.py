@@ -104,14 +104,37 @@ RECIPES: dict[str, Recipe] = {
 
 def quantized(path: str, add: Recipe, images: Any) -> bytes:
     """Return the file that a recipe makes of a float one."""
-    ((key, ends),) = Interpreter(path).get_signature_list().items()
-    (name,) = ends["inputs"]
     made = quantizer.Quantizer(path)
     add(made)
-    # One batch: of several, ranges would be moving averages that begin with the first.
-    ranges = made.calibrate({key: [{name: images}]}, num_threads=1)
+    ranges = _calibrated(made, path, images)
+    if ranges and _asks_for(made, GPTQ):
+        # Ranges of what a layer reads come from the op before, without its Hessian, and
+        # the weights would be nonsense.
+        for name, found in hessians(path, images).items():
+            ranges[name].update(found)
     result = made.quantize(ranges or None, enable_progress_report=False)
     return bytes(result.quantized_model)
+
+
+def hessians(path: str, images: Any) -> dict[str, dict[str, Any]]:
+    """Return what GPTQ needs of what dense layers read, by the name of the tensor."""
+    made = quantizer.Quantizer(path)
+    made.add_weight_only_config(".*", Op.FULLY_CONNECTED, 8, algorithm_key=GPTQ)
+    ranges = _calibrated(made, path, images)
+    return {name: found for name, found in ranges.items() if "hessian" in found}
+
+
+def _calibrated(made: Any, path: str, images: Any) -> dict[str, Any]:
+    ((key, ends),) = Interpreter(path).get_signature_list().items()
+    (name,) = ends["inputs"]
+    # One batch: of several, ranges would be moving averages that begin with the first.
+    ranges: dict[str, Any] = made.calibrate({key: [{name: images}]}, num_threads=1)
+    return ranges
+
+
+def _asks_for(made: Any, algorithm: Any) -> bool:
+    recipe = made.get_quantization_recipe()
+    return any(each["algorithm_key"] == algorithm for each in recipe)
 
 
 def main() -> None:

@@ -41,11 +41,14 @@ def made_by_peers(subject: Subject, python: Path) -> dict[tuple[str, str], Made]
 
 
 def _save(network: Any, path: Path) -> None:
-    """Write a SavedModel of a network at inference: `export` leaves norms in training."""
+    """Write a SavedModel of a network at inference.
+
+    Keras' `export` may leave norms in training.
+    """
     (shape,) = (tensor.shape for tensor in network.inputs)
     module = tf.Module()
-    # So that its variables are saved.
-    module.network = network
+    # So that they are saved: a module does not see those of layers.
+    module.kept = [variable.value for variable in network.variables]
     call = tf.function(
         lambda image: {"result": network(image, training=False)},
         input_signature=[tf.TensorSpec(shape, tf.float32, "image")],
