@@ -11,7 +11,9 @@ import tensorflow as tf
 from benchmarks import glyphs
 from benchmarks.glyphs import drawing, networks
 from tests.processes import ROOT
+from tests.settings import slow
 
+pytestmark = slow
 FOLDER = ROOT / "benchmarks" / "glyphs"
 TRAINED = json.loads((FOLDER / "trained.json").read_text())
 SEED = 7_000_000

@@ -158,7 +158,7 @@ def main() -> None:
     names = options.network or list(
         networks.TRAINED if options.quick else networks.NAMES
     )
-    count = 1000 if options.quick else 4000
+    count = 500 if options.quick else 4000
     if not options.peers.exists():
         print(f"no LiteRT quantizer: {options.peers} does not exist")
     found: list[QuantizedRow] = []

@@ -30,7 +30,7 @@ def made_by_peers(subject: Subject, python: Path) -> dict[tuple[str, str], Made]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         saved, data, plain = (folder / n for n in ("saved", "data.npz", "float.tflite"))
-        _save(subject.network, saved)
+        save(subject.network, saved)
         np.savez(data, images=subject.calibration)
         made = _made(TFLITE, sys.executable, "ptq", saved, data)
         floats = made.get((FLOAT, TFLITE), Made())
@@ -40,7 +40,7 @@ def made_by_peers(subject: Subject, python: Path) -> dict[tuple[str, str], Made]
         return made
 
 
-def _save(network: Any, path: Path) -> None:
+def save(network: Any, path: Path) -> None:
     """Write a SavedModel of a network at inference.
 
     Keras' `export` may leave norms in training.
