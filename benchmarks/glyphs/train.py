@@ -1,4 +1,4 @@
-"""Train the networks: `python -m benchmarks.glyphs.train [--network NAME] [--out DIR]`.
+"""Train the networks: `python -m benchmarks.glyphs.train [--network NAME] [--resume]`.
 
 Each epoch has images that no other one has, so nothing is learnt by heart. The first
 ones are hardly distorted: with all distortions from the start nothing is learnt for
@@ -25,23 +25,35 @@ EASY_EPOCHS = 6
 IMAGES = 10_000
 BATCH = 64
 RATES = {"mobilenet": 3e-3, "vit": 1.5e-3}
+GENTLE = 0.5
+"""The share of the rate where training is resumed."""
 WARM_UP = 150
 TEST_IMAGES = 10_000
 TEST_SEED = 1_000_000
 """No epoch has this seed."""
 
 
-def train(name: str, folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
-    """Train a network, write its weights, and return what is told of it."""
-    tf.keras.utils.set_random_seed(0)
+def train(name: str, folder: Path, epochs: int, seen: int = 0) -> dict[str, Any]:
+    """Train a network, write its weights, and return what is told of it.
+
+    Args:
+        name: of the network.
+        folder: for the weights.
+        epochs: how many.
+        seen: epochs before; the weights that are kept there are trained on, more gently.
+    """
+    tf.keras.utils.set_random_seed(seen)
     network = NETWORKS[name](False)
+    if seen:
+        load(network, name, folder)
     for layer in network.layers:
         if isinstance(layer, tf.keras.layers.BatchNormalization):
             # 0.999 would take more steps than there are.
             layer.momentum = 0.99
-    step = _step(network, RATES[name], epochs)
+    rate = RATES[name] * (GENTLE if seen else 1.0)
+    step = _step(network, rate, epochs)
     began = time.monotonic()
-    for epoch in range(epochs):
+    for epoch in range(seen, seen + epochs):
         x, y = images(IMAGES, epoch + 1, min(1.0, epoch / EASY_EPOCHS))
         losses = [
             step(x[start : start + BATCH], y[start : start + BATCH])
@@ -56,7 +68,7 @@ def train(name: str, folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
     return {
         "accuracy": round(accuracy(_inference(network), x, y), 2),
         "parameters": network.count_params(),
-        "images": epochs * IMAGES,
+        "images": (seen + epochs) * IMAGES,
     }
 
 
@@ -92,6 +104,9 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where to write")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument(
+        "--resume", action="store_true", help="train on with the weights that are there"
+    )
     options = parser.parse_args()
     # One thread: sums come in one order, and others can work.
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -99,7 +114,8 @@ def main() -> None:
     path = options.out / "trained.json"
     told = json.loads(path.read_text()) if path.exists() else {}
     for name in options.network or NETWORKS:
-        told[name] = train(name, options.out, options.epochs)
+        seen = told[name]["images"] // IMAGES if options.resume else 0
+        told[name] = train(name, options.out, options.epochs, seen)
         path.write_text(json.dumps(told, indent=1) + "\n")
         print(name, told[name], flush=True)
 
