@@ -40,7 +40,7 @@ def train(name: str, folder: Path, epochs: int, seen: int = 0) -> dict[str, Any]
         name: of the network.
         folder: for the weights.
         epochs: how many.
-        seen: epochs before; the weights that are kept there are trained on, more gently.
+        seen: epochs before; the weights that are there are trained on, more gently.
     """
     tf.keras.utils.set_random_seed(seen)
     network = NETWORKS[name](False)
