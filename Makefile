@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
 ZOO ?= .venv-zoo
+PEERS ?= .venv-peers
 # The minor versions of TensorFlow that `make test-versions` tries.
 VERSIONS ?= 2.16 2.17 2.18 2.19 2.20 2.21
 # Test workers. Each one holds its own copy of TensorFlow in memory.
@@ -20,6 +21,7 @@ PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])
 READY := $(VENV)/.ready-$(PYVER)
 OLDEST_READY := $(OLDEST)/.ready-$(PYVER)
 ZOO_READY := $(ZOO)/.ready-$(PYVER)
+PEERS_READY := $(PEERS)/.ready-$(PYVER)
 
 # Silences the start-up messages of TensorFlow's C++ part.
 export TF_CPP_MIN_LOG_LEVEL := 3
@@ -33,7 +35,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .PHONY: help env web docs-images env-oldest demo test test-all test-oldest
-.PHONY: coverage mutants test-version test-versions lint format bench bench-plan house zoo docs clean dist check-dist browser
+.PHONY: coverage mutants test-version test-versions lint format bench bench-plan bench-quantize house zoo docs clean dist check-dist browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -96,6 +98,14 @@ $(ZOO_READY): setup.py pyproject.toml
 	$(call create_venv,$(ZOO))
 	@echo "Installing keras-hub and tf-keras"
 	@$(ZOO)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,zoo]'
+	@touch $@
+
+# An environment of its own: it brings another protobuf than TensorFlow's.
+$(PEERS_READY): Makefile
+	$(call check_python,3.10 3.11 3.12 3.13,the LiteRT quantizer)
+	$(call create_venv,$(PEERS))
+	@echo "Installing the LiteRT quantizer"
+	@$(PEERS)/bin/python -m pip install $(PIP_FLAGS) 'litert-quantizer==0.11.0'
 	@touch $@
 
 env: $(READY) $(VIEWER) ## Set up .venv (the other targets do this when needed)
@@ -174,6 +184,9 @@ bench: $(READY) ## Run the benchmarks (ARGS="..." goes to them)
 bench-plan: $(READY) ## Print what the planner finds (ARGS="--json out.json")
 	@$(VENV)/bin/python -m benchmarks.plans $(ARGS)
 
+bench-quantize: $(READY) $(PEERS_READY) ## Print how quantized files do beside peers' (ARGS="--quick")
+	@$(VENV)/bin/python -m benchmarks.quantized --peers $(PEERS)/bin/python $(ARGS)
+
 # The wheel is built from the archive, so the archive holds all that it takes.
 dist: $(READY) $(VIEWER) ## Build the wheel and the source archive into dist/
 	@rm -rf dist
@@ -202,6 +215,6 @@ docs: $(READY) ## Build the documentation into build/site; warnings are errors
 	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: ## Remove the environments, caches and build results
-	rm -rf $(VENV) $(OLDEST) $(ZOO) .venv-tf* build dist *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(ZOO) $(PEERS) .venv-tf* build dist *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

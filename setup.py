@@ -95,8 +95,9 @@ EXTRAS = {
         # Builds the wheel and the source archive.
         "build>=1.2,<2",
     ],
-    # The benchmarks print their results in tables, among them worst cases.
-    "bench": [*CLI, *PLAN],
+    # The benchmarks print their results in tables, among them worst cases; and draw
+    # characters from the fonts that matplotlib ships.
+    "bench": [*CLI, *PLAN, *PLOT, *LITERT],
     # Runs the zoo, and brings the networks that it takes on their journeys.
     "zoo": [
         *CLI,
