@@ -57,14 +57,14 @@ moving_avg_quantize(inputs: Tensor, per_channel: bool = False, init_min: float =
     None = moving_average_variables, name_prefix: str = MovingAvgQuantize, *,
     is_training: bool = True, num_bits: int = 8, narrow_range: bool = False,
     symmetric: bool = False, variables: Variables = None) -> Tensor
-quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool = True,
-    weight_bits: int = 8, activation_bits: int = 8, symmetric_weights: bool = True,
-    per_channel: bool = True, ema_decay: float = 0.999, quant_delay: int | None = None,
-    step: Any = None, vars_collection: str | None = None, variables: Mapping[str, Any] | None =
-    None, scope: str | None = None, overrides: Mapping[Any, Override] | None = None,
-    activations: Iterable[str] = (gelu, hard_swish, leaky_relu, log_softmax, prelu,
-    relu, relu6, sigmoid, silu, softmax, tanh), strict: bool = False) ->
-    QuantizeReport
+quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool =
+    True, weight_bits: int = 8, activation_bits: int = 8, symmetric_weights: bool =
+    True, per_channel: bool = True, ema_decay: float = 0.999, quant_delay: int |
+    None = None, step: Any = None, vars_collection: str | None = None, variables:
+    Mapping[str, Any] | None = None, scope: str | None = None, overrides:
+    Mapping[Any, Override] | None = None, activations: Iterable[str] = (gelu,
+    hard_swish, leaky_relu, log_softmax, prelu, relu, relu6, sigmoid, silu, softmax,
+    tanh), strict: bool = False) -> QuantizeReport
 reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport
 to_int8(model: Any, representative: Any = None) -> bytes
 to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None) ->
