@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 from litert_quantizer import qtyping, quantizer
+from litert_quantizer.utils import tfl_flatbuffer_utils
 
 from benchmarks.quantized.made import write_all
 
@@ -107,11 +108,11 @@ def quantized(path: str, add: Recipe, images: Any) -> bytes:
     made = quantizer.Quantizer(path)
     add(made)
     ranges = _calibrated(made, path, images)
-    if ranges and _asks_for(made, GPTQ):
-        # Ranges of what a layer reads come from the op before, without its Hessian, and
+    if _asks_for(made, GPTQ):
+        # Ranges of what a layer reads come from the op before, without its Hessian;
         # the weights would be nonsense.
         for name, found in hessians(path, images).items():
-            ranges[name].update(found)
+            ranges.setdefault(name, {}).update(found)
     result = made.quantize(ranges or None, enable_progress_report=False)
     return bytes(result.quantized_model)
 
@@ -121,7 +122,31 @@ def hessians(path: str, images: Any) -> dict[str, dict[str, Any]]:
     made = quantizer.Quantizer(path)
     made.add_weight_only_config(".*", Op.FULLY_CONNECTED, 8, algorithm_key=GPTQ)
     ranges = _calibrated(made, path, images)
-    return {name: found for name, found in ranges.items() if "hessian" in found}
+    keys = ("hessian", "num_samples")
+    found = {
+        name: {key: each[key] for key in keys}
+        for name, each in ranges.items()
+        if "hessian" in each
+    }
+    for result, data in _moves(path):
+        # The quantizer gives the result what it knows of the data.
+        if result in found:
+            found[data] = found[result]
+    return found
+
+
+def _moves(path: str) -> list[tuple[str, str]]:
+    """Return results and data, by name, of ops that move values, from the last on."""
+    model = tfl_flatbuffer_utils.read_model(path)
+    graph = model.subgraphs[0]
+    codes = [code.builtinCode for code in model.operatorCodes]
+    names = [tensor.name.decode() for tensor in graph.tensors]
+    return [
+        (names[op.outputs[0]], names[op.inputs[0]])
+        for op in reversed(graph.operators)
+        if tfl_flatbuffer_utils.TFL_OP_CODE_TO_NAME.get(codes[op.opcodeIndex])
+        in (Op.RESHAPE, Op.TRANSPOSE)
+    ]
 
 
 def _calibrated(made: Any, path: str, images: Any) -> dict[str, Any]:
