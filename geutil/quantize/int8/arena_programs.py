@@ -74,7 +74,10 @@ class RuntimeArena:
         program = self.program
         return ArenaProgram(
             program.count,
-            [Value(-(-size // step) * step, *rest) for size, *rest in program.values],
+            [
+                Value(-(-v.size // step) * step, v.maker, v.users, v.is_kept)
+                for v in program.values
+            ],
             [[-(-n // step) * step for n in sizes] for sizes in program.temporaries],
             program.after,
         )
