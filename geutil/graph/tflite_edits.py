@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from geutil.graph.tflite_runtime import schema
+from geutil.graph.tflite_runtime import kind_names, schema, type_names
 
 Array = np.ndarray[Any, Any]
 
-TYPE_NAMES = {
-    value: name for name, value in vars(schema().TensorType).items() if name.isupper()
-}
-_KINDS = {
-    value: name
-    for name, value in vars(schema().BuiltinOperator).items()
-    if name[0] != "_"
-}
 _LAST_OF_ONE_BYTE = 127
 """Kinds up to this one are written in a field for old readers, too."""
 _DTYPES = {
@@ -41,12 +33,12 @@ def kind_of(model: Any, op: Any) -> str:
     """Return the type of an op, such as "CONV_2D"."""
     code = model.operatorCodes[op.opcodeIndex]
     builtin = max(code.builtinCode, code.deprecatedBuiltinCode)
-    return _KINDS.get(builtin, str(builtin))
+    return kind_names().get(builtin, str(builtin))
 
 
 def type_of(tensor: Any) -> str:
     """Return the type of a tensor, such as "INT8"."""
-    return TYPE_NAMES[tensor.type]
+    return type_names()[tensor.type]
 
 
 def set_type(tensor: Any, name: str) -> None:
@@ -144,6 +136,18 @@ def steps_of(tensor: Any) -> Array | None:
     if parameters is None or parameters.scale is None or not len(parameters.scale):
         return None
     return np.asarray(parameters.scale, np.float32)
+
+
+def known_steps(tensor: Any) -> Array:
+    """Return the sizes of a tensor's steps.
+
+    Raises:
+        ValueError: it is not quantized.
+    """
+    steps = steps_of(tensor)
+    if steps is None:
+        raise ValueError(f"tensor {tensor.name!r} of the file has no steps")
+    return steps
 
 
 def zeros_of(tensor: Any) -> Array:

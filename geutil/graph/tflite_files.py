@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from geutil.graph.tflite_runtime import is_tflite, schema
+from geutil.graph.tflite_runtime import is_tflite, kind_names, schema, type_names
 
-_TYPES = {
-    value: name for name, value in vars(schema().TensorType).items() if name.isupper()
-}
-_CODES = {
-    value: name
-    for name, value in vars(schema().BuiltinOperator).items()
-    if name[0] != "_"
-}
 _CUSTOM = 32
 
 
@@ -68,7 +60,7 @@ def op_kind(code: Any) -> str:
     builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     if builtin == _CUSTOM and code.CustomCode():
         return str(code.CustomCode().decode())
-    return _CODES.get(builtin, str(builtin))
+    return kind_names().get(builtin, str(builtin))
 
 
 def _op(kind: str, op: Any, graph: Any) -> FileOp:
@@ -77,7 +69,7 @@ def _op(kind: str, op: Any, graph: Any) -> FileOp:
     # Inputs that are left out have the index -1.
     tensors = [graph.Tensors(i) for i in (*input_indices, *output_indices) if i >= 0]
     result = graph.Tensors(output_indices[0]).Name().decode() if output_indices else ""
-    types = tuple(_TYPES[t.Type()] for t in tensors)
+    types = tuple(type_names()[t.Type()] for t in tensors)
     return FileOp(kind, result, types, tuple(map(_step, tensors)))
 
 

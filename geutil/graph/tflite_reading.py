@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
-from geutil.graph.tflite_runtime import is_tflite, schema
+from geutil.graph.tflite_runtime import is_tflite, kind_names, schema, type_names
 
 T = TypeVar("T")
 
@@ -282,8 +281,8 @@ class _Reader:
         sizes = self._numbers(tensor, "Shape")
         signature = self._numbers(tensor, "ShapeSignature") or sizes
         shape = tuple(None if size < 0 else size for size in signature)
-        dtype = _types().get(tensor.Type())
-        if dtype is None:
+        dtype = type_names().get(tensor.Type(), "").lower()
+        if not dtype:
             raise BrokenFileError(
                 f"the TFLite file has a tensor of type {tensor.Type()}, which this "
                 "schema lacks: it is damaged, or newer than the runtime installed"
@@ -383,23 +382,11 @@ def _size(size: int | None) -> str:
     return "?" if size is None else str(size)
 
 
-@cache
-def _types() -> dict[int, str]:
-    types = vars(schema().TensorType)
-    return {value: name.lower() for name, value in types.items() if name.isupper()}
-
-
-@cache
-def _kinds() -> dict[int, str]:
-    operators = vars(schema().BuiltinOperator)
-    return {value: name for name, value in operators.items() if name[0] != "_"}
-
-
 def _kind(code: Any) -> tuple[str, bool]:
     """Return the type of an op code, and whether it is custom."""
     # Codes above 127 do not fit the field of old, which then holds 127.
     number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-    kind = _kinds().get(number)
+    kind = kind_names().get(number)
     if kind is None:
         raise BrokenFileError(
             f"the TFLite file has an op of number {number}, which this schema lacks: "

@@ -30,6 +30,26 @@ def schema() -> Any:
         return _schema_of_tensorflow()
 
 
+@cache
+def type_names() -> dict[int, str]:
+    """Return the names of the types of tensors, such as "INT8", by their numbers."""
+    return {
+        value: name
+        for name, value in vars(schema().TensorType).items()
+        if name.isupper()
+    }
+
+
+@cache
+def kind_names() -> dict[int, str]:
+    """Return the names of the kinds of ops, such as "CONV_2D", by their numbers."""
+    return {
+        value: name
+        for name, value in vars(schema().BuiltinOperator).items()
+        if name[0] != "_"
+    }
+
+
 def _schema_of_tensorflow() -> Any:
     """Load the module from its file, since importing its package takes seconds."""
     package = util.find_spec("tensorflow")

@@ -199,7 +199,7 @@ def experimental_create_training_graph(
         ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
         >>> report = experimental_create_training_graph(graph, weight_bits=4)
         >>> print(report.quantization.quantized[1].weights)
-        4 bits, symmetric
+        4 bits, symmetric, per channel
     """
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)
     return _training_graph(
@@ -246,7 +246,7 @@ def experimental_create_eval_graph(
         ...     y = tf.nn.relu(tf.matmul(x, tf.ones([8, 2]), name="dense"))
         >>> report = experimental_create_eval_graph(graph, activation_bits=16)
         >>> print(report.quantization.quantized[1].result)
-        16 bits
+        16 bits, symmetric
     """
     plan_insertion.checked_delay(quant_delay, is_training=False)
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scope)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
 from geutil.quantize.planning.draft_points import Draft, Drafts, Point
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
@@ -125,7 +125,7 @@ class _PointPlanner(Drafts):
         if self.choices.weights_only:
             for op in self.network.ops:
                 self._weigh(op)
-            return self._plan_of_drafts()
+            return self._obeying(self._plan_of_drafts())
         for op in self.network.ops:
             if op not in self.kernels and op not in self.inner:
                 self._treat(op)
@@ -145,32 +145,38 @@ class _PointPlanner(Drafts):
         plan.one_hots = [*self._left_in_float("OneHot"), *self._cast_one_hots()]
         plan.roots = self._by_roots()
         plan.squares = self._left_in_float("SquaredDifference")
-        return plan
+        return self._obeying(plan)
 
     def _plan_of_drafts(self) -> QuantizePlan:
-        """Return the plan of what was decided on.
-
-        Raises:
-            QuantizeError: an override is not obeyed.
-        """
+        """Return the plan of what was decided on."""
         groups, points = draft_points.named(
             list(self.drafts.values()), self.network, self.shared
         )
-        weights = {op: points[draft.tensor] for op, draft in self.weights.items()}
-        plan = QuantizePlan(
+        return QuantizePlan(
             groups,
             self.kernels,
             self.skips,
-            weights,
+            {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
             unfed=self.network.unfed,
         )
-        parameters = {op: [point] for op, point in weights.items()}
+
+    def _obeying(self, plan: QuantizePlan) -> QuantizePlan:
+        """Return a plan, what it writes in another form told, if overrides are obeyed.
+
+        Raises:
+            QuantizeError: one is not.
+        """
+        if not self.overrides.specs:
+            return plan
+        point_of = MutableIdentityMap(
+            (point.tensor, point) for group in plan.groups for point in group.points
+        )
+        parameters = {op: [point] for op, point in plan.weights.items()}
         for op, drafts in self.constants.items():
-            constant_points = [points[draft.tensor] for draft in drafts]
+            constant_points = [point_of[draft.tensor] for draft in drafts]
             parameters[op] = [*parameters.get(op, ()), *constant_points]
-        if self.overrides.specs:
-            check_obeyed(self.overrides, plan, parameters, self.network)
+        check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
 
     def _weigh(self, op: Operation) -> None:

@@ -103,9 +103,7 @@ class _Lowering:
         tflite_edits.set_steps(tensor, reach / _MOST)
 
     def _step(self, index: int) -> float:
-        steps = tflite_edits.steps_of(self._tensor(index))
-        assert steps is not None
-        return float(steps[0])
+        return float(tflite_edits.known_steps(self._tensor(index))[0])
 
     def _quantize_before_moves(self) -> None:
         """Quantize inputs rather than what only moves their values.
@@ -285,8 +283,7 @@ class _Lowering:
             return "its bias is no constant"
         op.inputs[kernel.weights] = weights
         if bias is not None:
-            weight_steps = tflite_edits.steps_of(self._tensor(weights))
-            assert weight_steps is not None
+            weight_steps = tflite_edits.known_steps(self._tensor(weights))
             steps = weight_steps.astype(np.float64) * step
             old = self._tensor(int(op.inputs[kernel.bias]))
             index = tflite_edits.new_tensor(self._graph, old)

@@ -74,13 +74,12 @@ def store_weights(model: Any, graph: Any) -> None:
 
 def _store(model: Any, tensor: Any, value: Array) -> None:
     """Let a tensor hold a value in its steps, with a sign."""
-    steps, zeros = tflite_edits.steps_of(tensor), tflite_edits.zeros_of(tensor)
+    steps, zeros = tflite_edits.known_steps(tensor), tflite_edits.zeros_of(tensor)
     axis = int(tensor.quantization.quantizedDimension)
     middle = _MIDDLES[tflite_edits.type_of(tensor)]
     shape = [1] * value.ndim
-    if steps is not None and steps.size > 1:
+    if steps.size > 1:
         shape[axis] = -1
-    assert steps is not None
     # As FakeQuant ops round: halves up.
     levels = np.floor(value / steps.reshape(shape) + np.float32(0.5))
     lowest, highest = (-32768, 32767) if middle == 32768 else (-128, 127)
