@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geutil.batchnorm import fold_batch_norms
-from geutil.quantize import calibrate, quantize, to_int8
+from geutil.quantize import calibrate, quantize, to_tflite
 
 Scheme = Callable[[Any, list[dict[str, Any]]], bytes]
 """Makes a file of an opened model, which it may change, and batches by input name."""
@@ -24,7 +24,18 @@ def simulated(method: str = "best", **choices: Any) -> Scheme:
         fold_batch_norms(m)
         quantize(m, is_training=False, **choices)
         calibrate(m, data, method=method, progress=False)
-        return to_int8(m)
+        return to_tflite(m)
+
+    return make
+
+
+def stored(scheme: str) -> Scheme:
+    """Return a scheme that needs no data."""
+
+    def make(m: Any, data: list[dict[str, Any]]) -> bytes:
+        del data
+        fold_batch_norms(m)
+        return to_tflite(m, scheme=scheme)
 
     return make
 
@@ -35,6 +46,11 @@ SCHEMES: dict[str, Scheme] = {
     "int8, best": simulated(),
     "int8, mse": simulated("mse"),
     "int8, percentile": simulated("percentile"),
-    "4/8, best": simulated(weight_bits=4),
-    "4/8, mse": simulated("mse", weight_bits=4),
+    "4/8, best": simulated(scheme="int8x4"),
+    "4/8, mse": simulated("mse", scheme="int8x4"),
+    "16x8, best": simulated(scheme="int16x8"),
+    "weights int8, nearest": stored("weight_only_int8"),
+    "weights int4, nearest": stored("weight_only_int4"),
+    "dynamic int8, nearest": stored("dynamic_range"),
+    "float16, nearest": stored("float16"),
 }
