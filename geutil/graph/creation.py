@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import _tf, adjacency, types
-from geutil.graph.protos import GraphDef, op_def_of
+from geutil.graph.protos import AttrValue, GraphDef, op_def_of
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
 _PREFIX = "geph"
@@ -320,6 +320,24 @@ def set_python_gradient(
     """Set what Python alone knows of an op."""
     op._original_op = original_op
     op._gradient_function = gradient_function
+
+
+def set_mark(op: Operation, mark: str) -> None:
+    """Mark an op in an attribute of its own, which stays in files.
+
+    Args:
+        op: the op.
+        mark: a name that begins with an underscore: TensorFlow lets those be.
+    """
+    op._set_attr(mark, AttrValue(b=True))
+
+
+def has_mark(op: Operation, mark: str) -> bool:
+    """Tell whether `set_mark` marked an op, here or in the graph that it comes from."""
+    try:
+        return bool(op.get_attr(mark))
+    except ValueError:
+        return False
 
 
 def capture(graph: Graph, tensor: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ class PartialCopy:
 
     Args:
         graph: the FuncGraph.
-        inputs: its inputs by name.
+        inputs: by name its inputs, or other tensors that will be given: each the only
+            result of its op.
         replace: tells what stands in for an op.
         amend: changes the nodes of ops that are copied, attributes for example.
 
@@ -61,7 +63,8 @@ class PartialCopy:
             for op in self._source.get_operations()
             if op.name not in mapped and (stand_in := self._replace(op)) is not None
         }
-        needed = set(_walk([t.op for t in tensors], stand_ins))
+        given = {t.op for t in self._given.values()}
+        needed = set(_walk([t.op for t in tensors], stand_ins, given))
         mapped.update(self._captured(needed))
         ops = [op for op in adjacency.topological_sort(needed) if op.name not in mapped]
         graph_def = creation.graph_def_of(self._source, ops)
@@ -170,14 +173,21 @@ def _rename(graph_def: Any, names: Sequence[str]) -> None:
 
 
 def _walk(
-    ops: Sequence[Operation], stand_ins: Mapping[Operation, Tensor | Array]
+    ops: Sequence[Operation],
+    stand_ins: Mapping[Operation, Tensor | Array],
+    given: AbstractSet[Operation],
 ) -> list[Operation]:
-    """Return what ops depend on, those that are replaced by their stand-ins alone."""
+    """Return what ops depend on.
+
+    Those that are replaced depend on their stand-ins alone, and given ones on nothing.
+    """
     visited = dict.fromkeys(ops)
     waiting = list(visited)
     for op in waiting:
         stand_in = stand_ins.get(op)
-        if stand_in is None:
+        if op in given:
+            before = []
+        elif stand_in is None:
             before = [*(t.op for t in op.inputs), *op.control_inputs]
         else:
             before = [] if isinstance(stand_in, np.ndarray) else [stand_in.op]

@@ -83,7 +83,8 @@ def unquantized(op: Operation) -> Tensor | None:
     """Return what is quantized, for an op that simulates that."""
     if op.type in int8_kernels.FAKE_QUANT:
         return op.inputs[0]
-    return network.delayed_input(op)
+    exact = network.delayed_input(op)
+    return network.uncorrected_input(op) if exact is None else exact
 
 
 _ENDS = "/min"

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from geutil.graph import (
     adjacency,
+    creation,
     function_calls,
     function_defs,
     op_types,
@@ -150,6 +151,17 @@ def delayed_input(op: Operation) -> Tensor | None:
     while source is not exact and source.op.type == "Reshape":
         source = source.op.inputs[0]
     return exact if source is exact else None
+
+
+CORRECTION = "_geutil_correction"
+"""What sums with a correction are marked with; see `geutil.quantize.rounding`."""
+
+
+def uncorrected_input(op: Operation) -> Tensor | None:
+    """Return the tensor that an op adds a correction to; None if it is another op."""
+    if op.type == "AddV2" and creation.has_mark(op, CORRECTION):
+        return op.inputs[0]
+    return None
 
 
 _SMALL = 64

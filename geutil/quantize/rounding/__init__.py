@@ -1,0 +1,1 @@
+"""Rounding of weights that looks at what a layer makes of data."""

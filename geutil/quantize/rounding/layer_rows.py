@@ -1,0 +1,229 @@
+"""Layers as products of rows of data with a matrix of weights, whatever their type.
+
+A convolution multiplies each window of the data, as a row, by its weights as a matrix
+[window, outputs]; one in groups has several such matrices, a depthwise one a matrix
+[window, multiplier] for each channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.select.networks.layers import Layer, data_format
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsOfLayer:
+    """What a layer multiplies by what.
+
+    Attributes:
+        layer: the layer.
+        groups: how many matrices there are.
+        shape: the shape of the weights with the axes in the order `order`.
+        order: the axes of the weights: groups, inputs, outputs.
+        sizes: [groups, inputs, outputs].
+    """
+
+    layer: Layer
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    split: tuple[int, ...]
+
+    def matrices(self, weights: Array) -> Array:
+        """Return weights as matrices: [groups, inputs, outputs]."""
+        divided = weights.reshape(self.split).transpose(self.order)
+        return divided.reshape(self.sizes)
+
+    def weights(self, matrices: Array) -> Array:
+        """Return matrices in the shape of the weights."""
+        divided = matrices.reshape([self.split[axis] for axis in self.order])
+        return divided.transpose(np.argsort(self.order)).reshape(self.shape)
+
+    def rows(self, data: Any) -> Any:
+        """Return the rows of a batch of data: a tensor [groups, rows, inputs]."""
+        return _ROWS[self.layer.op.type](self, data)
+
+
+def rows_of(layer: Layer) -> RowsOfLayer | str:
+    """Return a layer as products of rows, or why it is none."""
+    shape = layer.kernel.shape
+    if not shape.is_fully_defined():
+        return "has weights of unknown shape"
+    read = _SPLITS.get(layer.op.type)
+    if read is None:
+        return f"({layer.op.type}) is no product of rows with a matrix"
+    split = read(layer, tuple(shape.as_list()))
+    if isinstance(split, str):
+        return split
+    parts, order, counts = split
+    sizes = [1, 1, 1]
+    for axis, size in enumerate(parts[axis] for axis in order):
+        place = 0 if axis < counts[0] else 1 if axis < counts[0] + counts[1] else 2
+        sizes[place] *= size
+    groups, inputs, outputs = sizes
+    return RowsOfLayer(
+        layer, tuple(shape.as_list()), order, (groups, inputs, outputs), parts
+    )
+
+
+Split = tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]
+"""The weights with an axis in two, in which order they are taken, and how many of them
+count groups and inputs."""
+
+
+def _split_convolution(layer: Layer, shape: tuple[int, ...]) -> Split | str:
+    *window, inputs, outputs = shape
+    channels = layer.op.inputs[layer.data].shape
+    rank = len(shape)
+    if channels.rank is None or channels[rank + layer.axis] is None:
+        return "reads data with an unknown number of channels"
+    if rank == 5 and any(rate != 1 for rate in layer.op.get_attr("dilations")):
+        return "is a dilated convolution of volumes"
+    groups = channels[rank + layer.axis] // inputs
+    count = len(window)
+    parts = (*window, inputs, groups, outputs // groups)
+    order = (count + 1, *range(count + 1), count + 2)
+    return parts, order, (1, count + 1)
+
+
+def _split_depthwise(layer: Layer, shape: tuple[int, ...]) -> Split | str:
+    del layer
+    return shape, (2, 0, 1, 3), (1, 2)
+
+
+def _split_product(layer: Layer, shape: tuple[int, ...]) -> Split | str:
+    rank = len(shape)
+    data = layer.op.inputs[layer.data].shape
+    batch = shape[:-2]
+    if any(size != 1 for size in batch):
+        if data.rank != rank or tuple(data.as_list()[:-2]) != batch:
+            return "multiplies several matrices by the same data"
+    order = (*range(rank - 2), *layer.inputs, *layer.outputs)
+    return shape, order, (rank - 2, 1)
+
+
+def _split_einsum(layer: Layer, shape: tuple[int, ...]) -> Split | str:
+    of_data, of_weights, result = _labels(layer)
+    if any(label in of_data and label in result for label in of_weights):
+        return "(Einsum) multiplies several matrices"
+    inputs = [axis for axis, label in enumerate(of_weights) if label in of_data]
+    others = [axis for axis in range(len(shape)) if axis not in inputs]
+    return shape, (*inputs, *others), (0, len(inputs))
+
+
+def _labels(layer: Layer) -> tuple[str, str, str]:
+    """Return the labels of data, weights and result."""
+    equation = layer.op.get_attr("equation").decode().replace(" ", "")
+    operands, _, result = equation.partition("->")
+    labels = operands.split(",")
+    return labels[layer.data], labels[layer.weights], result
+
+
+_SPLITS = {
+    "Conv2D": _split_convolution,
+    "Conv3D": _split_convolution,
+    "DepthwiseConv2dNative": _split_depthwise,
+    "MatMul": _split_product,
+    "BatchMatMul": _split_product,
+    "BatchMatMulV2": _split_product,
+    "BatchMatMulV3": _split_product,
+    "Einsum": _split_einsum,
+}
+
+
+def _windows(rows: RowsOfLayer, data: Any) -> Any:
+    """Return the windows of images: [images, height, width, window, channels]."""
+    op = rows.layer.op
+    strides, rates = (list(op.get_attr(n)) for n in ("strides", "dilations"))
+    padding = op.get_attr("padding").decode()
+    pads = _pairs(op.get_attr("explicit_paddings")) if padding == "EXPLICIT" else None
+    if data_format(op) == "NCHW":
+        data = tf.transpose(data, [0, 2, 3, 1])
+        strides, rates = _channels_last(strides), _channels_last(rates)
+        pads = _channels_last(pads) if pads else None
+    if pads:
+        data = tf.pad(data, pads)
+    height, width = rows.shape[:2]
+    patches = tf.image.extract_patches(
+        data,
+        [1, height, width, 1],
+        strides,
+        rates,
+        "VALID" if padding == "EXPLICIT" else padding,
+    )
+    sizes = tf.shape(patches)
+    channels = data.shape[-1]
+    return tf.reshape(
+        patches, [sizes[0] * sizes[1] * sizes[2], height * width, channels]
+    )
+
+
+def _pairs(flat: Sequence[int]) -> list[list[int]]:
+    return [list(flat[i : i + 2]) for i in range(0, len(flat), 2)]
+
+
+def _channels_last(values: Sequence[Any]) -> list[Any]:
+    first, channels, *others = values
+    return [first, *others, channels]
+
+
+def _in_groups(windows: Any, rows: RowsOfLayer) -> Any:
+    """Return windows [rows, window, channels] by groups of channels."""
+    groups, inputs, _ = rows.sizes
+    count, window = tf.shape(windows)[0], windows.shape[1]
+    parts = tf.reshape(windows, [count, window, groups, inputs // window])
+    return tf.reshape(tf.transpose(parts, [2, 0, 1, 3]), [groups, count, inputs])
+
+
+def _convolution_rows(rows: RowsOfLayer, data: Any) -> Any:
+    return _in_groups(_windows(rows, data), rows)
+
+
+def _volume_rows(rows: RowsOfLayer, data: Any) -> Any:
+    op = rows.layer.op
+    strides = list(op.get_attr("strides"))
+    if data_format(op) == "NCDHW":
+        data = tf.transpose(data, [0, 2, 3, 4, 1])
+        strides = _channels_last(strides)
+    window = rows.shape[:3]
+    patches = tf.raw_ops.ExtractVolumePatches(
+        input=data,
+        ksizes=[1, *window, 1],
+        strides=strides,
+        padding=op.get_attr("padding").decode(),
+    )
+    size = int(np.prod(window))
+    return _in_groups(tf.reshape(patches, [-1, size, data.shape[-1]]), rows)
+
+
+def _product_rows(rows: RowsOfLayer, data: Any) -> Any:
+    groups, inputs, _ = rows.sizes
+    return tf.reshape(data, [groups, -1, inputs])
+
+
+def _einsum_rows(rows: RowsOfLayer, data: Any) -> Any:
+    of_data, of_weights, _ = _labels(rows.layer)
+    contracted = [label for label in of_weights if label in of_data]
+    others = [label for label in of_data if label not in contracted]
+    moved = tf.transpose(data, [of_data.index(n) for n in (*others, *contracted)])
+    return tf.reshape(moved, [1, -1, rows.sizes[1]])
+
+
+_ROWS = {
+    "Conv2D": _convolution_rows,
+    "Conv3D": _volume_rows,
+    "DepthwiseConv2dNative": _convolution_rows,
+    "MatMul": _product_rows,
+    "BatchMatMul": _product_rows,
+    "BatchMatMulV2": _product_rows,
+    "BatchMatMulV3": _product_rows,
+    "Einsum": _einsum_rows,
+}

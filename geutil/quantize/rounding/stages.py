@@ -1,0 +1,173 @@
+"""Runs of a network layer by layer, exact and simulated side by side.
+
+What is decided on a layer changes what later ones read. So the graph is cut into
+stages, one for each layer: an op belongs to the last layer that it depends on. Each
+stage is run once for all batches, from what earlier ones have left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.graph import adjacency, creation, functions, op_types
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize.calibration.ranges import unquantized
+from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.select.networks.layers import Layer
+
+_NOT_KEPT = (tf.resource, tf.variant)
+
+
+class Data(NamedTuple):
+    """What a layer reads, batch by batch.
+
+    Attributes:
+        exact: if nothing were quantized.
+        simulated: with what was decided on earlier layers.
+    """
+
+    exact: list[Any]
+    simulated: list[Any]
+
+
+class Stages:
+    """The stages of a FuncGraph.
+
+    Args:
+        graph: the graph.
+        inputs: its inputs by name.
+        layers: the layers to stop at, in topological order.
+        samples: batches of data by the names of the inputs; they are held in memory,
+            and so is what they become between two stages.
+        simulated: what stands in for ops in the simulation; it is asked anew for each
+            stage.
+
+    Raises:
+        QuantizeError: the graph has a loop of version 1.
+
+    Cost: linear in ops and edges; all runs together are two of the graph for each
+    batch. What an op with several results makes is computed anew where later stages
+    read it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Tensor],
+        layers: Sequence[Layer],
+        samples: Sequence[Mapping[str, Any]],
+        simulated: Replace,
+    ) -> None:
+        ops = graph.get_operations()
+        for op in ops:
+            if op.type in op_types.ENTERS:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) begins a loop of version 1, in which "
+                    "layers cannot be run one by one; convert the model with "
+                    "rounding='nearest'"
+                )
+        self._graph = graph
+        self._replace = (unquantized, simulated)
+        self._layers = layers
+        self._stage = _stages(adjacency.topological_sort(ops), inputs, layers)
+        self._wanted = self._plan()
+        self._kept: dict[str, tuple[list[Any], list[Any]]] = {}
+        for name, t in inputs.items():
+            values = [sample[name] for sample in samples]
+            self._kept[t.name] = values, values
+        self._count = len(samples)
+
+    def data_of(self, index: int) -> Data:
+        """Return what a layer reads; to be asked for one layer after the other."""
+        self._run(index)
+        layer = self._layers[index]
+        exact, simulated = self._kept[layer.op.inputs[layer.data].name]
+        return Data(exact, simulated)
+
+    def _plan(self) -> list[dict[str, Tensor]]:
+        """Return what each stage has to leave behind, by name."""
+        wanted: list[dict[str, Tensor]] = [{} for _ in range(len(self._layers) + 1)]
+        self._last_use: dict[str, int] = {}
+        for index, layer in enumerate(self._layers):
+            data = layer.op.inputs[layer.data]
+            wanted[self._stage.get(data.op, 0)][data.name] = data
+            self._last_use[data.name] = index
+        for stage in reversed(range(len(wanted))):
+            for t in self._read(list(wanted[stage].values()), stage):
+                wanted[self._stage[t.op]][t.name] = t
+                self._last_use.setdefault(t.name, stage)
+                self._last_use[t.name] = max(self._last_use[t.name], stage)
+        return wanted
+
+    def _read(self, targets: Sequence[Tensor], stage: int) -> list[Tensor]:
+        """Return what a stage reads of earlier ones to make tensors."""
+        found: dict[str, Tensor] = {}
+        waiting = list(dict.fromkeys(t.op for t in targets))
+        seen = set(waiting)
+        for op in waiting:
+            if op.type in op_types.PLACEHOLDERS:
+                found[op.outputs[0].name] = op.outputs[0]
+                continue
+            behind = list(op.control_inputs)
+            for t in op.inputs:
+                earlier = self._stage.get(t.op, stage) < stage
+                if earlier and len(t.op.outputs) == 1 and t.dtype not in _NOT_KEPT:
+                    found[t.name] = t
+                else:
+                    behind.append(t.op)
+            for producer in behind:
+                if producer in self._stage and producer not in seen:
+                    seen.add(producer)
+                    waiting.append(producer)
+        return list(found.values())
+
+    def _run(self, stage: int) -> None:
+        """Run a stage, keep what it makes, and forget what nobody reads any more."""
+        targets = [t for t in self._wanted[stage].values() if t.name not in self._kept]
+        if targets:
+            sources = {f"s{i}": t for i, t in enumerate(self._read(targets, stage))}
+            exact, simulated = (
+                self._values(targets, sources, which) for which in range(2)
+            )
+            for t in targets:
+                self._kept[t.name] = exact[t.name], simulated[t.name]
+        for name in list(self._kept):
+            if self._last_use.get(name, -1) < stage:
+                del self._kept[name]
+
+    def _values(
+        self, targets: Sequence[Tensor], sources: Mapping[str, Tensor], which: int
+    ) -> dict[str, list[Any]]:
+        copy = PartialCopy(self._graph, sources, self._replace[which])
+        copies = copy.of(targets)
+        with creation.neutral(copy.graph):
+            results = {f"r{i}": tf.identity(t) for i, t in enumerate(copies)}
+        function = functions.build_function(copy.graph, copy.inputs, results, [], [])
+        values: dict[str, list[Any]] = {t.name: [] for t in targets}
+        for batch in range(self._count):
+            feed = {n: self._kept[t.name][which][batch] for n, t in sources.items()}
+            made = functions.call_function(function, feed)
+            for i, t in enumerate(targets):
+                values[t.name].append(made[f"r{i}"])
+        return values
+
+
+def _stages(
+    ordered: Sequence[Operation], inputs: Mapping[str, Tensor], layers: Sequence[Layer]
+) -> dict[Operation, int]:
+    """Return the stage of each op that depends on the inputs."""
+    begins = {layer.op: index + 1 for index, layer in enumerate(layers)}
+    stage_of = {t.op: 0 for t in inputs.values()}
+    for op in ordered:
+        before = [
+            stage_of[producer]
+            for producer in (*(t.op for t in op.inputs), *op.control_inputs)
+            if producer in stage_of
+        ]
+        if before:
+            stage_of[op] = max(begins.get(op, 0), *before)
+    return stage_of

@@ -1,0 +1,186 @@
+"""Weights that can be rounded by what their layer makes of data, and their biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph import op_types
+from geutil.graph.types import Operation, Tensor
+from geutil.quantize.calibration.ranges import RangeSite
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.network import Edge, Network, forwarded_from
+from geutil.quantize.rounding.layer_rows import RowsOfLayer, rows_of
+from geutil.quantize.rounding.solvers import Grid
+from geutil.quantize.spec import Range, levels, nudged, step
+from geutil.select.networks.layers import Layer
+
+Array = np.ndarray[Any, Any]
+
+_MOVES = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))
+"""What keeps the order of values."""
+
+
+@dataclass(frozen=True)
+class NotRounded:
+    """A layer whose weights are on the nearest levels.
+
+    Attributes:
+        op: the layer, by the name of its op.
+        op_type: its type.
+        reason: why.
+    """
+
+    op: str
+    op_type: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A layer whose weights can be rounded.
+
+    Attributes:
+        rows: the layer as a product of rows with matrices.
+        simulation: the FakeQuant op of its weights.
+        site: the range of its weights.
+        path: the tensors between the two, from the FakeQuant op on.
+        bias: what adds its bias; None if it has none of its own.
+    """
+
+    rows: RowsOfLayer
+    simulation: Operation
+    site: RangeSite
+    path: tuple[Tensor, ...]
+    bias: Edge | None
+
+    @property
+    def layer(self) -> Layer:
+        """The layer."""
+        return self.rows.layer
+
+    def to_kernel(self, values: Array) -> Array:
+        """Return what a layer reads if its FakeQuant op makes some values."""
+        for t in self.path:
+            if t.op.type == "Transpose":
+                values = values.transpose(_permutation(t.op))
+            else:
+                values = values.reshape(t.shape.as_list())
+        return values
+
+    def from_kernel(self, values: Array) -> Array:
+        """Return what a FakeQuant op makes if the layer reads some values."""
+        for t in reversed(self.path):
+            if t.op.type == "Transpose":
+                values = values.transpose(np.argsort(_permutation(t.op)))
+            else:
+                values = values.reshape(t.op.inputs[0].shape.as_list())
+        return values
+
+    def grid(self, ends: Range) -> Grid:
+        """Return the values that weights can have in a range, as matrices."""
+        form = self.site.form
+        low, _ = nudged(*ends, form.bits, form.narrow_range)
+        width = step(*ends, form.bits, form.narrow_range)
+        shape = self.simulation.outputs[0].shape.as_list()
+        low_values, steps = (
+            self.rows.matrices(self.to_kernel(np.broadcast_to(a, shape)))
+            for a in (low, width)
+        )
+        return Grid(low_values, steps, levels(form.bits, form.narrow_range) - 1)
+
+
+def _permutation(op: Operation) -> Array:
+    return np.asarray(tf.get_static_value(op.inputs[1]))
+
+
+def find_targets(
+    network: Network, sites: Sequence[RangeSite]
+) -> list[Target | NotRounded]:
+    """Return the layers of a network whose weights are quantized, in order.
+
+    Cost: linear in ops and edges.
+    """
+    site_by_op = {op: site for site in sites if site.is_weights for op in site.ops}
+    found: list[Target | NotRounded] = []
+    first_reader: dict[Operation, str] = {}
+    for op in network.ops:
+        layer = network.layers.get(op)
+        if layer is None:
+            continue
+        path = _path(layer.kernel)
+        if path is None:
+            if forwarded_from(layer.kernel).op.type in FAKE_QUANT:
+                found.append(_skip(op, "has weights that are moved after rounding"))
+            continue
+        simulation = path[0].op.inputs[0].op if path else layer.kernel.op
+        site = site_by_op.get(simulation)
+        if site is None:
+            found.append(_skip(op, "has weights in a fixed range"))
+        elif simulation in first_reader:
+            earlier = first_reader[simulation]
+            found.append(_skip(op, f"has the weights of '{earlier}', rounded for that"))
+        else:
+            rows = rows_of(layer)
+            if isinstance(rows, str):
+                found.append(_skip(op, rows))
+                continue
+            first_reader[simulation] = op.name
+            bias = _bias_of(layer, network)
+            found.append(Target(rows, simulation, site, tuple(path), bias))
+    return found
+
+
+def _skip(op: Operation, reason: str) -> NotRounded:
+    return NotRounded(op.name, op.type, reason)
+
+
+def _path(kernel: Tensor) -> list[Tensor] | None:
+    """Return the tensors from a FakeQuant op to weights; None if there is no such."""
+    path: list[Tensor] = []
+    while kernel.op.type not in FAKE_QUANT:
+        op = kernel.op
+        moves = op.type in _MOVES
+        moves |= op.type == "Transpose" and tf.get_static_value(op.inputs[1]) is not None
+        if not moves or not kernel.shape.is_fully_defined():
+            return None
+        path.insert(0, kernel)
+        kernel = op.inputs[0]
+    return path if kernel.shape.is_fully_defined() else None
+
+
+def _bias_of(layer: Layer, network: Network) -> Edge | None:
+    """Return the input of an op that is a layer's bias, and nothing else's.
+
+    Ops may stand between that only move values: those around a dilated convolution.
+    """
+    if layer.spreads:
+        return None
+    tensor = layer.result
+    while True:
+        readers = network.readers(tensor)
+        if len(readers) != 1 or tensor in network.results:
+            return None
+        op, slot = readers[0]
+        if op.type in op_types.BIAS_ADDITIONS:
+            break
+        if op.type not in ("BatchToSpaceND", "Identity"):
+            return None
+        tensor = op.outputs[0]
+    other = op.inputs[1 - slot]
+    channels = int(np.prod(layer.sizes(layer.outputs) or [0]))
+    if not network.is_parameter(other) or other.shape.num_elements() != channels:
+        return None
+    axis = -1 if op.type == "BiasAdd" else layer.axis
+    sizes = other.shape.as_list()
+    if len(sizes) < -axis or sizes[axis] != channels:
+        return None
+    if forwarded_from(other).op.type in FAKE_QUANT:
+        return None
+    return Edge(op, 1 - slot)
+
+
