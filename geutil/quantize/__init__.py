@@ -16,6 +16,7 @@ from geutil.quantize.equalizing import (
 )
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
+from geutil.quantize.int8.layer_noise import LayerNoise
 from geutil.quantize.int8.least_memory import (
     PeakTensor,
     ReorderedFile,
@@ -42,6 +43,7 @@ __all__ = [
     "EqualizeReport",
     "Equalized",
     "Int8Comparison",
+    "LayerNoise",
     "Missed",
     "NotEqualized",
     "OutputSteps",

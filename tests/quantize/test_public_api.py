@@ -11,6 +11,7 @@ from tests.documented import missing_parts, signature
 
 NAMES = """
     CalibrationReport EqualizeReport Equalized InsertReport Int8Comparison
+    LayerNoise
     Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
     ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport Skipped
     Spec arena_bytes calibrate compare_int8
@@ -25,7 +26,8 @@ arena_bytes(blob: bytes, *, reference: bool = False) -> int
 calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport
-compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison
+compare_int8(model: Any, tflite: bytes, dataset: Any, *, layers: bool = False) ->
+    Int8Comparison
 create_eval_graph(input_graph: Graph | None = None) -> RewriteReport
 create_training_graph(input_graph: Graph | None = None, quant_delay: int = 0, *,
     statistics: str = exact) -> RewriteReport
