@@ -224,7 +224,16 @@ def file_tensors(
         )
         for result, places in zip(results, named, strict=True)
     ]
-    claims = Counter(at for fits in chosen for at in fits)
+    # An Identity of a result may be in the same tensor: that is no other value.
+    sources = [id(list(_same_values(result.tensor))[-1]) for result in results]
+    claims = Counter(
+        at
+        for at, _ in {
+            (at, source)
+            for fits, source in zip(chosen, sources, strict=True)
+            for at in fits
+        }
+    )
     return [
         _told(names.graph, len(places), fits, claims)
         for places, fits in zip(named, chosen, strict=True)
