@@ -18,7 +18,12 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.int8.layer_noise import LayerNoise, layer_lines, noisiest
+from geutil.quantize.int8.layer_noise import (
+    LayerNoise,
+    _ratio,
+    layer_lines,
+    noisiest,
+)
 from tests.quantize.small_networks import normal, opened, spec
 from tests.settings import needs_eager
 
@@ -379,6 +384,7 @@ def test_tensors_of_the_file_hold_what_they_are_matched_to(deployed, name):
     net = deployed(name)
     matched = [layer for layer in net.layers.values() if not layer.unmatched]
     assert len(matched) >= MATCHED[name]
+    assert not any(layer.silent for layer in net.layers.values())
     tensors = [layer.file_tensor for layer in matched]
     assert len(set(tensors)) == len(tensors)
     for layer in matched:
@@ -520,6 +526,23 @@ def test_a_model_for_training_is_told_as_it_will_be_deployed():
     check_noise(layers, TwoLayers(m))
 
 
+def test_a_layer_without_signal_is_not_called_exact():
+    def compute(x):
+        dead = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, W1, name="dead"), B1 - 1e3))
+        return {"y": tf.matmul(dead, W2, name="behind") + B2}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    comparison = compare_int8(m, to_int8(m), SAMPLE, layers=True)
+    silent = [entry.op for entry in comparison.layers if entry.silent]
+    assert "dead" in silent
+    assert "x" not in silent
+    lines = str(comparison).splitlines()
+    (line,) = (line for line in lines if line.endswith("dead (MatMul)"))
+    assert line.split()[:2] == ["zeros", "zeros"]
+
+
 def layer(own, op="op", **rest):
     return LayerNoise(op, "Conv2D", f"{op}:0", own, own, 1.0, 0.0, **rest)
 
@@ -548,3 +571,10 @@ def test_without_noise_none_is_marked():
     head, _, row = layer_lines(exact)
     assert head == "1 layer(s), of which none adds noise"
     assert not row.startswith(">")
+
+
+def test_ratios_without_noise_without_signal_and_beyond_all_bounds():
+    inf = float("inf")
+    assert _ratio(100.0, 1.0) == 20.0
+    assert _ratio(0.0, 0.0) == _ratio(4.0, 0.0) == inf
+    assert _ratio(0.0, 1.0) == _ratio(4.0, inf) == _ratio(4.0, float("nan")) == -inf

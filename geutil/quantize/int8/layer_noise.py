@@ -45,7 +45,8 @@ Array = np.ndarray[Any, Any]
 class LayerNoise:
     """What quantization costs at the result of one op.
 
-    Ratios are infinite where there is no noise at all. Values that are not finite in
+    Ratios are infinite where there is no noise at all, and minus infinity where there
+    is noise and no signal, or values become infinite. Values that are not finite in
     float are left out.
 
     Attributes:
@@ -64,6 +65,8 @@ class LayerNoise:
             floats a step is 1/255 of what they span. None if no tensor is known.
         file_ratio: the signal-to-noise ratio of the file's tensor, in dB; or None.
         unmatched: why no tensor of the file is known; "" if one is.
+        silent: whether all values are zero in float, so that an infinite ratio says
+            nothing: the data does not reach the layer, or a Relu lets none through.
     """
 
     op: str
@@ -77,16 +80,21 @@ class LayerNoise:
     file_steps: float | None = None
     file_ratio: float | None = None
     unmatched: str = ""
+    silent: bool = False
 
     def __str__(self) -> str:
         clipped = "float" if self.clipped is None else f"{self.clipped:.2%} clipped"
         file = f"no tensor: {self.unmatched}"
         if self.file_steps is not None and self.file_ratio is not None:
-            file = f"{self.file_steps:.3g} step(s) off, {decibels(self.file_ratio)}"
+            file = f"{self.file_steps:.3g} step(s) off, {self.text(self.file_ratio)}"
         return (
-            f"own {decibels(self.own)}, accumulated {decibels(self.accumulated)}, "
+            f"own {self.text(self.own)}, accumulated {self.text(self.accumulated)}, "
             f"cosine {self.cosine:.6f}, {clipped}; file: {file}"
         )
+
+    def text(self, ratio: float) -> str:
+        """Return one of its ratios as text; "zeros" where nothing could be told."""
+        return "zeros" if self.silent and ratio == math.inf else decibels(ratio)
 
 
 def decibels(ratio: float) -> str:
@@ -137,12 +145,12 @@ def _name(layer: LayerNoise | None) -> str:
 def _cells(layer: LayerNoise) -> tuple[str, ...]:
     steps, ratio = layer.file_steps, layer.file_ratio
     return (
-        decibels(layer.own),
-        decibels(layer.accumulated),
+        layer.text(layer.own),
+        layer.text(layer.accumulated),
         f"{layer.cosine:.5f}",
         "float" if layer.clipped is None else f"{layer.clipped:.2%}",
         "-" if steps is None else f"{steps:.3g}",
-        "-" if ratio is None else decibels(ratio).removesuffix(" dB"),
+        "-" if ratio is None else layer.text(ratio).removesuffix(" dB"),
     )
 
 
@@ -369,6 +377,7 @@ def _entry(
         _ratio(sums["signal"], sums["accumulated"]),
         _cosine(sums),
         None if result.stored is None else float(share),
+        silent=sums["signal"] == 0.0,
     )
     if isinstance(found, str):
         return replace(noise, unmatched=found)
@@ -385,6 +394,9 @@ def _ratio(signal: float, noise: float) -> float:
     """Return a signal-to-noise ratio in dB, from sums of squares."""
     if noise == 0.0:
         return math.inf
+    if not math.isfinite(noise):
+        # Something that is finite in float is not when it is simulated.
+        return -math.inf
     return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf
 
 
