@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
@@ -394,6 +396,84 @@ def test_tensors_of_the_file_hold_what_they_are_matched_to(deployed, name):
     for layer in net.layers.values():
         assert (layer.file_steps is None) == bool(layer.unmatched)
         assert (layer.file_ratio is None) == (layer.file_tensor == "")
+
+
+FOUND = {"separable": (8, 12), "branching": (4, 10), "attention": (8, 46)}
+"""How many tensors are found: of files in float, and of others at least."""
+
+
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "int16x8", "int8x4"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tensors_are_found_in_files_of_other_schemes(name, scheme):
+    tf.keras.utils.set_random_seed(1)
+    m, sample = model.open(randomized(NETWORKS[name](IMAGES))), {"image": IMAGES}
+    fold_batch_norms(m)
+    quantize(m, scheme=scheme, is_training=False)
+    if scheme.startswith("int"):
+        calibrate(m, sample, "min_max")
+    layers = compare_int8(m, to_tflite(m, scheme=scheme), sample, layers=True).layers
+    matched = [entry for entry in layers if not entry.unmatched]
+    in_float, at_least = FOUND[name]
+    weights_only = scheme == "weight_only_int8"
+    if weights_only:
+        # All layers with weights; biases are fused, and are no zeros here.
+        assert len(matched) == len(layers) == in_float
+    else:
+        assert len(matched) >= at_least
+    for entry in matched:
+        # Float kernels compute what is simulated, but for the order of sums.
+        off = 0.05 if weights_only else 1.0
+        assert entry.file_ratio == pytest.approx(entry.accumulated, abs=off), entry
+
+
+def test_results_of_one_op_are_told_apart():
+    def compute(x):
+        first, second = tf.split(tf.matmul(x, W1, name="dense"), 2, -1, name="parts")
+        return {"y": first * 2.0 + tf.nn.tanh(second)}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    blob = to_int8(m)
+    comparison = compare_int8(m, blob, SAMPLE, layers=True)
+    parts = [entry for entry in comparison.layers if entry.op == "parts"]
+    assert [entry.tensor for entry in parts] == ["parts:0", "parts:1"]
+    tensors = kept_tensors(blob, SAMPLE)
+    halves = np.split(X.astype(np.float64) @ W1, 2, -1)
+    for entry, exact in zip(parts, halves, strict=True):
+        values, _ = tensors[entry.file_tensor]
+        assert entry.file_ratio == pytest.approx(ratio(exact, values), abs=0.02)
+    lines = str(comparison).splitlines()
+    assert sum(line.endswith("parts:1 (Split)") for line in lines) == 1
+
+
+@given(
+    bits=st.integers(2, 8),
+    narrower=st.floats(0.3, 1.5),
+    shift=st.floats(-2.0, 2.0),
+    rows=st.integers(1, 50),
+)
+@settings(max_examples=12, deadline=None)
+def test_noise_of_drawn_layers_is_what_numpy_computes(bits, narrower, shift, rows):
+    def compute(x):
+        return {"y": tf.nn.bias_add(tf.matmul(x, W1, name="first"), B1, name="out")}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False, weight_bits=bits)
+    x = (np.random.default_rng(rows).normal(size=(rows, 8)) + shift).astype(np.float32)
+    calibrate(m, {"x": x}, "min_max")
+    for end in ("min", "max"):
+        variable = m.variables[f"first/act_quant/{end}"]
+        variable.assign(variable * narrower)
+    layers = compare_int8(m, to_int8(m), {"x": x}, layers=True).layers
+    weights = rounded(W1, *range_of(m, "first/weights_quant"), 2**bits - 1)
+    low, high = range_of(m, "first/act_quant")
+    exact = x.astype(np.float64) @ W1 + B1
+    alone = rounded(x.astype(np.float64) @ weights + B1, low, high)
+    lowest, highest, step = ends(float(low), float(high), 256)
+    outside = (exact < lowest - step / 2) | (exact > highest + step / 2)
+    assert layers[-1].own == pytest.approx(ratio(exact, alone), abs=0.1)
+    assert layers[-1].clipped == pytest.approx(outside.mean(), abs=1.5 / exact.size)
 
 
 @pytest.mark.parametrize("name", ["stem", "expand_2", "deep_1", "project_2"])

@@ -139,7 +139,9 @@ def _name(layer: LayerNoise | None) -> str:
     if layer is None:
         return "layer"
     why = f": {layer.unmatched}" if layer.unmatched else ""
-    return f"{layer.op} ({layer.op_type}){why}"
+    output = layer.tensor.rpartition(":")[2]
+    which = "" if output == "0" else f":{output}"
+    return f"{layer.op}{which} ({layer.op_type}){why}"
 
 
 def _cells(layer: LayerNoise) -> tuple[str, ...]:
@@ -202,7 +204,7 @@ class NoiseMeter:
             rounded: the same, rounded to the steps of the file.
         """
         file = {
-            str(i): self._runner.tensor(found.place)
+            str(i): self._runner.tensor(found.place, found.graph)
             for i, found in enumerate(self._tensors)
             if isinstance(found, FileTensor)
         }

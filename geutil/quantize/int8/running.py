@@ -67,13 +67,14 @@ class Runner:
             return 1.0, 0
         return float(scale), int(zero)
 
-    def tensor(self, place: int) -> Array:
+    def tensor(self, place: int, graph: int) -> Array:
         """Return a tensor of the last run, as it is stored; they have to be kept.
 
         Args:
-            place: its place among the tensors of the file's first subgraph.
+            place: its place among the tensors of a subgraph.
+            graph: the place of the subgraph.
         """
-        return np.asarray(self._interpreter.get_tensor(place))
+        return np.asarray(self._interpreter.get_tensor(place, graph))
 
     def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
         """Return inputs as the file takes them: the nearest integers.

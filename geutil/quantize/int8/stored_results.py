@@ -18,7 +18,7 @@ import tensorflow as tf
 from geutil.graph import op_types
 from geutil.graph.tflite_names import names_result, sources_of, spellings
 from geutil.graph.tflite_precision import is_float
-from geutil.graph.tflite_reading import LiteFile, LiteGraph
+from geutil.graph.tflite_reading import LiteFile
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.int8.running import file_names
 from geutil.quantize.planning import int8_kernels
@@ -185,6 +185,7 @@ class FileTensor:
 
     Attributes:
         place: its place among the tensors of its subgraph.
+        graph: the place of the subgraph.
         name: its name.
         step: the size of a step; 0.0 of floats.
         zero: the integer that stands for 0.
@@ -192,6 +193,7 @@ class FileTensor:
     """
 
     place: int
+    graph: int
     name: str
     step: float
     zero: int
@@ -203,7 +205,7 @@ def file_tensors(
     results: Sequence[StoredResult],
     file: LiteFile,
     values: Mapping[Operation, Array],
-    constant: Callable[[int], Array],
+    constant: Callable[[int, int], Array],
 ) -> list[FileTensor | str]:
     """Return for each result the tensor of a file that holds it, or why none does.
 
@@ -212,7 +214,8 @@ def file_tensors(
         results: the results of its quantized ops.
         file: the file that was made from it, with one signature.
         values: the ends of ranges, by the ops that they are read from.
-        constant: returns the values of a constant of the file, by its place.
+        constant: returns the values of a constant of the file, by its place and that of
+            the subgraph.
 
     Cost: linear in results, and in tensors and ops of the file.
     """
@@ -235,7 +238,7 @@ def file_tensors(
         }
     )
     return [
-        _told(names.graph, len(places), fits, claims)
+        _told(names, len(places), fits, claims)
         for places, fits in zip(named, chosen, strict=True)
     ]
 
@@ -244,11 +247,12 @@ class _Names:
     """The tensors that a file computes, by the names of the ops that they can be of."""
 
     def __init__(
-        self, model: Any, file: LiteFile, constant: Callable[[int], Array]
+        self, model: Any, file: LiteFile, constant: Callable[[int, int], Array]
     ) -> None:
         # Constants share the names of ops, so that only what ops make counts.
         self._constant = constant
         (signature,) = file.signatures
+        self.place = signature.graph
         self.graph = file.graphs[signature.graph]
         self.makers = {at: op for op in self.graph.ops for at in op.outputs if at >= 0}
         self._by_name: dict[str, list[int]] = {}
@@ -280,9 +284,17 @@ class _Names:
         if result.stored is None:
             # Of integers their steps tell how far a kernel goes.
             fits = [at for at in fits if self._is_whole(result, at)]
+        fits = [at for at in fits if self._is_of_output(result.tensor, at)]
         own = {*result.own_names}
         exact = [at for at in fits if own & {*self._spelled(at)}] or fits
         return [at for at in exact if not self._is_reshaped(at, exact)]
+
+    def _is_of_output(self, tensor: Tensor, at: int) -> bool:
+        """Tell whether a tensor is that output of its op, where both have as many."""
+        maker, count = self.makers.get(at), len(tensor.op.outputs)
+        if maker is None or count == 1 or len(maker.outputs) != count:
+            return True
+        return maker.outputs.index(at) == tensor.value_index
 
     def _is_reshaped(self, at: int, others: Sequence[int]) -> bool:
         """Tell whether a tensor is another one as it is."""
@@ -310,7 +322,7 @@ class _Names:
         bias = maker.inputs[slot] if slot < len(maker.inputs) else -1
         if adds or bias < 0:
             return adds == (bias >= 0)
-        return not np.any(self._constant(bias))
+        return not np.any(self._constant(bias, self.place))
 
     def _spelled(self, at: int) -> Iterator[str]:
         return spellings(sources_of(self.graph.tensors[at].name)[0])
@@ -350,7 +362,7 @@ def _fits(
 
 
 def _told(
-    graph: LiteGraph, named: int, fits: Sequence[int], claims: Mapping[int, int]
+    names: _Names, named: int, fits: Sequence[int], claims: Mapping[int, int]
 ) -> FileTensor | str:
     """Return the tensor that is a result, if it is one alone; else what is wrong."""
     if not named:
@@ -360,12 +372,12 @@ def _told(
     if len(fits) > 1:
         return f"{len(fits)} tensors of the file can be it"
     (place,) = fits
-    tensor = graph.tensors[place]
+    tensor = names.graph.tensors[place]
     if claims[place] > 1:
         return f"'{tensor.name}' of the file can be another op's"
     if tensor.quantization is None:
-        return FileTensor(place, tensor.name, 0.0, 0, (0, 0))
+        return FileTensor(place, names.place, tensor.name, 0.0, 0, (0, 0))
     (scale,), (zero,) = tensor.quantization.scales, tensor.quantization.zero_points
     limits = np.iinfo(tensor.dtype)
     ends = int(limits.min), int(limits.max)
-    return FileTensor(place, tensor.name, float(scale), int(zero), ends)
+    return FileTensor(place, names.place, tensor.name, float(scale), int(zero), ends)
