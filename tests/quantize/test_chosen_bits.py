@@ -228,16 +228,15 @@ def test_what_each_number_of_bits_takes(bits):
     assert stored(blob) == sum(told.values())
 
 
-def test_a_file_computes_what_the_plan_measured(dense):
-    m, data = dense
-    plan = choose_bits(m, data, size=0.7, method="min_max")
-    blob = to_int8(assembled(m, data, plan.overrides))
-    runner = Runner(blob, ["x"], ["y"])
+def test_a_file_computes_what_the_plan_measured(kinds):
+    """A network without biases, which a file stores in steps of their own."""
+    m, data = kinds
+    plan = choose_bits(m, data, size=0.8, method="min_max")
+    runner = Runner(to_int8(assembled(m, data, plan.overrides)), ["x"], ["y"])
     step, zero = runner.quantization("y")
-    found = [
-        (runner.run(runner.stored(s))["y"].astype(float) - zero) * step for s in data
-    ]
-    exact, found = np.concatenate([result(m, s) for s in data]), np.concatenate(found)
+    given = [runner.run(runner.stored(sample))["y"].astype(float) for sample in data]
+    found = (np.concatenate(given) - zero) * step
+    exact = np.concatenate([result(m, sample) for sample in data])
     measured = 10 * np.log10(np.var(exact) / np.mean((exact - found) ** 2))
     assert plan.decibels == pytest.approx(measured, abs=0.3)
 
@@ -389,26 +388,36 @@ def test_16_bits_are_stored_where_activations_are_in_float(dense):
         np.testing.assert_allclose(found, result(copy, sample), rtol=1e-4, atol=1e-4)
 
 
-def test_layers_that_share_a_variable_have_equal_bits():
+def twice(transposed):
     shared = tf.Variable(normal(8, 8, seed=1) * 0.5, name="shared")
 
-    def twice(x):
+    def read_twice(x):
         y = tf.nn.relu(tf.matmul(x, shared, name="first"))
-        y = tf.matmul(y, shared, transpose_b=True, name="second")
+        y = tf.matmul(y, shared, transpose_b=transposed, name="second")
         y = tf.nn.relu(tf.matmul(y, shared, name="third"))
-        return {"y": tf.matmul(y, normal(8, 3, seed=2), name="last")}
+        return {"y": tf.matmul(y, normal(8, 16, seed=2), name="last")}
 
-    m = opened(twice, spec([4, 8], "x"))
+    return opened(read_twice, spec([4, 8], "x"))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_layers_that_share_a_variable_have_equal_bits(transposed, scheme):
+    m = twice(transposed)
     data = [{"x": normal(4, 8, seed=i)} for i in range(3)]
-    plan = choose_bits(m, data, size=0.8)
+    plan = choose_bits(m, data, size=0.8, scheme=scheme, method="min_max")
     assert [layer.ops for layer in plan.layers] == [
         ("first", "second", "third"),
         ("last",),
     ]
-    copy = assembled(m, data, plan.overrides)
-    assert stored(to_int8(copy)) == plan.size
-    expected = decibels(m, assembled(m, data, plan.overrides, method=plan.method), data)
-    assert plan.decibels == pytest.approx(expected, abs=0.01)
+    copy = assembled(m, data, plan.overrides, scheme)
+    assert plan.decibels == pytest.approx(decibels(m, copy, data), abs=0.01)
+    for bits in (4, 8):
+        overrides = dict.fromkeys(plan.overrides, Spec(weight_bits=bits))
+        blob = to_tflite(assembled(m, data, overrides, scheme), scheme=scheme)
+        options = [layer.options[bits // 8] for layer in plan.layers]
+        assert [option.bits for option in options] == [bits, bits]
+        assert stored(blob) == sum(option.size for option in options)
 
 
 def test_layers_without_kernels_are_told():
@@ -545,7 +554,7 @@ def test_arguments_of_other_types_are_refused(dense, arguments):
 def test_subjects_that_are_no_float_model_are_refused(dense):
     m, data = dense
     with pytest.raises(
-        ArgumentTypeError, match=r"geutil\.model\.Model, not for a Graph"
+        ArgumentTypeError, match=r"geutil\.model\.Model, not for a \S+Graph"
     ):
         choose_bits(tf.Graph(), data, size=0.5)
     quantized = assembled(m, data, {})

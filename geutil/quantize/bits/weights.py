@@ -14,7 +14,7 @@ Counted are the weights themselves. Steps and biases are besides, whatever the b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,10 +25,7 @@ from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import unquantized
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import (
-    constant_format,
-    format_of,
-)
+from geutil.quantize.planning.network import format_of
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import Format, Spec, check_bits
@@ -88,18 +85,20 @@ class Kernel:
         tensor: what they read, in the quantized graph.
         value: its values, not quantized.
         layers: the ops as layers.
+        by_channel: whether `quantize` may give each channel a range: not if others read
+            the same variable along other axes, with which it shares one.
     """
 
     tensor: Tensor
     value: Array
     layers: tuple[Layer, ...]
+    by_channel: bool
 
     def form(self, bits: int) -> Format:
         """Return how `quantize` stores them in so many bits."""
         spec = Spec(weight_bits=bits, symmetric_weights=True, per_channel=True)
-        forms = [format_of(layer, spec) for layer in self.layers]
-        # Layers that want channels along other axes share one range.
-        return forms[0] if len(set(forms)) == 1 else constant_format(spec)
+        form = format_of(self.layers[0], spec)
+        return form if self.by_channel else replace(form, axes=())
 
     def rounded(self, bits: int) -> Array:
         """Return the values that FakeQuant ops make of them."""
@@ -108,10 +107,25 @@ class Kernel:
         made = fake_quant(tf.constant(self.value), (low, high), form)
         return np.asarray(made.numpy())
 
-    def stored_bytes(self, bits: int, scheme: str) -> int:
-        """Return the bytes that a file has of them."""
+    @property
+    def is_packed(self) -> bool:
+        """Whether int8 kernels read them in 4 bits."""
+        return all(map(_is_packed, self.layers))
+
+    @property
+    def lost_channels(self) -> bool:
+        """Whether each channel would have a range, if others read them likewise."""
+        spec = Spec(symmetric_weights=True, per_channel=True)
+        return not self.by_channel and bool(format_of(self.layers[0], spec).axes)
+
+    def stored_bytes(self, bits: int, is_packed: bool) -> int:
+        """Return the bytes that a file has of them.
+
+        Args:
+            bits: their bits.
+            is_packed: whether it stores 4 bits in half a byte.
+        """
         count = int(self.value.size)
-        is_packed = scheme != "int8" or all(map(_is_packed, self.layers))
         # Weights that are all zero have few levels in any number of bits.
         is_small = bits <= _HALF_BYTE or (bits <= BYTE and not self.value.any())
         if is_packed and is_small:
@@ -134,7 +148,7 @@ def _is_packed(layer: Layer) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class WeightLayer:
-    """Ops that read the same variable or constant, and so have weights of equal bits.
+    """Ops that read the same variable or constant: their weights have equal bits.
 
     Attributes:
         ops: their names.
@@ -153,7 +167,13 @@ class WeightLayer:
 
     def stored_bytes(self, bits: int, scheme: str) -> int:
         """Return the bytes that a file has of them."""
-        return sum(kernel.stored_bytes(bits, scheme) for kernel in self._stored)
+        # Of those that share a range the converter makes 8 bits throughout.
+        shares = any(kernel.lost_channels for kernel in self.kernels)
+        is_float = scheme != "int8"
+        return sum(
+            kernel.stored_bytes(bits, is_float or (kernel.is_packed and not shares))
+            for kernel in self._stored
+        )
 
     @property
     def _stored(self) -> list[Kernel]:
@@ -194,18 +214,31 @@ def find_weights(
         for entry in report.skipped
         if entry.op in by_name and layer_of(by_name[entry.op], origins) is not None
     ]
-    kernels = _kernels(quantized, origins)
+    one_range = {
+        entry.op
+        for entry in report.quantized
+        if entry.weights and not entry.weights.axes
+    }
+    kernels = _kernels(quantized, origins, one_range)
     groups = _grouped((_storage(kernel.tensor), kernel) for kernel in kernels)
     return [_layer(group) for _, group in groups], left
 
 
-def _kernels(ops: Sequence[Operation], origins: Origins) -> list[Kernel]:
-    """Return what ops read as weights, each tensor once."""
+def _kernels(
+    ops: Sequence[Operation], origins: Origins, one_range: set[str]
+) -> list[Kernel]:
+    """Return what ops read as weights, each tensor once.
+
+    Args:
+        ops: the ops.
+        origins: the origins of tensors.
+        one_range: the names of ops whose weights have one range for all channels.
+    """
     layers = [layer for op in ops if (layer := layer_of(op, origins)) is not None]
     readers = _grouped((layer.kernel, layer) for layer in layers)
     values = values_of([tensor for tensor, _ in readers], unquantized)
     return [
-        Kernel(tensor, value, tuple(group))
+        Kernel(tensor, value, tuple(group), group[0].op.name not in one_range)
         for (tensor, group), value in zip(readers, values, strict=True)
     ]
 
