@@ -388,24 +388,35 @@ def test_16_bits_are_stored_where_activations_are_in_float(dense):
         np.testing.assert_allclose(found, result(copy, sample), rtol=1e-4, atol=1e-4)
 
 
-def twice(transposed):
-    shared = tf.Variable(normal(8, 8, seed=1) * 0.5, name="shared")
+def twice(kind):
+    """A network of three layers that read the same variable, and another one."""
+    sizes = [3, 3, 8, 8] if kind == "conv" else [8, 8]
+    value = normal(*sizes, seed=1) * np.float32(0.3)
+    constant = kind == "constant"
+    shared = tf.constant(value) if constant else tf.Variable(value, name="shared")
 
-    def read_twice(x):
-        y = tf.nn.relu(tf.matmul(x, shared, name="first"))
-        y = tf.matmul(y, shared, transpose_b=transposed, name="second")
-        y = tf.nn.relu(tf.matmul(y, shared, name="third"))
+    def product(x, name):
+        if kind == "conv":
+            return tf.nn.conv2d(x, shared, 1, "SAME", name=name)
+        is_turned = kind == "turned" and name == "second"
+        return tf.matmul(x, shared, transpose_b=is_turned, name=name)
+
+    def read_thrice(x):
+        y = tf.nn.relu(product(x, "first"))
+        y = tf.nn.relu(product(product(y, "second"), "third"))
+        y = tf.reshape(y, [-1, 8])
         return {"y": tf.matmul(y, normal(8, 16, seed=2), name="last")}
 
-    return opened(read_twice, spec([4, 8], "x"))
+    shape = [1, 4, 4, 8] if kind == "conv" else [4, 8]
+    return opened(read_thrice, spec(shape, "x")), shape
 
 
 @pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_layers_that_share_a_variable_have_equal_bits(transposed, scheme):
-    m = twice(transposed)
-    data = [{"x": normal(4, 8, seed=i)} for i in range(3)]
-    plan = choose_bits(m, data, size=0.8, scheme=scheme, method="min_max")
+@pytest.mark.parametrize("kind", ["product", "constant", "turned", "conv"])
+def test_layers_that_share_a_variable_have_equal_bits(kind, scheme):
+    m, shape = twice(kind)
+    data = [{"x": normal(*shape, seed=i)} for i in range(3)]
+    plan = choose_bits(m, data, noise=10.0, scheme=scheme, method="min_max")
     assert [layer.ops for layer in plan.layers] == [
         ("first", "second", "third"),
         ("last",),

@@ -49,8 +49,7 @@ class Noise:
         self._exact = {
             name: values
             for name, values in joined.items()
-            if np.issubdtype(values.dtype, np.floating)
-            and values[np.isfinite(values)].std() > 0
+            if np.issubdtype(values.dtype, np.floating) and _varies(values)
         }
         if not self._exact:
             raise QuantizeError(
@@ -185,6 +184,11 @@ def measured_options(
             options.append(BitOption(each, size, alone, together))
         rows.append(tuple(options))
     return rows
+
+
+def _varies(values: Array) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size and finite.std() > 0)
 
 
 def _with(bits: Bits, index: int, each: int) -> Bits:

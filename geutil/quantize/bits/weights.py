@@ -3,10 +3,11 @@
 What a file stores of a weight depends on the scheme and on the kernel that reads it:
 
 - "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
-  -7 to 7 (`geutil.quantize.int8.weight_layout`). More than 8 bits it has nowhere: of a
-  layer that is skipped TFLite's converter stores bytes all the same, as long as data
-  and result have ranges (TensorFlow 2.21);
-- "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.
+  -7 to 7 (`geutil.quantize.int8.weight_layout`); bytes of most weights that several ops
+  read. More than 8 bits it has nowhere: of a layer that is skipped TFLite's converter
+  stores bytes all the same, if data and result have ranges (TensorFlow 2.21);
+- "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them; and floats
+  where several ops read the same.
 
 Counted are the weights themselves. Steps and biases are besides, whatever the bits.
 """
@@ -38,6 +39,7 @@ T = TypeVar("T")
 BYTE = 8
 """Bits of the weights of a file of int8."""
 _HALF_BYTE, _TWO_BYTES = 4, 16
+_FLOAT = 4
 CHOICES = {"int8": (4, BYTE), "weight_only_int8": (4, BYTE, _TWO_BYTES)}
 """The bits that a layer may have if nothing else is said, by the scheme."""
 _FORWARDING = FAKE_QUANT | {"Identity", "ReadVariableOp", "Reshape"}
@@ -113,10 +115,9 @@ class Kernel:
         return all(map(_is_packed, self.layers))
 
     @property
-    def lost_channels(self) -> bool:
-        """Whether each channel would have a range, if others read them likewise."""
-        spec = Spec(symmetric_weights=True, per_channel=True)
-        return not self.by_channel and bool(format_of(self.layers[0], spec).axes)
+    def is_given_rounded(self) -> bool:
+        """Whether they are a matrix whose columns have a range each."""
+        return bool(self.value.ndim == 2 and self.form(BYTE).axes)
 
     def stored_bytes(self, bits: int, is_packed: bool) -> int:
         """Return the bytes that a file has of them.
@@ -167,13 +168,15 @@ class WeightLayer:
 
     def stored_bytes(self, bits: int, scheme: str) -> int:
         """Return the bytes that a file has of them."""
-        # Of those that share a range the converter makes 8 bits throughout.
-        shares = any(kernel.lost_channels for kernel in self.kernels)
-        is_float = scheme != "int8"
-        return sum(
-            kernel.stored_bytes(bits, is_float or (kernel.is_packed and not shares))
-            for kernel in self._stored
-        )
+        if scheme != "int8" and len(self.ops) > 1:
+            # The converter rounds what several read, and stores the result in float.
+            return _FLOAT * self.count
+        is_packed = scheme != "int8" or all(k.is_packed for k in self.kernels)
+        if scheme == "int8" and len(self.ops) > 1:
+            # Of what several read it finds ranges of 8 bits itself, but for matrices
+            # that are given to it rounded (`int8.matrix_weights`).
+            is_packed &= all(kernel.is_given_rounded for kernel in self.kernels)
+        return sum(kernel.stored_bytes(bits, is_packed) for kernel in self._stored)
 
     @property
     def _stored(self) -> list[Kernel]:
