@@ -10,7 +10,7 @@ from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.memory.sizes import megabytes
 from geutil.model.strip.report import StripReport
-from geutil.quantize import CalibrationReport, QuantizeReport
+from geutil.quantize import BitPlan, CalibrationReport, QuantizeReport
 from geutil.quantize.calibration.calibrating import range_text
 from geutil.transform.rewrite import RewriteReport
 
@@ -154,6 +154,23 @@ def _calibration_rows(report: CalibrationReport) -> Rows:
         for name, ends in report.ranges.items()
     )
     return Rows("Ranges", _head(report), rows)
+
+
+@rows_of.register
+def _bit_rows(plan: BitPlan) -> Rows:
+    left = [Row("float", False, op, reason, (op,)) for op, reason in plan.left]
+    chosen = [
+        Row(
+            f"{layer.bits} bits",
+            True,
+            ", ".join(layer.ops),
+            f"{layer.op_type}: {layer.size:,} bytes",
+            layer.ops,
+        )
+        for layer in plan.layers
+    ]
+    summary = str(plan).splitlines()[:3]
+    return Rows("Bits", tuple(map(str.strip, summary)), (*left, *chosen))
 
 
 def _head(report: object) -> tuple[str, ...]:
