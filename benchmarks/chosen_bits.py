@@ -165,13 +165,20 @@ def judged(found: Sequence[Result]) -> list[str]:
     by_way = {each.way: each for each in found}
     chosen, others = by_way["chosen"], ("largest first", "first layers", "last layers")
     best = max((by_way[way] for way in others), key=lambda each: each.decibels)
-    ahead = chosen.decibels - best.decibels
+    ahead = chosen.decibels - _between(by_way["4 bits"], by_way["8 bits"], chosen.share)
     return [
         f"\nloss {chosen.loss:+.2f} points, at most {LOSS} wanted"
         + ("" if chosen.loss <= LOSS else " (!)"),
-        f"{ahead:+.1f} dB ahead of '{best.way}', {AHEAD} wanted"
+        f"{ahead:+.1f} dB ahead of the line from 4 to 8 bits, {AHEAD} wanted"
         + ("" if ahead >= AHEAD else " (!)"),
+        f"{chosen.decibels - best.decibels:+.1f} dB ahead of '{best.way}'",
     ]
+
+
+def _between(four: Result, eight: Result, share: float) -> float:
+    """Return the dB at a size on the line between two files of equal bits."""
+    part = (share - four.share) / (eight.share - four.share)
+    return four.decibels + part * (eight.decibels - four.decibels)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from geutil import quantize
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized InsertReport Int8Comparison
-    LayerBits Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
+    BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
+    InsertReport Int8Comparison LayerBits
+    Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
     ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport Skipped
     Spec arena_bytes calibrate choose_bits compare_int8
     create_eval_graph create_training_graph equalize

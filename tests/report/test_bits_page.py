@@ -95,7 +95,7 @@ def test_points_without_noise_are_told_apart(noises, drawn):
 
 def test_what_is_no_plan_is_refused():
     with pytest.raises(
-        ArgumentTypeError, match=r"BitPlan is drawn, not a str.*choose_bits"
+        ArgumentTypeError, match=r"BitPlan is drawn, not a builtins.str; .*choose_bits"
     ):
         report.bits("plan")
 
