@@ -518,7 +518,7 @@ REFUSED = {
         {"size": 0.5, "bits": (12,), "scheme": "weight_only_int8"},
         "it stores up to 8, or 16",
     ),
-    "another scheme": ({"size": 0.5, "scheme": "float16"}, "not for 'float16'"),
+    "another scheme": ({"size": 0.5, "scheme": "float16"}, "not of 'float16'"),
     "no batches": ({"size": 0.5, "batches": 0}, "batches=0"),
     "another method": ({"size": 0.5, "method": "x"}, "no method 'x'"),
 }

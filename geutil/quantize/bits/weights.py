@@ -57,8 +57,8 @@ def checked_bits(bits: Sequence[int] | None, scheme: str) -> tuple[int, ...]:
     """
     if scheme not in CHOICES:
         raise QuantizeError(
-            f"bits are chosen for the schemes {' and '.join(CHOICES)}, not for "
-            f"'{scheme}', whose files store no weights in fewer or more bits than 8"
+            f"bits are chosen for files of the schemes {' and '.join(CHOICES)}, not of "
+            f"'{scheme}'; pass one of them"
         )
     chosen = sorted(set(CHOICES[scheme] if bits is None else bits))
     if not chosen:
