@@ -446,6 +446,54 @@ def test_layers_without_kernels_are_told():
     assert f"left in float: deep: {reason}" in str(plan)
 
 
+def test_bodies_that_may_hold_layers_are_told():
+    def looping(x):
+        y = tf.matmul(x, normal(8, 8, seed=1), name="first")
+        weights = normal(8, 8, seed=2)
+
+        def step(index, y):
+            return index + 1, tf.ensure_shape(tf.matmul(y, weights), [4, 8])
+
+        return {"y": tf.while_loop(lambda index, _: index < 2, step, [0, y])[1]}
+
+    m = opened(looping, spec([4, 8], "x"))
+    plan = choose_bits(m, {"x": normal(4, 8)}, size=0.5)
+    assert [layer.ops for layer in plan.layers] == [("first",)]
+    ((name, reason),) = plan.left
+    assert m.graph.get_operation_by_name(name).type == "StatelessWhile"
+    assert "bodies that are not looked into" in reason
+
+
+def test_layers_in_branches_of_version_1_are_switched_too():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [4, 8], "x")
+        v1.disable_control_flow_v2()
+        try:
+            y = v1.cond(
+                tf.reduce_sum(x) > 0,
+                lambda: tf.matmul(x, normal(8, 8, seed=1), name="taken"),
+                lambda: 2.0 * x,
+            )
+        finally:
+            v1.enable_control_flow_v2()
+        tf.matmul(tf.reshape(y, [4, 8]), normal(8, 4, seed=3), name="last")
+    m = model.open(graph.as_graph_def(), inputs=["x:0"], outputs=["last:0"])
+    (name,) = m.inputs
+    data = [{name: normal(4, 8, seed=i) + (-1) ** i} for i in range(4)]
+    plan = choose_bits(m, data, size=0.8, method="min_max")
+    assert {layer.ops for layer in plan.layers} == {("cond/taken",), ("last",)}
+
+    def outputs(m):
+        return np.concatenate([next(iter(m.run(**sample).values())) for sample in data])
+
+    exact, found = outputs(m), outputs(assembled(m, data, plan.overrides))
+    expected = 10 * np.log10(np.var(exact) / np.mean((exact - found) ** 2))
+    assert plan.decibels == pytest.approx(expected, abs=0.01)
+    (taken,) = (la for la in plan.layers if la.ops == ("cond/taken",))
+    assert taken.options[0].alone > 100 * taken.options[1].alone > 0
+
+
 def test_a_plan_is_saved_and_read(dense, tmp_path):
     m, data = dense
     plan = choose_bits(m, data, accuracy=(lambda *_: 1, 0.5), method="min_max")

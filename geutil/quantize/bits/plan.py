@@ -116,7 +116,8 @@ class BitPlan(Shown):
         scheme: the scheme of the file that they are for.
         budget: what was asked for, in words.
         layers: the layers, in the order of the graph.
-        left: the names of layers that `quantize` leaves in float, with the reasons.
+        left: the names of layers that `quantize` leaves in float, and of ops that run
+            bodies, which it does not look into, with the reasons.
         size: the bytes of the weights.
         int8_size: what they take in 8 bits each.
         noise: the noise of the network with these bits, as `quantize` assembles it.

@@ -26,7 +26,7 @@ from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import unquantized
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import format_of
+from geutil.quantize.planning.network import BODIES, format_of
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import Format, Spec, check_bits
@@ -200,7 +200,8 @@ def find_weights(
 
     Returns:
         The layers whose weights are quantized, in the order of the graph; and the
-        names of the others with the reasons.
+        names of the others with the reasons, and of ops that run bodies, which may hold
+        some.
 
     Cost: linear in the ops; one run of what weights depend on.
     """
@@ -212,10 +213,11 @@ def find_weights(
         for entry in report.quantized
         if entry.weights is not None and entry.op in by_name
     ]
+    layers = {name for name, op in by_name.items() if layer_of(op, origins) is not None}
     left = [
         (entry.op, entry.reason)
         for entry in report.skipped
-        if entry.op in by_name and layer_of(by_name[entry.op], origins) is not None
+        if entry.op in layers or entry.op_type in BODIES
     ]
     one_range = {
         entry.op
