@@ -560,6 +560,7 @@ REFUSED = {
     "too quiet": ({"noise": 90.0}, r"reaches 90 dB.* best has \d+\.\d\d dB"),
     "a loss of less than nothing": ({"accuracy": (len, -1.0)}, "loss of -1.0 is none"),
     "no bits": ({"size": 0.5, "bits": ()}, "holds no number of bits"),
+    "half a bit": ({"size": 0.5, "bits": (4.5, 8)}, "whole number, not 4.5"),
     "one bit": ({"size": 0.5, "bits": (1, 8)}, "bits=1 is out of range"),
     "16 bits": ({"size": 0.5, "bits": (8, 16)}, r"cannot store weights of 16 bits"),
     "12 bits": (
@@ -596,6 +597,8 @@ def test_a_metric_that_cannot_be_kept_is_refused(dense):
 @pytest.mark.parametrize(
     "arguments",
     [
+        {"bits": 8, "size": 0.5},
+        {"bits": "48", "size": 0.5},
         {"size": "60%"},
         {"size": True},
         {"noise": "loud"},

@@ -11,8 +11,8 @@ import numpy as np
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
+from geutil.quantize.bits.bit_search import BitSearch, FloatNetwork, Metric
 from geutil.quantize.bits.plan import BitPlan
-from geutil.quantize.bits.search import Metric, Search, Subject
 from geutil.quantize.bits.weights import checked_bits
 
 
@@ -100,7 +100,7 @@ def choose_bits(
         raise QuantizeError(
             f"batches={batches!r} is no number of batches: pass 1 or more"
         )
-    search = Search(Subject(model, data, scheme, method), chosen_bits, batches)
+    search = BitSearch(FloatNetwork(model, data, scheme, method), chosen_bits, batches)
     if budget.noise is not None:
         chosen = search.within_noise(budget.noise)
     elif budget.accuracy is not None:

@@ -223,6 +223,7 @@ class BitPlan(Shown):
         if self.scores is not None:
             before, after = self.scores
             lines.append(f"  metric: {after:.6g}, in float {before:.6g}")
+        # One line for each layer; all its ops have the bits of the first.
         width = max((len(layer.ops[0]) for layer in self.layers), default=0)
         lines += [
             f"  {layer.ops[0]:<{width}}  {layer.bits:>2} bits {layer.size:>10,} bytes, "

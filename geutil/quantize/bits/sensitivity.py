@@ -104,6 +104,7 @@ class SwitchedNetwork:
         self._values = [values_by_bits(layer, [*bits, BYTE]) for layer in layers]
         kernels = [kernel.tensor for layer in layers for kernel in layer.kernels]
         self._feeds = _names_besides(model.inputs, len(kernels))
+        # A copy takes any tensor as an input, and nothing that is behind it.
         inputs = {**model.inputs, **dict(zip(self._feeds, kernels, strict=True))}
         self._names = list(model.outputs)
         self._in_float = _probe(model, inputs, unquantized)

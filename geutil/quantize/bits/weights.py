@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import unquantized
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, format_of
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
@@ -44,15 +44,14 @@ CHOICES = {"int8": (4, BYTE), "weight_only_int8": (4, BYTE, _TWO_BYTES)}
 """The bits that a layer may have if nothing else is said, by the scheme."""
 _FORWARDING = FAKE_QUANT | {"Identity", "ReadVariableOp", "Reshape"}
 """Types of ops between a variable and a layer behind which all of its values are."""
-_PACKED = frozenset(
-    ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Einsum", "MatMul")
-)
+_PACKED = PRODUCTS | {"Conv2D"}
 
 
-def checked_bits(bits: Sequence[int] | None, scheme: str) -> tuple[int, ...]:
+def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
     """Return the bits that layers may have, fewest first.
 
     Raises:
+        ArgumentTypeError: they are no numbers.
         QuantizeError: a file of the scheme cannot store some, or there are none.
     """
     if scheme not in CHOICES:
@@ -60,7 +59,12 @@ def checked_bits(bits: Sequence[int] | None, scheme: str) -> tuple[int, ...]:
             f"bits are chosen for files of the schemes {' and '.join(CHOICES)}, not of "
             f"'{scheme}'; pass one of them"
         )
-    chosen = sorted(set(CHOICES[scheme] if bits is None else bits))
+    given = CHOICES[scheme] if bits is None else bits
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentTypeError(
+            f"bits are several numbers, such as (4, 8), not {given!r}"
+        )
+    chosen = tuple(given)
     if not chosen:
         raise QuantizeError("bits holds no number of bits; pass (4, 8) for example")
     for each in chosen:
@@ -76,11 +80,11 @@ def checked_bits(bits: Sequence[int] | None, scheme: str) -> tuple[int, ...]:
                     else "it stores up to 8, or 16"
                 )
             )
-    return tuple(int(each) for each in chosen)
+    return tuple(sorted({int(each) for each in chosen}))
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class ReadWeights:
     """The weights that one or more ops read.
 
     Attributes:
@@ -159,7 +163,7 @@ class WeightLayer:
 
     ops: tuple[str, ...]
     op_type: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ReadWeights, ...]
 
     @property
     def count(self) -> int:
@@ -179,9 +183,9 @@ class WeightLayer:
         return sum(kernel.stored_bytes(bits, is_packed) for kernel in self._stored)
 
     @property
-    def _stored(self) -> list[Kernel]:
+    def _stored(self) -> list[ReadWeights]:
         """The kernels that a file holds: of equal ones it holds one."""
-        different: dict[Any, Kernel] = {}
+        different: dict[Any, ReadWeights] = {}
         for kernel in self.kernels:
             layer = kernel.layers[0]
             key = layer.op.type, kernel.value.shape, layer.outputs
@@ -231,7 +235,7 @@ def find_weights(
 
 def _kernels(
     ops: Sequence[Operation], origins: Origins, one_range: set[str]
-) -> list[Kernel]:
+) -> list[ReadWeights]:
     """Return what ops read as weights, each tensor once.
 
     Args:
@@ -243,7 +247,7 @@ def _kernels(
     readers = _grouped((layer.kernel, layer) for layer in layers)
     values = values_of([tensor for tensor, _ in readers], unquantized)
     return [
-        Kernel(tensor, value, tuple(group), group[0].op.name not in one_range)
+        ReadWeights(tensor, value, tuple(group), group[0].op.name not in one_range)
         for (tensor, group), value in zip(readers, values, strict=True)
     ]
 
@@ -266,7 +270,7 @@ def _storage(kernel: Tensor) -> Tensor:
     return tensor
 
 
-def _layer(kernels: Sequence[Kernel]) -> WeightLayer:
+def _layer(kernels: Sequence[ReadWeights]) -> WeightLayer:
     ops = [layer.op for kernel in kernels for layer in kernel.layers]
     return WeightLayer(tuple(op.name for op in ops), ops[0].type, tuple(kernels))
 

@@ -52,7 +52,7 @@ _MORE = 0.99
 """A limit is tightened by a little more than it was missed by."""
 
 
-class Subject:
+class FloatNetwork:
     """A float model, and the data that bits are chosen by.
 
     Args:
@@ -124,7 +124,7 @@ class _Assembled(NamedTuple):
     noise: float
 
 
-class Search:
+class BitSearch:
     """The search for the bits of the layers of a network.
 
     Args:
@@ -141,9 +141,12 @@ class Search:
     Cost: for each layer, number of bits and batch two runs of the network.
     """
 
-    def __init__(self, subject: Subject, bits: tuple[int, ...], batches: int) -> None:
+    def __init__(
+        self, subject: FloatNetwork, bits: tuple[int, ...], batches: int
+    ) -> None:
         self._subject = subject
         self._bits = bits
+        # In 8 bits; what is fed gives the layers others.
         model, report = subject.assembled({})
         self._layers, self._left = find_weights(model, report)
         if not self._layers:
