@@ -371,6 +371,13 @@ def test_the_same_call_chooses_the_same(dense):
     assert choose_bits(m, data, size=0.8) == choose_bits(m, iter(data), size=0.8)
 
 
+@pytest.mark.parametrize("size", [np.float32(0.75), np.int64(1116), 1116])
+def test_numbers_of_numpy_are_numbers(dense, size):
+    m, data = dense
+    plan = choose_bits(m, data, size=size, method="min_max")
+    assert plan.layers == choose_bits(m, data, size=0.75, method="min_max").layers
+
+
 def test_16_bits_are_stored_where_activations_are_in_float(dense):
     m, data = dense
     eight = choose_bits(m, data, size=1.0, scheme="weight_only_int8")

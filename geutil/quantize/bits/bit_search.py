@@ -257,8 +257,8 @@ class BitSearch:
         Raises:
             QuantizeError: none do.
 
-        Cost: some twenty runs of the network for all batches, and that of
-            `within_size`.
+        Cost: some twenty runs of the network for all batches, and up to eight times
+            that of `within_size`.
         """
         in_float = self._subject.score(self._network.exact, metric)
 

@@ -54,8 +54,8 @@ def choose_bits(
             the data may be below that of the float model. `metric(outputs, index)` is
             given the outputs of a batch by name, as arrays, and the place of the batch
             in the data; higher is better. Batches count by their samples.
-        bits: what a layer may have: 2 to 8, and 16 where the scheme stores them. None
-            takes 4 and 8, and 16.
+        bits: what a layer may have: 2 to 8, and 16 if the scheme stores so many. None
+            takes those of 4, 8 and 16 that it stores.
         scheme: that of the file: "int8", or "weight_only_int8", which leaves
             activations in float.
         method: how ranges of activations are calibrated; see `calibrate`.
@@ -74,7 +74,8 @@ def choose_bits(
         MissingExtraError: OR-Tools is not installed, the extra `plan`.
 
     Cost: for each layer, number of bits and batch two runs of the network, and up to
-        three more to refine; the knapsacks take milliseconds.
+        three more to refine, eight times as often for `accuracy`; the knapsacks take
+        milliseconds.
 
     Example:
         >>> import tensorflow as tf
@@ -136,13 +137,16 @@ class _Budget:
                 raise ArgumentTypeError(
                     f"{name} is a number, not {type_name(value)}; see choose_bits"
                 )
-        if size is not None and (size <= 0 or (isinstance(size, float) and size > 1)):
+        if size is not None and (size <= 0 or (_is_share(size) and size > 1)):
             raise QuantizeError(
                 f"size={size} is no budget: pass whole bytes, or a share of what 8 "
                 "bits take as a float from 0 to 1"
             )
         if accuracy is not None:
             _check_accuracy(accuracy)
+        if size is not None:
+            # Those of numpy, too.
+            size = float(size) if _is_share(size) else int(size)
         return cls(size, noise, accuracy)
 
     def bytes_of(self, int8_size: int) -> int:
@@ -158,6 +162,10 @@ class _Budget:
         if isinstance(self.size, float):
             return f"{self.size:.1%} of the weights' bytes in 8 bits"
         return f"{self.size:,} bytes of weights"
+
+
+def _is_share(size: Any) -> bool:
+    return not isinstance(size, int | np.integer)
 
 
 def _check_accuracy(accuracy: Any) -> None:
