@@ -12,6 +12,7 @@ from geutil.gradients import Report as GradientReport
 from geutil.memory.sizes import megabytes
 from geutil.model.strip.report import StripReport
 from geutil.quantize import (
+    BitPlan,
     CalibrationReport,
     Int8Comparison,
     LayerNoise,
@@ -211,6 +212,23 @@ def _noise_rows(report: Int8Comparison) -> Rows:
         *(line.partition(", marked")[0] for line in told),
     )
     return Rows("Noise of layers", summary, rows)
+
+
+@rows_of.register
+def _bit_rows(plan: BitPlan) -> Rows:
+    left = [Row("float", False, op, reason, (op,)) for op, reason in plan.left]
+    chosen = [
+        Row(
+            f"{layer.bits} bits",
+            True,
+            ", ".join(layer.ops),
+            f"{layer.op_type}: {layer.size:,} bytes",
+            layer.ops,
+        )
+        for layer in plan.layers
+    ]
+    summary = str(plan).splitlines()[:3]
+    return Rows("Bits", tuple(map(str.strip, summary)), (*left, *chosen))
 
 
 def _head(report: object) -> tuple[str, ...]:
