@@ -52,6 +52,7 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "batch-size": editing.batch_size,
     "strip": editing.strip,
     "fold": editing.fold,
+    "bits": quantizing.bits,
     "quantize": quantizing.quantize,
     "calibrate": quantizing.calibrate,
     "memory": memory.memory,

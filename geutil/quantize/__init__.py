@@ -1,5 +1,7 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
+from geutil.quantize.bits.choosing import choose_bits
+from geutil.quantize.bits.plan import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
 from geutil.quantize.contrib_rewriters import (
     RewriteReport,
@@ -16,6 +18,7 @@ from geutil.quantize.equalizing import (
 )
 from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
 from geutil.quantize.int8.converting import to_int8
+from geutil.quantize.int8.layer_noise import LayerNoise
 from geutil.quantize.int8.least_memory import (
     PeakTensor,
     ReorderedFile,
@@ -37,12 +40,17 @@ from geutil.quantize.spec import Spec
 from geutil.quantize.tflite.converting import to_tflite
 
 __all__ = [
+    "BitOption",
+    "BitPlan",
     "CalibrationReport",
+    "CurvePoint",
     "InsertReport",
     "EqualizeReport",
     "Equalized",
     "Int8Comparison",
+    "LayerNoise",
     "Missed",
+    "LayerBits",
     "NotEqualized",
     "OutputSteps",
     "QuantizeReport",
@@ -57,6 +65,7 @@ __all__ = [
     "Spec",
     "arena_bytes",
     "calibrate",
+    "choose_bits",
     "compare_int8",
     "create_eval_graph",
     "create_training_graph",

@@ -15,6 +15,8 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients import PlanCurve
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.memory import Timeline, program
+from geutil.quantize import Int8Comparison
+from geutil.report.rows import NOISE_BANDS, noise_band
 from geutil.report.tflite_nodes import FileNode
 
 PHASES = (*program.PHASES, "other")
@@ -249,6 +251,35 @@ def graph_data(
         "calls": _calls(listed, pages),
         "leftOut": left_out,
     }
+
+
+def add_noise(graph: dict[str, Any], comparison: Int8Comparison) -> None:
+    """Add to a graph as the viewer takes it how much noise each op adds by itself.
+
+    Ops of a TFLite file are told by the tensors that they make.
+
+    Args:
+        graph: the graph, which is changed.
+        comparison: a comparison that has layers.
+
+    Cost: linear in ops.
+    """
+    names = {name: place for place, name in enumerate(graph["names"])}
+    if "precisions" in graph:
+        constants = {*graph["parameters"]}
+        names = {
+            attributes["tensor"]: place
+            for place, attributes in enumerate(graph["attributes"])
+            if "tensor" in attributes and place not in constants
+        }
+    bands = [-1] * len(graph["names"])
+    for layer in comparison.layers:
+        ends = (layer.op, layer.tensor.rpartition(":")[0])
+        if "precisions" in graph:
+            ends = (shortened(layer.file_tensor),) * 2
+        for place in {names[name] for name in ends if name in names}:
+            bands[place] = noise_band(layer)
+    graph |= {"noises": bands, "noiseNames": NOISE_BANDS}
 
 
 class _Words:

@@ -82,6 +82,24 @@ This page contains the following packages.
 </body>
 </html>
 """
+_STATIC_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
 _FRAME_HEIGHT = 620
 """Pixels of a page in a notebook."""
 
@@ -96,10 +114,14 @@ class Page:
     Attributes:
         title: its title.
         payload: what the scripts draw, as JSON can hold it.
+        body: HTML that is shown as it is, without any script; "" lets them draw.
+        style: the style sheet of such HTML.
     """
 
     title: str
     payload: Mapping[str, Any] = field(repr=False)
+    body: str = field(default="", repr=False)
+    style: str = field(default="", repr=False)
 
     @property
     def html(self) -> str:
@@ -108,6 +130,9 @@ class Page:
         Raises:
             ReportError: the viewer was not built; installed packages contain it.
         """
+        if self.body:
+            title = html.escape(self.title)
+            return _STATIC_PAGE.format(title=title, style=self.style, body=self.body)
         bundle = read_bundle()
         return _PAGE.format(
             title=html.escape(self.title),

@@ -12,9 +12,10 @@ from geutil.errors import ArgumentTypeError, ReportError
 from geutil.graph.types import type_name
 from geutil.memory import Measurement, Timeline, TimelineComparison, compare
 from geutil.model import Model
+from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import Drawn, graph_and_file, pairs_of, statuses
-from geutil.report.graphs import PHASES, curve_data, timeline_data
+from geutil.report.graphs import PHASES, add_noise, curve_data, timeline_data
 from geutil.report.page import Page
 from geutil.report.rows import Row, rows_of
 from geutil.report.tflite_differences import (
@@ -42,7 +43,9 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
             in; its subgraphs are drawn as functions are.
         title: the title of the page.
         report: what `fold_batch_norms`, `quantize`, `strip_training` or `rewrite`
-            returned: its lines are listed and lead to the ops that they are about.
+            returned: its lines are listed and lead to the ops that they are about. What
+            `compare_int8` returned with `layers=True` colours ops by the noise that
+            they add by themselves, too.
 
     Returns:
         The page, to `save`; a notebook shows it.
@@ -65,7 +68,7 @@ def view(subject: Any, *, title: str | None = None, report: object = None) -> Pa
     heading = f"{drawn.label}" if title is None else title
     if isinstance(drawn, FileSubject) and report is None:
         report = precision_rows(drawn)
-    return _graph_page("view", heading, drawn.data(), report)
+    return _graph_page("view", heading, drawn.data(), report, sides=1)
 
 
 def diff(
@@ -121,7 +124,7 @@ def diff(
             report = file_rows(difference_of_file(graph, file))
     else:
         graphs = [graph for pair in pairs_of(*sides) for graph in _compared(*pair)]
-    return _graph_page("diff", heading, graphs, report)
+    return _graph_page("diff", heading, graphs, report, sides=2)
 
 
 def memory(
@@ -202,8 +205,12 @@ def _compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
 
 
 def _graph_page(
-    kind: str, title: str, graphs: list[dict[str, Any]], report: object
+    kind: str, title: str, graphs: list[dict[str, Any]], report: object, *, sides: int
 ) -> Page:
+    if isinstance(report, Int8Comparison) and report.layers:
+        # Names in the bodies of functions, which come behind, may be those of others.
+        for graph in graphs[:sides]:
+            add_noise(graph, report)
     return Page(title, _payload(kind, title, graphs, report))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import singledispatch
 from typing import Any
@@ -10,7 +11,13 @@ from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.memory.sizes import megabytes
 from geutil.model.strip.report import StripReport
-from geutil.quantize import CalibrationReport, QuantizeReport
+from geutil.quantize import (
+    BitPlan,
+    CalibrationReport,
+    Int8Comparison,
+    LayerNoise,
+    QuantizeReport,
+)
 from geutil.quantize.calibration.calibrating import range_text
 from geutil.transform.rewrite import RewriteReport
 
@@ -154,6 +161,74 @@ def _calibration_rows(report: CalibrationReport) -> Rows:
         for name, ends in report.ranges.items()
     )
     return Rows("Ranges", _head(report), rows)
+
+
+NOISE_BANDS = (
+    "below 10 dB",
+    "10 to 20 dB",
+    "20 to 30 dB",
+    "30 to 40 dB",
+    "40 dB and more",
+    "exact",
+    "all zeros",
+)
+"""Signal-to-noise ratios of single layers in words, the noisiest first."""
+_EXACT, _SILENT = len(NOISE_BANDS) - 2, len(NOISE_BANDS) - 1
+_GOOD = 2
+"""The first band that is no reason to look closer: 20 dB is a tenth of the values."""
+
+
+def noise_band(layer: LayerNoise) -> int:
+    """Return which of `NOISE_BANDS` holds the noise that a layer adds by itself."""
+    if layer.own == math.inf:
+        return _SILENT if layer.silent else _EXACT
+    return int(min(max(layer.own / 10, 0.0), _EXACT - 1))
+
+
+@rows_of.register
+def _noise_rows(report: Int8Comparison) -> Rows:
+    if not report.layers:
+        return rows_of.dispatch(object)(report)
+    # The noisiest come first, as they are what a reader looks for.
+    ordered = sorted(report.layers, key=lambda layer: layer.own)
+    rows = tuple(
+        Row(
+            NOISE_BANDS[noise_band(layer)],
+            noise_band(layer) >= _GOOD,
+            layer.op,
+            f"{layer.op_type}: {layer}",
+            (layer.op, layer.tensor.rpartition(":")[0]),
+        )
+        for layer in ordered
+    )
+    told = [line for line in str(report).splitlines() if "layer(s)" in line]
+    outputs = [
+        f"{output.output}: {output.most} step(s) apart at most"
+        for output in report.outputs
+    ]
+    summary = (
+        *_head(report),
+        *outputs,
+        *(line.partition(", marked")[0] for line in told),
+    )
+    return Rows("Noise of layers", summary, rows)
+
+
+@rows_of.register
+def _bit_rows(plan: BitPlan) -> Rows:
+    left = [Row("float", False, op, reason, (op,)) for op, reason in plan.left]
+    chosen = [
+        Row(
+            f"{layer.bits} bits",
+            True,
+            ", ".join(layer.ops),
+            f"{layer.op_type}: {layer.size:,} bytes",
+            layer.ops,
+        )
+        for layer in plan.layers
+    ]
+    summary = str(plan).splitlines()[:3]
+    return Rows("Bits", tuple(map(str.strip, summary)), (*left, *chosen))
 
 
 def _head(report: object) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from geutil import model
 from geutil.cli.app import app
 from geutil.cli.main import run
 from geutil.graph.tflite_runtime import new_interpreter
+from geutil.quantize import BitPlan
 from geutil.version import __version__
 from tests.settings import needs_eager
 
@@ -26,6 +27,7 @@ COMMANDS = [
     "batch-size",
     "strip",
     "fold",
+    "bits",
     "quantize",
     "calibrate",
     "memory",
@@ -271,6 +273,60 @@ def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
     assert calibrated.code == 0
     assert json.loads(calibrated.out)["batches"] == 2
     assert again.read_bytes()[4:8] == b"TFL3"
+
+
+def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):
+    data = ["--data", folder / "data.npz", "--batch", "3"]
+    plan, page = tmp_path / "plan.json", tmp_path / "bits.html"
+    chosen = geutil("bits", folder / "net", *data, "--size", "90%", "-o", plan)
+    assert chosen.code == 0, chosen.err
+    # 108 and 20 weights: the few are what can be halved last.
+    assert "bytes of weights" in chosen.out
+    again = geutil(
+        "bits", folder / "net", *data, "--noise", "10", "--html", page, "--json"
+    )
+    assert again.code == 0, again.err
+    told = json.loads(again.out)
+    assert {layer["bits"] for layer in told["layers"]} <= {4, 8}
+    assert "<svg" in page.read_text()
+    bits = {op: la.bits for la in BitPlan.load(plan).layers for op in la.ops}
+    assert len(set(bits.values())) == 2
+    said = geutil(
+        "quantize", folder / "net", "-o", tmp_path / "q", "--bits", plan, "--json"
+    )
+    assert said.code == 0, said.err
+    entries = json.loads(said.out)["quantized"]["quantized"]
+    assert {e["op"]: e["weights"]["bits"] for e in entries if e["weights"]} == bits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "pass --size or --noise"),
+        (["--size", "1", "--noise", "1"], "pass --size or --noise"),
+        (["--size", "half"], "--size half is no size"),
+        (["--size", "1%"], "the smallest takes"),
+        (["--size", "60%", "-o", "data.npz"], "data.npz' is there already"),
+    ],
+)
+def test_bits_that_cannot_be_chosen(geutil, folder, monkeypatch, arguments, said):
+    monkeypatch.chdir(folder)
+    found = geutil("bits", "net", "--data", "data.npz", *arguments)
+    assert found.code == 1
+    assert said in found.err
+
+
+def test_plans_that_quantize_cannot_take(geutil, folder, tmp_path):
+    plan = tmp_path / "plan.json"
+    target = ["-o", tmp_path / "q", "--bits", plan]
+    assert "no plan of bits at" in geutil("quantize", folder / "net", *target).err
+    plan.write_text("{}")
+    assert "holds no plan of bits" in geutil("quantize", folder / "net", *target).err
+    data = ["--data", folder / "data.npz", "--noise", "10", "--force", "-o", plan]
+    assert geutil("bits", folder / "net", *data).code == 0
+    said = geutil("quantize", folder / "net", *target, "--scheme", "int16x8")
+    assert "is a plan for the scheme int8" in said.err
+    assert not (tmp_path / "q").exists()
 
 
 def test_memory(geutil, folder):

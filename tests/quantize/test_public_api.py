@@ -10,10 +10,11 @@ from geutil import quantize
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    CalibrationReport EqualizeReport Equalized InsertReport Int8Comparison
+    BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
+    InsertReport Int8Comparison LayerBits LayerNoise
     Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
     ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport Skipped
-    Spec arena_bytes calibrate compare_int8
+    Spec arena_bytes calibrate choose_bits compare_int8
     create_eval_graph create_training_graph equalize
     experimental_create_eval_graph experimental_create_training_graph
     fixed_quantize insert_quant_op last_value_quantize least_memory_order
@@ -25,7 +26,12 @@ arena_bytes(blob: bytes, *, reference: bool = False) -> int
 calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport
-compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison
+choose_bits(model: Any, data: Any, *, size: int | float | None = None, noise: float
+    | None = None, accuracy: tuple[Metric, float] | None = None, bits: Sequence[int] |
+    None = None, scheme: str = int8, method: str = best, batches: int = 8) ->
+    BitPlan
+compare_int8(model: Any, tflite: bytes, dataset: Any, *, layers: bool = False) ->
+    Int8Comparison
 create_eval_graph(input_graph: Graph | None = None) -> RewriteReport
 create_training_graph(input_graph: Graph | None = None, quant_delay: int = 0, *,
     statistics: str = exact) -> RewriteReport

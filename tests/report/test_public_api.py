@@ -10,10 +10,11 @@ from geutil import report
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Altered FileDifference FileOpMatch GraphDifference Page Rewired diff difference
+    Altered FileDifference FileOpMatch GraphDifference Page Rewired bits diff difference
     memory view
 """
 SIGNATURES = """
+bits(plan: BitPlan, *, title: str | None = None) -> Page
 diff(before: Any, after: Any, *, title: str | None = None, labels: Sequence[str] =
     (before, after), report: object = None) -> Page
 difference(before: Any, after: Any) -> GraphDifference | FileDifference
@@ -21,7 +22,7 @@ memory(plain: Any, saving: Any = None, *, title: str | None = None, report: obje
     None, curve: object = None) -> Page
 view(subject: Any, *, title: str | None = None, report: object = None) -> Page
 """
-WHOLE = ["diff", "memory", "view"]
+WHOLE = ["bits", "diff", "memory", "view"]
 
 
 def frozen() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +11,8 @@ import tensorflow as tf
 from geutil import model, report
 from geutil.batchnorm import fold_batch_norms
 from geutil.model import Stripped, StripReport
-from geutil.quantize import CalibrationReport
-from geutil.report.rows import Row, rows_of
+from geutil.quantize import CalibrationReport, Int8Comparison, LayerNoise, OutputSteps
+from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
 from geutil.transform.rewrite import Any, Op, Rule, rewrite
 
 
@@ -127,6 +129,62 @@ def test_ranges_of_a_calibration():
     assert rows.summary == ("2 range(s) set, min_max of 2 batch(es)",)
     assert [row.names for row in rows.rows] == [("a/quant",), ("b/quant",)]
     assert [row.detail for row in rows.rows] == ["-1 to 1", "0 to 1, 3 channels"]
+
+
+def noise(op, own):
+    return LayerNoise(op, "Conv2D", f"{op}/end:0", own, own, 1.0, 0.0, unmatched="lost")
+
+
+OUTPUTS = (OutputSteps("y", 0.5, (3, 0, 1), 1, 1),)
+
+
+def test_the_noisiest_layers_come_first():
+    layers = noise("a", 35.0), noise("b", float("inf")), noise("c", 12.0)
+    rows = rows_of(Int8Comparison(OUTPUTS, 3, (), (), layers))
+    assert rows.title == "Noise of layers"
+    assert rows.summary == (
+        "3 sample(s), 2 step(s) apart at most, 0 float op(s)",
+        "y: 2 step(s) apart at most",
+        "3 layer(s); 'c' (Conv2D) adds most noise: 12.0 dB by itself",
+    )
+    assert [row.what for row in rows.rows] == ["c", "a", "b"]
+    assert [row.outcome for row in rows.rows] == [
+        "10 to 20 dB",
+        "30 to 40 dB",
+        "exact",
+    ]
+    assert [row.good for row in rows.rows] == [False, True, True]
+    assert rows.rows[0].names == ("c", "c/end")
+    assert rows.rows[0].detail == f"Conv2D: {layers[2]}"
+
+
+@pytest.mark.parametrize(
+    ("own", "band"),
+    [
+        (float("-inf"), "below 10 dB"),
+        (-3.0, "below 10 dB"),
+        (9.9, "below 10 dB"),
+        (10.0, "10 to 20 dB"),
+        (29.9, "20 to 30 dB"),
+        (40.0, "40 dB and more"),
+        (95.0, "40 dB and more"),
+        (float("inf"), "exact"),
+    ],
+)
+def test_bands_of_noise(own, band):
+    assert NOISE_BANDS[noise_band(noise("a", own))] == band
+
+
+def test_layers_that_are_all_zeros_are_not_called_exact():
+    silent = dataclasses.replace(noise("a", float("inf")), silent=True)
+    assert NOISE_BANDS[noise_band(silent)] == "all zeros"
+    assert str(silent).startswith("own zeros, accumulated zeros")
+
+
+def test_a_comparison_without_layers_is_its_text():
+    rows = rows_of(Int8Comparison(OUTPUTS, 3, ("ELU 'a'",)))
+    assert rows.title == "Int8Comparison"
+    assert rows.rows[-1].what == "float: ELU 'a'"
 
 
 def test_other_things_are_listed_line_by_line():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from geutil import report
+from geutil import model, report
+from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
+from geutil.report.rows import NOISE_BANDS, noise_band
 from tests import tflite_files
 from tests.settings import needs_eager
 
@@ -95,3 +99,107 @@ def test_lines_of_the_report_lead_to_the_ops(browse):
     opened.page.locator(".report tbody tr button.link").first.click()
     assert opened.marked(1) == {":between/sine"}
     assert opened.marked(0) == {":between/sine"}
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """A network of three layers, one of them with weights of two bits."""
+    draw = np.random.default_rng(4).normal
+    kernels = [
+        draw(size=(3, 3, a, b)).astype(np.float32) for a, b in ((3, 6), (6, 6), (6, 4))
+    ]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 3], name="x")])
+    def body(x):
+        for name, kernel in zip(("first", "coarse", "last"), kernels, strict=True):
+            x = tf.nn.conv2d(x, kernel, 1, "SAME", name=f"{name}/conv")
+            x = tf.nn.relu(x, name=f"{name}/relu")
+        return {"y": tf.nn.max_pool2d(x, 2, 2, "SAME", name="pooled/pool")}
+
+    m = model.open(body)
+    quantize(m, is_training=False, overrides={"coarse": Spec(weight_bits=2)})
+    data = {"x": draw(size=(2, 8, 8, 3)).astype(np.float32)}
+    calibrate(m, data)
+    sample = tflite_files.Sample(m, to_int8(m))
+    return sample, data, compare_int8(m, sample.blob, data, layers=True)
+
+
+def test_noise_is_a_column_of_both_graphs(noise):
+    sample, _, comparison = noise
+    page = report.diff(sample.model, sample.blob, report=comparison)
+    graph, file = page.payload["graphs"][:2]
+    for layer in comparison.layers:
+        band = noise_band(layer)
+        assert graph["noises"][graph["names"].index(layer.op)] == band
+        end = layer.tensor.rpartition(":")[0]
+        assert graph["noises"][graph["names"].index(end)] == band
+        if not layer.unmatched:
+            (place,) = (
+                at
+                for at, attributes in enumerate(file["attributes"])
+                if attributes.get("tensor") == layer.file_tensor
+            )
+            assert file["noises"][place] == band
+    weights = [place for place in graph["parameters"] if graph["noises"][place] >= 0]
+    assert weights == []
+    assert not any(file["noises"][place] >= 0 for place in file["parameters"])
+    assert tuple(graph["noiseNames"]) == NOISE_BANDS
+
+
+def test_pages_without_layers_have_no_column(noise):
+    sample, data, comparison = noise
+    plain = compare_int8(sample.model, sample.blob, data)
+    for page in (
+        report.view(sample.model, report=plain),
+        report.view(sample.blob),
+    ):
+        assert not any("noises" in graph for graph in page.payload["graphs"])
+    turned = report.diff(sample.blob, sample.model, report=comparison)
+    assert all("noises" in graph for graph in turned.payload["graphs"][:2])
+
+
+def test_layers_are_coloured_by_their_noise(browse, keep, noise):
+    sample, _, comparison = noise
+    opened = browse(report.view(sample.model, title="noise", report=comparison))
+    opened.press("open all")
+    keep(opened, "noise_view")
+    assert {"below 10 dB", "30 to 40 dB", "not quantized"} <= {
+        text.strip() for text in legend(opened)
+    }
+    colours = opened.page.evaluate(
+        """() => Object.fromEntries(window.geutil.drawings[0].core.nodes()
+            .map((node) => [node.id(), node.data('colour')]))"""
+    )
+    drawn = {
+        layer.op: colours[f":{layer.op}"]
+        for layer in comparison.layers
+        if f":{layer.op}" in colours
+    }
+    assert set(drawn) == {layer.op for layer in comparison.layers}
+    bands = {layer.op: noise_band(layer) for layer in comparison.layers}
+    pairs = {(bands[op], colour) for op, colour in drawn.items()}
+    assert len(pairs) == len({band for band, _ in pairs}) > 1
+    worst = min(comparison.layers, key=lambda layer: layer.own)
+    assert worst.op == "coarse/conv"
+    # A closed scope has the colour of the noisiest op in it.
+    assert drawn["coarse/conv"] != drawn["first/conv"]
+    opened.press("close all")
+    closed = opened.page.evaluate(
+        "() => window.geutil.drawings[0].core.getElementById('coarse').data('colour')"
+    )
+    assert closed == drawn["coarse/conv"]
+    first = opened.page.locator(".report tbody tr").first
+    assert worst.op in first.inner_text()
+    assert NOISE_BANDS[noise_band(worst)] in first.inner_text()
+    first.locator("button.link").click()
+    assert worst.op in opened.heading
+    assert f"noise of its own {NOISE_BANDS[noise_band(worst)]}" in opened.details
+
+
+def test_noise_beside_the_file(browse, keep, noise):
+    sample, _, comparison = noise
+    opened = browse(report.diff(sample.model, sample.blob, report=comparison))
+    for side in (0, 1):
+        opened.press("open all", side)
+    keep(opened, "noise_diff")
+    assert {"fused", "not quantized"} <= {text.strip() for text in legend(opened)}

@@ -33,6 +33,20 @@ export function precisionLegend(precisions: string[]): [string, string][] {
   return entries.filter(([, colour]) => used.has(colour));
 }
 
+/** Noise of single layers, the noisiest first; from vermilion to blue; all zeros are grey. */
+const NOISES = ["#e07a5f", "#f0a58f", "#f9dcc4", "#e4f0f6", "#b5d8ea", "#8ecae6", "#cbd2d9"];
+const NO_NOISE = "#ffffff";
+
+export function noiseColour(noise: number): string {
+  return NOISES[noise] ?? NO_NOISE;
+}
+
+/** The colours of noise, with what they mean. */
+export function noiseLegend(names: string[]): [string, string][] {
+  const entries = names.map((name, noise): [string, string] => [name, noiseColour(noise)]);
+  return [...entries, ["not quantized", NO_NOISE]];
+}
+
 const KINDS: [string, string, RegExp][] = [
   ["input", "#f0e442", /^(Placeholder|Arg|_Arg|IteratorGetNext|INPUT)/],
   ["parameter", "#dddddd", /^(Const|VarHandleOp|VariableV2|ReadVariableOp|Assign|CONST|VARIABLE)/],

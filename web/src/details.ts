@@ -71,6 +71,8 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
   }
   const precision = graph.precision(op);
   if (precision) made.append(line("computes in", precision));
+  const noise = graph.data.noiseNames?.[graph.noise(op)];
+  if (noise) made.append(line("noise of its own", noise));
   made.append(...before(drawing, op, around));
   partners(made, drawing, op, around);
   for (const callee of graph.data.calls[op] ?? []) {

@@ -2,7 +2,7 @@
 
 import type { ElementDefinition } from "cytoscape";
 
-import { colourOf, precisionColour, STATUS_COLOURS } from "./colours";
+import { colourOf, noiseColour, precisionColour, STATUS_COLOURS } from "./colours";
 import type { Graph } from "./graph";
 import { boxOf, headingOf, type Layout } from "./layout";
 import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME } from "./payload";
@@ -31,16 +31,25 @@ function looks(item: Item, graph: Graph): Record<string, unknown> {
   const label = labelOf(item, graph);
   const box = boxOf(label);
   const common = { width: box.width, height: box.height, border: border(item, graph), label };
-  if (item.kind === "op") {
-    const precision = graph.precision(item.op);
-    const colour = precision ? precisionColour(precision) : colourOf(graph.type(item.op));
-    return { ...common, colour };
-  }
-  return { ...common, colour: scopeColour(item, graph) };
+  const colour = item.kind === "op" ? opColour(item.op, graph) : scopeColour(item, graph);
+  return { ...common, colour };
+}
+
+function opColour(op: number, graph: Graph): string {
+  if (graph.data.noises) return noiseColour(graph.noise(op));
+  const precision = graph.precision(op);
+  return precision ? precisionColour(precision) : colourOf(graph.type(op));
+}
+
+/** The colour of the noisiest op in it, where noise is told; else of what it computes in. */
+function scopeColour(item: Item, graph: Graph): string {
+  if (!graph.data.noises) return precisionOfScope(item, graph);
+  const noises = item.ops.map((op) => graph.noise(op)).filter((noise) => noise >= 0);
+  return noises.length ? noiseColour(Math.min(...noises)) : "#eef2f7";
 }
 
 /** The colour of what computes in floats, if a scope of a mixed file holds any. */
-function scopeColour(item: Item, graph: Graph): string {
+function precisionOfScope(item: Item, graph: Graph): string {
   const names = graph.data.precisionNames ?? [];
   if (!names.some((name) => /^u?int(2|4|8|16)\b(?! to)/.test(name))) return "#eef2f7";
   return item.ops.some((op) => isFloat(graph.precision(op))) ? "#fbe3d6" : "#eef2f7";

@@ -47,6 +47,11 @@ export class Graph {
     return this.data.precisionNames?.[this.data.precisions?.[op] ?? -1] ?? "";
   }
 
+  /** How much noise an op adds by itself, as a place in `noiseNames`; -1 of other ops. */
+  noise(op: number): number {
+    return this.data.noises?.[op] ?? -1;
+  }
+
   /** What an output holds, and what its integers stand for. */
   holds(op: number, output: number): string {
     const quantization = this.data.quantizations?.[op][output];

@@ -41,6 +41,10 @@ export interface GraphData {
   /** What each op of a TFLite file computes in: a place in `precisionNames`, or -1. */
   precisions?: number[];
   precisionNames?: string[];
+  /** How much noise each op adds by itself: a place in `noiseNames`, or -1. */
+  noises?: number[];
+  /** The noisiest first. */
+  noiseNames?: string[];
 }
 
 /** One line of a report: what happened to an op, or why nothing did. */

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from geutil.cli.options import (
     SourceOrLite,
 )
 from geutil.cli.output import counted, plain, show, show_rows, working
+
+if TYPE_CHECKING:
+    from geutil.quantize import Int8Comparison
 
 
 def view(
@@ -77,38 +80,144 @@ def diff(
     return 0 if difference.is_empty else 1
 
 
+_SAMPLES, _RTOL, _ATOL, _STEPS = 8, 1e-5, 1e-6, 1
+
+
 def check(
-    path: Source,
-    other: Other,
+    path: SourceOrLite,
+    other: Annotated[
+        Path | None, typer.Argument(help="The other model.", show_default=False)
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="A .npz file, or a directory of them.", show_default=False),
     ] = None,
     batch: BatchSize = 32,
     samples: Annotated[
-        int, typer.Option(min=1, help="How many inputs to draw without data.")
-    ] = 8,
-    rtol: Annotated[float, typer.Option(help="The relative tolerance.")] = 1e-5,
-    atol: Annotated[float, typer.Option(help="The absolute tolerance.")] = 1e-6,
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many inputs to draw without data.",
+            show_default=str(_SAMPLES),
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(help="The relative tolerance.", show_default=str(_RTOL)),
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(help="The absolute tolerance.", show_default=str(_ATOL)),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a .tflite file: the quantized model that it was made from.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many steps a file may be off its model.",
+            show_default=str(_STEPS),
+        ),
+    ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Tell what each layer of a file costs.")
+    ] = False,
+    html: Html = None,
+    force: Force = False,
     signature: Signature = None,
     as_json: Json = False,
 ) -> int:
-    """Run two models on the same inputs; exit with 1 if what they give differs."""
-    files.check_source(other)
+    """Run two models on the same inputs; exit with 1 if what they give differs.
+
+    A .tflite file is run beside the model that it was made from, with --against and
+    --data, and differs if a value is more steps off than --steps: of a network that
+    ends in a softmax one, of logits behind many layers some more.
+    """
+    tolerances = {"--samples": samples, "--rtol": rtol, "--atol": atol}
+    of_files = {"--steps": steps, "--layers": layers or None, "--html": html}
+    files.check_source(path, or_tflite=True)
     batches = None if data is None else Batches(data, batch)
-    ours = files.read_model(path, signature)
-    theirs = files.read_model(other, signature)
+    if not files.is_lite(path):
+        _refuse_unused({"--against": against, **of_files}, "are of .tflite files")
+        if other is None:
+            raise files.CommandError(f"pass another model to run beside '{path}'")
+        limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
+        return _check_models(
+            (path, other), batches, samples or _SAMPLES, limits, signature, as_json
+        )
+    _refuse_unused(tolerances, "are of two models, and no .tflite file")
+    if against is None or batches is None or other is not None:
+        raise files.CommandError(
+            f"'{path}' is a TFLite file; pass the quantized model that it was made "
+            "from with --against, and inputs with --data, and no other model"
+        )
+    files.check_page(html, force)
+    comparison = _file_compared(path, against, batches, signature, layers, html)
+    close = comparison.most <= (_STEPS if steps is None else steps)
+    said = {**plain(comparison), "most": comparison.most, "close": close}
+    show(said if as_json else comparison, as_json=as_json)
+    return 0 if close else 1
+
+
+def _check_models(
+    paths: tuple[Path, Path],
+    batches: Batches | None,
+    samples: int,
+    limits: tuple[float, float],
+    signature: str | None,
+    as_json: bool,
+) -> int:
+    """Run two models, show how far they are apart, and return the exit code."""
+    files.check_source(paths[1])
+    ours, theirs = (files.read_model(path, signature) for path in paths)
     if batches is None:
         with working("running both"):
-            comparison = ours.compare(theirs, None, samples, rtol, atol)
+            comparison = ours.compare(theirs, None, samples, *limits)
     else:
         counted_batches = counted(batches, "running both", len(batches))
-        comparison = ours.compare(theirs, counted_batches, rtol=rtol, atol=atol)
+        comparison = ours.compare(theirs, counted_batches, samples, *limits)
+    equal = comparison.equal
     if as_json:
-        show({**plain(comparison), "equal": comparison.equal}, as_json=True)
+        show({**plain(comparison), "equal": equal}, as_json=True)
     else:
         print(comparison)
-    return 0 if comparison.equal else 1
+    return 0 if equal else 1
+
+
+def _refuse_unused(given: Mapping[str, object], why: str) -> None:
+    """Refuse options that would have no effect."""
+    unused = [option for option, value in given.items() if value is not None]
+    if unused:
+        raise files.CommandError(f"{', '.join(unused)} {why}; leave them out")
+
+
+def _file_compared(
+    path: Path,
+    against: Path,
+    batches: Batches,
+    signature: str | None,
+    layers: bool,
+    html: Path | None,
+) -> Int8Comparison:
+    """Compare a file with its model, and draw both if there is to be a page."""
+    model = files.read_model(against, signature)
+    from geutil import report
+    from geutil.quantize import compare_int8
+
+    blob = path.read_bytes()
+    counted_batches = counted(batches, "running both", len(batches))
+    comparison = compare_int8(model, blob, counted_batches, layers=layers)
+    if html is not None:
+        labels = (against.name, path.name)
+        files.write_page(
+            html, lambda: report.diff(model, blob, labels=labels, report=comparison)
+        )
+    return comparison
 
 
 _SHOWN = 12

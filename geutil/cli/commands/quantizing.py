@@ -49,6 +49,13 @@ def quantize(
     ] = None,
     weight_bits: Bits = 8,
     activation_bits: Bits = 8,
+    bits: Annotated[
+        Path | None,
+        typer.Option(
+            help="Bits of the weights of each layer: what `geutil bits` wrote.",
+            show_default=False,
+        ),
+    ] = None,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
@@ -81,6 +88,10 @@ def quantize(
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
+    if bits is not None and not bits.is_file():
+        raise CommandError(
+            f"there is no plan of bits at '{bits}'; geutil bits -o writes one"
+        )
     if scheme is SchemeName.float16 and not to_file:
         raise CommandError(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
@@ -92,6 +103,10 @@ def quantize(
     from geutil.quantize import quantize as insert
 
     reports: dict[str, Any] = {}
+    overrides: dict[str, Any] = dict.fromkeys(skip or (), "skip")
+    if bits is not None:
+        scheme, chosen = _planned(bits, scheme)
+        overrides |= chosen
     if not keep_norms:
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
@@ -107,7 +122,7 @@ def quantize(
             weight_bits=weight_bits,
             activation_bits=activation_bits,
             scope=scope,
-            overrides=dict.fromkeys(skip or (), "skip"),
+            overrides=overrides,
             strict=strict,
         )
     if batches is not None:
@@ -132,6 +147,128 @@ def _show(reports: dict[str, Any], as_json: bool) -> None:
     if "quantized" in reports:
         plain_reports["quantized"]["coverage"] = reports["quantized"].coverage
     show(plain_reports, as_json=True)
+
+
+def _planned(
+    path: Path, scheme: SchemeName | None
+) -> tuple[SchemeName, dict[str, Any]]:
+    """Return the scheme and the overrides of a plan of bits.
+
+    Raises:
+        CommandError: another scheme is given.
+    """
+    from geutil.quantize import BitPlan
+
+    plan = BitPlan.load(path)
+    planned = SchemeName(plan.scheme)
+    if scheme is not None and scheme is not planned:
+        raise CommandError(
+            f"'{path}' is a plan for the scheme {plan.scheme}, and --scheme is "
+            f"{scheme.value}; leave that out"
+        )
+    return planned, plan.overrides
+
+
+def bits(
+    path: Source,
+    data: options.Data,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="The most bytes of weights, or a share of those in 8 bits, as 60%.",
+            show_default=False,
+        ),
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            help="The signal to noise at the outputs, in dB.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write the plan, as JSON, for `geutil quantize --bits`.",
+            show_default=False,
+        ),
+    ] = None,
+    choices: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--bits",
+            min=2,
+            max=16,
+            help="Bits that a layer may have. Can be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    scheme: Annotated[
+        SchemeName, typer.Option(help="What is stored in how many bits.")
+    ] = SchemeName.int8,
+    method: Annotated[Method, typer.Option(help="How.")] = Method.best,
+    batch: BatchSize = 32,
+    keep_norms: Annotated[
+        bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
+    ] = False,
+    html: options.Html = None,
+    signature: options.Signature = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Choose the bits of each layer's weights, by --size or by --noise.
+
+    Batch norms are folded first, as `geutil quantize` does.
+    """
+    files.check_source(path)
+    if (size is None) is (noise is None):
+        raise CommandError("bits are chosen under one budget; pass --size or --noise")
+    budget = None if size is None else _size(size)
+    if output is not None:
+        files.check_place(output, force)
+    files.check_page(html, force)
+    batches = Batches(data, batch)
+    model = files.read_model(path, signature)
+    from geutil import report
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize import choose_bits
+
+    if not keep_norms:
+        with working("folding"):
+            fold_batch_norms(model)
+    with working("choosing bits"):
+        plan = choose_bits(
+            model,
+            batches,
+            size=budget,
+            noise=noise,
+            bits=choices,
+            scheme=scheme.value,
+            method=method.value,
+        )
+    if output is not None:
+        plan.save(output, overwrite=force)
+    if html is not None:
+        title = f"bits of {path.absolute().name}"
+        files.write_page(html, lambda: report.bits(plan, title=title))
+    show(plan, as_json=as_json)
+
+
+def _size(text: str) -> int | float:
+    """Return bytes, or a share.
+
+    Raises:
+        CommandError: it is neither.
+    """
+    try:
+        if text.endswith("%"):
+            return float(text.removesuffix("%")) / 100.0
+        return int(text)
+    except ValueError as error:
+        raise CommandError(
+            f"--size {text} is no size; pass whole bytes, or a share such as 60%"
+        ) from error
 
 
 def calibrate(

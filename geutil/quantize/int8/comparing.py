@@ -13,6 +13,7 @@ from geutil.graph.functions import call_function
 from geutil.graph.tflite_files import FileOp
 from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
+from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.int8.running import Runner, file_names
 
 Array = np.ndarray[Any, Any]
@@ -65,12 +66,15 @@ class Int8Comparison:
         samples: how many samples were run.
         float_ops: the ops of the file that compute in float, as type and name.
         missed: those of them that are quantized in the model all the same.
+        layers: the noise of each quantized op, in the order of the graph; empty unless
+            it was asked for.
     """
 
     outputs: tuple[OutputSteps, ...]
     samples: int
     float_ops: tuple[str, ...]
     missed: tuple[str, ...] = ()
+    layers: tuple[LayerNoise, ...] = ()
 
     @property
     def most(self) -> int:
@@ -96,10 +100,14 @@ class Int8Comparison:
         for op in self.float_ops:
             noted = ", though it is quantized in the model"
             lines.append(f"  float: {op}{noted if op in self.missed else ''}")
+        if self.layers:
+            lines += layer_lines(self.layers)
         return "\n".join(lines)
 
 
-def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
+def compare_int8(
+    model: Any, tflite: bytes, dataset: Any, *, layers: bool = False
+) -> Int8Comparison:
     """Run a model and the TFLite file made from it on the same data.
 
     The file is run by TFLite's own kernels, without delegates. Both are given inputs
@@ -111,6 +119,8 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
         tflite: what `to_int8` returned.
         dataset: an iterable of mappings from input names to batches, a
             `tf.data.Dataset` of the same, or one such mapping.
+        layers: tell the noise of each quantized op, too: by itself, accumulated, and
+            in the file; see `LayerNoise`.
 
     Returns:
         For each output how many steps the values are apart, and in how many samples the
@@ -119,10 +129,11 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
 
     Raises:
         ArgumentTypeError: the data is of another type.
-        QuantizeError: the data is empty or does not fit; or the file is of another
-            model.
+        QuantizeError: the data is empty or does not fit; the file is of another model;
+            or, with `layers`, the model holds no FakeQuant op.
 
-    Cost: one run of each for each batch.
+    Cost: one run of each for each batch; with `layers`, three more of the model, and
+    all results of a batch in memory at once.
 
     Example:
         >>> import tensorflow as tf
@@ -138,7 +149,9 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
         >>> compare_int8(m, to_int8(m, data), data).most <= 1
         True
     """
-    runner = Runner(tflite, list(model.inputs), list(model.outputs))
+    ends = list(model.inputs), list(model.outputs)
+    runner = Runner(tflite, *ends, keep_tensors=layers)
+    meter = NoiseMeter(model, tflite, runner) if layers else None
     function = deployed(model)
     tallies = {name: _Tally(name, runner.quantization(name)) for name in model.outputs}
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
@@ -155,12 +168,15 @@ def compare_int8(model: Any, tflite: bytes, dataset: Any) -> Int8Comparison:
         file_outputs = runner.run(stored)
         for name, tally in tallies.items():
             tally.add(model_outputs[outputs[name]].numpy(), file_outputs[name])
+        if meter is not None:
+            meter.add(sample, rounded_inputs)
         samples += len(next(iter(sample.values()))) if sample else 1
     return Int8Comparison(
         tuple(tally.entry() for tally in tallies.values()),
         samples,
         tuple(map(_told, in_float)),
         tuple(map(_told, missed(model, in_float))),
+        () if meter is None else meter.layers(),
     )
 
 

@@ -28,6 +28,7 @@ class Runner:
         blob: the file's bytes.
         inputs: the names of the inputs that it should have.
         outputs: those of the outputs.
+        keep_tensors: whether every tensor can be read after a run.
 
     Raises:
         ArgumentTypeError: it is no bytes.
@@ -36,9 +37,15 @@ class Runner:
     """
 
     def __init__(
-        self, blob: bytes, inputs: Sequence[str], outputs: Sequence[str]
+        self,
+        blob: bytes,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        keep_tensors: bool = False,
     ) -> None:
-        interpreter = interpreter_of(blob)
+        interpreter = interpreter_of(blob, keep_tensors=keep_tensors)
+        self._interpreter = interpreter
         signatures = list(interpreter.get_signature_list())
         if len(signatures) != 1:
             raise QuantizeError(
@@ -59,6 +66,15 @@ class Runner:
         if not scale and not np.issubdtype(detail["dtype"], np.floating):
             return 1.0, 0
         return float(scale), int(zero)
+
+    def tensor(self, place: int, graph: int) -> Array:
+        """Return a tensor of the last run, as it is stored; they have to be kept.
+
+        Args:
+            place: its place among the tensors of a subgraph.
+            graph: the place of the subgraph.
+        """
+        return np.asarray(self._interpreter.get_tensor(place, graph))
 
     def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
         """Return inputs as the file takes them: the nearest integers.
@@ -122,8 +138,12 @@ def _is_callable(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
-def interpreter_of(blob: bytes) -> Any:
+def interpreter_of(blob: bytes, *, keep_tensors: bool = False) -> Any:
     """Return an interpreter of a TFLite file, with its tensors allocated.
+
+    Args:
+        blob: the file's bytes.
+        keep_tensors: whether every tensor can be read after a run.
 
     Raises:
         ArgumentTypeError: it is no bytes.
@@ -137,7 +157,7 @@ def interpreter_of(blob: bytes) -> Any:
             "with pathlib.Path(...).read_bytes()"
         )
     try:
-        interpreter = new_interpreter(bytes(blob))
+        interpreter = new_interpreter(bytes(blob), keep_tensors=keep_tensors)
         _check_sums(ops_of(blob))
         _allocate(interpreter)
     except (ValueError, RuntimeError) as error:

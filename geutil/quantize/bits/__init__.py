@@ -1,0 +1,1 @@
+"""Bits of weights, chosen layer by layer under a budget."""

@@ -1,0 +1,430 @@
+"""The search for the bits of layers: from a prediction to what is measured.
+
+The noise that layers add is taken for additive, and the knapsack solved exactly. Around
+its choice the noise is measured anew, layer by layer, which tells how they work
+together; so the next knapsack is solved from there, for as long as the network gets
+better by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.types import is_func_graph, type_name
+from geutil.quantize.bits.knapsack import Table, least_noise, least_size
+from geutil.quantize.bits.plan import (
+    BitOption,
+    BitPlan,
+    CurvePoint,
+    LayerBits,
+    decibels,
+    overrides_of,
+)
+from geutil.quantize.bits.sensitivity import (
+    Bits,
+    Outputs,
+    Sample,
+    SwitchedNetwork,
+    measured_options,
+    outputs_of,
+)
+from geutil.quantize.bits.weights import BYTE, find_weights
+from geutil.quantize.calibration.calibrating import batches as batches_of
+from geutil.quantize.calibration.calibrating import calibrate
+from geutil.quantize.calibration.ranges import live_simulations
+from geutil.quantize.quantizing import quantize
+from geutil.quantize.schemes import scheme_named
+
+Metric = Callable[[Mapping[str, Any], int], float]
+"""Rates the outputs of a batch, given its place in the data; higher is better."""
+
+_POINTS = 12
+"""Sizes of a curve, the smallest and the largest among them."""
+_ROUNDS = 3
+"""How often a choice is looked at anew from where it is."""
+_TRIES = 8
+"""How often a limit of noise is tightened, and a size bisected."""
+_MORE = 0.99
+"""A limit is tightened by a little more than it was missed by."""
+
+
+class FloatNetwork:
+    """A float model, and the data that bits are chosen by.
+
+    Args:
+        model: the model, which is not changed.
+        data: the data.
+        scheme: how it is to be quantized.
+        method: how ranges of activations are calibrated.
+
+    Attributes:
+        scheme: the scheme.
+        samples: the batches.
+        method: the method of calibration, the one that was found best by now; "" if
+            activations have no ranges.
+
+    Raises:
+        ArgumentTypeError: it is no model, or data of another type.
+        QuantizeError: it is quantized, or the data does not fit.
+    """
+
+    def __init__(self, model: Any, data: Any, scheme: str, method: str) -> None:
+        graph = getattr(model, "graph", None)
+        if not hasattr(model, "cut") or graph is None or not is_func_graph(graph):
+            raise ArgumentTypeError(
+                "bits are chosen for a geutil.model.Model, not for a "
+                f"{type_name(model)}; open it with geutil.model.open"
+            )
+        simulations = live_simulations(graph)
+        if simulations:
+            raise QuantizeError(
+                f"the model is quantized already, by '{simulations[0].name}'; choose "
+                "bits for the float model, and pass them to quantize"
+            )
+        # With the inputs that are needed, and the one signature.
+        self._model = model.cut()
+        self.scheme = scheme
+        self.samples: list[Sample] = [
+            {name: sample[name] for name in self._model.inputs}
+            for sample in batches_of(data, model.inputs)
+        ]
+        self._weights_only = scheme_named(scheme).weights_only
+        self.method = "" if self._weights_only else method
+
+    def assembled(self, overrides: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return a quantized and calibrated copy, and the report of `quantize`."""
+        copy = self._model.cut()
+        report = quantize(
+            copy, scheme=self.scheme, is_training=False, overrides=overrides
+        )
+        if not self._weights_only:
+            ranges = calibrate(copy, self.samples, self.method, progress=False)
+            # What was found best is kept, so that the bits alone differ.
+            self.method = ranges.method
+        return copy, report
+
+    def score(self, outputs: Sequence[Outputs], metric: Metric) -> float:
+        """Return the mean of a metric over all samples."""
+        ratings = [float(metric(each, index)) for index, each in enumerate(outputs)]
+        counts = []
+        for sample in self.samples:
+            first = next(iter(sample.values()))
+            counts.append(len(first) if first.shape.rank else 1)
+        return float(np.average(ratings, weights=counts))
+
+
+class _Assembled(NamedTuple):
+    """What a network gives that `quantize` made."""
+
+    outputs: list[Outputs]
+    noise: float
+
+
+class BitSearch:
+    """The search for the bits of the layers of a network.
+
+    Args:
+        subject: the network.
+        bits: what a layer may have, fewest first.
+        batches: how many batches noise is measured on at most.
+
+    Attributes:
+        int8_size: the bytes of all weights in 8 bits.
+
+    Raises:
+        QuantizeError: no layer can be quantized.
+
+    Cost: for each layer, number of bits and batch two runs of the network.
+    """
+
+    def __init__(
+        self, subject: FloatNetwork, bits: tuple[int, ...], batches: int
+    ) -> None:
+        self._subject = subject
+        self._bits = bits
+        # In 8 bits; what is fed gives the layers others.
+        model, report = subject.assembled({})
+        self._layers, self._left = find_weights(model, report)
+        if not self._layers:
+            why = "".join(f"; '{op}' {reason}" for op, reason in self._left[:1])
+            raise QuantizeError(
+                f"no layer of the model has weights that can be quantized{why}"
+            )
+        self._count = min(batches, len(subject.samples))
+        self._network = SwitchedNetwork(model, self._layers, bits, subject.samples)
+        self._noise_by_bits: dict[Bits, float] = {}
+        self._assembled_by_bits: dict[Bits, _Assembled] = {}
+        scheme = subject.scheme
+        self._options = measured_options(self._network, bits, scheme, self._count)
+        self._usable = [_usable(row) for row in self._options]
+        self._sizes = [[option.size for option in row] for row in self._usable]
+        self.int8_size = sum(la.stored_bytes(BYTE, scheme) for la in self._layers)
+        self._int8_noise = self._noise((BYTE,) * len(self._layers))
+        self._added = [
+            [option.together - self._int8_noise for option in row]
+            for row in self._usable
+        ]
+
+    def within_size(self, most: int) -> Bits:
+        """Return the bits of least noise whose weights take so many bytes at most.
+
+        Raises:
+            QuantizeError: none do.
+
+        Cost: for each round, layer, number of bits and batch a run of the network.
+        """
+        chosen = least_noise(self._sizes, self._added, most)
+        if chosen is None:
+            least = sum(map(min, self._sizes))
+            raise QuantizeError(
+                f"no choice of {self._told} bits takes {most:,} bytes of weights or "
+                f"less: the smallest takes {least:,}, which is "
+                f"{least / self.int8_size:.1%} of what 8 bits take; pass as much, or "
+                "allow fewer bits"
+            )
+        return self._refined(self._bits_of(chosen), most)
+
+    def _refined(self, bits: Bits, most: int) -> Bits:
+        """Return bits of less noise that fit as many bytes, if some are found."""
+        for _ in range(_ROUNDS):
+            chosen = least_noise(self._sizes, self._around(bits), most)
+            new = bits if chosen is None else self._bits_of(chosen)
+            if self._noise(new) >= self._noise(bits):
+                break
+            bits = new
+        return bits
+
+    def within_noise(self, wanted: float) -> Bits:
+        """Return the smallest bits that are found to reach a signal to noise, in dB.
+
+        Raises:
+            QuantizeError: none do.
+
+        Cost: that of `within_size`, twice, and for each try a calibrated copy.
+        """
+        limit = 10.0 ** (-wanted / 10.0)
+        quietest = self._quietest()
+        target, bits = limit, quietest
+        for _ in range(_TRIES):
+            bits = self._smallest(target, quietest)
+            found = self.assembled(bits).noise
+            if found <= limit:
+                return bits
+            target *= _MORE * limit / found
+        reached = self.assembled(quietest).noise
+        if reached <= limit:
+            return quietest
+        raise QuantizeError(
+            f"no choice of {self._told} bits was found that reaches {wanted:g} dB of "
+            f"signal to noise: the best has {decibels(reached):.2f} dB; ask for less, "
+            "or allow more bits"
+        )
+
+    def _smallest(self, limit: float, quietest: Bits) -> Bits:
+        """Return the smallest bits that are found to keep a limit of noise."""
+        target, bits = limit, quietest
+        for _ in range(_TRIES):
+            chosen = least_size(self._sizes, self._added, target - self._int8_noise)
+            if chosen is None:
+                break
+            new = self._bits_of(chosen)
+            found = self._noise(new)
+            if found <= limit:
+                bits = new
+                break
+            # Layers add more together than each of them alone.
+            target *= _MORE * limit / found
+        for _ in range(_ROUNDS):
+            room = limit - self._noise(bits)
+            chosen = least_size(self._sizes, self._around(bits), room)
+            new = bits if chosen is None else self._bits_of(chosen)
+            if self._size(new) >= self._size(bits) or self._noise(new) > limit:
+                break
+            bits = new
+        return bits
+
+    def within_accuracy(self, metric: Metric, loss: float) -> Bits:
+        """Return the smallest bits that are found to keep a metric.
+
+        Args:
+            metric: rates the outputs of a batch.
+            loss: by how much its mean may be below that in float.
+
+        Raises:
+            QuantizeError: none do.
+
+        Cost: some twenty runs of the network for all batches, and up to eight times
+            that of `within_size`.
+        """
+        in_float = self._subject.score(self._network.exact, metric)
+
+        def score(bits: Bits) -> float:
+            return self._subject.score(self._network.outputs(bits), metric)
+
+        choices = self._choices()
+        passing = next(
+            (n for n, bits in enumerate(choices) if score(bits) >= in_float - loss),
+            len(choices),
+        )
+        candidates = choices[passing:]
+        if 0 < passing < len(choices):
+            low, high = (
+                self._size(bits) for bits in choices[passing - 1 : passing + 1]
+            )
+            for _ in range(_TRIES):
+                middle = (low + high) // 2
+                bits = self.within_size(middle)
+                if score(bits) >= in_float - loss:
+                    candidates.insert(0, bits)
+                    high = min(self._size(bits), middle)
+                else:
+                    low = middle
+        # What counts is the network in the end, not the one whose bits are switched.
+        for bits in candidates:
+            kept = self._subject.score(self.assembled(bits).outputs, metric)
+            if kept >= in_float - loss:
+                return bits
+        most = max(map(score, choices))
+        raise QuantizeError(
+            f"no choice of {self._told} bits was found that loses {loss:g} at most of "
+            f"{in_float:.6g}: the best keeps {most:.6g}; allow a loss of "
+            f"{max(in_float - most, 0.0):.6g}, or more bits"
+        )
+
+    def _choices(self) -> list[Bits]:
+        """Return the predicted best choices for several sizes, smallest first."""
+        ends = sum(map(min, self._sizes)), sum(map(max, self._sizes))
+        chosen = [
+            least_noise(self._sizes, self._added, int(size))
+            for size in np.linspace(*ends, _POINTS)
+        ]
+        choices = {self._bits_of(each) for each in chosen if each is not None}
+        return sorted(choices, key=lambda bits: (self._size(bits), bits))
+
+    def _quietest(self) -> Bits:
+        """Return the choice of least noise, whatever its size."""
+        return self.within_size(sum(map(max, self._sizes)))
+
+    def assembled(self, bits: Bits) -> _Assembled:
+        """Return what the network gives that `quantize` makes with these bits.
+
+        Cost: a calibrated copy, and a run for each batch.
+        """
+        if bits not in self._assembled_by_bits:
+            by_op = {
+                op: each
+                for layer, each in zip(self._layers, bits, strict=True)
+                for op in layer.ops
+            }
+            model, _ = self._subject.assembled(overrides_of(by_op))
+            outputs = outputs_of(model, self._subject.samples)
+            noise = self._network.noise_of(outputs[: self._count])
+            self._assembled_by_bits[bits] = _Assembled(outputs, noise)
+        return self._assembled_by_bits[bits]
+
+    def plan(
+        self, bits: Bits, budget: str, accuracy: tuple[Metric, float] | None
+    ) -> BitPlan:
+        """Return a choice as a plan, measured on the assembled network.
+
+        Args:
+            bits: the choice.
+            budget: what was asked for, in words.
+            accuracy: the metric, if one was.
+        """
+        assembled = self.assembled(bits)
+        scores = None
+        if accuracy is not None:
+            both = (self._network.exact, assembled.outputs)
+            before, after = (self._subject.score(o, accuracy[0]) for o in both)
+            scores = before, after
+        entries = tuple(
+            LayerBits(layer.ops, layer.op_type, layer.count, each, options)
+            for layer, each, options in zip(
+                self._layers, bits, self._options, strict=True
+            )
+        )
+        return BitPlan(
+            self._subject.scheme,
+            budget,
+            entries,
+            tuple(self._left),
+            self._size(bits),
+            self.int8_size,
+            assembled.noise,
+            self._predicted(bits),
+            self._int8_noise,
+            self._subject.method,
+            self._count,
+            self._curve(bits),
+            scores,
+        )
+
+    def _curve(self, bits: Bits) -> tuple[CurvePoint, ...]:
+        """Return the sizes that less noise takes, a choice among them."""
+        choices = sorted(
+            {*self._choices(), bits}, key=lambda b: (self._size(b), self._noise(b))
+        )
+        points: list[CurvePoint] = []
+        for each in choices:
+            noise = self._noise(each)
+            if each == bits or not points or noise < points[-1].noise:
+                point = CurvePoint(self._size(each), noise, self._predicted(each))
+                points.append(point)
+        return tuple(points)
+
+    @property
+    def _told(self) -> str:
+        return ", ".join(map(str, self._bits))
+
+    def _bits_of(self, chosen: Sequence[int]) -> Bits:
+        rows = zip(self._usable, chosen, strict=True)
+        return tuple(row[index].bits for row, index in rows)
+
+    def _options_of(self, bits: Bits) -> list[BitOption]:
+        return [
+            row[self._bits.index(each)]
+            for row, each in zip(self._options, bits, strict=True)
+        ]
+
+    def _size(self, bits: Bits) -> int:
+        return sum(option.size for option in self._options_of(bits))
+
+    def _noise(self, bits: Bits) -> float:
+        if bits not in self._noise_by_bits:
+            self._noise_by_bits[bits] = self._network.noise(bits, self._count)
+        return self._noise_by_bits[bits]
+
+    def _predicted(self, bits: Bits) -> float:
+        """Return the noise of a choice, as the sum of what each layer adds."""
+        added = [
+            option.together - self._int8_noise for option in self._options_of(bits)
+        ]
+        return max(self._int8_noise + sum(added), 0.0)
+
+    def _around(self, bits: Bits) -> Table:
+        """Return what each option adds to a choice, all other layers as they are."""
+        here = self._noise(bits)
+        return [
+            [
+                self._noise((*bits[:index], option.bits, *bits[index + 1 :])) - here
+                for option in row
+            ]
+            for index, row in enumerate(self._usable)
+        ]
+
+
+def _usable(options: Sequence[BitOption]) -> list[BitOption]:
+    """Return the options that save something, each against the next one.
+
+    That fewer bits were less noisy on some data, as it happens, is no reason for them.
+    """
+    return [
+        option
+        for option, more in zip(options, (*options[1:], None), strict=True)
+        if more is None or option.size < more.size
+    ]

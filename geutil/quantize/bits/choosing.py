@@ -1,0 +1,184 @@
+"""Bits chosen for the weights of each layer, under a budget of bytes or of noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.types import type_name
+from geutil.quantize.bits.bit_search import BitSearch, FloatNetwork, Metric
+from geutil.quantize.bits.plan import BitPlan
+from geutil.quantize.bits.weights import checked_bits
+
+
+def choose_bits(
+    model: Any,
+    data: Any,
+    *,
+    size: int | float | None = None,
+    noise: float | None = None,
+    accuracy: tuple[Metric, float] | None = None,
+    bits: Sequence[int] | None = None,
+    scheme: str = "int8",
+    method: str = "best",
+    batches: int = 8,
+) -> BitPlan:
+    """Choose in how many bits the weights of each layer are stored, under a budget.
+
+    The noise at the outputs is measured for each layer and each number of bits: with
+    that layer alone, and with all others quantized. From the latter the best choice is
+    found exactly, as a multiple-choice knapsack, since errors of layers nearly add up.
+    What it makes in truth is measured, the layers are looked at anew around it, and the
+    choice is made again for as long as that helps. In the end the network is quantized
+    with these bits, as `quantize` does it, and measured once more.
+
+    Layers are those that `quantize` quantizes; fold batch norms first. More than 8 bits
+    no file of int8 can store, whatever is skipped; one of `weight_only_int8` stores 16.
+    What 4 bits save depends on the kernel: depthwise and transposed convolutions have
+    bytes in a file of int8.
+
+    Args:
+        model: a float `geutil.model.Model`, which is not changed.
+        data: an iterable of mappings from input names to batches, a `tf.data.Dataset`
+            of the same, or one such mapping. It is gone through once and kept.
+        size: the most bytes that the weights take in the file; or, as a float below 1,
+            their share of what they take in 8 bits each. What else the file holds,
+            such as steps and biases, does not depend on the bits.
+        noise: the signal to noise in dB that the outputs must have.
+        accuracy: `(metric, loss)`: what rates outputs, and by how much the mean over
+            the data may be below that of the float model. `metric(outputs, index)` is
+            given the outputs of a batch by name, as arrays, and the place of the batch
+            in the data; higher is better. Batches count by their samples.
+        bits: what a layer may have: 2 to 8, and 16 if the scheme stores so many. None
+            takes those of 4, 8 and 16 that it stores.
+        scheme: that of the file: "int8", or "weight_only_int8", which leaves
+            activations in float.
+        method: how ranges of activations are calibrated; see `calibrate`.
+        batches: how many of the batches noise is measured on; all of them are used to
+            calibrate, and for `accuracy`.
+
+    Returns:
+        The plan; `quantize(model, scheme=plan.scheme, overrides=plan.overrides)` takes
+        it. Then calibrate by `plan.method`.
+
+    Raises:
+        ArgumentTypeError: it is no model, or an argument is of another type.
+        QuantizeError: not exactly one budget is given; no choice meets it, and the
+            message says what can be reached; the model is quantized, or has no layers
+            that can be; bits or scheme are not possible; or the data does not fit.
+        MissingExtraError: OR-Tools is not installed, the extra `plan`.
+
+    Cost: for each layer, number of bits and batch two runs of the network, and up to
+        three more to refine, eight times as often for `accuracy`; the knapsacks take
+        milliseconds.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> from geutil.quantize import choose_bits, quantize
+        >>> first, second = (
+        ...     tf.random.stateless_normal([16, 16], seed=(1, n)) for n in range(2)
+        ... )
+        >>> @tf.function(input_signature=[tf.TensorSpec([None, 16], name="x")])
+        ... def f(x):
+        ...     hidden = tf.nn.relu(tf.matmul(x, first, name="a"))
+        ...     return {"y": tf.matmul(hidden, 0.1 * second, name="b")}
+        >>> m = model.open(f)
+        >>> data = [{"x": tf.random.stateless_normal([32, 16], seed=(2, 2))}]
+        >>> plan = choose_bits(m, data, size=0.9)
+        >>> plan.size, plan.int8_size, sorted(layer.bits for layer in plan.layers)
+        (384, 512, [4, 8])
+        >>> report = quantize(m, is_training=False, overrides=plan.overrides)
+    """
+    budget = _Budget.checked(size, noise, accuracy)
+    chosen_bits = checked_bits(bits, scheme)
+    if type(batches) is not int or batches < 1:
+        raise QuantizeError(
+            f"batches={batches!r} is no number of batches: pass 1 or more"
+        )
+    search = BitSearch(FloatNetwork(model, data, scheme, method), chosen_bits, batches)
+    if budget.noise is not None:
+        chosen = search.within_noise(budget.noise)
+    elif budget.accuracy is not None:
+        chosen = search.within_accuracy(*budget.accuracy)
+    else:
+        chosen = search.within_size(budget.bytes_of(search.int8_size))
+    return search.plan(chosen, str(budget), budget.accuracy)
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What is asked for; one of its parts."""
+
+    size: int | float | None
+    noise: float | None
+    accuracy: tuple[Metric, float] | None
+
+    @classmethod
+    def checked(cls, size: Any, noise: Any, accuracy: Any) -> _Budget:
+        """Return what is asked for.
+
+        Raises:
+            QuantizeError: it is not one budget, or one that nothing could meet.
+            ArgumentTypeError: it is of another type.
+        """
+        if sum(given is not None for given in (size, noise, accuracy)) != 1:
+            raise QuantizeError(
+                "bits are chosen under one budget; pass one of size=, noise= and "
+                "accuracy="
+            )
+        for name, value in (("size", size), ("noise", noise)):
+            if value is not None and not _is_number(value):
+                raise ArgumentTypeError(
+                    f"{name} is a number, not {type_name(value)}; see choose_bits"
+                )
+        if size is not None and (size <= 0 or (_is_share(size) and size > 1)):
+            raise QuantizeError(
+                f"size={size} is no budget: pass whole bytes, or a share of what 8 "
+                "bits take as a float from 0 to 1"
+            )
+        if accuracy is not None:
+            _check_accuracy(accuracy)
+        if size is not None:
+            # Those of numpy, too.
+            size = float(size) if _is_share(size) else int(size)
+        return cls(size, noise, accuracy)
+
+    def bytes_of(self, int8_size: int) -> int:
+        """Return the most bytes, given those of all weights in 8 bits."""
+        size = self.size or 0
+        return int(size * int8_size) if isinstance(size, float) else int(size)
+
+    def __str__(self) -> str:
+        if self.noise is not None:
+            return f"{self.noise:g} dB of signal to noise"
+        if self.accuracy is not None:
+            return f"a metric at most {self.accuracy[1]:g} below that in float"
+        if isinstance(self.size, float):
+            return f"{self.size:.1%} of the weights' bytes in 8 bits"
+        return f"{self.size:,} bytes of weights"
+
+
+def _is_share(size: Any) -> bool:
+    return not isinstance(size, int | np.integer)
+
+
+def _check_accuracy(accuracy: Any) -> None:
+    is_pair = isinstance(accuracy, tuple) and len(accuracy) == 2
+    if not is_pair or not callable(accuracy[0]) or not _is_number(accuracy[1]):
+        raise ArgumentTypeError(
+            "accuracy is (metric, loss): a function of the outputs of a batch and its "
+            f"place, and a number; not {accuracy!r}"
+        )
+    if accuracy[1] < 0:
+        raise QuantizeError(f"a loss of {accuracy[1]} is none; pass 0 or more")
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, int | float | np.integer | np.floating)
+    return is_real and not isinstance(value, bool) and math.isfinite(value)

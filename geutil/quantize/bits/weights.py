@@ -1,0 +1,283 @@
+"""The weights whose bits can be chosen, rounded as in a file, and their bytes there.
+
+What a file stores of a weight depends on the scheme and on the kernel that reads it:
+
+- "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
+  -7 to 7 (`geutil.quantize.int8.weight_layout`); bytes of most weights that several ops
+  read. More than 8 bits it has nowhere: of a layer that is skipped TFLite's converter
+  stores bytes all the same, if data and result have ranges (TensorFlow 2.21);
+- "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them; and floats
+  where several ops read the same.
+
+Counted are the weights themselves. Steps and biases are besides, whatever the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.graph.types import MutableIdentityMap, Operation, Tensor
+from geutil.quantize.calibration.ranges import unquantized
+from geutil.quantize.partial_copy import values_of
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
+from geutil.quantize.planning.network import BODIES, format_of
+from geutil.quantize.range_variables import fake_quant, range_of
+from geutil.quantize.report import QuantizeReport
+from geutil.quantize.spec import Format, Spec, check_bits
+from geutil.select.networks.layers import LAYERS, Layer, layer_of
+from geutil.select.networks.provenance import Origins
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+BYTE = 8
+"""Bits of the weights of a file of int8."""
+_HALF_BYTE, _TWO_BYTES = 4, 16
+_FLOAT = 4
+CHOICES = {"int8": (4, BYTE), "weight_only_int8": (4, BYTE, _TWO_BYTES)}
+"""The bits that a layer may have if nothing else is said, by the scheme."""
+_FORWARDING = FAKE_QUANT | {"Identity", "ReadVariableOp", "Reshape"}
+"""Types of ops between a variable and a layer behind which all of its values are."""
+_PACKED = PRODUCTS | {"Conv2D"}
+
+
+def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
+    """Return the bits that layers may have, fewest first.
+
+    Raises:
+        ArgumentTypeError: they are no numbers.
+        QuantizeError: a file of the scheme cannot store some, or there are none.
+    """
+    if scheme not in CHOICES:
+        raise QuantizeError(
+            f"bits are chosen for files of the schemes {' and '.join(CHOICES)}, not of "
+            f"'{scheme}'; pass one of them"
+        )
+    given = CHOICES[scheme] if bits is None else bits
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentTypeError(
+            f"bits are several numbers, such as (4, 8), not {given!r}"
+        )
+    chosen = tuple(given)
+    if not chosen:
+        raise QuantizeError("bits holds no number of bits; pass (4, 8) for example")
+    for each in chosen:
+        check_bits(each, "bits")
+        if each > BYTE and each not in CHOICES[scheme]:
+            raise QuantizeError(
+                f"a file of the scheme '{scheme}' cannot store weights of {each} bits: "
+                + (
+                    "TFLite's int8 kernels read bytes, and of a layer that is skipped "
+                    "its converter stores bytes, too; pass 8 at most, or "
+                    "scheme='weight_only_int8', which stores 16"
+                    if scheme == "int8"
+                    else "it stores up to 8, or 16"
+                )
+            )
+    return tuple(sorted({int(each) for each in chosen}))
+
+
+@dataclass(frozen=True, eq=False)
+class ReadWeights:
+    """The weights that one or more ops read.
+
+    Attributes:
+        tensor: what they read, in the quantized graph.
+        value: its values, not quantized.
+        layers: the ops as layers.
+        by_channel: whether `quantize` may give each channel a range: not if others read
+            the same variable along other axes, with which it shares one.
+    """
+
+    tensor: Tensor
+    value: Array
+    layers: tuple[Layer, ...]
+    by_channel: bool
+
+    def form(self, bits: int) -> Format:
+        """Return how `quantize` stores them in so many bits."""
+        spec = Spec(weight_bits=bits, symmetric_weights=True, per_channel=True)
+        form = format_of(self.layers[0], spec)
+        return form if self.by_channel else replace(form, axes=())
+
+    def rounded(self, bits: int) -> Array:
+        """Return the values that FakeQuant ops make of them."""
+        form = self.form(bits)
+        low, high = (np.float32(end) for end in range_of(self.value, form))
+        made = fake_quant(tf.constant(self.value), (low, high), form)
+        return np.asarray(made.numpy())
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether int8 kernels read them in 4 bits."""
+        return all(map(_is_packed, self.layers))
+
+    @property
+    def is_given_rounded(self) -> bool:
+        """Whether they are a matrix whose columns have a range each."""
+        return bool(self.value.ndim == 2 and self.form(BYTE).axes)
+
+    def stored_bytes(self, bits: int, is_packed: bool) -> int:
+        """Return the bytes that a file has of them.
+
+        Args:
+            bits: their bits.
+            is_packed: whether it stores 4 bits in half a byte.
+        """
+        count = int(self.value.size)
+        # Weights that are all zero have few levels in any number of bits.
+        is_small = bits <= _HALF_BYTE or (bits <= BYTE and not self.value.any())
+        if is_packed and is_small:
+            return -(-count // 2)
+        return count * (1 if bits <= BYTE else 2)
+
+
+def _is_packed(layer: Layer) -> bool:
+    """Tell whether int8 kernels of a layer read weights of 4 bits."""
+    op = layer.op
+    if op.type == "Einsum":
+        # With a label in data, weights and result it is a product of batches.
+        operands, _, result = op.get_attr("equation").decode().partition("->")
+        first, second = (set(labels.strip()) for labels in operands.split(","))
+        return not first & second & set(result)
+    if op.type.startswith("BatchMatMul"):
+        return bool(layer.kernel.shape.rank == 2)
+    return op.type in _PACKED
+
+
+@dataclass(frozen=True, eq=False)
+class WeightLayer:
+    """Ops that read the same variable or constant: their weights have equal bits.
+
+    Attributes:
+        ops: their names.
+        op_type: the type of the first one.
+        kernels: what they read: one for each place where it is quantized.
+    """
+
+    ops: tuple[str, ...]
+    op_type: str
+    kernels: tuple[ReadWeights, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of weights."""
+        return sum(int(kernel.value.size) for kernel in self._stored)
+
+    def stored_bytes(self, bits: int, scheme: str) -> int:
+        """Return the bytes that a file has of them."""
+        if scheme != "int8" and len(self.ops) > 1:
+            # The converter rounds what several read, and stores the result in float.
+            return _FLOAT * self.count
+        is_packed = scheme != "int8" or all(k.is_packed for k in self.kernels)
+        if scheme == "int8" and len(self.ops) > 1:
+            # Of what several read it finds ranges of 8 bits itself, but for matrices
+            # that are given to it rounded (`int8.matrix_weights`).
+            is_packed &= all(kernel.is_given_rounded for kernel in self.kernels)
+        return sum(kernel.stored_bytes(bits, is_packed) for kernel in self._stored)
+
+    @property
+    def _stored(self) -> list[ReadWeights]:
+        """The kernels that a file holds: of equal ones it holds one."""
+        different: dict[Any, ReadWeights] = {}
+        for kernel in self.kernels:
+            layer = kernel.layers[0]
+            key = layer.op.type, kernel.value.shape, layer.outputs
+            different.setdefault(key, kernel)
+        return list(different.values())
+
+
+def find_weights(
+    model: Any, report: QuantizeReport
+) -> tuple[list[WeightLayer], list[tuple[str, str]]]:
+    """Return the layers of a quantized model, and those that were left in float.
+
+    Args:
+        model: a `geutil.model.Model` that was quantized.
+        report: what `quantize` returned for it.
+
+    Returns:
+        The layers whose weights are quantized, in the order of the graph; and the
+        names of the others with the reasons, and of ops that run bodies, which may hold
+        some.
+
+    Cost: linear in the ops; one run of what weights depend on.
+    """
+    graph = model.graph
+    origins = Origins(graph)
+    by_name = {op.name: op for op in graph.get_operations() if op.type in LAYERS}
+    quantized = [
+        by_name[entry.op]
+        for entry in report.quantized
+        if entry.weights is not None and entry.op in by_name
+    ]
+    layers = {name for name, op in by_name.items() if layer_of(op, origins) is not None}
+    left = [
+        (entry.op, entry.reason)
+        for entry in report.skipped
+        if entry.op in layers or entry.op_type in BODIES
+    ]
+    one_range = {
+        entry.op
+        for entry in report.quantized
+        if entry.weights and not entry.weights.axes
+    }
+    kernels = _kernels(quantized, origins, one_range)
+    groups = _grouped((_storage(kernel.tensor), kernel) for kernel in kernels)
+    return [_layer(group) for _, group in groups], left
+
+
+def _kernels(
+    ops: Sequence[Operation], origins: Origins, one_range: set[str]
+) -> list[ReadWeights]:
+    """Return what ops read as weights, each tensor once.
+
+    Args:
+        ops: the ops.
+        origins: the origins of tensors.
+        one_range: the names of ops whose weights have one range for all channels.
+    """
+    layers = [layer for op in ops if (layer := layer_of(op, origins)) is not None]
+    readers = _grouped((layer.kernel, layer) for layer in layers)
+    values = values_of([tensor for tensor, _ in readers], unquantized)
+    return [
+        ReadWeights(tensor, value, tuple(group), group[0].op.name not in one_range)
+        for (tensor, group), value in zip(readers, values, strict=True)
+    ]
+
+
+def _grouped(pairs: Iterable[tuple[Tensor, T]]) -> list[tuple[Tensor, list[T]]]:
+    """Return what belongs to the same tensor together, in order."""
+    groups: MutableIdentityMap[list[T]] = MutableIdentityMap()
+    for tensor, element in pairs:
+        if tensor not in groups:
+            groups[tensor] = []
+        groups[tensor].append(element)
+    return [(tensor, groups[tensor]) for tensor in groups]
+
+
+def _storage(kernel: Tensor) -> Tensor:
+    """Return the constant or the handle of the variable that weights come from."""
+    tensor = kernel
+    while tensor.op.type in _FORWARDING:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _layer(kernels: Sequence[ReadWeights]) -> WeightLayer:
+    ops = [layer.op for kernel in kernels for layer in kernel.layers]
+    return WeightLayer(tuple(op.name for op in ops), ops[0].type, tuple(kernels))
+
+
+def values_by_bits(layer: WeightLayer, bits: Sequence[int]) -> Mapping[int, list[Any]]:
+    """Return the values of a layer's kernels as tensors, by their bits; 0 is float."""
+    rounded = {0: [kernel.value for kernel in layer.kernels]} | {
+        each: [kernel.rounded(each) for kernel in layer.kernels] for each in bits
+    }
+    return {each: [tf.constant(v) for v in values] for each, values in rounded.items()}

@@ -1,0 +1,410 @@
+"""Noise of single layers: what quantization adds at the result of each op.
+
+The model is run in three forms at once: in float; as it is simulated; and with each
+quantized op simulated by itself, fed what it reads in float. Noise is the difference to
+the float form. It is told as a signal-to-noise ratio: ten times the decimal logarithm
+of the sum of squares of the values over that of the differences, in dB. Six dB more are
+one bit more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.graph import creation, functions
+from geutil.graph.tflite_reading import read
+from geutil.graph.types import Operation, Tensor
+from geutil.quantize.calibration.ranges import (
+    frozen,
+    range_values,
+    unquantized,
+)
+from geutil.quantize.int8.converter_workarounds import read_instead
+from geutil.quantize.int8.running import Runner
+from geutil.quantize.int8.stored_results import (
+    FileTensor,
+    StoredResult,
+    file_tensors,
+    range_of_simulation,
+    step_of_simulation,
+    stored_results,
+)
+from geutil.quantize.partial_copy import PartialCopy, Replace
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """What quantization costs at the result of one op.
+
+    Ratios are infinite where there is no noise at all, and minus infinity where there
+    is noise and no signal, or values become infinite. Values that are not finite in
+    float are left out.
+
+    Attributes:
+        op: the op whose kernel makes the result, by name.
+        op_type: its type.
+        tensor: the result, by name: that of the last op that the kernel takes in.
+        own: the signal-to-noise ratio, in dB, with this op quantized alone: its weights
+            and its result; what it reads is in float.
+        accumulated: the same with all ops quantized.
+        cosine: the cosine between the result in float and with all ops quantized.
+        clipped: the share of values in float that lie outside the range in which the
+            result is stored, by more than half a step, which rounding explains; None if
+            it is stored in float.
+        file_tensor: the tensor of the file that holds the result; "" if none is known.
+        file_steps: how many steps the file and the simulation are apart at most; of
+            floats a step is 1/255 of what they span. None if no tensor is known.
+        file_ratio: the signal-to-noise ratio of the file's tensor, in dB; or None.
+        unmatched: why no tensor of the file is known; "" if one is.
+        silent: whether all values are zero in float, so that an infinite ratio says
+            nothing: the data does not reach the layer, or a Relu lets none through.
+    """
+
+    op: str
+    op_type: str
+    tensor: str
+    own: float
+    accumulated: float
+    cosine: float
+    clipped: float | None
+    file_tensor: str = ""
+    file_steps: float | None = None
+    file_ratio: float | None = None
+    unmatched: str = ""
+    silent: bool = False
+
+    def __str__(self) -> str:
+        clipped = "float" if self.clipped is None else f"{self.clipped:.2%} clipped"
+        file = f"no tensor: {self.unmatched}"
+        if self.file_steps is not None and self.file_ratio is not None:
+            file = f"{self.file_steps:.3g} step(s) off, {self.text(self.file_ratio)}"
+        return (
+            f"own {self.text(self.own)}, accumulated {self.text(self.accumulated)}, "
+            f"cosine {self.cosine:.6f}, {clipped}; file: {file}"
+        )
+
+    def text(self, ratio: float) -> str:
+        """Return one of its ratios as text; "zeros" where nothing could be told."""
+        return "zeros" if self.silent and ratio == math.inf else decibels(ratio)
+
+
+def decibels(ratio: float) -> str:
+    """Return a ratio as text.
+
+    Example:
+        >>> from geutil.quantize.int8.layer_noise import decibels
+        >>> decibels(38.04), decibels(float("inf"))
+        ('38.0 dB', 'exact')
+    """
+    return "exact" if ratio == math.inf else f"{ratio:.1f} dB"
+
+
+def noisiest(layers: Sequence[LayerNoise]) -> LayerNoise | None:
+    """Return the layer that adds most noise by itself; None if none adds any."""
+    noisy = [layer for layer in layers if layer.own < math.inf]
+    return min(noisy, key=lambda layer: layer.own, default=None)
+
+
+_TITLES = ("own", "accumulated", "cosine", "clipped", "file: steps", "dB")
+
+
+def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
+    """Yield a table of layers in the order of the graph, the noisiest marked."""
+    worst = noisiest(layers)
+    if worst is None:
+        yield f"{len(layers)} layer(s), of which none adds noise"
+    else:
+        yield (
+            f"{len(layers)} layer(s); '{worst.op}' ({worst.op_type}) adds most noise: "
+            f"{decibels(worst.own)} by itself, marked with >"
+        )
+    rows = [_cells(layer) for layer in layers]
+    widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
+    for cells, layer in zip((_TITLES, *rows), (None, *layers), strict=True):
+        mark = ">" if layer is not None and layer is worst else " "
+        row = "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        yield f"{mark} {row}  {_name(layer)}".rstrip()
+
+
+def _name(layer: LayerNoise | None) -> str:
+    if layer is None:
+        return "layer"
+    why = f": {layer.unmatched}" if layer.unmatched else ""
+    output = layer.tensor.rpartition(":")[2]
+    which = "" if output == "0" else f":{output}"
+    return f"{layer.op}{which} ({layer.op_type}){why}"
+
+
+def _cells(layer: LayerNoise) -> tuple[str, ...]:
+    steps, ratio = layer.file_steps, layer.file_ratio
+    return (
+        layer.text(layer.own),
+        layer.text(layer.accumulated),
+        f"{layer.cosine:.5f}",
+        "float" if layer.clipped is None else f"{layer.clipped:.2%}",
+        "-" if steps is None else f"{steps:.3g}",
+        "-" if ratio is None else layer.text(ratio).removesuffix(" dB"),
+    )
+
+
+_SUMS = ("count", "signal", "own", "accumulated", "dot", "simulated", "outside", "file")
+_EXTREMES = ("apart", "moved", "low", "high")
+
+
+class NoiseMeter:
+    """Measures the noise of all layers of a model, batch by batch.
+
+    Args:
+        model: the quantized model.
+        blob: the TFLite file that was made from it.
+        runner: what runs the file, with all its tensors kept.
+
+    Raises:
+        QuantizeError: the model holds no FakeQuant op.
+
+    Cost: three copies of the graph.
+    """
+
+    def __init__(self, model: Any, blob: bytes, runner: Runner) -> None:
+        self._runner = runner
+        self._results = stored_results(model)
+        if not self._results:
+            raise QuantizeError(
+                "the model holds no FakeQuant op, so that there is no noise to tell "
+                "layer by layer; quantize it, with geutil.quantize.quantize(model, "
+                "scheme=...), before it is converted, or leave layers=True out"
+            )
+        self._values = range_values(model.graph)
+        self._tensors = file_tensors(
+            model, self._results, read(blob), self._values, runner.tensor
+        )
+        # Names that are no names of inputs: results in float are fed beside these.
+        self._inputs = {name: f"x{i}" for i, name in enumerate(model.inputs)}
+        self._float = self._copied(model, unquantized, rounded=False)
+        self._simulated = self._copied(model, frozen(self._values), rounded=True)
+        self._alone = self._each_alone(model)
+        self._measure = tf.function(self._measured, autograph=False)
+        self._sums = np.zeros((len(self._results), len(_SUMS)))
+        self._most = np.full((len(self._results), len(_EXTREMES)), -np.inf)
+
+    def add(self, sample: Mapping[str, Any], rounded: Mapping[str, Any]) -> None:
+        """Take in a batch that the file was run on just now.
+
+        Args:
+            sample: its inputs by name.
+            rounded: the same, rounded to the steps of the file.
+        """
+        file = {
+            str(i): self._runner.tensor(found.place, found.graph)
+            for i, found in enumerate(self._tensors)
+            if isinstance(found, FileTensor)
+        }
+        sums, most = self._measure(self._named(sample), self._named(rounded), file)
+        self._sums += sums.numpy()
+        self._most = np.maximum(self._most, most.numpy())
+
+    def layers(self) -> tuple[LayerNoise, ...]:
+        """Return what was measured, in the order of the graph."""
+        return tuple(
+            _entry(result, found, dict(zip(_SUMS, sums, strict=True)), most)
+            for result, found, sums, most in zip(
+                self._results, self._tensors, self._sums, self._most, strict=True
+            )
+        )
+
+    def _named(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {inner: tf.constant(sample[n]) for n, inner in self._inputs.items()}
+
+    def _copied(self, model: Any, stand_ins: Replace, *, rounded: bool) -> Any:
+        """Return a function of the model that returns all results."""
+        copy = PartialCopy(model.graph, model.inputs, stand_ins)
+        tensors = copy.of([_rounded(r) if rounded else r.tensor for r in self._results])
+        return self._built(copy, tensors, {})
+
+    def _each_alone(self, model: Any) -> Any:
+        """Return a function of ops that read in float what others make.
+
+        It takes the results in float besides the inputs: "t0", "t1" and so on.
+        """
+        copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
+        wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
+        copies = copy.of(wanted)
+        exact, rounded = copies[::2], copies[1::2]
+        fed: dict[str, Tensor] = {}
+        simulations = {t.op for t, e in zip(rounded, exact, strict=True) if t is not e}
+        with creation.neutral(copy.graph):
+            for i, (tensor, result) in enumerate(zip(exact, rounded, strict=True)):
+                fed[f"t{i}"] = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                readers = [op for op in tensor.consumers() if op not in simulations]
+                read_instead(readers, tensor, fed[f"t{i}"])
+                if result is not tensor:
+                    read_instead(result.consumers(), result, fed[f"t{i}"])
+        return self._built(copy, rounded, fed)
+
+    def _built(
+        self, copy: PartialCopy, tensors: Sequence[Tensor], fed: Mapping[str, Tensor]
+    ) -> Any:
+        with creation.neutral(copy.graph):
+            outputs = {str(i): tf.identity(t) for i, t in enumerate(tensors)}
+        inputs = {self._inputs[name]: t for name, t in copy.inputs.items()}
+        return functions.build_function(copy.graph, {**inputs, **fed}, outputs, [], [])
+
+    def _measured(
+        self,
+        sample: Mapping[str, Tensor],
+        rounded: Mapping[str, Tensor],
+        file: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return sums and extremes of a batch, a row for each result."""
+        exact = functions.call_function(self._float, sample)
+        simulated = functions.call_function(self._simulated, rounded)
+        fed = {f"t{i}": t for i, t in exact.items()}
+        alone = functions.call_function(self._alone, {**sample, **fed})
+        sums, most = [], []
+        for place, result in enumerate(self._results):
+            i = str(place)
+            row = _Row(exact[i], simulated[i], alone[i])
+            outside = tf.constant(0.0, tf.float64)
+            if result.stored is not None:
+                outside = row.outside(*self._wide_range(result.stored))
+            found = self._tensors[place]
+            noise, *extremes = [tf.constant(-np.inf, tf.float64)] * 5
+            if isinstance(found, FileTensor):
+                noise, *extremes = row.of_file(file[i], found)
+            sums.append(tf.stack([*row.sums(), outside, tf.maximum(noise, 0.0)]))
+            most.append(tf.stack(extremes))
+        return tf.stack(sums), tf.stack(most)
+
+    def _wide_range(self, simulation: Operation) -> tuple[Array, Array]:
+        """Return a range and half a step on both sides, as rounding goes."""
+        low, high = range_of_simulation(simulation, self._values)
+        half = step_of_simulation(simulation, self._values).astype(np.float64) / 2
+        return low - half, high + half
+
+
+def _rounded(result: StoredResult) -> Tensor:
+    simulation = result.simulation
+    return result.tensor if simulation is None else simulation.outputs[0]
+
+
+class _Row:
+    """A result of one batch in three forms, those values that are finite in float."""
+
+    def __init__(self, exact: Tensor, simulated: Tensor, alone: Tensor) -> None:
+        self._shape = tf.shape(exact)
+        self._counted = tf.reshape(tf.math.is_finite(exact), [-1])
+        self._exact, self._simulated, self._alone = map(
+            self._flat, (exact, simulated, alone)
+        )
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        # In float64, since sums of squares of millions of values are compared.
+        flat = tf.reshape(tf.cast(tensor, tf.float64), [-1])
+        return tf.where(self._counted, flat, 0.0)
+
+    def sums(self) -> list[Tensor]:
+        """Return the sums up to the one of simulated values, as `_SUMS` has them."""
+        exact, simulated = self._exact, self._simulated
+        return [
+            tf.reduce_sum(tf.cast(self._counted, tf.float64)),
+            *map(
+                tf.reduce_sum,
+                (
+                    exact**2,
+                    (self._alone - exact) ** 2,
+                    (simulated - exact) ** 2,
+                    exact * simulated,
+                    simulated**2,
+                ),
+            ),
+        ]
+
+    def outside(self, low: Array, high: Array) -> Tensor:
+        """Return how many values lie outside a range."""
+        out = (self._exact < low) | (self._exact > high)
+        return tf.reduce_sum(tf.cast(out & self._counted, tf.float64))
+
+    def of_file(self, stored: Tensor, found: FileTensor) -> list[Tensor]:
+        """Return the noise of a file's tensor, and its row of `_EXTREMES`."""
+        moved = tf.reduce_any(tf.shape(stored) != self._shape)
+        # Of another shape they are compared with nothing; they must only not fail here.
+        fitting = tf.cond(
+            moved,
+            lambda: tf.zeros(self._shape, stored.dtype),
+            lambda: tf.reshape(stored, self._shape),
+        )
+        levels = self._flat(fitting)
+        values, expected = levels, self._simulated
+        if found.step:
+            values = (levels - found.zero) * found.step
+            lowest, highest = found.limits
+            rounded = tf.round(self._simulated / found.step) + found.zero
+            expected = tf.clip_by_value(rounded, lowest, highest)
+        apart = tf.where(self._counted, tf.abs(expected - levels), 0.0)
+        values = tf.where(self._counted, values, 0.0)
+        return [
+            tf.reduce_sum((values - self._exact) ** 2),
+            tf.reduce_max(apart),
+            tf.cast(moved, tf.float64),
+            -tf.reduce_min(self._exact),
+            tf.reduce_max(self._exact),
+        ]
+
+
+def _entry(
+    result: StoredResult,
+    found: FileTensor | str,
+    sums: Mapping[str, float],
+    extremes: Array,
+) -> LayerNoise:
+    """Return what was measured of one result."""
+    apart, moved, low, high = map(float, extremes)
+    if moved > 0:
+        found = "its tensor has another shape in the file"
+    share = sums["outside"] / sums["count"] if sums["count"] else 0.0
+    noise = LayerNoise(
+        result.op.name,
+        result.op.type,
+        result.tensor.name,
+        _ratio(sums["signal"], sums["own"]),
+        _ratio(sums["signal"], sums["accumulated"]),
+        _cosine(sums),
+        None if result.stored is None else float(share),
+        silent=sums["signal"] == 0.0,
+    )
+    if isinstance(found, str):
+        return replace(noise, unmatched=found)
+    step = 1.0 if found.step else (low + high) / 255 or 1.0
+    return replace(
+        noise,
+        file_tensor=found.name,
+        file_steps=apart / step,
+        file_ratio=_ratio(sums["signal"], sums["file"]),
+    )
+
+
+def _ratio(signal: float, noise: float) -> float:
+    """Return a signal-to-noise ratio in dB, from sums of squares."""
+    if noise == 0.0:
+        return math.inf
+    if not math.isfinite(noise):
+        # Something that is finite in float is not when it is simulated.
+        return -math.inf
+    return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf
+
+
+def _cosine(sums: Mapping[str, float]) -> float:
+    """Return the cosine between float and simulation; 1 of two that are all zeros."""
+    lengths = math.sqrt(sums["signal"] * sums["simulated"])
+    if lengths == 0.0:
+        return float(sums["signal"] == sums["simulated"])
+    return float(sums["dot"] / lengths)

@@ -1,0 +1,184 @@
+"""A page of a plan of bits: size against noise, and the bits of each layer.
+
+It needs no script: the curve is drawn as SVG here, and the rest is a table.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+
+from geutil.errors import ArgumentTypeError
+from geutil.graph.types import type_name
+from geutil.quantize import BitPlan, LayerBits
+from geutil.quantize.bits.plan import decibels
+from geutil.report.page import Page
+from geutil.version import __version__
+
+_WIDTH, _HEIGHT = 720, 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 20, 48
+_STEPS = (1, 2, 5, 10)
+_TICKS = 6
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
+  padding: 0 1rem; color: #1b2430; background: #fff; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+svg { width: 100%; height: auto; }
+svg text { font: 12px system-ui, sans-serif; fill: #4a5665; }
+.grid { stroke: #d9dee5; } .curve { stroke: #1f5fb4; fill: none; stroke-width: 2; }
+.point { fill: #1f5fb4; } .chosen { fill: #b34700; }
+.predicted { stroke: #6b7684; fill: none; stroke-dasharray: 4 4; }
+table { border-collapse: collapse; width: 100%; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid #d9dee5; text-align: right; }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
+.bits { color: #b34700; font-weight: 600; }
+"""
+
+
+def bits(plan: BitPlan, *, title: str | None = None) -> Page:
+    """Draw a plan of bits: the curve of size against noise, and a table of layers.
+
+    The curve has signal to noise as it was measured for the best choice of each size,
+    and as the sum of what layers add; the chosen point is marked. The table has for
+    each layer its bits, its bytes, and the noise of each option, alone and with all
+    others in 8 bits.
+
+    Args:
+        plan: what `geutil.quantize.choose_bits` returned, or `BitPlan.load`.
+        title: the title of the page.
+
+    Returns:
+        The page, to `save`; a notebook shows it.
+
+    Raises:
+        ArgumentTypeError: it is no plan of bits.
+
+    Cost: linear in the layers.
+
+    Example:
+        >>> from geutil import report
+        >>> from geutil.quantize import BitOption, BitPlan, LayerBits
+        >>> options = (BitOption(4, 32, 0.01, 0.02), BitOption(8, 64, 0.0001, 0.01))
+        >>> layer = LayerBits(("dense",), "MatMul", 64, 4, options)
+        >>> plan = BitPlan("int8", "size 40", (layer,), (), 32, 64, 0.02, 0.02, 0.01)
+        >>> "<td>dense</td>" in report.bits(plan, title="small").html
+        True
+    """
+    if not isinstance(plan, BitPlan):
+        raise ArgumentTypeError(
+            f"a geutil.quantize.BitPlan is drawn, not a {type_name(plan)}; "
+            "geutil.quantize.choose_bits makes one"
+        )
+    heading = "bits of weights" if title is None else title
+    payload = {
+        "kind": "bits",
+        "title": heading,
+        "versions": f"geutil {__version__}",
+    }
+    return Page(heading, payload, "\n".join(_body(plan, heading)), _STYLE)
+
+
+def _body(plan: BitPlan, heading: str) -> Iterator[str]:
+    yield f"<h1>{html.escape(heading)}</h1>"
+    head = str(plan).splitlines()[: 3 + (plan.scores is not None)]
+    yield from (f"<div>{html.escape(line.strip())}</div>" for line in head)
+    if plan.curve:
+        yield "<h2>Size and noise</h2>"
+        yield from _drawing(plan)
+    yield "<h2>Layers</h2>"
+    yield from _table(plan)
+    if plan.left:
+        yield "<h2>Left in float</h2><ul>"
+        for name, reason in plan.left:
+            yield f"<li>{html.escape(name)}: {html.escape(reason)}</li>"
+        yield "</ul>"
+
+
+class _Axis:
+    """Places numbers of a range between two pixels."""
+
+    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
+        low, high = min(values), max(values)
+        margin = 0.05 * (high - low) or 0.5 * abs(high) or 1.0
+        self._low, self._high = low - margin, high + margin
+        self._start, self._end = start, end
+
+    def __call__(self, value: float) -> float:
+        share = (value - self._low) / (self._high - self._low)
+        return round(self._start + share * (self._end - self._start), 1)
+
+    def ticks(self) -> list[float]:
+        """Return a few round numbers within the range."""
+        rough = (self._high - self._low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * s for s in _STEPS if power * s >= rough)
+        first = math.ceil(self._low / step)
+        last = math.floor(self._high / step)
+        return [n * step for n in range(first, last + 1)]
+
+
+def _drawing(plan: BitPlan) -> Iterator[str]:
+    """Yield the curve as SVG."""
+    # Without noise there is no number to draw.
+    points = [p for p in plan.curve if p.noise > 0]
+    if not points:
+        yield "<p>No choice makes any noise.</p>"
+        return
+    predicted = [(p.size, decibels(p.predicted)) for p in points if p.predicted > 0]
+    measured = [(p.size, p.decibels) for p in points]
+    both = [*measured, *predicted]
+    x = _Axis([size for size, _ in both], _LEFT, _WIDTH - _RIGHT)
+    y = _Axis([value for _, value in both], _HEIGHT - _BOTTOM, _TOP)
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
+    yield "<title>Signal to noise by the bytes of the weights</title>"
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    for tick in y.ticks():
+        at = y(tick)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>'
+        yield f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>'
+    for tick in x.ticks():
+        at = x(tick)
+        yield f'<line class="grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>'
+        yield f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>'
+    middle = (_LEFT + right) // 2
+    yield f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">bytes</text>'
+    yield f'<text x="{_LEFT - 8}" y="{_TOP - 6}" text-anchor="end">dB</text>'
+    for name, pairs in (("predicted", predicted), ("curve", measured)):
+        places = " ".join(f"{x(size)},{y(value)}" for size, value in pairs)
+        yield f'<polyline class="{name}" points="{places}"/>'
+    for size, value in measured:
+        name = "chosen" if size == plan.size else "point"
+        yield (
+            f'<circle class="{name}" cx="{x(size)}" cy="{y(value)}" r="4">'
+            f"<title>{size:,} bytes, {value:.1f} dB</title></circle>"
+        )
+    yield "</svg>"
+    yield "<p>Solid: measured. Dashed: predicted, as the sum of what layers add.</p>"
+
+
+def _table(plan: BitPlan) -> Iterator[str]:
+    """Yield the layers as a table, with the noise of each option."""
+    options = sorted({o.bits for layer in plan.layers for o in layer.options})
+    heads = ["layer", "type", "weights", "bits", "bytes"]
+    heads += [f"{each} bits, alone / with others, dB" for each in options]
+    yield "<table><thead><tr>"
+    yield "".join(f"<th>{head}</th>" for head in heads)
+    yield "</tr></thead><tbody>"
+    for layer in plan.layers:
+        yield f"<tr>{''.join(_cells(layer, options))}</tr>"
+    yield "</tbody></table>"
+
+
+def _cells(layer: LayerBits, options: Sequence[int]) -> Iterator[str]:
+    yield f"<td>{html.escape(', '.join(layer.ops))}</td>"
+    yield f"<td>{html.escape(layer.op_type)}</td><td>{layer.weights:,}</td>"
+    yield f'<td class="bits">{layer.bits}</td><td>{layer.size:,}</td>'
+    by_bits = {option.bits: option for option in layer.options}
+    for each in options:
+        option = by_bits[each]
+        yield f"<td>{_told(option.alone)} / {_told(option.together)}</td>"
+
+
+def _told(noise: float) -> str:
+    return f"{decibels(noise):.1f}" if noise > 0 else "no noise"

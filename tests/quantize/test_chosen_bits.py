@@ -1,0 +1,672 @@
+"""Bits chosen under a budget, against every choice, and against files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameterized import parameterized
+
+from geutil import model
+from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
+from geutil.graph import tflite_edits
+from geutil.graph.tflite_runtime import unpacked
+from geutil.quantize import (
+    BitPlan,
+    Spec,
+    calibrate,
+    choose_bits,
+    quantize,
+    to_int8,
+    to_tflite,
+)
+from geutil.quantize.bits.sensitivity import SwitchedNetwork, outputs_of
+from geutil.quantize.bits.weights import find_weights
+from geutil.quantize.int8.running import Runner
+from tests.quantize.small_networks import normal, opened, spec
+from tests.quantize.tiny import fake_quant, symmetric_ends
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+_PER_BUFFER = 16
+"""Bytes that a buffer may be moved by, to begin at a multiple of them."""
+
+
+def every_kind(x):
+    """Layers of every kind that int8 kernels compute; most wide, some shared."""
+    y = tf.nn.relu(tf.nn.conv2d(x, normal(3, 3, 4, 8, seed=1), 1, "SAME", name="conv"))
+    y = tf.nn.conv2d(y, 0.2 * normal(3, 3, 4, 8, seed=2), 1, "SAME", name="grouped")
+    y = tf.nn.conv2d(
+        y, 0.1 * normal(3, 3, 8, 8, seed=3), 1, "SAME", dilations=2, name="dilated"
+    )
+    y = tf.nn.depthwise_conv2d(
+        y, 0.4 * normal(3, 3, 8, 2, seed=4), [1, 1, 1, 1], "SAME", name="depthwise"
+    )
+    y = tf.nn.conv2d_transpose(
+        y, 0.2 * normal(2, 2, 8, 16, seed=5), [1, 16, 16, 8], 2, "SAME", name="up"
+    )
+    y = tf.reshape(y, [1, 256, 8])
+    y = tf.einsum("abc,cd->abd", y, normal(8, 8, seed=6), name="einsum")
+    y = tf.einsum("abc,dc->abd", y, 0.3 * normal(8, 8, seed=7), name="turned")
+    y = tf.einsum("abc,cnd->abnd", y, 0.3 * normal(8, 2, 4, seed=8), name="heads")
+    y = tf.reshape(y, [1, 256, 8])
+    y = tf.matmul(y, 0.3 * normal(1, 8, 8, seed=9), name="batches")
+    y = tf.reshape(tf.matmul(y, 0.3 * normal(8, 6, seed=10), name="flat"), [256, 6])
+    y = tf.matmul(y, normal(4, 6, seed=11), transpose_b=True, name="transposed")
+    return {"y": tf.matmul(y, normal(4, 5, seed=12), name="last")}
+
+
+BYTES_ONLY = {"depthwise", "up", "batches"}
+"""Layers of `every_kind` whose int8 kernels read no weights of 4 bits."""
+COLUMNS = {"einsum/Einsum": 8, "flat": 6, "last": 5}
+"""Its matrices that have a range for each column, and how many."""
+TOLD = 288 + 288 + 576 + 144 + 512 + 64 + 64 + 64 + 64 + 48 + 24 + 20
+"""The number of its weights."""
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    m = opened(every_kind, spec([1, 8, 8, 4], "x"))
+    return m, [{"x": normal(1, 8, 8, 4, seed=20 + i)} for i in range(3)]
+
+
+def chain(x):
+    """Five dense layers, some of which tell more of what comes out than others."""
+    for index, width in enumerate((24, 16, 32, 8)):
+        weights = normal(x.shape[-1], width, seed=index)
+        weights *= np.float32(np.exp(normal(width, seed=50 + index)))
+        bias = tf.constant(normal(width, seed=30 + index))
+        x = tf.nn.relu(tf.matmul(x, weights, name=f"dense{index}") + bias)
+    return {"y": tf.matmul(x, normal(8, 6, seed=9), name="last")}
+
+
+@pytest.fixture(scope="module")
+def dense():
+    m = opened(chain, spec([None, 12], "x"))
+    return m, [{"x": normal(32, 12, seed=60 + i)} for i in range(3)]
+
+
+def result(m, sample):
+    given = m.run(**sample)
+    return np.asarray(given["y"] if isinstance(given, dict) else given)
+
+
+def decibels(m, quantized, data):
+    """Return the signal to noise of a model, run as it is."""
+    exact, found = (
+        np.concatenate([result(o, s) for s in data]) for o in (m, quantized)
+    )
+    return 10 * np.log10(np.var(exact) / np.mean((exact - found) ** 2))
+
+
+def assembled(m, data, overrides, scheme="int8", method="min_max"):
+    copy = m.cut()
+    quantize(copy, scheme=scheme, is_training=False, overrides=overrides)
+    if scheme == "int8":
+        calibrate(copy, data, method)
+    return copy
+
+
+def stored(blob):
+    """Return the bytes that a file has of the weights of layers."""
+    file = unpacked(blob)
+    found = {}
+    for graph in file.subgraphs:
+        maker = {int(op.outputs[0]): op for op in graph.operators}
+        for op in graph.operators:
+            places = {"TRANSPOSE_CONV": 1, "FULLY_CONNECTED": 1, "BATCH_MATMUL": 1}
+            places |= {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1}
+            place = places.get(tflite_edits.kind_of(file, op))
+            if place is None:
+                continue
+            index = int(op.inputs[place])
+            while index in maker:
+                index = int(maker[index].inputs[0])
+            tensor = graph.tensors[index]
+            found[tensor.buffer] = len(file.buffers[tensor.buffer].data)
+    return sum(found.values())
+
+
+@parameterized.expand([(2,), (3,), (4,), (5,), (8,)])
+def test_weights_are_rounded_as_numpy_does(bits):
+    m = opened(every_kind, spec([1, 8, 8, 4], "x"))
+    report = quantize(m, is_training=False)
+    by_name = {layer.ops[0]: layer for layer in find_weights(m, report)[0]}
+    for name, axes in (("conv", (0, 1, 2)), ("flat", (0,)), ("up", None)):
+        (kernel,) = by_name[name].kernels
+        low, high = symmetric_ends(kernel.value, axes)
+        expected = fake_quant(kernel.value, low, high, bits, narrow_range=True)
+        np.testing.assert_allclose(kernel.rounded(bits), expected, rtol=1e-6, atol=1e-7)
+        assert len(np.unique(kernel.rounded(bits)[..., 0])) < 2**bits
+
+
+@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
+def test_what_is_switched_is_what_quantize_assembles(kinds, scheme):
+    m, data = kinds
+    bits = (2, 4, 8) if scheme == "int8" else (4, 8, 16)
+    copy = m.cut()
+    report = quantize(copy, scheme=scheme, is_training=False)
+    if scheme == "int8":
+        calibrate(copy, data, "min_max")
+    layers, left = find_weights(copy, report)
+    assert (len(layers), left) == (12, [])
+    data = [{"x": tf.constant(sample["x"])} for sample in data]
+    network = SwitchedNetwork(copy, layers, bits, data)
+    for sample, outputs in zip(data, network.exact, strict=True):
+        np.testing.assert_allclose(
+            outputs["y"], result(m, sample), rtol=1e-4, atol=1e-4
+        )
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        chosen = tuple(int(random.choice(bits)) for _ in layers)
+        overrides = {
+            f"^{layer.ops[0]}$": Spec(weight_bits=each)
+            for layer, each in zip(layers, chosen, strict=True)
+        }
+        whole = assembled(m, data, overrides, scheme)
+        found = network.outputs(chosen)
+        for sample, outputs in zip(data, found, strict=True):
+            expected = result(whole, sample)
+            step = np.ptp(expected) / 255
+            np.testing.assert_allclose(outputs["y"], expected, atol=1e-3 * step)
+        expected = 10 ** (-decibels(m, whole, data) / 10)
+        assert network.noise_of(found) == pytest.approx(expected, rel=1e-3)
+        assert network.noise_of(outputs_of(whole, data)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "share"),
+    [
+        ("int8", 0.7),
+        ("int8", 0.85),
+        ("weight_only_int8", 0.6),
+        ("weight_only_int8", 1.5),
+    ],
+)
+def test_files_have_the_size_that_is_told(kinds, scheme, share):
+    """To the byte in their weights, and to a few for each buffer in the whole."""
+    m, data = kinds
+    plan = choose_bits(m, data, size=int(share * TOLD), scheme=scheme)
+    assert plan.int8_size == TOLD
+    assert 0.95 * share * TOLD <= plan.size <= share * TOLD
+    assert len({layer.bits for layer in plan.layers}) > 1
+    files = [
+        to_tflite(assembled(m, data, overrides, scheme), scheme=scheme)
+        for overrides in ({}, plan.overrides)
+    ]
+    assert [stored(blob) for blob in files] == [plan.int8_size, plan.size]
+    # A matrix of 16 bits has one range, and not one of 12 bytes for each column.
+    fewer = sum(
+        12 * (COLUMNS.get(layer.ops[0], 1) - 1)
+        for layer in plan.layers
+        if layer.bits > 8
+    )
+    saved = len(files[0]) - len(files[1]) - fewer
+    slack = _PER_BUFFER * len(plan.layers)
+    assert saved == pytest.approx(plan.int8_size - plan.size, abs=slack)
+
+
+@parameterized.expand([(2,), (3,), (4,), (5,), (8,)])
+def test_what_each_number_of_bits_takes(bits):
+    m = opened(every_kind, spec([1, 8, 8, 4], "x"))
+    data = [{"x": normal(1, 8, 8, 4, seed=20 + i)} for i in range(2)]
+    copy = m.cut()
+    layers, _ = find_weights(copy, quantize(copy, is_training=False))
+    told = {layer.ops[0]: layer.stored_bytes(bits, "int8") for layer in layers}
+    for layer in layers:
+        name = layer.ops[0].partition("/")[0]
+        is_half = bits <= 4 and name not in BYTES_ONLY
+        assert told[layer.ops[0]] == layer.count // (2 if is_half else 1), name
+    blob = to_int8(assembled(m, data, {".": Spec(weight_bits=bits)}))
+    assert stored(blob) == sum(told.values())
+
+
+def test_a_file_computes_what_the_plan_measured(kinds):
+    """A network without biases, which a file stores in steps of their own."""
+    m, data = kinds
+    plan = choose_bits(m, data, size=0.8, method="min_max")
+    runner = Runner(to_int8(assembled(m, data, plan.overrides)), ["x"], ["y"])
+    step, zero = runner.quantization("y")
+    given = [runner.run(runner.stored(sample))["y"].astype(float) for sample in data]
+    found = (np.concatenate(given) - zero) * step
+    exact = np.concatenate([result(m, sample) for sample in data])
+    measured = 10 * np.log10(np.var(exact) / np.mean((exact - found) ** 2))
+    assert plan.decibels == pytest.approx(measured, abs=0.3)
+
+
+@pytest.fixture(scope="module")
+def every_choice(dense):
+    """Each choice of 4 and 8 bits for the dense layers: its bytes and its dB."""
+    m, data = dense
+    names = [*(f"dense{i}" for i in range(4)), "last"]
+    counts = dict(zip(names, (12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6), strict=True))
+    found = {}
+    for bits in itertools.product((4, 8), repeat=5):
+        by_name = dict(zip(names, bits, strict=True))
+        overrides = {f"^{n}$": Spec(weight_bits=each) for n, each in by_name.items()}
+        size = sum(counts[n] * each // 8 for n, each in by_name.items())
+        found[bits] = size, decibels(m, assembled(m, data, overrides), data)
+    return found
+
+
+@pytest.mark.parametrize("share", [0.55, 0.6, 0.7, 0.8, 0.9, 1.0])
+def test_no_choice_of_a_size_has_less_noise(dense, every_choice, share):
+    m, data = dense
+    plan = choose_bits(m, data, size=share, method="min_max")
+    budget = share * sum((12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6))
+    best = max(db for size, db in every_choice.values() if size <= budget)
+    size, measured = every_choice[tuple(layer.bits for layer in plan.layers)]
+    assert plan.size == size <= budget
+    assert plan.decibels == pytest.approx(measured, abs=0.01)
+    assert measured >= best - 0.01
+
+
+@pytest.mark.parametrize("wanted", [18.0, 22.0, 26.0])
+def test_no_choice_of_a_noise_is_smaller(dense, every_choice, wanted):
+    m, data = dense
+    plan = choose_bits(m, data, noise=wanted, method="min_max")
+    least = min(size for size, db in every_choice.values() if db >= wanted)
+    size, measured = every_choice[tuple(layer.bits for layer in plan.layers)]
+    assert measured >= wanted
+    assert plan.decibels >= wanted
+    assert plan.size == size == least
+
+
+def test_a_metric_is_kept(dense):
+    """A metric that the data's largest outputs decide on."""
+    m, data = dense
+    labels = [result(m, sample).argmax(-1) for sample in data]
+
+    def agreement(outputs, index):
+        return float((outputs["y"].argmax(-1) == labels[index]).mean())
+
+    plans = [
+        choose_bits(m, data, accuracy=(agreement, loss), method="min_max")
+        for loss in (0.02, 0.2)
+    ]
+    assert plans[0].size > plans[1].size
+    for plan, loss in zip(plans, (0.02, 0.2), strict=True):
+        before, after = plan.scores
+        assert before == 1.0
+        copy = assembled(m, data, plan.overrides)
+        kept = [
+            agreement({"y": result(copy, sample)}, i) for i, sample in enumerate(data)
+        ]
+        assert after == pytest.approx(np.mean(kept))
+        assert after >= 1.0 - loss
+    # The smallest that there is loses more.
+    four = assembled(m, data, {".": Spec(weight_bits=4)})
+    kept = [agreement({"y": result(four, s)}, i) for i, s in enumerate(data)]
+    assert np.mean(kept) < 1.0 - 0.02
+
+
+def test_batches_of_a_metric_count_by_their_samples():
+    m = opened(chain, spec([None, 12], "x"))
+    data = [{"x": normal(30, 12, seed=60)}, {"x": normal(10, 12, seed=61)}]
+    plan = choose_bits(m, data, accuracy=(lambda _, index: [1.0, 0.0][index], 0.0))
+    assert plan.scores == (0.75, 0.75)
+
+
+def test_the_plan_says_what_was_measured(dense):
+    m, data = dense
+    plan = choose_bits(m, data, size=0.7, bits=(2, 4, 8), method="min_max", batches=2)
+    assert (plan.batches, plan.method, plan.scheme) == (2, "min_max", "int8")
+    seen = data[:2]
+    eight = assembled(m, data, {})
+    assert plan.int8_noise == pytest.approx(
+        10 ** (-decibels(m, eight, seen) / 10), rel=1e-3
+    )
+    for layer in plan.layers:
+        assert [option.bits for option in layer.options] == [2, 4, 8]
+        (op,) = layer.ops
+        for option in layer.options:
+            alone = m.cut()
+            # Weights alone, in the graph that leaves activations in float.
+            quantize(
+                alone,
+                scheme="weight_only_int8",
+                is_training=False,
+                overrides={f"^{op}$": Spec(weight_bits=option.bits), ".": "skip"},
+            )
+            expected = 10 ** (-decibels(m, alone, seen) / 10)
+            assert option.alone == pytest.approx(expected, rel=1e-3)
+            together = assembled(m, data, {f"^{op}$": Spec(weight_bits=option.bits)})
+            expected = 10 ** (-decibels(m, together, seen) / 10)
+            assert option.together == pytest.approx(expected, rel=1e-3)
+    added = sum(layer.chosen.together - plan.int8_noise for layer in plan.layers)
+    assert plan.predicted == pytest.approx(plan.int8_noise + added)
+    # Of as many bytes 2 bits are no choice.
+    assert {layer.bits for layer in plan.layers} == {4, 8}
+
+
+def test_the_curve_falls(dense):
+    m, data = dense
+    plan = choose_bits(m, data, size=0.7, method="min_max")
+    sizes = [point.size for point in plan.curve]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) > 4
+    noises = [point.noise for point in plan.curve]
+    assert noises == sorted(noises, reverse=True)
+    assert (plan.size, plan.noise) == pytest.approx(
+        next((p.size, p.noise) for p in plan.curve if p.size == plan.size), rel=1e-4
+    )
+
+
+def test_a_model_is_left_as_it_was(dense):
+    m, data = dense
+    before = m.graph.as_graph_def().SerializeToString(deterministic=True)
+    choose_bits(m, data, size=0.8)
+    assert m.graph.as_graph_def().SerializeToString(deterministic=True) == before
+
+
+def test_the_same_call_chooses_the_same(dense):
+    m, data = dense
+    assert choose_bits(m, data, size=0.8) == choose_bits(m, iter(data), size=0.8)
+
+
+@pytest.mark.parametrize("size", [np.float32(0.75), np.int64(1116), 1116])
+def test_numbers_of_numpy_are_numbers(dense, size):
+    m, data = dense
+    plan = choose_bits(m, data, size=size, method="min_max")
+    assert plan.layers == choose_bits(m, data, size=0.75, method="min_max").layers
+
+
+def test_16_bits_are_stored_where_activations_are_in_float(dense):
+    m, data = dense
+    eight = choose_bits(m, data, size=1.0, scheme="weight_only_int8")
+    plan = choose_bits(m, data, noise=60.0, scheme="weight_only_int8")
+    assert eight.decibels < 60.0 <= plan.decibels
+    assert 16 in {layer.bits for layer in plan.layers}
+    assert plan.size > plan.int8_size
+    assert plan.method == ""
+    copy = assembled(m, data, plan.overrides, plan.scheme)
+    blob = to_tflite(copy, scheme=plan.scheme)
+    assert stored(blob) == plan.size
+    runner = Runner(blob, ["x"], ["y"])
+    for sample in data:
+        found = runner.run(runner.stored(sample))["y"]
+        np.testing.assert_allclose(found, result(copy, sample), rtol=1e-4, atol=1e-4)
+
+
+def twice(kind):
+    """A network of three layers that read the same variable, and another one."""
+    sizes = [3, 3, 8, 8] if kind == "conv" else [8, 8]
+    value = normal(*sizes, seed=1) * np.float32(0.3)
+    constant = kind == "constant"
+    shared = tf.constant(value) if constant else tf.Variable(value, name="shared")
+
+    def product(x, name):
+        if kind == "conv":
+            return tf.nn.conv2d(x, shared, 1, "SAME", name=name)
+        is_turned = kind == "turned" and name == "second"
+        return tf.matmul(x, shared, transpose_b=is_turned, name=name)
+
+    def read_thrice(x):
+        y = tf.nn.relu(product(x, "first"))
+        y = tf.nn.relu(product(product(y, "second"), "third"))
+        y = tf.reshape(y, [-1, 8])
+        return {"y": tf.matmul(y, normal(8, 16, seed=2), name="last")}
+
+    shape = [1, 4, 4, 8] if kind == "conv" else [4, 8]
+    return opened(read_thrice, spec(shape, "x")), shape
+
+
+@pytest.mark.parametrize("scheme", ["int8", "weight_only_int8"])
+@pytest.mark.parametrize("kind", ["product", "constant", "turned", "conv"])
+def test_layers_that_share_a_variable_have_equal_bits(kind, scheme):
+    m, shape = twice(kind)
+    data = [{"x": normal(*shape, seed=i)} for i in range(3)]
+    plan = choose_bits(m, data, noise=10.0, scheme=scheme, method="min_max")
+    assert [layer.ops for layer in plan.layers] == [
+        ("first", "second", "third"),
+        ("last",),
+    ]
+    copy = assembled(m, data, plan.overrides, scheme)
+    assert plan.decibels == pytest.approx(decibels(m, copy, data), abs=0.01)
+    for bits in (4, 8):
+        overrides = dict.fromkeys(plan.overrides, Spec(weight_bits=bits))
+        blob = to_tflite(assembled(m, data, overrides, scheme), scheme=scheme)
+        options = [layer.options[bits // 8] for layer in plan.layers]
+        assert [option.bits for option in options] == [bits, bits]
+        assert stored(blob) == sum(option.size for option in options)
+
+
+def test_layers_without_kernels_are_told():
+    def deep(x):
+        y = tf.nn.conv3d(x, normal(2, 2, 2, 2, 3), [1] * 5, "SAME", name="deep")
+        y = tf.reshape(y, [1, 4 * 4 * 4 * 3])
+        return {"y": tf.matmul(y, normal(192, 4), name="flat")}
+
+    m = opened(deep, spec([1, 4, 4, 4, 2], "x"))
+    plan = choose_bits(m, {"x": normal(1, 4, 4, 4, 2)}, size=0.5)
+    assert [layer.ops for layer in plan.layers] == [("flat",)]
+    ((name, reason),) = plan.left
+    assert name == "deep"
+    assert reason
+    assert f"left in float: deep: {reason}" in str(plan)
+
+
+def test_bodies_that_may_hold_layers_are_told():
+    def looping(x):
+        y = tf.matmul(x, normal(8, 8, seed=1), name="first")
+        weights = normal(8, 8, seed=2)
+
+        def step(index, y):
+            return index + 1, tf.ensure_shape(tf.matmul(y, weights), [4, 8])
+
+        return {"y": tf.while_loop(lambda index, _: index < 2, step, [0, y])[1]}
+
+    m = opened(looping, spec([4, 8], "x"))
+    plan = choose_bits(m, {"x": normal(4, 8)}, size=0.5)
+    assert [layer.ops for layer in plan.layers] == [("first",)]
+    ((name, reason),) = plan.left
+    assert m.graph.get_operation_by_name(name).type == "StatelessWhile"
+    assert "bodies that are not looked into" in reason
+
+
+def test_layers_in_branches_of_version_1_are_switched_too():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [4, 8], "x")
+        v1.disable_control_flow_v2()
+        try:
+            y = v1.cond(
+                tf.reduce_sum(x) > 0,
+                lambda: tf.matmul(x, normal(8, 8, seed=1), name="taken"),
+                lambda: 2.0 * x,
+            )
+        finally:
+            v1.enable_control_flow_v2()
+        tf.matmul(tf.reshape(y, [4, 8]), normal(8, 4, seed=3), name="last")
+    m = model.open(graph.as_graph_def(), inputs=["x:0"], outputs=["last:0"])
+    (name,) = m.inputs
+    data = [{name: normal(4, 8, seed=i) + (-1) ** i} for i in range(4)]
+    plan = choose_bits(m, data, size=0.8, method="min_max")
+    assert {layer.ops for layer in plan.layers} == {("cond/taken",), ("last",)}
+
+    def outputs(m):
+        return np.concatenate([next(iter(m.run(**sample).values())) for sample in data])
+
+    exact, found = outputs(m), outputs(assembled(m, data, plan.overrides))
+    expected = 10 * np.log10(np.var(exact) / np.mean((exact - found) ** 2))
+    assert plan.decibels == pytest.approx(expected, abs=0.01)
+    (taken,) = (la for la in plan.layers if la.ops == ("cond/taken",))
+    assert taken.options[0].alone > 100 * taken.options[1].alone > 0
+
+
+def test_a_plan_is_saved_and_read(dense, tmp_path):
+    m, data = dense
+    plan = choose_bits(m, data, accuracy=(lambda *_: 1, 0.5), method="min_max")
+    path = plan.save(tmp_path / "plan.json")
+    assert BitPlan.load(path) == plan
+    assert BitPlan.load(path).overrides == plan.overrides
+    with pytest.raises(QuantizeError, match=r"plan.json' exists; pass overwrite"):
+        plan.save(path)
+    assert plan.save(path, overwrite=True) == path
+    assert "Infinity" not in path.read_text()
+    assert "NaN" not in path.read_text()
+
+
+@parameterized.expand(
+    [
+        ("nothing", None),
+        ("text", "bits"),
+        ("list", "[]"),
+        ("other", '{"kind": "x", "version": 1}'),
+        ("lacking", '{"kind": "geutil.quantize.BitPlan", "version": 1}'),
+    ]
+)
+def test_what_is_no_plan_is_refused(name, text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.json"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(QuantizeError, match=r"holds no plan of bits.*save"):
+            BitPlan.load(path)
+
+
+def test_a_plan_whose_bits_are_no_option_is_refused(dense, tmp_path):
+    m, data = dense
+    path = choose_bits(m, data, size=0.8).save(tmp_path / "plan.json")
+    content = json.loads(path.read_text())
+    content["layers"][0]["bits"] = 7
+    path.write_text(json.dumps(content))
+    with pytest.raises(QuantizeError, match="'dense0' has bits that are no option"):
+        BitPlan.load(path)
+
+
+def test_names_are_taken_by_the_letter():
+    def named(x):
+        y = tf.nn.relu(tf.matmul(x, normal(8, 8, seed=1), name="a.b"))
+        y = tf.nn.relu(tf.matmul(y, normal(8, 8, seed=2), name="aXb"))
+        return {"y": tf.matmul(y, normal(8, 8, seed=3), name="a.b_1")}
+
+    m = opened(named, spec([None, 8], "x"))
+    plan = choose_bits(m, {"x": normal(16, 8)}, size=0.7)
+    bits = {layer.ops[0]: layer.bits for layer in plan.layers}
+    assert sorted(bits.values()) == [4, 4, 8]
+    report = quantize(m, is_training=False, overrides=plan.overrides)
+    found = {q.op: q.weights.bits for q in report.quantized if q.weights}
+    assert found == bits
+
+
+REFUSED = {
+    "no budget": ({}, "one of size=, noise= and accuracy="),
+    "two budgets": ({"size": 0.5, "noise": 20.0}, "one budget"),
+    "no bytes": ({"size": 0}, "size=0 is no budget"),
+    "a share above all": ({"size": 1.5}, "as a float from 0 to 1"),
+    "too small": ({"size": 0.4}, r"the smallest takes 744, which is 50\.0%"),
+    "too few bytes": ({"size": 743}, "the smallest takes 744"),
+    "too quiet": ({"noise": 90.0}, r"reaches 90 dB.* best has \d+\.\d\d dB"),
+    "a loss of less than nothing": ({"accuracy": (len, -1.0)}, "loss of -1.0 is none"),
+    "no bits": ({"size": 0.5, "bits": ()}, "holds no number of bits"),
+    "half a bit": ({"size": 0.5, "bits": (4.5, 8)}, "whole number, not 4.5"),
+    "one bit": ({"size": 0.5, "bits": (1, 8)}, "bits=1 is out of range"),
+    "16 bits": ({"size": 0.5, "bits": (8, 16)}, r"cannot store weights of 16 bits"),
+    "12 bits": (
+        {"size": 0.5, "bits": (12,), "scheme": "weight_only_int8"},
+        "it stores up to 8, or 16",
+    ),
+    "another scheme": ({"size": 0.5, "scheme": "float16"}, "not of 'float16'"),
+    "no batches": ({"size": 0.5, "batches": 0}, "batches=0"),
+    "another method": ({"size": 0.5, "method": "x"}, "no method 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused(dense, name):
+    m, data = dense
+    arguments, said = REFUSED[name]
+    before = len(m.graph.get_operations())
+    with pytest.raises(QuantizeError, match=said):
+        choose_bits(m, data, **arguments)
+    assert len(m.graph.get_operations()) == before
+
+
+def test_a_metric_that_cannot_be_kept_is_refused(dense):
+    m, data = dense
+    exact = [result(m, sample) for sample in data]
+
+    def closeness(outputs, index):
+        return -float(np.abs(outputs["y"] - exact[index]).max())
+
+    with pytest.raises(QuantizeError, match=r"loses 1e-06.*allow a loss of [\d.]+"):
+        choose_bits(m, data, accuracy=(closeness, 1e-6))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bits": 8, "size": 0.5},
+        {"bits": "48", "size": 0.5},
+        {"size": "60%"},
+        {"size": True},
+        {"noise": "loud"},
+        {"noise": float("nan")},
+        {"accuracy": 0.5},
+        {"accuracy": (0.5, len)},
+    ],
+)
+def test_arguments_of_other_types_are_refused(dense, arguments):
+    m, data = dense
+    with pytest.raises(ArgumentTypeError, match=next(iter(arguments))):
+        choose_bits(m, data, **arguments)
+
+
+def test_subjects_that_are_no_float_model_are_refused(dense):
+    m, data = dense
+    with pytest.raises(
+        ArgumentTypeError, match=r"geutil\.model\.Model, not for a \S+Graph"
+    ):
+        choose_bits(tf.Graph(), data, size=0.5)
+    quantized = assembled(m, data, {})
+    with pytest.raises(QuantizeError, match="quantized already, by '"):
+        choose_bits(quantized, data, size=0.5)
+    empty = opened(lambda x: {"y": tf.nn.relu(x)}, spec([None, 3], "x"))
+    with pytest.raises(QuantizeError, match="no layer of the model has weights"):
+        choose_bits(empty, {"x": normal(4, 3)}, size=0.5)
+    with pytest.raises(QuantizeError, match=r"no output.*varies"):
+        choose_bits(m, {"x": np.zeros((4, 12), np.float32)[:0]}, size=0.5)
+
+
+def test_without_ortools_the_extra_is_named(dense):
+    m, data = dense
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ortools.linear_solver", None)
+        with pytest.raises(MissingExtraError, match=r"geutil\[plan\]"):
+            choose_bits(m, data, size=0.8)
+
+
+def test_batch_norms_are_to_be_folded_first():
+    """What a norm keeps from being quantized is told; nothing is left out."""
+    tf.keras.utils.set_random_seed(0)
+    layers = tf.keras.layers
+    network = tf.keras.Sequential(
+        [
+            layers.Input((8, 8, 3)),
+            layers.Conv2D(4, 3),
+            layers.BatchNormalization(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(5),
+        ]
+    )
+    for norm in network.layers:
+        if isinstance(norm, layers.BatchNormalization):
+            norm.moving_mean.assign(normal(4, seed=1))
+            norm.moving_variance.assign(np.square(normal(4, seed=2)) + 0.1)
+    m = model.open(network)
+    (name,) = m.inputs
+    data = [{name: normal(4, 8, 8, 3, seed=i)} for i in range(2)]
+    plan = choose_bits(m, data, size=0.8)
+    told = {op for layer in plan.layers for op in layer.ops} | {
+        op for op, _ in plan.left
+    }
+    kinds = {"Conv2D", "MatMul"}
+    assert told == {op.name for op in m.graph.get_operations() if op.type in kinds}

@@ -1,0 +1,691 @@
+"""Noise layer by layer, against numpy, unedited networks and LiteRT's interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import QuantizeError
+from geutil.quantize import (
+    Spec,
+    calibrate,
+    compare_int8,
+    quantize,
+    to_int8,
+    to_tflite,
+)
+from geutil.quantize.int8.layer_noise import (
+    LayerNoise,
+    _ratio,
+    layer_lines,
+    noisiest,
+)
+from tests.quantize.small_networks import normal, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+W1, B1 = normal(8, 16, seed=1), normal(16, seed=2)
+W2, B2 = normal(16, 5, seed=3), normal(5, seed=4)
+X = normal(40, 8, seed=5)
+SAMPLE = {"x": X}
+
+
+def ratio(exact, other):
+    """Return the signal-to-noise ratio of an array, in dB."""
+    exact, other = np.asarray(exact, np.float64), np.asarray(other, np.float64)
+    return 10 * np.log10((exact**2).sum() / ((other - exact) ** 2).sum())
+
+
+def cosine(a, b):
+    a, b = np.float64(a).ravel(), np.float64(b).ravel()
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+def ends(low, high, levels):
+    """Return the lowest value, the highest and the step of a range that holds zero."""
+    step = (high - low) / (levels - 1)
+    lowest = -np.clip(np.floor(-low / step + 0.5), 0, levels - 1) * step
+    return lowest, lowest + (levels - 1) * step, step
+
+
+def rounded(values, low, high, levels=256):
+    """Return values as FakeQuant rounds them, in numpy."""
+    lowest, highest, step = ends(np.float64(low), np.float64(high), levels)
+    clipped = np.clip(np.float64(values), lowest, highest)
+    return lowest + np.floor((clipped - lowest) / step + 0.5) * step
+
+
+def two_layers(x):
+    hidden = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, W1, name="first"), B1), "hidden")
+    return {"y": tf.nn.bias_add(tf.matmul(hidden, W2, name="second"), B2, name="out")}
+
+
+def range_of(m, name):
+    return [m.variables[f"{name}/{end}"].numpy() for end in ("min", "max")]
+
+
+class TwoLayers:
+    """The same network in numpy: in float, simulated, and each layer by itself."""
+
+    def __init__(self, m, levels=256):
+        first, second = (
+            rounded(w, *range_of(m, f"{name}/weights_quant"), 255)
+            for w, name in ((W1, "first"), (W2, "second"))
+        )
+        names = ("x/input_quant", "first/act_quant", "second/act_quant")
+        self.ranges = [range_of(m, name) for name in names]
+
+        def stored(values, place):
+            return rounded(values, *self.ranges[place], levels)
+
+        def hidden(x, w):
+            return np.maximum(x @ w + B1, 0.0)
+
+        x = X.astype(np.float64)
+        self.float = [x, hidden(x, W1), hidden(x, W1) @ W2 + B2]
+        simulated = [stored(x, 0)]
+        simulated.append(stored(hidden(simulated[0], first), 1))
+        simulated.append(stored(simulated[1] @ second + B2, 2))
+        self.simulated = simulated
+        self.alone = [
+            stored(x, 0),
+            stored(hidden(x, first), 1),
+            stored(self.float[1] @ second + B2, 2),
+        ]
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """Two layers in int8, whose hidden range leaves values out."""
+    m = opened(two_layers, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    high = m.variables["first/act_quant/max"]
+    high.assign(high * 0.6)
+    blob = to_int8(m)
+    return m, blob, compare_int8(m, blob, SAMPLE, layers=True)
+
+
+def check_noise(layers, reference):
+    for layer, exact, simulated, alone in zip(
+        layers, reference.float, reference.simulated, reference.alone, strict=True
+    ):
+        assert layer.own == pytest.approx(ratio(exact, alone), abs=0.02)
+        assert layer.accumulated == pytest.approx(ratio(exact, simulated), abs=0.02)
+        assert layer.cosine == pytest.approx(cosine(exact, simulated), abs=1e-6)
+
+
+def test_noise_is_what_numpy_computes(narrow):
+    m, _, comparison = narrow
+    assert [(e.op, e.op_type, e.tensor) for e in comparison.layers] == [
+        ("x", "Placeholder", "x:0"),
+        ("first", "MatMul", "hidden:0"),
+        ("second", "MatMul", "out:0"),
+    ]
+    check_noise(comparison.layers, TwoLayers(m))
+
+
+def test_clipped_values_are_counted_by_hand(narrow):
+    m, _, comparison = narrow
+    reference = TwoLayers(m)
+    for layer, exact, (low, high) in zip(
+        comparison.layers, reference.float, reference.ranges, strict=True
+    ):
+        lowest, highest, step = ends(float(low), float(high), 256)
+        outside = (exact < lowest - step / 2) | (exact > highest + step / 2)
+        assert layer.clipped == pytest.approx(outside.mean(), abs=1e-12)
+    assert comparison.layers[0].clipped == 0.0
+    assert comparison.layers[1].clipped > 0.001
+
+
+def test_rounding_at_the_ends_of_a_range_is_no_clipping():
+    m = opened(two_layers, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    layers = compare_int8(m, to_int8(m), SAMPLE, layers=True).layers
+    assert [layer.clipped for layer in layers] == [0.0, 0.0, 0.0]
+
+
+def kept_tensors(blob, sample):
+    """Return the tensors of a file as numbers, by name, and how they are stored."""
+    interpreter = Interpreter(
+        model_content=blob,
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    for detail in interpreter.get_input_details():
+        (value,) = sample.values()
+        interpreter.resize_tensor_input(detail["index"], value.shape)
+    interpreter.allocate_tensors()
+    (detail,) = interpreter.get_input_details()
+    scale, zero = detail["quantization"]
+    if scale:
+        info = np.iinfo(detail["dtype"])
+        value = np.clip(np.round(value / scale) + zero, info.min, info.max)
+    interpreter.set_tensor(detail["index"], value.astype(detail["dtype"]))
+    interpreter.invoke()
+    tensors = {}
+    for detail in interpreter.get_tensor_details():
+        scale, zero = detail["quantization"]
+        try:
+            stored = interpreter.get_tensor(detail["index"])
+        except ValueError:
+            continue
+        values = (stored.astype(np.float64) - zero) * scale if scale else stored
+        tensors[detail["name"]] = values, scale
+    return tensors
+
+
+def test_the_file_is_read_tensor_by_tensor(narrow):
+    m, blob, comparison = narrow
+    reference, tensors = TwoLayers(m), kept_tensors(blob, SAMPLE)
+    for layer, exact, simulated in zip(
+        comparison.layers, reference.float, reference.simulated, strict=True
+    ):
+        values, scale = tensors[layer.file_tensor]
+        assert not layer.unmatched
+        assert layer.file_ratio == pytest.approx(ratio(exact, values), abs=0.02)
+        steps = np.abs(np.round((values - simulated) / scale)).max()
+        assert layer.file_steps == steps
+
+
+def test_batches_add_up(narrow):
+    m, blob, whole = narrow
+    parts = [{"x": X[:7]}, {"x": X[7:]}]
+    split = compare_int8(m, blob, parts, layers=True)
+    for one, other in zip(whole.layers, split.layers, strict=True):
+        assert one.own == pytest.approx(other.own, abs=1e-9)
+        assert one.accumulated == pytest.approx(other.accumulated, abs=1e-9)
+        assert one.file_ratio == pytest.approx(other.file_ratio, abs=1e-9)
+        assert (one.clipped, one.file_steps) == (other.clipped, other.file_steps)
+
+
+def test_layers_are_told_on_request_alone(narrow):
+    m, blob, comparison = narrow
+    plain = compare_int8(m, blob, SAMPLE)
+    assert plain.layers == ()
+    assert "accumulated" not in str(plain)
+    assert plain.outputs == comparison.outputs
+
+
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4"])
+def test_weights_alone(scheme):
+    m = opened(two_layers, spec([None, 8], "x"))
+    quantize(m, scheme=scheme, is_training=False)
+    blob = to_tflite(m, scheme=scheme)
+    layers = compare_int8(m, blob, SAMPLE, layers=True).layers
+    four = scheme.endswith("4")
+    first, second = (
+        rounded(w, *range_of(m, f"{name}/weights_quant"), 15 if four else 255)
+        for w, name in ((W1, "first"), (W2, "second"))
+    )
+    x = X.astype(np.float64)
+    exact = np.maximum(x @ W1 + B1, 0), np.maximum(x @ W1 + B1, 0) @ W2 + B2
+    hidden = np.maximum(x @ first + B1, 0)
+    alone = hidden, exact[0] @ second + B2
+    simulated = hidden, hidden @ second + B2
+    for layer, f, a, s in zip(layers, exact, alone, simulated, strict=True):
+        assert layer.own == pytest.approx(ratio(f, a), abs=0.01)
+        assert layer.accumulated == pytest.approx(ratio(f, s), abs=0.01)
+        assert layer.clipped is None
+        # The file computes in float, with the same weights.
+        assert layer.file_steps < 1e-3
+        assert layer.file_ratio == pytest.approx(layer.accumulated, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["int16x8", "int8x4"])
+def test_other_bits(scheme):
+    m = opened(two_layers, spec([None, 8], "x"))
+    quantize(m, scheme=scheme, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    blob = to_tflite(m, scheme=scheme)
+    layers = compare_int8(m, blob, SAMPLE, layers=True).layers
+    # Activations of 16 bits leave the lowest integer out.
+    reference = TwoLayers(m, 2**16 - 1 if scheme == "int16x8" else 256)
+    for layer, exact, simulated in zip(
+        layers, reference.float, reference.simulated, strict=True
+    ):
+        if scheme == "int16x8":
+            assert layer.accumulated == pytest.approx(ratio(exact, simulated), abs=0.02)
+        assert not layer.unmatched
+        assert layer.file_ratio == pytest.approx(layer.accumulated, abs=1.0)
+    assert layers[0].own > (80 if scheme == "int16x8" else 40)
+
+
+def separable(images):
+    """Convolutions, depthwise ones, a residual sum: like a MobileNetV2, but small."""
+    layers = tf.keras.layers
+    x = image = layers.Input(images.shape[1:], name="image")
+    x = layers.Conv2D(8, 3, 2, "same", use_bias=False, name="stem")(x)
+    x = layers.ReLU(6.0)(layers.BatchNormalization(name="stem_norm")(x))
+    for n in (1, 2):
+        y = layers.Conv2D(24, 1, use_bias=False, name=f"expand_{n}")(x)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.DepthwiseConv2D(3, 1, "same", use_bias=False, name=f"deep_{n}")(y)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.Conv2D(8, 1, use_bias=False, name=f"project_{n}")(y)
+        x = layers.Add(name=f"sum_{n}")([x, layers.BatchNormalization()(y)])
+    x = layers.GlobalAveragePooling2D()(x)
+    return tf.keras.Model(image, layers.Dense(10, name="logits")(x), name="net")
+
+
+def branching(images):
+    """Branches of three kinds, joined by a concat, of which one only moves values."""
+    layers = tf.keras.layers
+    x = image = layers.Input(images.shape[1:], name="image")
+    left = layers.Conv2D(6, 3, 1, "same", activation="relu", name="left")(x)
+    right = layers.Conv2D(6, 1, activation="tanh", name="right")(x)
+    pooled = layers.MaxPool2D(3, 1, "same", name="pooled")(left)
+    x = layers.Concatenate(name="joined")([left, right, pooled])
+    x = layers.Conv2D(8, 3, 2, "same", activation="sigmoid", name="behind")(x)
+    x = layers.Dense(4, name="logits")(layers.Flatten()(x))
+    return tf.keras.Model(image, x, name="net")
+
+
+def attention(images):
+    """A block of a vision transformer on tokens, with layer norms and softmax."""
+    layers = tf.keras.layers
+    x = image = layers.Input(images.shape[1:], name="image")
+    x = layers.Dense(16, name="embedded")(layers.Reshape([16, -1])(x))
+    h = layers.LayerNormalization(name="norm_1")(x)
+    x = layers.Add(name="sum_1")([x, layers.MultiHeadAttention(2, 8, name="mix")(h, h)])
+    h = layers.LayerNormalization(name="norm_2")(x)
+    h = layers.Dense(24, activation="gelu", name="wide")(h)
+    x = layers.Add(name="sum_2")([x, layers.Dense(16, name="narrow")(h)])
+    x = layers.GlobalAveragePooling1D()(x)
+    return tf.keras.Model(image, layers.Dense(5, name="logits")(x), name="net")
+
+
+IMAGES = normal(6, 8, 8, 3, seed=8)
+NETWORKS = {"separable": separable, "branching": branching, "attention": attention}
+
+
+def randomized(network):
+    """Give vectors, which start as zeros and ones, values as training would."""
+    random = np.random.default_rng(3)
+    for variable in network.variables:
+        if len(variable.shape) == 1:
+            low, high = (-0.5, 0.5)
+            if any(word in variable.path for word in ("gamma", "variance")):
+                low, high = (0.6, 1.4)
+            variable.assign(random.uniform(low, high, variable.shape))
+    return network
+
+
+class Deployed:
+    """A network of Keras, its quantized model and its file."""
+
+    def __init__(self, build, **choices):
+        tf.keras.utils.set_random_seed(1)
+        self.network = randomized(build(IMAGES))
+        self.sample = {"image": IMAGES}
+        self.model = model.open(self.network)
+        fold_batch_norms(self.model)
+        self.report = quantize(self.model, is_training=False, **choices)
+        calibrate(self.model, self.sample, "min_max")
+        self.blob = to_int8(self.model)
+        self.comparison = compare_int8(self.model, self.blob, self.sample, layers=True)
+        self.layers = {layer.op: layer for layer in self.comparison.layers}
+
+    def of(self, name):
+        """Return the noise of the layer of Keras with a name."""
+        # An activation may have a kernel of its own behind it.
+        return next(
+            layer
+            for op, layer in self.layers.items()
+            if f"/{name}_1/" in op or f"/{name}/" in op
+        )
+
+
+@pytest.fixture(scope="module")
+def deployed():
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Deployed(NETWORKS[name])
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_last_layer_is_as_far_off_as_the_output(deployed, name):
+    net = deployed(name)
+    exact = net.network(IMAGES).numpy()
+    scale, zero = input_steps(net.blob)
+    stored = np.clip(np.round(IMAGES / scale) + zero, -128, 127)
+    simulated = net.model.run(image=np.float32((stored - zero) * scale))["logits"]
+    last = net.of("logits")
+    assert last.accumulated == pytest.approx(ratio(exact, simulated), abs=0.05)
+    assert last.cosine == pytest.approx(cosine(exact, simulated), abs=1e-5)
+    (output,) = net.comparison.outputs
+    assert last.file_steps == output.most
+    values, _ = kept_tensors(net.blob, net.sample)[last.file_tensor]
+    assert last.file_ratio == pytest.approx(ratio(exact, values), abs=0.05)
+
+
+def input_steps(blob):
+    (detail,) = Interpreter(model_content=blob).get_input_details()
+    return detail["quantization"]
+
+
+MATCHED = {"separable": 12, "branching": 8, "attention": 40}
+"""How many tensors are found at least; the converter leaves the others out."""
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tensors_of_the_file_hold_what_they_are_matched_to(deployed, name):
+    net = deployed(name)
+    matched = [layer for layer in net.layers.values() if not layer.unmatched]
+    assert len(matched) >= MATCHED[name]
+    assert not any(layer.silent for layer in net.layers.values())
+    # A product and its reshaped twin are the same: neither is in doubt.
+    assert not any("can be" in layer.unmatched for layer in net.layers.values())
+    tensors = [layer.file_tensor for layer in matched]
+    assert len(set(tensors)) == len(tensors)
+    for layer in matched:
+        # Of another tensor the ratio would be about 0 dB, and steps up to 255.
+        assert layer.file_ratio == pytest.approx(layer.accumulated, abs=3.0), layer
+        assert layer.file_steps <= 12, layer
+    for layer in net.layers.values():
+        assert (layer.file_steps is None) == bool(layer.unmatched)
+        assert (layer.file_ratio is None) == (layer.file_tensor == "")
+
+
+FOUND = {"separable": (8, 12), "branching": (4, 10), "attention": (8, 46)}
+"""How many tensors are found: of files in float, and of others at least."""
+
+
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "int16x8", "int8x4"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tensors_are_found_in_files_of_other_schemes(name, scheme):
+    tf.keras.utils.set_random_seed(1)
+    m, sample = model.open(randomized(NETWORKS[name](IMAGES))), {"image": IMAGES}
+    fold_batch_norms(m)
+    quantize(m, scheme=scheme, is_training=False)
+    if scheme.startswith("int"):
+        calibrate(m, sample, "min_max")
+    layers = compare_int8(m, to_tflite(m, scheme=scheme), sample, layers=True).layers
+    matched = [entry for entry in layers if not entry.unmatched]
+    in_float, at_least = FOUND[name]
+    weights_only = scheme == "weight_only_int8"
+    if weights_only:
+        # All layers with weights; biases are fused, and are no zeros here.
+        assert len(matched) == len(layers) == in_float
+    else:
+        assert len(matched) >= at_least
+    for entry in matched:
+        # Float kernels compute what is simulated, but for the order of sums.
+        off = 0.05 if weights_only else 1.0
+        assert entry.file_ratio == pytest.approx(entry.accumulated, abs=off), entry
+
+
+def first_layer(*, bias, relu):
+    """Return a network whose first layer has a bias and a Relu, or has not."""
+
+    def compute(x):
+        y = tf.matmul(x, W1, name="first")
+        y = tf.nn.bias_add(y, B1, name="biased") if bias else y
+        y = tf.nn.relu(y, name="hidden") if relu else y
+        return {"y": tf.matmul(y, W2, name="second")}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, scheme="weight_only_int8", is_training=False)
+    return m
+
+
+KINDS = [(bias, relu) for bias in (False, True) for relu in (False, True)]
+
+
+@pytest.mark.parametrize("ours", KINDS)
+@pytest.mark.parametrize("theirs", KINDS)
+def test_float_kernels_that_compute_something_else_are_no_match(ours, theirs):
+    # In float no steps tell whether a layer of the file goes on to a bias.
+    m, other = (first_layer(bias=bias, relu=relu) for bias, relu in (ours, theirs))
+    blob = to_tflite(other, scheme="weight_only_int8")
+    first, _ = compare_int8(m, blob, SAMPLE, layers=True).layers
+    assert (first.unmatched == "") == (ours == theirs), first
+    if ours == theirs:
+        assert first.file_steps < 1e-3
+
+
+def test_results_of_one_op_are_told_apart():
+    def compute(x):
+        first, second = tf.split(tf.matmul(x, W1, name="dense"), 2, -1, name="parts")
+        return {"y": first * 2.0 + tf.nn.tanh(second)}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    blob = to_int8(m)
+    comparison = compare_int8(m, blob, SAMPLE, layers=True)
+    parts = [entry for entry in comparison.layers if entry.op == "parts"]
+    assert [entry.tensor for entry in parts] == ["parts:0", "parts:1"]
+    tensors = kept_tensors(blob, SAMPLE)
+    halves = np.split(X.astype(np.float64) @ W1, 2, -1)
+    for entry, exact in zip(parts, halves, strict=True):
+        values, _ = tensors[entry.file_tensor]
+        assert entry.file_ratio == pytest.approx(ratio(exact, values), abs=0.02)
+    lines = str(comparison).splitlines()
+    assert sum(line.endswith("parts:1 (Split)") for line in lines) == 1
+
+
+@given(
+    bits=st.integers(2, 8),
+    narrower=st.floats(0.3, 1.5),
+    shift=st.floats(-2.0, 2.0),
+    rows=st.integers(1, 50),
+)
+@settings(max_examples=12, deadline=None)
+def test_noise_of_drawn_layers_is_what_numpy_computes(bits, narrower, shift, rows):
+    def compute(x):
+        return {"y": tf.nn.bias_add(tf.matmul(x, W1, name="first"), B1, name="out")}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False, weight_bits=bits)
+    x = (np.random.default_rng(rows).normal(size=(rows, 8)) + shift).astype(np.float32)
+    calibrate(m, {"x": x}, "min_max")
+    for end in ("min", "max"):
+        variable = m.variables[f"first/act_quant/{end}"]
+        variable.assign(variable * narrower)
+    layers = compare_int8(m, to_int8(m), {"x": x}, layers=True).layers
+    weights = rounded(W1, *range_of(m, "first/weights_quant"), 2**bits - 1)
+    low, high = range_of(m, "first/act_quant")
+    exact = x.astype(np.float64) @ W1 + B1
+    alone = rounded(x.astype(np.float64) @ weights + B1, low, high)
+    lowest, highest, step = ends(float(low), float(high), 256)
+    outside = (exact < lowest - step / 2) | (exact > highest + step / 2)
+    assert layers[-1].own == pytest.approx(ratio(exact, alone), abs=0.1)
+    assert layers[-1].clipped == pytest.approx(outside.mean(), abs=1.5 / exact.size)
+
+
+@pytest.mark.parametrize("name", ["stem", "expand_2", "deep_1", "project_2"])
+def test_the_file_against_layers_of_keras(deployed, name):
+    net = deployed("separable")
+    index = [layer.name for layer in net.network.layers].index(name)
+    behind = net.network.layers[index + 1 : index + 3]
+    end = behind[1] if isinstance(behind[1], tf.keras.layers.ReLU) else behind[0]
+    exact = tf.keras.Model(net.network.input, end.output)(IMAGES).numpy()
+    layer = net.of(name)
+    values, _ = kept_tensors(net.blob, net.sample)[layer.file_tensor]
+    assert layer.file_ratio == pytest.approx(ratio(exact, values), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "worst"), [("separable", "deep_2"), ("branching", "behind")]
+)
+def test_a_layer_of_two_bits_is_named_worst(deployed, name, worst):
+    net = Deployed(
+        NETWORKS[name],
+        overrides={f"{worst}.*onvolution|{worst}.*depthwise": Spec(weight_bits=2)},
+    )
+    named = noisiest(net.comparison.layers)
+    assert named is net.of(worst)
+    assert named.own < deployed(name).of(worst).own - 15
+    lines = str(net.comparison).splitlines()
+    (told,) = (line for line in lines if "adds most noise" in line)
+    assert f"'{named.op}'" in told
+    marked = [line for line in lines if line.startswith(">")]
+    assert len(marked) == 1
+    assert named.op in marked[0]
+
+
+def test_what_only_moves_values_adds_none(deployed):
+    net = deployed("branching")
+    pooled = net.of("pooled")
+    assert pooled.own == float("inf")
+    assert pooled.accumulated == pytest.approx(net.of("left").accumulated, abs=4)
+    assert pooled.clipped == 0.0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kernel_of_the_report_is_told_once(deployed, name):
+    net = deployed(name)
+    kernels = {entry.kernel for entry in net.report.quantized}
+    told = [layer.op for layer in net.comparison.layers]
+    assert sorted(told) == sorted(kernels)
+
+
+def test_layers_come_in_an_order_in_which_they_run(deployed):
+    for name in NETWORKS:
+        net = deployed(name)
+        ops = {op.name: op for op in net.model.graph.get_operations()}
+        seen = set()
+        for layer in net.comparison.layers:
+            waiting, reached = [ops[layer.op]], set()
+            while waiting:
+                for t in waiting.pop().inputs:
+                    if t.op.name not in reached:
+                        reached.add(t.op.name)
+                        waiting.append(t.op)
+            assert reached & set(net.layers) <= seen
+            seen.add(layer.op)
+
+
+def test_what_the_file_does_without_is_said(deployed):
+    unmatched = [
+        entry for entry in deployed("attention").layers.values() if entry.unmatched
+    ]
+    assert unmatched
+    lines = str(deployed("attention").comparison).splitlines()
+    for entry in unmatched:
+        assert any(entry.op in line and entry.unmatched in line for line in lines)
+        assert entry.unmatched in str(entry)
+
+
+def test_rounding_for_readers_of_a_float_op_is_told():
+    def compute(x):
+        return {"y": tf.matmul(tf.nn.elu(tf.matmul(x, W1, name="first")), W2)}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    layers = compare_int8(m, to_int8(m), SAMPLE, layers=True).layers
+    assert "Elu" in [layer.op_type for layer in layers]
+    (elu,) = (layer for layer in layers if layer.op_type == "Elu")
+    low, high = next(
+        range_of(m, name.removesuffix("/min"))
+        for name in m.variables
+        if name.endswith("/min") and "elu" in name.lower()
+    )
+    hidden = X.astype(np.float64) @ W1
+    exact = np.where(hidden > 0, hidden, np.expm1(hidden))
+    assert elu.own == pytest.approx(ratio(exact, rounded(exact, low, high)), abs=0.02)
+
+
+def test_models_without_quantization_are_refused():
+    m = opened(two_layers, spec([None, 8], "x"))
+    before = m.graph.as_graph_def()
+    blob = to_tflite(m, scheme="float16")
+    with pytest.raises(QuantizeError, match=r"holds no FakeQuant op.*layers=True"):
+        compare_int8(m, blob, SAMPLE, layers=True)
+    assert compare_int8(m, blob, SAMPLE).layers == ()
+    assert m.graph.as_graph_def() == before
+
+
+def test_files_of_other_models_are_refused(narrow):
+    m, blob, _ = narrow
+    other = opened(lambda a: {"y": a * 2.0}, spec([None, 8], "a"))
+    quantize(other, is_training=False)
+    calibrate(other, {"a": X})
+    with pytest.raises(QuantizeError, match="of another model"):
+        compare_int8(other, blob, {"a": X}, layers=True)
+    with pytest.raises(QuantizeError, match="empty"):
+        compare_int8(m, blob, [], layers=True)
+
+
+def test_a_model_is_not_changed(narrow):
+    m, blob, _ = narrow
+    before = m.graph.as_graph_def()
+    compare_int8(m, blob, SAMPLE, layers=True)
+    assert m.graph.as_graph_def() == before
+
+
+def test_a_model_for_training_is_told_as_it_will_be_deployed():
+    m = opened(two_layers, spec([None, 8], "x"))
+    quantize(m, quant_delay=10)
+    calibrate(m, SAMPLE, "min_max")
+    layers = compare_int8(m, to_int8(m), SAMPLE, layers=True).layers
+    check_noise(layers, TwoLayers(m))
+
+
+def test_a_layer_without_signal_is_not_called_exact():
+    def compute(x):
+        dead = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, W1, name="dead"), B1 - 1e3))
+        return {"y": tf.matmul(dead, W2, name="behind") + B2}
+
+    m = opened(compute, spec([None, 8], "x"))
+    quantize(m, is_training=False)
+    calibrate(m, SAMPLE, "min_max")
+    comparison = compare_int8(m, to_int8(m), SAMPLE, layers=True)
+    silent = [entry.op for entry in comparison.layers if entry.silent]
+    assert "dead" in silent
+    assert "x" not in silent
+    lines = str(comparison).splitlines()
+    (line,) = (line for line in lines if line.endswith("dead (MatMul)"))
+    assert line.split()[:2] == ["zeros", "zeros"]
+
+
+def layer(own, op="op", **rest):
+    return LayerNoise(op, "Conv2D", f"{op}:0", own, own, 1.0, 0.0, **rest)
+
+
+def test_the_table_marks_the_noisiest():
+    layers = [
+        layer(40.0, "a", file_tensor="t", file_steps=1.0, file_ratio=39.5),
+        layer(float("inf"), "b", unmatched="no tensor"),
+        layer(12.5, "c", unmatched="2 tensors"),
+    ]
+    assert noisiest(layers) is layers[2]
+    head, titles, *rows = layer_lines(layers)
+    assert head == (
+        "3 layer(s); 'c' (Conv2D) adds most noise: 12.5 dB by itself, marked with >"
+    )
+    assert titles.split()[:3] == ["own", "accumulated", "cosine"]
+    assert rows[0].split()[0:2] == ["40.0", "dB"]
+    assert rows[1].split()[0] == "exact"
+    assert rows[2].startswith("> 12.5 dB")
+    assert rows[2].endswith("c (Conv2D): 2 tensors")
+
+
+def test_without_noise_none_is_marked():
+    exact = [layer(float("inf"))]
+    assert noisiest(exact) is None
+    head, _, row = layer_lines(exact)
+    assert head == "1 layer(s), of which none adds noise"
+    assert not row.startswith(">")
+
+
+def test_ratios_without_noise_without_signal_and_beyond_all_bounds():
+    inf = float("inf")
+    assert _ratio(100.0, 1.0) == 20.0
+    assert _ratio(0.0, 0.0) == _ratio(4.0, 0.0) == inf
+    assert _ratio(0.0, 1.0) == _ratio(4.0, inf) == _ratio(4.0, float("nan")) == -inf
