@@ -35,6 +35,8 @@ from geutil.quantize.quantizing import quantize
 from geutil.quantize.reestimated_norms import Missed, Reestimated, ReestimateReport
 from geutil.quantize.reestimating import reestimate_batch_norm
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
+from geutil.quantize.rounding.rounding import Rounded
+from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.single_insertion import InsertReport, insert_quant_op
 from geutil.quantize.spec import Spec
 from geutil.quantize.tflite.converting import to_tflite
@@ -52,6 +54,7 @@ __all__ = [
     "Missed",
     "LayerBits",
     "NotEqualized",
+    "NotRounded",
     "OutputSteps",
     "QuantizeReport",
     "PeakTensor",
@@ -59,6 +62,7 @@ __all__ = [
     "RewriteReport",
     "ReestimateReport",
     "Reestimated",
+    "Rounded",
     "ReorderedFile",
     "ReorderedSubgraph",
     "Skipped",

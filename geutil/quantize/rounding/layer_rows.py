@@ -26,16 +26,17 @@ class RowsOfLayer:
     Attributes:
         layer: the layer.
         groups: how many matrices there are.
-        shape: the shape of the weights with the axes in the order `order`.
-        order: the axes of the weights: groups, inputs, outputs.
-        sizes: [groups, inputs, outputs].
+        shape: the shape of the weights.
+        sizes: how many groups, inputs and outputs there are.
+        split: the shape of the weights with outputs divided by groups.
+        order: the axes of that: those of groups, of inputs, and of outputs.
     """
 
     layer: Layer
     shape: tuple[int, ...]
-    order: tuple[int, ...]
     sizes: tuple[int, int, int]
     split: tuple[int, ...]
+    order: tuple[int, ...]
 
     def matrices(self, weights: Array) -> Array:
         """Return weights as matrices: [groups, inputs, outputs]."""
@@ -70,13 +71,12 @@ def rows_of(layer: Layer) -> RowsOfLayer | str:
         sizes[place] *= size
     groups, inputs, outputs = sizes
     return RowsOfLayer(
-        layer, tuple(shape.as_list()), order, (groups, inputs, outputs), parts
+        layer, tuple(shape.as_list()), (groups, inputs, outputs), parts, order
     )
 
 
 Split = tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]
-"""The weights with an axis in two, in which order they are taken, and how many of them
-count groups and inputs."""
+"""`split` and `order` of a layer, and how many axes count groups and inputs."""
 
 
 def _split_convolution(layer: Layer, shape: tuple[int, ...]) -> Split | str:
@@ -85,8 +85,6 @@ def _split_convolution(layer: Layer, shape: tuple[int, ...]) -> Split | str:
     rank = len(shape)
     if channels.rank is None or channels[rank + layer.axis] is None:
         return "reads data with an unknown number of channels"
-    if rank == 5 and any(rate != 1 for rate in layer.op.get_attr("dilations")):
-        return "is a dilated convolution of volumes"
     groups = channels[rank + layer.axis] // inputs
     count = len(window)
     parts = (*window, inputs, groups, outputs // groups)
@@ -103,9 +101,9 @@ def _split_product(layer: Layer, shape: tuple[int, ...]) -> Split | str:
     rank = len(shape)
     data = layer.op.inputs[layer.data].shape
     batch = shape[:-2]
-    if any(size != 1 for size in batch):
-        if data.rank != rank or tuple(data.as_list()[:-2]) != batch:
-            return "multiplies several matrices by the same data"
+    alike = data.rank == rank and tuple(data.as_list()[:-2]) == batch
+    if any(size != 1 for size in batch) and not alike:
+        return "multiplies several matrices by the same data"
     order = (*range(rank - 2), *layer.inputs, *layer.outputs)
     return shape, order, (rank - 2, 1)
 
@@ -129,7 +127,6 @@ def _labels(layer: Layer) -> tuple[str, str, str]:
 
 _SPLITS = {
     "Conv2D": _split_convolution,
-    "Conv3D": _split_convolution,
     "DepthwiseConv2dNative": _split_depthwise,
     "MatMul": _split_product,
     "BatchMatMul": _split_product,
@@ -187,23 +184,6 @@ def _convolution_rows(rows: RowsOfLayer, data: Any) -> Any:
     return _in_groups(_windows(rows, data), rows)
 
 
-def _volume_rows(rows: RowsOfLayer, data: Any) -> Any:
-    op = rows.layer.op
-    strides = list(op.get_attr("strides"))
-    if data_format(op) == "NCDHW":
-        data = tf.transpose(data, [0, 2, 3, 4, 1])
-        strides = _channels_last(strides)
-    window = rows.shape[:3]
-    patches = tf.raw_ops.ExtractVolumePatches(
-        input=data,
-        ksizes=[1, *window, 1],
-        strides=strides,
-        padding=op.get_attr("padding").decode(),
-    )
-    size = int(np.prod(window))
-    return _in_groups(tf.reshape(patches, [-1, size, data.shape[-1]]), rows)
-
-
 def _product_rows(rows: RowsOfLayer, data: Any) -> Any:
     groups, inputs, _ = rows.sizes
     return tf.reshape(data, [groups, -1, inputs])
@@ -219,7 +199,6 @@ def _einsum_rows(rows: RowsOfLayer, data: Any) -> Any:
 
 _ROWS = {
     "Conv2D": _convolution_rows,
-    "Conv3D": _volume_rows,
     "DepthwiseConv2dNative": _convolution_rows,
     "MatMul": _product_rows,
     "BatchMatMul": _product_rows,

@@ -1,16 +1,24 @@
-"""Weights rounded layer by layer, by what the layers make of data."""
+"""Weights rounded layer by layer, by what the layers make of data.
+
+A layer reads x~, simulated with what was decided on those before it, where the network
+without quantization reads x. Its rounded weights Q shall make of x~ what its weights W
+make of x. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
+H = E x~^T x~ and C = E x~^T x, are what is rounded; D is a part of the mean diagonal of
+H, so that few rows of data do not count for more than they tell. Where there is a bias,
+it takes over differences of the means, and H and C are of deviations from them (Nagel
+et al. 2019, arXiv 1906.04721, section 4.2).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.edits import transaction
-from geutil.graph.types import Operation, Tensor
+from geutil.errors import QuantizeError
 from geutil.quantize import partial_copy
 from geutil.quantize.calibration.ranges import (
     RangeSite,
@@ -19,151 +27,307 @@ from geutil.quantize.calibration.ranges import (
     unquantized,
     variable_values,
 )
+from geutil.quantize.plan_insertion import undone_on_error
 from geutil.quantize.planning.network import Edge, Network
-from geutil.quantize.rounding import solvers
+from geutil.quantize.rounding import clipping, solvers
 from geutil.quantize.rounding.corrections import Correction, corrected
-from geutil.quantize.rounding.solvers import Grid
-from geutil.quantize.rounding.stages import Stages
+from geutil.quantize.rounding.stages import Data, Stages
 from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
+from geutil.quantize.spec import Range
 
 Array = np.ndarray[Any, Any]
 
-_DAMPING = 0.01
+ROUNDINGS = ("nearest", "gptq", "adaround")
 _MOST_ROWS = 4096
 _STEPS = 400
+_DAMPING, _DAMPING_OF_TARGET = 0.05, 0.3
 
 
-class Moments:
-    """Means and products of the rows that a layer reads, exact and simulated.
-
-    Args:
-        sizes: how many groups and inputs there are.
-        centred: whether products are of differences to the mean.
+@dataclass(frozen=True)
+class Choice:
+    """How weights are rounded.
 
     Attributes:
-        exact_mean: [groups, inputs].
-        simulated_mean: the same.
-        hessian: the mean of x^T x of simulated rows, [groups, inputs, inputs].
-        cross: the mean of x^T y of simulated rows x and exact rows y.
+        rounding: "nearest", "gptq" or "adaround".
+        clipping: how their ranges are chosen: "min_max", "mse" or "octav".
+        correct_bias: whether biases take over differences of the means.
     """
 
-    def __init__(self, rows: Sequence[tuple[Array, Array]], centred: bool) -> None:
-        exact, simulated = (
-            np.concatenate([part[which] for part in rows], 1) for which in range(2)
+    rounding: str
+    clipping: str
+    correct_bias: bool
+
+    @classmethod
+    def of(
+        cls, rounding: str, clipping_name: str | None, correct_bias: bool | None
+    ) -> Choice:
+        """Return a choice, with what goes well together where nothing is said.
+
+        Raises:
+            QuantizeError: there is no such rounding or clipping.
+        """
+        for what, name, names in (
+            ("rounding", rounding, ROUNDINGS),
+            ("clipping", clipping_name, (None, *clipping.CLIPPINGS)),
+        ):
+            if name not in names:
+                known = ", ".join(n for n in names if n is not None)
+                raise QuantizeError(f"there is no {what} '{name}'; there are {known}")
+        by_data = rounding != "nearest"
+        return cls(
+            rounding,
+            clipping_name or ("mse" if by_data else "min_max"),
+            by_data if correct_bias is None else bool(correct_bias),
         )
-        self.count = exact.shape[1]
-        self.exact_mean = exact.mean(1, dtype=np.float64)
-        self.simulated_mean = simulated.mean(1, dtype=np.float64)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are left on the nearest levels of the widest range."""
+        return self == Choice("nearest", "min_max", False)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A layer whose weights were rounded by what it makes of data.
+
+    Attributes:
+        op: the layer, by the name of its op.
+        op_type: its type.
+        before: the mean square of what quantization changes in the layer's results, by
+            its weights on the nearest levels and by what it reads, as a share of their
+            variance.
+        after: the same, now.
+        moved: the share of weights that are not on their nearest level.
+        bias: whether its bias was corrected.
+    """
+
+    op: str
+    op_type: str
+    before: float
+    after: float
+    moved: float
+    bias: bool
+
+    def __str__(self) -> str:
+        bias = ", bias corrected" if self.bias else ""
+        return (
+            f"noise / variance {self.before:.3g}, now {self.after:.3g}; "
+            f"{self.moved:.1%} of the weights moved{bias}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows that a layer reads: [groups, rows, inputs] each."""
+
+    exact: Array
+    simulated: Array
+
+    @property
+    def means(self) -> tuple[Array, Array]:
+        """The means of each input: [groups, inputs]."""
+        return self.exact.mean(1), self.simulated.mean(1)
+
+    def products(self, centred: bool) -> tuple[Array, Array]:
+        """Return the means of x~^T x~ and x~^T x, in float64."""
+        exact, simulated = self.exact, self.simulated
         if centred:
-            exact = exact - self.exact_mean[:, None].astype(np.float32)
-            simulated = simulated - self.simulated_mean[:, None].astype(np.float32)
+            exact, simulated = (
+                rows - mean[:, None]
+                for rows, mean in zip((exact, simulated), self.means, strict=True)
+            )
         turned = simulated.swapaxes(1, 2)
-        self.hessian = (turned @ simulated).astype(np.float64) / self.count
-        self.cross = (turned @ exact).astype(np.float64) / self.count
+        count = exact.shape[1]
+        return (
+            (turned @ simulated).astype(np.float64) / count,
+            (turned @ exact).astype(np.float64) / count,
+        )
 
 
 def round_weights(
     model: Any,
     sites: Sequence[RangeSite],
     samples: Sequence[Mapping[str, Any]],
-    method: str,
-    correct_bias: bool,
-    opts: Any = None,
-) -> Any:
-    opts = opts or {}
+    choice: Choice,
+    progress: Callable[[Sequence[Target]], Iterable[Target]] = iter,
+) -> list[Rounded | NotRounded]:
+    """Round the weights of a quantized model whose ranges are set.
+
+    Args:
+        model: a `geutil.model.Model`.
+        sites: its ranges.
+        samples: batches by the names of its inputs.
+        choice: how.
+        progress: yields the layers one by one, and may show how far it is.
+
+    Returns:
+        Each layer whose weights are quantized: rounded, or not and why.
+
+    Raises:
+        QuantizeError: the graph has a loop of version 1; nothing is changed.
+
+    Cost: two runs of the model for each batch, and what the solvers take.
+    """
     graph = model.graph
-    network = Network(graph, model.outputs.values())
-    entries = find_targets(network, sites)
-    targets = [e for e in entries if isinstance(e, Target)]
-    with transaction(graph):
-        edges = [(t.site.name, [Edge(t.simulation, 0)]) for t in targets]
-        edges += [
-            (f"{t.layer.op.name}/bias", [t.bias]) for t in targets if t.bias is not None
-        ]
-        corrections = corrected(graph, edges, model.variables)
-        weight_corrections = corrections[: len(targets)]
-        rest = iter(corrections[len(targets) :])
-        bias_corrections = [None if t.bias is None else next(rest) for t in targets]
-        values = range_values(graph) | variable_values(graph)
-        weights = partial_copy.values_of(
-            [t.simulation.inputs[0].op.inputs[0] for t in targets], unquantized
+    entries = find_targets(Network(graph, model.outputs.values()), sites)
+    targets = [entry for entry in entries if isinstance(entry, Target)]
+    with undone_on_error(graph):
+        run = _Run(model, targets, samples, choice)
+        rounded = {
+            target: run.rounded(index, target)
+            for index, target in enumerate(progress(targets))
+        }
+        run.assign()
+    return [rounded[e] if isinstance(e, Target) else e for e in entries]
+
+
+class _Run:
+    """The rounding of a model, layer by layer."""
+
+    def __init__(
+        self,
+        model: Any,
+        targets: Sequence[Target],
+        samples: Sequence[Mapping[str, Any]],
+        choice: Choice,
+    ) -> None:
+        self._choice = choice
+        self._weights = _corrections(model, targets, choice)
+        graph = model.graph
+        self._values = range_values(graph) | variable_values(graph)
+        self._exact = partial_copy.values_of(
+            [target.simulation.inputs[0] for target in targets], unquantized
         )
-        stages = Stages(
-            graph, model.inputs, [t.layer for t in targets], samples, frozen(values)
+        layers = [target.layer for target in targets]
+        self._stages = Stages(
+            graph, model.inputs, layers, samples, frozen(self._values)
         )
-        random = np.random.default_rng(0)
-        log = []
-        for index, target in enumerate(targets):
-            data = stages.data_of(index)
-            rows = []
-            for exact, simulated in zip(data.exact, data.simulated, strict=True):
-                pair = [target.rows.rows(x) for x in (exact, simulated)]
-                count = pair[0].shape[1]
-                most = max(_MOST_ROWS, 2 * target.rows.sizes[1]) // len(data.exact)
-                if count > most:
-                    chosen = np.sort(random.choice(count, most, replace=False))
-                    pair = [tf.gather(p, chosen, axis=1) for p in pair]
-                rows.append(tuple(p.numpy() for p in pair))
-            has_bias = target.bias is not None and correct_bias
-            moments = Moments(rows, has_bias)
-            ends = target.site.read()
-            grid = target.grid(ends)
-            exact_weights = target.rows.matrices(target.to_kernel(weights[index]))
-            nearest = grid.nearest(exact_weights)
-            clip = opts.get("clip")
-            if clip:
-                hc = solvers.damped(moments.hessian, opts.get("damping", _DAMPING))
-                factors = np.linspace(0.4, 1.0, 13)[::-1] if clip != "full" else np.linspace(0.5, 1.0, 6)[::-1]
-                best = None
-                axes = target.site.form.axes
-                for f in factors:
-                    g = Grid(grid.low * np.float32(f), grid.step * np.float32(f), grid.most)
-                    if clip == "full":
-                        d = solvers.gptq(hc, exact_weights, g) - exact_weights
-                        e = solvers.squared_error(hc, d)[:, None, :]
-                        e = np.broadcast_to(e / d.shape[1], d.shape)
-                    else:
-                        e = (g.nearest(exact_weights) - exact_weights) ** 2
-                        if clip == "imp":
-                            e = e * np.einsum("gii->gi", hc)[:, :, None]
-                    e = target.from_kernel(target.rows.weights(e))
-                    e = e.reshape(-1, e.shape[-1]).sum(0) if axes else e.sum()
-                    if best is None:
-                        best, chosen = e, np.ones_like(e)
-                    else:
-                        chosen = np.where(e < best, f, chosen)
-                        best = np.minimum(e, best)
-                new_ends = [np.asarray(end * chosen, np.float32) for end in ends]
-                target.site.set(new_ends)
-                for t, end in zip(list(target.simulation.inputs)[1:], new_ends):
-                    values[t.op] = end
-                grid = target.grid(type(ends)(*new_ends))
-            h = solvers.damped(moments.hessian, opts.get("damping", _DAMPING))
-            wanted = exact_weights
-            if opts.get("asym"):
-                ha = solvers.damped(moments.hessian, opts["asym"])
-                wanted = exact_weights + np.linalg.solve(
-                    ha, (moments.cross - moments.hessian) @ exact_weights
-                )
-            if method == "gptq":
-                result = solvers.gptq(h, wanted, grid)
-                if opts.get("descend"):
-                    result = solvers.descended(h, wanted, result, grid)
-            elif method == "adaround":
-                result = solvers.adaround(h, wanted, grid, opts.get("steps", _STEPS))
-            else:
-                result = nearest
-            before = solvers.squared_error(moments.hessian, nearest - wanted).sum()
-            after = solvers.squared_error(moments.hessian, result - wanted).sum()
-            log.append((target.layer.op.name, before, after))
-            offset = target.from_kernel(target.rows.weights(result)) - weights[index]
-            values[weight_corrections[index].read] = offset.astype(np.float32)
-            weight_corrections[index].set(offset)
-            correction = bias_corrections[index]
-            if correction is not None and correct_bias:
-                shift = np.einsum("gi,gio->go", moments.exact_mean, exact_weights)
-                shift -= np.einsum("gi,gio->go", moments.simulated_mean, result)
-                value = shift.reshape(correction.variable.shape).astype(np.float32)
-                values[correction.read] = value
-                correction.set(value)
-    return log
+        self._random = np.random.default_rng(0)
+        self._later: list[tuple[Correction, Array]] = []
+        self._ranges: list[tuple[RangeSite, Range]] = []
+
+    def rounded(self, index: int, target: Target) -> Rounded | NotRounded:
+        """Decide on the weights of a layer."""
+        weights = target.matrices(self._exact[index])
+        rows = self._rows(target, self._stages.data_of(index))
+        if not all(
+            np.isfinite(values).all() for values in (weights, *vars(rows).values())
+        ):
+            return target.skipped("reads NaN or infinite values, or has such weights")
+        correction, bias = self._weights[target]
+        hessian, cross = rows.products(centred=bias is not None)
+        damped = solvers.damped(hessian, _DAMPING)
+        plain = target.grid(target.site.read())
+        ends = self._range(target, weights, damped)
+        grid = target.grid(ends)
+        wanted = weights
+        if self._choice.rounding != "nearest":
+            change = solvers.damped(hessian, _DAMPING_OF_TARGET)
+            wanted = weights + np.linalg.solve(change, (cross - hessian) @ weights)
+        result = _ROUND[self._choice.rounding](damped, wanted, grid)
+        offset = target.simulated(result) - self._exact[index]
+        self._set(correction, offset)
+        shift = np.zeros(())
+        if bias is not None:
+            exact_mean, simulated_mean = rows.means
+            shift = np.einsum("gi,gio->go", exact_mean, weights)
+            shift -= np.einsum("gi,gio->go", simulated_mean, result)
+            self._set(bias, shift)
+            shift = shift[:, None]
+        nearest = plain.nearest(weights)
+        return Rounded(
+            target.layer.op.name,
+            target.layer.op.type,
+            _noise(rows, weights, nearest),
+            _noise(rows, weights, result, shift),
+            float(np.mean(grid.level(weights) != grid.level(result))),
+            bias is not None,
+        )
+
+    def assign(self) -> None:
+        """Put what was decided into the variables."""
+        for site, ends in self._ranges:
+            site.set(ends)
+        for correction, value in self._later:
+            correction.set(value)
+
+    def _set(self, correction: Correction, value: Array) -> None:
+        shaped = value.reshape(correction.variable.shape).astype(np.float32)
+        self._values[correction.read] = shaped
+        self._later.append((correction, shaped))
+
+    def _range(self, target: Target, weights: Array, hessian: Array) -> Range:
+        """Choose the range of weights; later stages see it."""
+        ends = target.site.read()
+        if self._choice.clipping == "min_max":
+            return ends
+        ends = clipping.CLIPPINGS[self._choice.clipping](target, ends, weights, hessian)
+        self._ranges.append((target.site, ends))
+        for t, end in zip(list(target.simulation.inputs)[1:], ends, strict=True):
+            self._values[t.op] = end
+        return ends
+
+    def _rows(self, target: Target, data: Data) -> _Rows:
+        """Return rows that a layer reads: all of them, or as many at random."""
+        parts: list[tuple[Array, Array]] = []
+        most = max(_MOST_ROWS, 2 * target.rows.sizes[1]) // len(data.exact) + 1
+        for batch in zip(data.exact, data.simulated, strict=True):
+            rows = [target.rows.rows(values) for values in batch]
+            count = int(rows[0].shape[1])
+            if count > most:
+                # Neighbouring windows tell nearly the same.
+                chosen = np.sort(self._random.choice(count, most, replace=False))
+                rows = [tf.gather(each, chosen, axis=1) for each in rows]
+            exact, simulated = (each.numpy() for each in rows)
+            parts.append((exact, simulated))
+        exact, simulated = (
+            np.concatenate(each, 1) for each in zip(*parts, strict=True)
+        )
+        return _Rows(exact, simulated)
+
+
+def _corrections(
+    model: Any, targets: Sequence[Target], choice: Choice
+) -> dict[Target, tuple[Correction, Correction | None]]:
+    """Return what is added to the weights of layers, and to their biases."""
+    edges: list[tuple[str, list[Edge]]] = [
+        (target.site.name, [Edge(target.simulation, 0)]) for target in targets
+    ]
+    with_bias = [t for t in targets if t.bias is not None and choice.correct_bias]
+    edges += [(f"{t.layer.op.name}/bias", [t.bias]) for t in with_bias if t.bias]
+    corrections = corrected(model.graph, edges, model.variables)
+    biases = dict(zip(with_bias, corrections[len(targets) :], strict=True))
+    return {
+        target: (correction, biases.get(target))
+        for target, correction in zip(targets, corrections, strict=False)
+    }
+
+
+def _noise(
+    rows: _Rows, weights: Array, rounded: Array, shift: Array | float = 0.0
+) -> float:
+    """Return the mean square of what changes in results, over their variance."""
+    exact = rows.exact @ weights
+    noise = float(np.mean(np.square(rows.simulated @ rounded + shift - exact)))
+    variance = float(np.mean(np.square(exact - exact.mean(1, keepdims=True))))
+    return noise / variance if variance else noise
+
+
+def _gptq(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
+    return solvers.gptq(hessian, weights, grid)
+
+
+def _adaround(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
+    return solvers.adaround(hessian, weights, grid, _STEPS)
+
+
+def _nearest(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
+    del hessian
+    return grid.nearest(weights)
+
+
+_ROUND: dict[str, Callable[[Array, Array, solvers.Grid], Array]] = {
+    "nearest": _nearest,
+    "gptq": _gptq,
+    "adaround": _adaround,
+}

@@ -5,7 +5,7 @@ the squared error of the results least,
 
     E |x (Q - W)|^2 = sum over columns of (q - w)^T H (q - w),   H = E x^T x,
 
-each q on the levels of its channel. H is made invertible by a part of its mean diagonal.
+each q on the levels of its channel. A part of its mean diagonal makes H invertible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tensorflow as tf
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 128
-_SWEEPS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,54 +107,12 @@ def gptq(hessian: Array, weights: Array, grid: Grid) -> Array:
         end = min(start + _BLOCK, count)
         before = feedback[:, :start, start:end].swapaxes(1, 2) @ error[:, :start]
         for k in range(start, end):
-            within = np.einsum(
-                "gj,gjo->go", feedback[:, start:k, k], error[:, start:k]
-            )
+            within = np.einsum("gj,gjo->go", feedback[:, start:k, k], error[:, start:k])
             wanted = target[:, k] - before[:, k - start] - within
             rounded = sorted_grid.nearest(wanted, np.s_[:, k])
             error[:, k] = rounded - target[:, k]
     result = np.empty_like(target)
     np.put_along_axis(result, rows, target + error, 1)
-    return result
-
-
-def descended(hessian: Array, weights: Array, rounded: Array, grid: Grid) -> Array:
-    """Return rounded weights, each in turn moved to the best level for the others.
-
-    Coordinate descent: no step makes the error larger, and none is left that makes it
-    smaller, or the sweeps are used up.
-
-    Args:
-        hessian: [groups, inputs, inputs].
-        weights: [groups, inputs, outputs].
-        rounded: what to begin with.
-        grid: the values that they can have.
-
-    Cost: inputs^2 * outputs products for each group, in each of four sweeps.
-    """
-    curvature = np.einsum("gii->gi", hessian).astype(np.float32)[:, :, None]
-    wide = hessian.astype(np.float32)
-    result = rounded.astype(np.float32)
-    target = weights.astype(np.float32)
-    count = target.shape[1]
-    for _ in range(_SWEEPS):
-        moved = False
-        for start in range(0, count, _BLOCK):
-            end = min(start + _BLOCK, count)
-            gradient = wide[:, start:end] @ (result - target)
-            for k in range(start, end):
-                wanted = result[:, k] - gradient[:, k - start] / curvature[:, k]
-                new = grid.nearest(wanted, np.s_[:, k])
-                change = new - result[:, k]
-                # What differs by less is the same level, computed in another way.
-                change[np.abs(change) < 0.5 * grid.step[:, k]] = 0.0
-                if not change.any():
-                    continue
-                moved = True
-                result[:, k] += change
-                gradient += wide[:, start:end, k, None] * change[:, None]
-        if not moved:
-            break
     return result
 
 
@@ -172,7 +129,7 @@ _STRETCH = (-0.1, 1.1)
 _STEEP = (20.0, 2.0)
 _FREE = 0.2
 _RATE = 0.1
-_WEIGHT = 0.01
+_WEIGHT = 1.0
 
 
 def adaround(hessian: Array, weights: Array, grid: Grid, steps: int) -> Array:

@@ -63,13 +63,7 @@ class Stages:
         simulated: Replace,
     ) -> None:
         ops = graph.get_operations()
-        for op in ops:
-            if op.type in op_types.ENTERS:
-                raise QuantizeError(
-                    f"'{op.name}' ({op.type}) begins a loop of version 1, in which "
-                    "layers cannot be run one by one; convert the model with "
-                    "rounding='nearest'"
-                )
+        check_flow(graph)
         self._graph = graph
         self._replace = (unquantized, simulated)
         self._layers = layers
@@ -154,6 +148,16 @@ class Stages:
             for i, t in enumerate(targets):
                 values[t.name].append(made[f"r{i}"])
         return values
+
+
+def check_flow(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that has no topological order."""
+    for op in graph.get_operations():
+        if op.type in op_types.ENTERS:
+            raise QuantizeError(
+                f"'{op.name}' ({op.type}) begins a loop of version 1, and layers in it "
+                "cannot be run one by one; calibrate with rounding='nearest'"
+            )
 
 
 def _stages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,12 @@ from geutil.graph import op_types
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.calibration.ranges import RangeSite
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import Edge, Network, forwarded_from
+from geutil.quantize.planning.network import (
+    Edge,
+    Network,
+    forwarded_from,
+    simulation_of,
+)
 from geutil.quantize.rounding.layer_rows import RowsOfLayer, rows_of
 from geutil.quantize.rounding.solvers import Grid
 from geutil.quantize.spec import Range, levels, nudged, step
@@ -39,6 +44,9 @@ class NotRounded:
     op_type: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"not rounded by data: it {self.reason}"
+
 
 @dataclass(frozen=True, eq=False)
 class Target:
@@ -63,7 +71,19 @@ class Target:
         """The layer."""
         return self.rows.layer
 
-    def to_kernel(self, values: Array) -> Array:
+    def matrices(self, values: Array) -> Array:
+        """Return what a FakeQuant op makes as matrices: [groups, inputs, outputs]."""
+        return self.rows.matrices(self._to_kernel(values))
+
+    def simulated(self, matrices: Array) -> Array:
+        """Return matrices in the shape that the FakeQuant op makes."""
+        return self._from_kernel(self.rows.weights(matrices))
+
+    def skipped(self, reason: str) -> NotRounded:
+        """Return the entry of a layer that is left as it is."""
+        return _skip(self.layer.op, reason)
+
+    def _to_kernel(self, values: Array) -> Array:
         """Return what a layer reads if its FakeQuant op makes some values."""
         for t in self.path:
             if t.op.type == "Transpose":
@@ -72,7 +92,7 @@ class Target:
                 values = values.reshape(t.shape.as_list())
         return values
 
-    def from_kernel(self, values: Array) -> Array:
+    def _from_kernel(self, values: Array) -> Array:
         """Return what a FakeQuant op makes if the layer reads some values."""
         for t in reversed(self.path):
             if t.op.type == "Transpose":
@@ -88,8 +108,7 @@ class Target:
         width = step(*ends, form.bits, form.narrow_range)
         shape = self.simulation.outputs[0].shape.as_list()
         low_values, steps = (
-            self.rows.matrices(self.to_kernel(np.broadcast_to(a, shape)))
-            for a in (low, width)
+            self.matrices(np.broadcast_to(end, shape)) for end in (low, width)
         )
         return Grid(low_values, steps, levels(form.bits, form.narrow_range) - 1)
 
@@ -112,10 +131,11 @@ def find_targets(
         layer = network.layers.get(op)
         if layer is None:
             continue
+        if simulation_of(layer.kernel) is None:
+            continue
         path = _path(layer.kernel)
         if path is None:
-            if forwarded_from(layer.kernel).op.type in FAKE_QUANT:
-                found.append(_skip(op, "has weights that are moved after rounding"))
+            found.append(_skip(op, "has weights that change after they are rounded"))
             continue
         simulation = path[0].op.inputs[0].op if path else layer.kernel.op
         site = site_by_op.get(simulation)
@@ -145,7 +165,9 @@ def _path(kernel: Tensor) -> list[Tensor] | None:
     while kernel.op.type not in FAKE_QUANT:
         op = kernel.op
         moves = op.type in _MOVES
-        moves |= op.type == "Transpose" and tf.get_static_value(op.inputs[1]) is not None
+        moves |= (
+            op.type == "Transpose" and tf.get_static_value(op.inputs[1]) is not None
+        )
         if not moves or not kernel.shape.is_fully_defined():
             return None
         path.insert(0, kernel)
@@ -182,5 +204,3 @@ def _bias_of(layer: Layer, network: Network) -> Edge | None:
     if forwarded_from(other).op.type in FAKE_QUANT:
         return None
     return Edge(op, 1 - slot)
-
-
