@@ -12,19 +12,22 @@ Scheme = Callable[[Any, list[dict[str, Any]]], bytes]
 """Makes a file of an opened model, which it may change, and batches by input name."""
 
 
-def simulated(method: str = "best", **choices: Any) -> Scheme:
-    """Return a scheme of integers everywhere.
+def simulated(
+    method: str = "best", rounding: str = "nearest", **choices: Any
+) -> Scheme:
+    """Return a scheme whose ranges and weights are found from data.
 
     Args:
         method: of `calibrate`.
+        rounding: of `calibrate`.
         choices: what `quantize` takes.
     """
 
     def make(m: Any, data: list[dict[str, Any]]) -> bytes:
         fold_batch_norms(m)
         quantize(m, is_training=False, **choices)
-        calibrate(m, data, method=method, progress=False)
-        return to_tflite(m)
+        calibrate(m, data, method=method, rounding=rounding, progress=False)
+        return to_tflite(m, scheme=choices.get("scheme"))
 
     return make
 
@@ -48,9 +51,12 @@ SCHEMES: dict[str, Scheme] = {
     "int8, percentile": simulated("percentile"),
     "4/8, best": simulated(scheme="int8x4"),
     "4/8, mse": simulated("mse", scheme="int8x4"),
+    "4/8, gptq": simulated(rounding="gptq", scheme="int8x4"),
+    "4/8, adaround": simulated(rounding="adaround", scheme="int8x4"),
     "16x8, best": simulated(scheme="int16x8"),
     "weights int8, nearest": stored("weight_only_int8"),
     "weights int4, nearest": stored("weight_only_int4"),
+    "weights int4, gptq": simulated(rounding="gptq", scheme="weight_only_int4"),
     "dynamic int8, nearest": stored("dynamic_range"),
     "float16, nearest": stored("float16"),
 }

@@ -41,6 +41,18 @@ class Method(str, Enum):
     mse = "mse"
 
 
+class Rounding(str, Enum):
+    """How weights are rounded; see `geutil.quantize.calibrate`."""
+
+    nearest = "nearest"
+    gptq = "gptq"
+    adaround = "adaround"
+
+
+RoundingName = Annotated[
+    Rounding,
+    typer.Option("--rounding", help="How weights are rounded: the last two by data."),
+]
 Source = Annotated[
     Path,
     typer.Argument(

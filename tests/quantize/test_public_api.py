@@ -12,9 +12,9 @@ from tests.documented import missing_parts, signature
 NAMES = """
     BitOption BitPlan CalibrationReport CurvePoint EqualizeReport Equalized
     InsertReport Int8Comparison LayerBits LayerNoise
-    Missed NotEqualized OutputSteps PeakTensor QuantizeReport Quantized
-    ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport Skipped
-    Spec arena_bytes calibrate choose_bits compare_int8
+    Missed NotEqualized NotRounded OutputSteps PeakTensor QuantizeReport Quantized
+    ReestimateReport Reestimated ReorderedFile ReorderedSubgraph RewriteReport
+    Rounded Skipped Spec arena_bytes calibrate choose_bits compare_int8
     create_eval_graph create_training_graph equalize
     experimental_create_eval_graph experimental_create_training_graph
     fixed_quantize insert_quant_op last_value_quantize least_memory_order
@@ -23,7 +23,8 @@ NAMES = """
 """
 SIGNATURES = """
 arena_bytes(blob: bytes, *, reference: bool = False) -> int
-calibrate(model: Any, dataset: Any, method: str = best, *, decay: float =
+calibrate(model: Any, dataset: Any, method: str = best, *, rounding: str = nearest,
+    clipping: str | None = None, correct_bias: bool | None = None, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport
 choose_bits(model: Any, data: Any, *, size: int | float | None = None, noise: float

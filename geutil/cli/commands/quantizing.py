@@ -16,6 +16,8 @@ from geutil.cli.options import (
     Json,
     Method,
     ModelFormat,
+    Rounding,
+    RoundingName,
     SchemeName,
     Source,
 )
@@ -42,6 +44,7 @@ def quantize(
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
+    rounding: RoundingName = Rounding.nearest,
     batch: BatchSize = 32,
     scheme: Annotated[
         SchemeName | None,
@@ -88,6 +91,8 @@ def quantize(
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
+    if rounding is not Rounding.nearest and batches is None:
+        raise CommandError(f"--rounding {rounding.value} needs data; pass --data")
     if bits is not None and not bits.is_file():
         raise CommandError(
             f"there is no plan of bits at '{bits}'; geutil bits -o writes one"
@@ -126,7 +131,7 @@ def quantize(
             strict=strict,
         )
     if batches is not None:
-        reports["calibrated"] = _calibrated(model, batches, method)
+        reports["calibrated"] = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force, scheme)
     if html is not None:
         before = files.read_model(path, signature)
@@ -276,6 +281,7 @@ def calibrate(
     data: options.Data,
     output: options.Target,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
+    rounding: RoundingName = Rounding.nearest,
     batch: BatchSize = 32,
     signature: options.Signature = None,
     form: As = None,
@@ -287,16 +293,24 @@ def calibrate(
     files.check_target(output, form, force)
     batches = Batches(data, batch)
     model = files.read_model(path, signature)
-    report = _calibrated(model, batches, method)
+    report = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force)
     show(report, as_json=as_json)
 
 
-def _calibrated(model: Any, batches: Batches, method: Method) -> Any:
+def _calibrated(
+    model: Any, batches: Batches, method: Method, rounding: Rounding
+) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
     counted_batches = counted(batches, "calibrating", len(batches))
-    return set_ranges(model, counted_batches, method.value, progress=False)
+    return set_ranges(
+        model,
+        counted_batches,
+        method.value,
+        rounding=rounding.value,
+        progress=False,
+    )
 
 
 def _write(
