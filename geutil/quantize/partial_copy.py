@@ -58,17 +58,14 @@ class PartialCopy:
         Cost: linear in the ops that they depend on.
         """
         mapped = self._copied_inputs()
-        stand_ins = {
-            op: stand_in
-            for op in self._source.get_operations()
-            if op.name not in mapped and (stand_in := self._replace(op)) is not None
-        }
         given = {t.op for t in self._given.values()}
-        needed = set(_walk([t.op for t in tensors], stand_ins, given))
+        needed, stand_ins = _walk([t.op for t in tensors], self._replace, given)
         mapped.update(self._captured(needed))
         ops = [op for op in adjacency.topological_sort(needed) if op.name not in mapped]
         graph_def = creation.graph_def_of(self._source, ops)
-        graph_def.library.CopyFrom(self._source.as_graph_def().library)
+        called, _ = functions.calls_of(ops)
+        library, _ = functions.library_for_copies(self._source, called, ())
+        graph_def.library.CopyFrom(library)
         for node, op in zip(graph_def.node, ops, strict=True):
             node.attr.pop("_class", None)
             # Nobody differentiates a copy, and a function of Python cannot be saved.
@@ -173,29 +170,29 @@ def _rename(graph_def: Any, names: Sequence[str]) -> None:
 
 
 def _walk(
-    ops: Sequence[Operation],
-    stand_ins: Mapping[Operation, Tensor | Array],
-    given: AbstractSet[Operation],
-) -> list[Operation]:
-    """Return what ops depend on.
+    ops: Sequence[Operation], replace: Replace, given: AbstractSet[Operation]
+) -> tuple[set[Operation], dict[Operation, Tensor | Array]]:
+    """Return what ops depend on, and what stands in for those that are replaced.
 
-    Those that are replaced depend on their stand-ins alone, and given ones on nothing.
+    These depend on their stand-ins alone, and given ones on nothing.
     """
-    visited = dict.fromkeys(ops)
-    waiting = list(visited)
+    stand_ins: dict[Operation, Tensor | Array] = {}
+    needed = set(ops)
+    waiting = list(dict.fromkeys(ops))
     for op in waiting:
-        stand_in = stand_ins.get(op)
         if op in given:
-            before = []
-        elif stand_in is None:
+            continue
+        stand_in = replace(op)
+        if stand_in is None:
             before = [*(t.op for t in op.inputs), *op.control_inputs]
         else:
+            stand_ins[op] = stand_in
             before = [] if isinstance(stand_in, np.ndarray) else [stand_in.op]
         for producer in before:
-            if producer not in visited:
-                visited[producer] = None
+            if producer not in needed:
+                needed.add(producer)
                 waiting.append(producer)
-    return list(visited)
+    return needed, stand_ins
 
 
 def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:

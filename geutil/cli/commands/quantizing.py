@@ -21,7 +21,7 @@ from geutil.cli.options import (
     SchemeName,
     Source,
 )
-from geutil.cli.output import counted, plain, show, working
+from geutil.cli.output import plain, show, working
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 _WITHOUT_DATA = (
@@ -303,14 +303,8 @@ def _calibrated(
 ) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
-    counted_batches = counted(batches, "calibrating", len(batches))
-    return set_ranges(
-        model,
-        counted_batches,
-        method.value,
-        rounding=rounding.value,
-        progress=False,
-    )
+    # It shows bars of its own: of batches, and of layers that are rounded.
+    return set_ranges(model, batches, method.value, rounding=rounding.value)
 
 
 def _write(

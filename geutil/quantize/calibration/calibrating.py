@@ -233,21 +233,22 @@ def calibrate(
     Some hundred samples that are like what the model will see do for that. What is
     decided is held in variables, `<range>/correction` of weights and
     `<layer>/bias/correction`, which are added before rounding; the weights themselves
-    stay as they are. Calibrating anew decides anew.
+    stay as they are. Calibrating anew decides anew. Other signatures do not read them.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
         dataset: an iterable of mappings from input names to batches, a
             `tf.data.Dataset` of the same, or one such mapping. It is gone through once;
-            where weights are rounded by data, its first batches, up to 128 samples, are
-            held in memory, with what two layers at a time make of them.
+            where weights are rounded by data, its first batches, until there are 128
+            samples, are held in memory, with what two layers at a time make of them.
         method: how to choose ranges.
         rounding: how weights are rounded: "nearest", "gptq" or "adaround".
         clipping: the ranges of weights: "min_max" holds all values; "mse" clips those
             far out, channel by channel, where the errors of all weights, counted by the
             data they multiply, become less so; "octav" finds the least error of evenly
             spread weights (Sakr et al. 2022, arXiv 2206.06501). None is "mse" where
-            weights are rounded by data, and "min_max" where they are not.
+            weights are rounded by data, and "min_max" where they are not. Weights that
+            share a range with others keep it.
         correct_bias: let biases take over what rounding changes in the means of a
             layer's results (Nagel et al. 2019, arXiv 1906.04721, section 4.2). None
             does so where weights are rounded by data. Layers without a bias get none.
@@ -296,13 +297,26 @@ def calibrate(
         raise QuantizeError(
             f"there is no method '{method}'; the methods are {', '.join(methods)}"
         )
+    settings = Settings(decay, percentile, bins)
     choice = Choice.of(rounding, clipping, correct_bias)
     if not choice.is_plain:
         check_flow(model.graph)
-    corrections.reset(model.graph, model.variables)
+    with corrections.cleared(model.graph, model.variables):
+        return _calibrated(model, sites, dataset, method, settings, choice, progress)
+
+
+def _calibrated(
+    model: Any,
+    sites: Sequence[RangeSite],
+    dataset: Any,
+    method: str,
+    settings: Settings,
+    choice: Choice,
+    progress: bool | None,
+) -> CalibrationReport:
+    """Decide on the ranges of a model and on its weights, then set them."""
     weights = [site for site in sites if site.is_weights]
     others = [site for site in sites if not site.is_weights]
-    settings = Settings(decay, percentile, bins)
     collection = Collection(model, others, method, settings)
     kept_samples: list[Sample] = []
     for sample in counted(batches(dataset, model.inputs), dataset, progress):
@@ -313,16 +327,15 @@ def calibrate(
     # Whatever a mask is added to is below all else then.
     widths = [high - low for low, high in range_by_name.values()]
     range_by_name |= _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
-    for site in sites:
-        site.set(range_by_name[site.name])
     layers: list[Rounded | NotRounded] = []
     if not choice.is_plain:
         shown = partial(_layers_shown, progress=progress)
-        layers = round_weights(model, weights, kept_samples, choice, shown)
-        range_by_name |= {site.name: site.read() for site in weights}
+        layers = round_weights(model, sites, range_by_name, kept_samples, choice, shown)
+    for site in sites:
+        site.set(range_by_name[site.name])
     ranges = {s.name: range_by_name[s.name] for s in sites}
     return CalibrationReport(
-        ranges, collection.count, chosen_method, noise, rounding, tuple(layers)
+        ranges, collection.count, chosen_method, noise, choice.rounding, tuple(layers)
     )
 
 

@@ -7,17 +7,18 @@ that read them; training goes on from where rounding left off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, state
+from geutil.graph import creation, functions, state
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.resource_variables import handle_in, variables_outside
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.network import CORRECTION, Edge, uncorrected_input
 
 Array = np.ndarray[Any, Any]
@@ -43,18 +44,49 @@ class Correction:
         self.variable.assign(value.reshape(shape).astype(np.float32))
 
 
-def reset(graph: Graph, variables: Mapping[str, Any]) -> None:
-    """Set the corrections of a FuncGraph to zero.
+def corrections_of(
+    graph: Graph, variables: Mapping[str, Any]
+) -> dict[Operation, Correction]:
+    """Return the corrections of a FuncGraph, by the ops that add them.
+
+    Args:
+        graph: the graph.
+        variables: its variables by name.
+
+    Cost: linear in the ops.
+    """
+    sums = [op for op in graph.get_operations() if uncorrected_input(op) is not None]
+    outside = MutableIdentityMap(
+        (inside, external) for external, inside in functions.bindings(graph)
+    )
+    by_handle = {id(variable.handle): variable for variable in variables.values()}
+    found = {}
+    for op in sums:
+        read = op.inputs[1].op
+        variable = by_handle.get(id(outside.get(read.inputs[0])))
+        if variable is not None:
+            found[op] = Correction(variable, read)
+    return found
+
+
+@contextmanager
+def cleared(graph: Graph, variables: Mapping[str, Any]) -> Iterator[None]:
+    """Set the corrections of a FuncGraph to zero; put them back if the block raises.
 
     Args:
         graph: the graph.
         variables: its variables by name.
     """
-    if all(uncorrected_input(op) is None for op in graph.get_operations()):
-        return
-    for name, variable in variables.items():
-        if name.rpartition("/")[2] == SUFFIX:
-            variable.assign(tf.zeros_like(variable))
+    corrections = corrections_of(graph, variables).values()
+    before = [(each, each.variable.numpy()) for each in corrections]
+    for correction, value in before:
+        correction.set(np.zeros_like(value))
+    try:
+        yield
+    except BaseException:
+        for correction, value in before:
+            correction.set(value)
+        raise
 
 
 def corrected(
@@ -71,13 +103,13 @@ def corrected(
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
     """
-    found: list[Correction | None] = []
-    new: list[tuple[str, Tensor]] = []
-    for name, readers in edges:
-        op, slot = readers[0]
-        found.append(_existing(op.inputs[slot], f"{name}/{SUFFIX}", variables))
-        if found[-1] is None:
-            new.append((f"{name}/{SUFFIX}", op.inputs[slot]))
+    by_op = corrections_of(graph, variables)
+    found = [by_op.get(_tensor(readers[0]).op) for _, readers in edges]
+    new = [
+        (f"{name}/{SUFFIX}", _tensor(readers[0]))
+        for (name, readers), existing in zip(edges, found, strict=True)
+        if existing is None
+    ]
     state.check_editable(graph, [e.op for _, readers in edges for e in readers])
     made = iter(
         variables_outside(
@@ -99,18 +131,12 @@ def corrected(
     return corrections
 
 
-def _existing(
-    tensor: Tensor, name: str, variables: Mapping[str, Any]
-) -> Correction | None:
-    """Return the correction that a tensor has."""
-    if uncorrected_input(tensor.op) is None or name not in variables:
-        return None
-    return Correction(variables[name], tensor.op.inputs[1].op)
+def _tensor(edge: Edge) -> Tensor:
+    return edge.op.inputs[edge.slot]
 
 
 def _sum(edge: Edge, variable: Any) -> tuple[Correction, Tensor]:
-    op, slot = edge
-    tensor = op.inputs[slot]
+    op, tensor = edge.op, _tensor(edge)
     handle = handle_in(op.graph, variable)
     with creation.surroundings_of(op):
         read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)

@@ -19,12 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.quantize import partial_copy
+from geutil.graph.types import Operation
 from geutil.quantize.calibration.ranges import (
     RangeSite,
     frozen,
-    range_values,
-    unquantized,
     variable_values,
 )
 from geutil.quantize.plan_insertion import undone_on_error
@@ -118,10 +116,19 @@ class Rounded:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows that a layer reads: [groups, rows, inputs] each."""
+    """Rows that a layer reads: [groups, rows, inputs] each.
+
+    Their largest value is 1, so that no square of theirs is lost.
+
+    Attributes:
+        exact: if nothing were quantized.
+        simulated: with what was decided on earlier layers.
+        scale: what both were divided by.
+    """
 
     exact: Array
     simulated: Array
+    scale: float
 
     @property
     def means(self) -> tuple[Array, Array]:
@@ -147,15 +154,18 @@ class _Rows:
 def round_weights(
     model: Any,
     sites: Sequence[RangeSite],
+    ranges: dict[str, Range],
     samples: Sequence[Mapping[str, Any]],
     choice: Choice,
     progress: Callable[[Sequence[Target]], Iterable[Target]] = iter,
 ) -> list[Rounded | NotRounded]:
-    """Round the weights of a quantized model whose ranges are set.
+    """Round the weights of a quantized model.
 
     Args:
-        model: a `geutil.model.Model`.
+        model: a `geutil.model.Model`, whose corrections are zero.
         sites: its ranges.
+        ranges: what these are to be, by name; those of weights that are clipped become
+            narrower here.
         samples: batches by the names of its inputs.
         choice: how.
         progress: yields the layers one by one, and may show how far it is.
@@ -172,13 +182,25 @@ def round_weights(
     entries = find_targets(Network(graph, model.outputs.values()), sites)
     targets = [entry for entry in entries if isinstance(entry, Target)]
     with undone_on_error(graph):
-        run = _Run(model, targets, samples, choice)
+        run = _Run(model, targets, _by_end(sites, ranges), ranges, samples, choice)
         rounded = {
             target: run.rounded(index, target)
             for index, target in enumerate(progress(targets))
         }
-        run.assign()
+    run.assign()
     return [rounded[e] if isinstance(e, Target) else e for e in entries]
+
+
+def _by_end(
+    sites: Sequence[RangeSite], ranges: Mapping[str, Range]
+) -> dict[Operation, Array]:
+    """Return the ends of ranges, by the ops that FakeQuant ops read them from."""
+    return {
+        t.op: np.asarray(end, np.float32)
+        for site in sites
+        for op in site.ops
+        for t, end in zip(list(op.inputs)[1:], ranges[site.name], strict=True)
+    }
 
 
 class _Run:
@@ -188,51 +210,46 @@ class _Run:
         self,
         model: Any,
         targets: Sequence[Target],
+        ends: Mapping[Operation, Array],
+        ranges: dict[str, Range],
         samples: Sequence[Mapping[str, Any]],
         choice: Choice,
     ) -> None:
         self._choice = choice
+        self._ranges = ranges
         self._weights = _corrections(model, targets, choice)
         graph = model.graph
-        self._values = range_values(graph) | variable_values(graph)
-        self._exact = partial_copy.values_of(
-            [target.simulation.inputs[0] for target in targets], unquantized
-        )
+        self._values = variable_values(graph) | dict(ends)
         layers = [target.layer for target in targets]
         self._stages = Stages(
             graph, model.inputs, layers, samples, frozen(self._values)
         )
         self._random = np.random.default_rng(0)
         self._later: list[tuple[Correction, Array]] = []
-        self._ranges: list[tuple[RangeSite, Range]] = []
 
     def rounded(self, index: int, target: Target) -> Rounded | NotRounded:
         """Decide on the weights of a layer."""
-        weights = target.matrices(self._exact[index])
+        weights = target.matrices(target.values)
         rows = self._rows(target, self._stages.data_of(index))
-        if not all(
-            np.isfinite(values).all() for values in (weights, *vars(rows).values())
-        ):
+        if not (np.isfinite(weights).all() and np.isfinite(rows.scale)):
             return target.skipped("reads NaN or infinite values, or has such weights")
         correction, bias = self._weights[target]
         hessian, cross = rows.products(centred=bias is not None)
         damped = solvers.damped(hessian, _DAMPING)
-        plain = target.grid(target.site.read())
-        ends = self._range(target, weights, damped)
-        grid = target.grid(ends)
+        plain = target.grid(self._ranges[target.site.name])
+        grid = target.grid(self._range(target, weights, damped))
         wanted = weights
         if self._choice.rounding != "nearest":
             change = solvers.damped(hessian, _DAMPING_OF_TARGET)
             wanted = weights + np.linalg.solve(change, (cross - hessian) @ weights)
         result = _ROUND[self._choice.rounding](damped, wanted, grid)
-        offset = target.simulated(result) - self._exact[index]
-        self._set(correction, offset)
+        self._set(correction, target.simulated(result) - target.values)
         shift = np.zeros(())
         if bias is not None:
             exact_mean, simulated_mean = rows.means
             shift = np.einsum("gi,gio->go", exact_mean, weights)
             shift -= np.einsum("gi,gio->go", simulated_mean, result)
-            self._set(bias, shift)
+            self._set(bias, shift * rows.scale)
             shift = shift[:, None]
         nearest = plain.nearest(weights)
         return Rounded(
@@ -246,8 +263,6 @@ class _Run:
 
     def assign(self) -> None:
         """Put what was decided into the variables."""
-        for site, ends in self._ranges:
-            site.set(ends)
         for correction, value in self._later:
             correction.set(value)
 
@@ -258,13 +273,12 @@ class _Run:
 
     def _range(self, target: Target, weights: Array, hessian: Array) -> Range:
         """Choose the range of weights; later stages see it."""
-        ends = target.site.read()
-        if self._choice.clipping == "min_max":
+        ends = self._ranges[target.site.name]
+        if target.shares_range:
             return ends
-        ends = clipping.CLIPPINGS[self._choice.clipping](target, ends, weights, hessian)
-        self._ranges.append((target.site, ends))
-        for t, end in zip(list(target.simulation.inputs)[1:], ends, strict=True):
-            self._values[t.op] = end
+        clip = clipping.CLIPPINGS[self._choice.clipping]
+        ends = self._ranges[target.site.name] = clip(target, ends, weights, hessian)
+        self._values |= _by_end([target.site], self._ranges)
         return ends
 
     def _rows(self, target: Target, data: Data) -> _Rows:
@@ -280,10 +294,11 @@ class _Run:
                 rows = [tf.gather(each, chosen, axis=1) for each in rows]
             exact, simulated = (each.numpy() for each in rows)
             parts.append((exact, simulated))
-        exact, simulated = (
-            np.concatenate(each, 1) for each in zip(*parts, strict=True)
-        )
-        return _Rows(exact, simulated)
+        both = [np.concatenate(each, 1) for each in zip(*parts, strict=True)]
+        # Infinite or NaN if a value is.
+        scale = float(np.max([np.abs(rows).max(initial=0.0) for rows in both])) or 1.0
+        exact, simulated = (rows / np.float32(scale) for rows in both)
+        return _Rows(exact, simulated, scale)
 
 
 def _corrections(
@@ -291,15 +306,22 @@ def _corrections(
 ) -> dict[Target, tuple[Correction, Correction | None]]:
     """Return what is added to the weights of layers, and to their biases."""
     edges: list[tuple[str, list[Edge]]] = [
-        (target.site.name, [Edge(target.simulation, 0)]) for target in targets
+        (target.site.name, [Edge(op, 0) for op in target.simulations])
+        for target in targets
     ]
-    with_bias = [t for t in targets if t.bias is not None and choice.correct_bias]
-    edges += [(f"{t.layer.op.name}/bias", [t.bias]) for t in with_bias if t.bias]
+    biases = [
+        (t, t.bias) for t in targets if t.bias is not None and choice.correct_bias
+    ]
+    edges += [(f"{target.layer.op.name}/bias", [edge]) for target, edge in biases]
     corrections = corrected(model.graph, edges, model.variables)
-    biases = dict(zip(with_bias, corrections[len(targets) :], strict=True))
+    count = len(targets)
+    of_bias = {
+        target: correction
+        for (target, _), correction in zip(biases, corrections[count:], strict=True)
+    }
     return {
-        target: (correction, biases.get(target))
-        for target, correction in zip(targets, corrections, strict=False)
+        target: (correction, of_bias.get(target))
+        for target, correction in zip(targets, corrections[:count], strict=True)
     }
 
 
@@ -313,10 +335,6 @@ def _noise(
     return noise / variance if variance else noise
 
 
-def _gptq(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
-    return solvers.gptq(hessian, weights, grid)
-
-
 def _adaround(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
     return solvers.adaround(hessian, weights, grid, _STEPS)
 
@@ -328,6 +346,6 @@ def _nearest(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
 
 _ROUND: dict[str, Callable[[Array, Array, solvers.Grid], Array]] = {
     "nearest": _nearest,
-    "gptq": _gptq,
+    "gptq": solvers.gptq,
     "adaround": _adaround,
 }

@@ -19,6 +19,7 @@ import tensorflow as tf
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 128
+_NOTHING = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +61,10 @@ def damped(hessian: Array, share: float) -> Array:
     """
     diagonal = np.einsum("gii->gi", hessian)
     mean = diagonal.mean(-1, keepdims=True)
+    # What is next to nothing beside others is all rounding errors.
+    added = share * np.maximum(mean, _NOTHING * mean.max())
     # Data of zeros alone: any rounding is as good as another.
-    added = np.where(mean > 0, share * mean, 1.0)
+    added = np.where(added > 0, added, 1.0)
     result = hessian.copy()
     np.einsum("gii->gi", result)[...] += added
     return result

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from geutil.graph import op_types
 from geutil.graph.types import Operation, Tensor
-from geutil.quantize.calibration.ranges import RangeSite
+from geutil.quantize.calibration.ranges import RangeSite, unquantized
+from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import (
     Edge,
@@ -54,15 +55,20 @@ class Target:
 
     Attributes:
         rows: the layer as a product of rows with matrices.
-        simulation: the FakeQuant op of its weights.
+        simulations: the FakeQuant ops of its weights: its own, and those of layers
+            that read the same.
         site: the range of its weights.
+        values: its weights, in the shape that these ops make.
+        shares_range: whether other weights have the same range.
         path: the tensors between the two, from the FakeQuant op on.
         bias: what adds its bias; None if it has none of its own.
     """
 
     rows: RowsOfLayer
-    simulation: Operation
+    simulations: tuple[Operation, ...]
     site: RangeSite
+    values: Array
+    shares_range: bool
     path: tuple[Tensor, ...]
     bias: Edge | None
 
@@ -106,7 +112,7 @@ class Target:
         form = self.site.form
         low, _ = nudged(*ends, form.bits, form.narrow_range)
         width = step(*ends, form.bits, form.narrow_range)
-        shape = self.simulation.outputs[0].shape.as_list()
+        shape = self.values.shape
         low_values, steps = (
             self.matrices(np.broadcast_to(end, shape)) for end in (low, width)
         )
@@ -122,9 +128,12 @@ def find_targets(
 ) -> list[Target | NotRounded]:
     """Return the layers of a network whose weights are quantized, in order.
 
-    Cost: linear in ops and edges.
+    Cost: linear in ops and edges; one run of what weights depend on.
     """
     site_by_op = {op: site for site in sites if site.is_weights for op in site.ops}
+    # Corrections that there are by now do not count.
+    values = values_of([op.inputs[0] for op in site_by_op], unquantized)
+    value_by_op = dict(zip(site_by_op, values, strict=True))
     found: list[Target | NotRounded] = []
     first_reader: dict[Operation, str] = {}
     for op in network.ops:
@@ -149,9 +158,14 @@ def find_targets(
             if isinstance(rows, str):
                 found.append(_skip(op, rows))
                 continue
-            first_reader[simulation] = op.name
+            value = value_by_op[simulation]
+            same = tuple(o for o in site.ops if np.array_equal(value_by_op[o], value))
+            first_reader |= dict.fromkeys(same, op.name)
+            shares_range = len(same) < len(site.ops)
             bias = _bias_of(layer, network)
-            found.append(Target(rows, simulation, site, tuple(path), bias))
+            found.append(
+                Target(rows, same, site, value, shares_range, tuple(path), bias)
+            )
     return found
 
 
