@@ -275,6 +275,29 @@ def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
     assert again.read_bytes()[4:8] == b"TFL3"
 
 
+def test_weights_are_rounded_by_data(geutil, folder, tmp_path):
+    data = ["--data", folder / "data.npz", "--batch", "3", "--rounding", "gptq"]
+    scheme = ["--scheme", "int8x4"]
+    file, model = tmp_path / "net.tflite", tmp_path / "q"
+    said = geutil("quantize", folder / "net", "-o", file, *scheme, *data)
+    assert said.code == 0, said.err
+    assert "rounded by gptq, 0 not" in said.out
+    assert geutil("quantize", folder / "net", "-o", model, *scheme).code == 0
+    again = tmp_path / "again.tflite"
+    said = geutil("calibrate", model, "-o", again, *data, "--json")
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    assert told["rounding"] == "gptq"
+    assert all(layer["after"] <= layer["before"] for layer in told["layers"])
+    files = [each.read_bytes() for each in (file, again)]
+    assert len(files[0]) == len(files[1])
+    refused = geutil(
+        "quantize", folder / "net", "-o", tmp_path / "r", "--rounding", "adaround"
+    )
+    assert refused.code != 0
+    assert "--rounding adaround needs data; pass --data" in refused.err
+
+
 def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):
     data = ["--data", folder / "data.npz", "--batch", "3"]
     plan, page = tmp_path / "plan.json", tmp_path / "bits.html"

@@ -13,6 +13,7 @@ import geutil
 from geutil import model
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
 from geutil.quantize import calibrate, quantize
+from geutil.quantize.calibration.ranges import Probe
 from tests.quantize.small_networks import (
     branch_inputs,
     branch_weights,
@@ -460,3 +461,14 @@ def test_the_graph_stays_as_it_is():
     calibrate(m, batches(branch_inputs(1)))
     assert m.graph.as_graph_def() == before
     geutil.verify(m.graph)
+
+
+def test_a_probe_returns_results_in_their_places():
+    m = opened(
+        lambda x: {f"y{i:02}": x * tf.constant(i + 1.0) for i in range(12)},
+        spec([2], "x"),
+    )
+    results = list(m.outputs.values())
+    probe = Probe(m.graph, m.inputs, {}, lambda *_: {}, None, results)
+    found = probe.run({"x": tf.ones([2])})[""]
+    assert [value[0] for value in found.values()] == list(range(1, 13))

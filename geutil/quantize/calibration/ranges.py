@@ -65,10 +65,15 @@ class Probe:
     def run(self, sample: Mapping[str, Any]) -> dict[str, dict[str, Array]]:
         """Return for each group what was measured on a sample.
 
+        Results, under "", have their places as keys, in that order.
+
         Groups that lie in a branch of version 1 which is not taken are left out.
         """
         values_by_group: dict[str, dict[str, Array]] = {}
-        for name, value in functions.call_function(self._function, sample).items():
+        found = functions.call_function(self._function, sample)
+        # A function returns them by name: "10" before "2".
+        in_order = sorted(found.items(), key=lambda item: len(item[0]))
+        for name, value in in_order:
             group, _, key = name.partition("\n")
             values_by_group.setdefault(group, {})[key] = value.numpy()
         # TensorFlow returns nothing at all for what did not run.
