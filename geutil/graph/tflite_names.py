@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from geutil.graph.op_types import CALLS
 from geutil.graph.tflite_reading import LiteGraph, LiteOp
 
 _DIGITS = "0123456789"
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 """What the results of a whole function are called after."""
 
 
@@ -43,7 +43,7 @@ def spellings(name: str) -> Iterator[str]:
 
 def names_result(name: str) -> bool:
     """Tell whether a name is that of a whole function's result, and so of no op."""
-    return name.rpartition("/")[2].rstrip(_DIGITS).rstrip("_") in _CALLS
+    return name.rpartition("/")[2].rstrip(_DIGITS).rstrip("_") in CALLS
 
 
 def op_names(graph: LiteGraph) -> list[str]:

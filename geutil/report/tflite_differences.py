@@ -1,4 +1,4 @@
-"""What a TFLite file has and lacks of the graph that it was converted from."""
+"""Differences between a TFLite file and the graph that it was converted from."""
 
 from __future__ import annotations
 
