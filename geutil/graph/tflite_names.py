@@ -13,7 +13,6 @@ from geutil.graph.op_types import CALLS
 from geutil.graph.tflite_reading import LiteGraph, LiteOp
 
 _DIGITS = "0123456789"
-"""What the results of a whole function are called after."""
 
 
 def sources_of(tensor_name: str) -> list[str]:
