@@ -7,7 +7,10 @@ those before it, as a sum or side by side, and has a width of its own.
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -36,35 +39,48 @@ def irregular_network(
         classes: of the output.
     """
     chance = random.Random(seed)
-    layers = tf.keras.layers
-    image = layers.Input([pixels, pixels, 3], name="image")
+    layers = _Layers()
+    image = tf.keras.Input([pixels, pixels, 3], name="image")
     x = layers.Conv2D(width, 3, 2, "same", use_bias=False)(image)
     x = layers.ReLU(6.0)(layers.BatchNormalization()(x))
     for cell in range(cells):
         if cell:
             x = layers.MaxPooling2D(2)(x)
-        x = _cell(x, nodes, chance)
+        x = _cell(x, nodes, layers, chance)
     x = layers.GlobalAveragePooling2D()(x)
     return tf.keras.Model(image, layers.Dense(classes)(x), name=f"irregular_{seed}")
 
 
-def _cell(x: Any, nodes: int, chance: random.Random) -> Any:
+class _Layers:
+    """Makes Keras layers, numbered from the first of the network on.
+
+    TFLite's converter orders ops by names, and Keras numbers layers from the first one
+    of the process on: a file would depend on what else was built before.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        name = f"{kind.lower()}_{next(self._numbers):03}"
+        return partial(getattr(tf.keras.layers, kind), name=name)
+
+
+def _cell(x: Any, nodes: int, layers: _Layers, chance: random.Random) -> Any:
     """Return the concatenation of a cell's nodes that no other node reads."""
-    layers = tf.keras.layers
     made, is_read = [x], [True]
     for _ in range(nodes):
         near = range(max(len(made) - _REACH, 0), len(made))
         reads = sorted(chance.sample(near, min(chance.randint(1, 2), len(near))))
         for place in reads:
             is_read[place] = True
-        made.append(_node([made[place] for place in reads], chance))
+        made.append(_node([made[place] for place in reads], layers, chance))
         is_read.append(False)
     ends = [y for y, read in zip(made, is_read, strict=True) if not read]
     return layers.Concatenate()(ends) if len(ends) > 1 else ends[0]
 
 
-def _node(reads: list[Any], chance: random.Random) -> Any:
-    layers = tf.keras.layers
+def _node(reads: list[Any], layers: _Layers, chance: random.Random) -> Any:
     x, *others = reads
     if others and x.shape[-1] == others[0].shape[-1]:
         x = layers.Add()([x, *others])
