@@ -85,7 +85,7 @@ def test_without_a_terminal_nothing_is_shown(capsys):
 
 def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path):
     arguments = ["quantize", folder / "net", "-o", tmp_path / "q", "--json"]
-    arguments += ["--data", folder / "data.npz", "--batch", "2"]
+    arguments += ["--data", folder / "data.npz", "--batch", "2", "--rounding", "gptq"]
     with terminal() as (file, said):
         done = subprocess.run(
             [*COMMAND, *map(str, arguments)],
@@ -97,7 +97,14 @@ def test_progress_goes_to_a_terminal_and_the_result_into_a_pipe(folder, tmp_path
         )
     assert done.returncode == 0, shown(said)
     assert json.loads(done.stdout)["calibrated"]["batches"] == 3
-    for step in ("starting TensorFlow", "opening net", "folding", "3/3", "writing q"):
+    for step in (
+        "starting TensorFlow",
+        "opening net",
+        "folding",
+        "3/3",
+        "rounding",
+        "writing q",
+    ):
         assert step in shown(said)
     assert "oneDNN" not in shown(said)
 

@@ -112,7 +112,13 @@ def counted(
         return
     try:
         from rich.console import Console
-        from rich.progress import track
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
     except ImportError as error:
         if progress:
             raise MissingExtraError(
@@ -121,8 +127,14 @@ def counted(
             ) from error
         yield from items
         return
-    console = Console(stderr=True)
-    yield from track(items, title, _count(dataset), console=console)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield from bar.track(items, _count(dataset), description=title)
 
 
 def _count(dataset: Any) -> int | None:
