@@ -21,6 +21,7 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
+from geutil.quantize.int8 import converting
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
 from tests.quantize.kernelwise import kernels_apart
@@ -373,3 +374,68 @@ def test_files_in_the_order_of_least_memory(caplog):
     assert "to_tflite: arena " in caplog.text
     assert arena_bytes(ordered) <= arena_bytes(blob)
     refused(lambda: to_tflite(m, order="random"), "no order 'random'", "least_memory")
+
+
+def shared_weights(kind):
+    """Return a function whose layers read the same weights, or equal ones."""
+    square = tf.Variable(normal(3, 3, 4, 4))
+    twin, matrix = tf.Variable(normal(3, 3, 4, 4)), tf.Variable(normal(4, 4, seed=1))
+    depthwise = tf.Variable(normal(3, 3, 4, 1, seed=2))
+    layers = {
+        "shared": lambda x, second: tf.nn.conv2d(x, square, 1, "SAME"),
+        "equal": lambda x, second: tf.nn.conv2d(
+            x, twin if second else square, 1, "SAME"
+        ),
+        "dense": lambda x, second: tf.tensordot(x, matrix, 1),
+        "depthwise": lambda x, second: tf.nn.depthwise_conv2d(
+            x, depthwise, [1, 1, 1, 1], "SAME"
+        ),
+        "transposed": lambda x, second: tf.nn.conv2d_transpose(
+            x, square, tf.shape(x), 1
+        ),
+    }
+    layer = layers[kind]
+
+    def network(x):
+        first = tf.nn.relu(layer(x, False) * 0.3)
+        return {"y": tf.tanh(layer(first, True)) + layer(x[:, ::-1], True)}
+
+    return opened(network, spec([1, 8, 8, 4], "x"))
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "float16"])
+@pytest.mark.parametrize(
+    "kind", ["shared", "equal", "dense", "depthwise", "transposed"]
+)
+def test_weights_that_layers_share_are_stored_once(kind, scheme, caplog):
+    """The converter stores what several ops read of a FakeQuant op in float."""
+    m = shared_weights(kind)
+    data = [{"x": normal(1, 8, 8, 4, seed=40 + i)} for i in range(3)]
+    quantize(m, scheme=scheme, is_training=False)
+    calibrate(m, data, "min_max")
+    blob = to_tflite(m, scheme=scheme)
+    if (kind, scheme) != ("transposed", "dynamic_range"):
+        assert "computes in float" not in caplog.text
+    file = unpacked(blob)
+    (graph,) = file.subgraphs
+    weights = [
+        t
+        for t in graph.tensors
+        if tflite_edits.type_of(t) in ("INT8", "INT4")
+        and tflite_edits.constant(file, t) is not None
+        and np.prod(t.shape) >= 16
+    ]
+    assert weights
+    assert len({t.buffer for t in weights}) == 1
+    simulated, found = results(m, blob, data)
+    wanted = {8: 25.0, 16: 60.0, None: 80.0}[SCHEMES[scheme].activation_bits]
+    assert decibels(simulated, found) > wanted
+
+
+def test_layers_whose_weights_are_lost_are_told(monkeypatch, caplog):
+    monkeypatch.setattr(converting, "part_weights", lambda graph: None)
+    to_tflite(shared_weights("shared"), scheme="weight_only_int8")
+    reason = "computes in float: the converter stores its weights in float"
+    told = [r.message for r in caplog.records if reason in r.message]
+    assert len(told) == 3
+    assert all("CONV_2D" in line for line in told)

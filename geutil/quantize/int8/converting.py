@@ -36,6 +36,7 @@ from geutil.quantize.int8 import (
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.parted_weights import part_weights
 from geutil.quantize.int8.standalone_relus import as_changes_of_steps
 from geutil.quantize.int8.weight_layout import stored_as_simulated
 from geutil.quantize.partial_copy import Amend, PartialCopy
@@ -110,6 +111,8 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with creation.neutral(copy.graph):
+        if mend or fuse:
+            part_weights(copy.graph)
         if fuse:
             output_tensors = converter_workarounds.with_bias_vectors(
                 copy.graph, output_tensors

@@ -22,15 +22,18 @@ from geutil.quantize.int8.converting import (
     to_int8,
 )
 from geutil.quantize.int8.least_memory import least_memory_order
+from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
+    layers_lost,
     pack_weights,
     read_weights_stored,
     store_weights,
 )
+from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 
 _logger = logging.getLogger("geutil")
@@ -199,6 +202,17 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         )
 
 
+def _quantized_layers(graph: types.Graph) -> set[str]:
+    """Return the names of layers whose weights are quantized."""
+    origins = Origins(graph)
+    layers = (layer_of(op, origins) for op in graph.get_operations())
+    return {
+        layer.op.name
+        for layer in layers
+        if layer is not None and is_quantized(layer.kernel)
+    }
+
+
 def _with_weights(model: Any, scheme: Scheme) -> Any:
     """Return a model whose weights are quantized: a copy of it where they are not."""
     if live_simulations(model.graph):
@@ -214,8 +228,11 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         check_learnt(find_sites(model.graph, model.variables))
     file = unpacked(converted(deployed(model, fuse=True)))
     left: list[LeftInFloat] = []
+    names = _quantized_layers(model.graph)
     for graph in file.subgraphs:
         store_weights(file, graph)
+        if scheme.weights_only:
+            left += layers_lost(file, graph, names)
         if scheme.at_run_time:
             left += read_weights_stored(file, graph)
         elif not scheme.weights_only:

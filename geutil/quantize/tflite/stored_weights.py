@@ -9,6 +9,7 @@ which the converter does not do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ _HYBRID_VERSIONS = {"CONV_2D": 5, "FULLY_CONNECTED": 9}
 _SLOW_HYBRIDS = ("DEPTHWISE_CONV_2D",)
 """Kinds whose kernels for that take longer than those in float."""
 _WEIGHTS = 1
+_WEIGHTS_OF = dict.fromkeys((*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV"), 1)
+_DIGITS = "0123456789"
 _FEWEST_ROUNDED = 1024
 """Layers with fewer weights take longer to round their data than that saves."""
 
@@ -142,6 +145,29 @@ def _moved(model: Any, graph: Any, op: Any, kind: str, source: int) -> int | Non
     zero = int(tflite_edits.zeros_of(tensor)[0])
     tflite_edits.set_steps(new, steps, new_axis if steps.size > 1 else 0, zero)
     return index
+
+
+def layers_lost(model: Any, graph: Any, names: set[str]) -> Iterator[LeftInFloat]:
+    """Yield the layers whose weights are float constants though they are quantized.
+
+    Args:
+        model: the file, whose weights were stored.
+        graph: one of its subgraphs.
+        names: those of the layers that are quantized in the model.
+    """
+    for op in graph.operators:
+        kind = tflite_edits.kind_of(model, op)
+        slot = _WEIGHTS_OF.get(kind)
+        if slot is None:
+            continue
+        weights, made = (graph.tensors[i] for i in (op.inputs[slot], op.outputs[0]))
+        is_float = tflite_edits.type_of(weights) == "FLOAT32"
+        if not is_float or tflite_edits.constant(model, weights) is None:
+            continue
+        name = made.name.decode()
+        parts = [part.partition(":")[0] for part in name.split(";")]
+        if names.intersection((*parts, *(part.rstrip(_DIGITS) for part in parts))):
+            yield LeftInFloat(kind, name, "the converter stores its weights in float")
 
 
 def pack_weights(model: Any, graph: Any) -> None:
