@@ -299,7 +299,7 @@ class QuantizeChoices:
         """Return the bits of the weights that a group of ops reads."""
         if self.depthwise_bits is None:
             return self.weight_bits
-        return self.depthwise_bits if any(map(_is_by_groups, ops)) else self.weight_bits
+        return self.depthwise_bits if any(map(is_by_groups, ops)) else self.weight_bits
 
     def in_scope(self, op: Operation) -> bool:
         """Tell whether an op is in the scope that is asked for."""
@@ -314,7 +314,7 @@ class QuantizeChoices:
         return Overrides(self, list(ops))
 
 
-def _is_by_groups(op: Operation) -> bool:
+def is_by_groups(op: Operation) -> bool:
     """Tell whether an op is a convolution of which no filter reads all channels."""
     if op.type != "Conv2D":
         return op.type == "DepthwiseConv2dNative"

@@ -20,6 +20,9 @@ With TensorFlow 2.21 the converter goes wrong with these:
 - A sum with zeros, or a product with ones, is dropped, and the FakeQuant ops before and
   behind it meet: the ranges of two tensors are one's then, which may contradict that of
   a concat. With a number that is next to zero, or to one, it is kept.
+- Layers that read the same data, and whose weights have the same values, become one. If
+  what they make is to be stored in two ranges, that one computes in float. Weights of
+  which one's range is wider by a float32 rounding error are not the same.
 
 It gives what is reversed no range, where a FakeQuant op stands behind the reverse only,
 and reverses in float (TensorFlow 2.21).
@@ -434,6 +437,7 @@ def mended(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
         elif _is_uniform(value):
             new_values[bias.tensor.op] = _not_uniform(value)
         _widen(bias.layer, value, constants, new_values)
+    _told_apart(graph, constants, new_values)
     _kept(graph, constants, new_values)
     new_values |= _divisors_of_one(graph, constants)
     return new_values
@@ -476,6 +480,44 @@ def _biases(graph: Graph) -> Iterator[_Bias]:
             layer = layer_of(forwarded_from(data).op, origins)
             if layer is not None:
                 yield _Bias(bias, layer)
+
+
+def _told_apart(
+    graph: Graph, constants: Mapping[Operation, Array], new_values: Values
+) -> None:
+    """Widen ranges of weights by a rounding error where layers would become one."""
+    by_data: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
+    origins = Origins(graph)
+    for op in graph.get_operations():
+        layer = layer_of(op, origins)
+        simulation = None if layer is None else forwarded_from(layer.kernel).op
+        if layer is None or simulation is None or simulation.type not in FAKE_QUANT:
+            continue
+        # Equal layers have equal reshapes before them, which become one as well.
+        data = forwarded_from(op.inputs[layer.data])
+        same = by_data[data] = by_data.get(data, [])
+        if simulation not in same:
+            same.append(simulation)
+    for simulations in by_data.values():
+        if len(simulations) > 1:
+            _widen_equal(simulations, constants, new_values)
+
+
+def _widen_equal(
+    simulations: Sequence[Operation],
+    constants: Mapping[Operation, Array],
+    new_values: Values,
+) -> None:
+    values = values_of([op.inputs[0] for op in simulations], constants.get)
+    for index, op in enumerate(simulations):
+        ends = [t.op for t in op.inputs][1:]
+        count = sum(np.array_equal(values[index], v) for v in values[:index])
+        if count and all(end in constants for end in ends):
+            for end in ends:
+                wider = np.float32(1 + count * _ROUNDING)
+                new_values[end] = np.asarray(
+                    new_values.get(end, constants[end]) * wider
+                )
 
 
 def _kept(
