@@ -187,9 +187,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("geutil").setLevel(logging.ERROR)
     found = rows(options.steps)
-    print(
-        "| weights/activations, norms | calibrated, % | trained, % | step / float step |"
-    )
+    print("| weights/activations, norms | calibrated, % | trained, % | step / float |")
     print("|---|---|---|---|")
     for row in found:
         print(f"| {row.way} | {row.before:.2f} | {row.after:.2f} | {row.ratio:.2f} |")
