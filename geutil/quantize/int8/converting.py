@@ -36,6 +36,7 @@ from geutil.quantize.int8 import (
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.standalone_relus import as_changes_of_steps
 from geutil.quantize.int8.weight_layout import stored_as_simulated
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import (
@@ -403,6 +404,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     _check_bits(graph)
     blob = converted(deployed(model, mend=True), _ask_for_int8)
     blob = stored_as_simulated(blob, matrix_weights.matrices(graph))
+    blob = as_changes_of_steps(blob)
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     _warn_of_matrices(graph)
