@@ -21,6 +21,7 @@ from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, S
 from geutil.quantize.calibration.ranges import (
     Probe,
     RangeSite,
+    find_followers,
     unquantized,
 )
 from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
@@ -196,7 +197,13 @@ class Collection:
             return measured(bins, tensors, lowest.get(name, -np.inf))
 
         self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
-        self._trials = RangeTrials(model, sites)
+        # The range of what a mask is in ends where the mask does not.
+        self._followers = {
+            name: follower
+            for name, follower in find_followers(sites).items()
+            if not {name, follower.source} & set(lowest)
+        }
+        self._trials = RangeTrials(model, sites, self._followers)
         self._finiteness = Finiteness(model)
         self._masked: set[str] = set()
         self._unseen = {site.name: site for site in sites}
@@ -242,10 +249,14 @@ class Collection:
                 f"a branch which none of the {self.count} batches takes; no range was "
                 "set. Give batches that take it, or strip the branch"
             )
-        return {
+        tried = {
             method: {s.name: self._ends(s, of[s.name]) for s in self._sites}
             for method, of in self._observers.items()
         }
+        for ranges in tried.values():
+            for name, follower in self._followers.items():
+                ranges[name] = follower.ends(ranges[follower.source])
+        return tried
 
     def chosen(
         self,

@@ -22,7 +22,13 @@ import tensorflow as tf
 
 from geutil.graph import creation, functions, op_types, runtime
 from geutil.graph.types import Operation, Tensor
-from geutil.quantize.calibration.ranges import Probe, RangeSite, frozen, unquantized
+from geutil.quantize.calibration.ranges import (
+    Follower,
+    Probe,
+    RangeSite,
+    frozen,
+    unquantized,
+)
 from geutil.quantize.partial_copy import PartialCopy
 from geutil.quantize.spec import Range
 
@@ -73,11 +79,18 @@ class RangeTrials:
     Args:
         model: a quantized model.
         sites: its ranges of activations.
+        followers: those that others tell, by name, in the order of the graph.
     """
 
-    def __init__(self, model: Any, sites: Sequence[RangeSite]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sites: Sequence[RangeSite],
+        followers: Mapping[str, Follower],
+    ) -> None:
         self._model = model
         self._sites = sites
+        self._followers = followers
         self._samples: list[Sample] = []
         self._exact: list[Results] = []
 
@@ -113,6 +126,8 @@ class RangeTrials:
             whole = shares
         else:
             by_range = {name: _clearly_least(of) for name, of in shares.items()}
+            for name, follower in self._followers.items():
+                by_range[name] = by_range[follower.source]
             mixed, whole = _mixed(tried, by_range), ""
             candidates = {
                 chosen.method: chosen for chosen in (mixed, Chosen(SAFE, tried[SAFE]))

@@ -328,10 +328,6 @@ class _PointPlanner(Drafts):
             self._keep(op, kernel)
         elif kernel.treatment is Treatment.JOINS:
             self._join(op, kernel)
-        elif op.type in int8_kernels.FUSED_ACTIVATIONS and not self.overrides.asked(op):
-            # By itself, it finds values on levels already: finer ones tell no more, and
-            # would make several steps of one that the kernel before it is off.
-            self._keep(op, replace(kernel, slot="act_quant"))
         else:
             self._make(op, kernel)
 
