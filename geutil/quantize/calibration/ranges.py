@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
-from geutil.quantize.spec import Format, Range
+from geutil.quantize.spec import Format, Range, nudged
 from geutil.select.networks.provenance import Origins, scalar_value
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -181,12 +181,12 @@ class Follower:
     Attributes:
         source: the name of the range of what the op reads.
         factor: the number that the op multiplies by; None if it cuts values off at 0.
-        symmetric: whether the ranges are symmetric.
+        form: how both are stored.
     """
 
     source: str
     factor: float | None
-    symmetric: bool = False
+    form: Format
 
     def ends(self, source: Range) -> Range:
         """Return the range in which each level of the source is a level, too.
@@ -194,10 +194,12 @@ class Follower:
         A cut at 0 keeps the steps and begins at 0, where its kernel changes steps and
         does no more.
         """
-        low, high = (float(end) for end in source)
+        # Where 0 is a level: turned around, another one may be nearest.
+        nudged_ends = nudged(*source, self.form.bits, self.form.narrow_range)
+        low, high = (float(end) for end in nudged_ends)
         if self.factor is not None:
             return Range(*sorted((low * self.factor, high * self.factor)))
-        return source if self.symmetric else Range(0.0, high - low)
+        return source if self.form.symmetric else Range(0.0, high - low)
 
 
 def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
@@ -216,13 +218,11 @@ def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
     site_by_name = {site.name: site for site in sites}
     found: dict[str, Follower] = {}
     for site in sites:
-        followed = {_followed(t.op, site_by_op) for t in site.tensors}
-        (follower, *others) = followed
-        if follower is None or others:
-            continue
-        source = site_by_name[follower.source]
-        if source is not site and source.form == site.form:
-            found[site.name] = replace(follower, symmetric=site.form.symmetric)
+        (follower, *others) = {_followed(t.op, site_by_op) for t in site.tensors}
+        if follower is not None and not others:
+            source = site_by_name[follower.source]
+            if source is not site and source.form == site.form:
+                found[site.name] = follower
     return found
 
 
@@ -236,13 +236,14 @@ def _followed(
         if source is None:
             continue
         if cuts:
-            return Follower(source.name, None)
-        number = op.inputs[1 - slot]
-        exact = unquantized(number.op)
-        factor = scalar_value(number if exact is None else exact)
+            return Follower(source.name, None, source.form)
+        other = op.inputs[1 - slot]
+        exact = unquantized(other.op)
+        factor = scalar_value(other if exact is None else exact)
         if factor:
             inverse = op.type == "RealDiv"
-            return Follower(source.name, 1.0 / factor if inverse else factor)
+            number = 1.0 / factor if inverse else factor
+            return Follower(source.name, number, source.form)
     return None
 
 

@@ -7,7 +7,7 @@ sum of g e over all values, where e is the error of a value and g the gradient o
 there. Errors of rounding are nearly independent, so a range adds the sum of g^2 e^2 to
 the squared error of y; calibration by the error of values alone minimizes that of e^2
 (Choukroun et al. 2019, arXiv 1902.06822). The squares of the gradients of all outputs
-are estimated together: their sum is the mean of (v^T dy/dx)^2 over random directions v
+are estimated together: their sum is the mean of (v^T dy/dx)^2 over random signs v
 (Hutchinson 1990, "A stochastic estimator of the trace of the influence matrix").
 """
 
@@ -48,8 +48,9 @@ _KEPT = 8
 _CLEARLY = 0.7
 """Another choice has to cost so much less: few images tell noise within 1 dB or so."""
 _DIRECTIONS = 2
-_MOST_SAMPLES = 16
-"""Of each batch: gradients hold what all layers make of it in memory."""
+_MOST_VALUES = 2**27
+"""Of each batch as many samples: gradients hold what all layers make in memory."""
+_UNKNOWN_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class RangeTrials:
         Cost: a copy of the graph with its gradients, which runs once for each batch;
         for each choice that is tried one copy more, and a run for each batch.
         """
+        if not self._sites:
+            return Chosen(SAFE, {}, whole="activations have none")
         if len(self._samples) < 2:
             return Chosen(SAFE, tried[SAFE], whole="one batch tells of no other")
         shares = self._shares(tried)
@@ -129,9 +132,8 @@ class RangeTrials:
             for name, follower in self._followers.items():
                 by_range[name] = by_range[follower.source]
             mixed, whole = _mixed(tried, by_range), ""
-            candidates = {
-                chosen.method: chosen for chosen in (mixed, Chosen(SAFE, tried[SAFE]))
-            }
+            whole_ones = [Chosen(name, tried[name]) for name in (CANDIDATES[0], SAFE)]
+            candidates = {chosen.method: chosen for chosen in (mixed, *whole_ones)}
         sites = [*self._sites, *weights]
         noise = {
             name: self._noise(sites, chosen.ranges | ranges_of_weights)
@@ -224,20 +226,27 @@ class _WeighedErrors:
                 rows.append(tf.add_n(errors))
             outputs_by_name = {"rows": tf.stack(rows)}
         inputs = {**copy.inputs, self._seed: seed}
-        self._few = all(
-            t.shape.rank and t.shape[0] is None for t in copy.inputs.values()
-        )
+        # Samples can be left out where their number is not known.
+        self._most = None
+        if all(t.shape.rank and t.shape[0] is None for t in copy.inputs.values()):
+            self._most = max(_MOST_VALUES // sum(map(_size, tensors)), 1)
         self._function = functions.build_function(
             copy.graph, inputs, outputs_by_name, [], []
         )
 
     def run(self, sample: Sample, index: int) -> Array:
         """Return the errors for a batch: [ranges, methods]."""
-        if self._few:
-            sample = {name: x[:_MOST_SAMPLES] for name, x in sample.items()}
+        if self._most is not None:
+            sample = {name: x[: self._most] for name, x in sample.items()}
         fed = {**sample, self._seed: tf.constant(index)}
         rows = functions.call_function(self._function, fed)["rows"].numpy()
         return np.asarray(rows, np.float64)
+
+
+def _size(tensor: Tensor) -> int:
+    """Return how many values there are of a sample, by what is known."""
+    sizes = tensor.shape.as_list()[1:] if tensor.shape.rank else [None]
+    return int(np.prod([size or _UNKNOWN_SIZE for size in sizes], dtype=np.int64))
 
 
 def _squared_gradients(
@@ -255,7 +264,7 @@ def _squared_gradients(
     totals = [tf.zeros_like(t) for t in tensors]
     for turn in range(_DIRECTIONS if chosen else 0):
         directions = [
-            scale * _normal(result, [seed, turn * len(results) + index])
+            scale * _signs(result, [seed, turn * len(results) + index])
             for index, result, scale in chosen
         ]
         ys = [result for _, result, _ in chosen]
@@ -274,8 +283,10 @@ def _squared_gradients(
     return [total / _DIRECTIONS for total in totals]
 
 
-def _normal(like: Tensor, seed: Sequence[Any]) -> Tensor:
-    return tf.random.stateless_normal(tf.shape(like), seed, dtype=like.dtype)
+def _signs(like: Tensor, seed: Sequence[Any]) -> Tensor:
+    """Return 1 or -1 for each value at random, whose squares tell no less than 1."""
+    halves = tf.random.stateless_uniform(tf.shape(like), seed, dtype=like.dtype) - 0.5
+    return tf.where(halves < 0.0, -tf.ones_like(halves), tf.ones_like(halves))
 
 
 _ZERO = tf.UnconnectedGradients.ZERO
