@@ -227,9 +227,13 @@ def calibrate(
     The model is run on the data as if it were not quantized. Weights get the range of
     their values. Activations get, by the method,
 
-    - "best": what "min_max", "mse" and "percentile" choose is tried out on the first
-      eight batches, and what changes the results least is kept: "min_max" unless
-      another one is better by a tenth, or if there is but one batch;
+    - "best": what "mse" chooses, unless what "min_max" or "percentile" chooses for a
+      range makes less than 0.7 times the noise at the outputs: the squared errors of
+      the values, weighed by the squares of the gradients of the outputs. It is told
+      from the first eight batches. There the network is run, too, with these ranges
+      and with all of them by "mse" and "min_max": one method is taken for all if its
+      noise is less than 0.7 times as large. Without gradients, the three methods are
+      tried so. If there is but one batch it is "min_max";
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
@@ -237,6 +241,10 @@ def calibrate(
     - "entropy": the range whose quantized values diverge least from the exact ones
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
+
+    Two kinds of ops get ranges by those of what they read, since finer steps would tell
+    no more: Relus that are kernels of their own, from 0 on in the same steps, and
+    products with a number. What is learnt in training has ranges of its own.
 
     Activations that are zero throughout get the range from 0 to 1. Infinities that a
     mask puts into them, or that leave no trace in the results, do not count; where a
@@ -292,10 +300,10 @@ def calibrate(
             version 1 conditional; or weights are to be rounded by data, and the model
             has a loop of version 1.
 
-    Cost: one run of the model for each batch, and one copy of its graph; "best" three
-    more copies, and up to 24 runs. Rounding by data: two runs more, and for each layer
-    with n inputs and m outputs some n^2 (n / 3 + m / 2) products with "gptq",
-    800 n^2 m with "adaround".
+    Cost: one run of the model for each batch, and one copy of its graph; "best" four
+    more copies, one of them with its gradients twice, and up to 32 runs. Rounding by
+    data: two runs more, and for each layer with n inputs and m outputs some n^2 (n / 3
+    + m / 2) products with "gptq", 800 n^2 m with "adaround".
 
     Example:
         >>> import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The ranges of a graph: read from variables, measured, frozen."""
+"""The ranges of a graph: read from variables, told by others, measured, frozen."""
 
 from __future__ import annotations
 

@@ -255,6 +255,10 @@ class _PointPlanner(Drafts):
         if layer is None or layer.spreads or layer.axis != -1:
             return False
         between = [parted.data, *(t for t in op.inputs if t is not parted.bias)]
+        # The Reshape becomes another op, which no override would find.
+        reshape = between[1].op
+        if self.refusal(reshape) or self.overrides.asked(reshape):
+            return False
         return (
             parted.data.op in self.kernels
             and network.is_parameter(parted.bias)
