@@ -47,7 +47,7 @@ _KEPT = 8
 """How many batches they are tried on."""
 _CLEARLY = 0.7
 """Another choice has to cost so much less: few images tell noise within 1 dB or so."""
-_DIRECTIONS = 2
+_DIRECTIONS = 4
 _MOST_VALUES = 2**27
 """Of each batch as many samples: gradients hold what all layers make in memory."""
 _UNKNOWN_SIZE = 256
