@@ -301,9 +301,9 @@ def calibrate(
             has a loop of version 1.
 
     Cost: one run of the model for each batch, and one copy of its graph; "best" four
-    more copies, one of them with its gradients four times, and up to 32 runs. Rounding by
-    data: two runs more, and for each layer with n inputs and m outputs some n^2 (n / 3
-    + m / 2) products with "gptq", 800 n^2 m with "adaround".
+    more copies, one of them with its gradients four times, and up to 32 runs. Rounding
+    by data: two runs more, and for each layer with n inputs and m outputs some n^2 (n /
+    3 + m / 2) products with "gptq", 800 n^2 m with "adaround".
 
     Example:
         >>> import tensorflow as tf
