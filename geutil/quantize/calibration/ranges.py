@@ -219,7 +219,7 @@ def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
     found: dict[str, Follower] = {}
     for site in sites:
         readers = (r for op in site.ops for r in op.outputs[0].consumers())
-        if any(reader.type in int8_kernels.DECISIONS for reader in readers):
+        if any(reader.type in int8_kernels.COMPARISONS for reader in readers):
             # A comparison with the source would hang on the last bit of a float.
             continue
         (follower, *others) = {_followed(t.op, site_by_op) for t in site.tensors}
