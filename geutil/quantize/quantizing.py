@@ -268,6 +268,7 @@ def _lowered(
         (lowering.lower_one_hots, plan.one_hots),
         (lowering.lower_divisions, plan.roots),
         (lowering.lower_squares, plan.squares),
+        (lowering.lower_biases, plan.biases),
     ):
         if ops:
             more, results = lower(graph, ops)
