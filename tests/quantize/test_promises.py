@@ -48,7 +48,8 @@ def test_transposed_convolutions(bias, activation, batch):
     assert result.floats == []
     assert result.most <= (1 if bias != "no bias" else 2)
     split = bias == "no bias" and activation is not None
-    kinds = [kind for kind in result.kinds if kind in ("TRANSPOSE_CONV", "QUANTIZE")]
+    # Where values reach beyond 6, a change of steps is no Relu6.
+    kinds = [k for k in result.kinds if k in ("TRANSPOSE_CONV", "QUANTIZE", "RELU6")]
     assert len(kinds) == 1 + split
 
 
