@@ -62,7 +62,8 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+script-src 'unsafe-inline'; worker-src blob:; style-src 'unsafe-inline'; \
+img-src data: blob:">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
