@@ -1,5 +1,6 @@
 // Light and dark: as the system has it, until a person says otherwise.
 
+import { GROUP } from "./colours";
 import { button } from "./dom";
 
 /** A worker, which runs this script too, has no screen. */
@@ -57,8 +58,11 @@ export function tones(): Tones {
 
 /** A colour that something is filled with: in the dark, with letters in light upon it. */
 export function fill(colour: string): string {
-  return isDark() ? mixed(colour, DARK, colour === "#ffffff" ? 0.82 : 0.6) : colour;
+  return isDark() ? mixed(colour, DARK, NEARLY_WHITE.has(colour) ? 0.8 : 0.6) : colour;
 }
+
+/** What is many times in a drawing should not glare. */
+const NEARLY_WHITE = new Set(["#ffffff", GROUP]);
 
 /** A colour of lines. */
 export function stroke(colour: string): string {
