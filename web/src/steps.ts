@@ -4,7 +4,7 @@
 export type Steps<T> = Generator<number | Promise<unknown>, T, void>;
 
 /** Milliseconds of work before the browser may draw. */
-const SLICE = 10;
+export const SLICE = 10;
 
 /** Returns what is true at every n-th call: a step should take about a millisecond. */
 export function every(n: number): () => boolean {

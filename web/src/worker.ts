@@ -2,7 +2,7 @@
 // from the text of it, as a page is one file.
 
 import { layOutScope, type ScopeJob, type ScopeLayout } from "./layered";
-import { nextFrame } from "./steps";
+import { nextFrame, SLICE } from "./steps";
 
 /** Whether this script runs in the worker. */
 export const isWorker = typeof document === "undefined";
@@ -77,10 +77,17 @@ export class LayoutWorker {
 }
 
 let last: Promise<unknown> = Promise.resolve();
+let frameAt = 0;
 
-/** One scope a frame. */
+/** One scope after the other, with a frame between where it is time for one. */
 function inThePage(job: ScopeJob): Promise<ScopeLayout> {
-  const made = last.then(nextFrame).then(() => layOutScope(job));
+  const made = last.then(async () => {
+    if (performance.now() - frameAt > SLICE) {
+      await nextFrame();
+      frameAt = performance.now();
+    }
+    return layOutScope(job);
+  });
   last = made.catch(() => {});
   return made;
 }
