@@ -258,8 +258,8 @@ def _viewer_is_missing() -> bool:
 def _running_cell() -> tuple[str, int] | None:
     """Return what tells the cell that runs from others, and the number of the run."""
     module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module else None
-    if not hasattr(shell, "get_parent"):
+    shell: Any = module.get_ipython() if module else None
+    if shell is None or not hasattr(shell, "get_parent"):
         return None
     asked = shell.get_parent()
     # Older notebooks give their cells no names; then the code tells them apart.

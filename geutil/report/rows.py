@@ -262,7 +262,7 @@ def _float_rows(report: Int8Comparison) -> list[Row]:
             op not in report.missed,
             op,
             "though it is quantized in the model" if op in report.missed else "",
-            (op.partition(" ")[2],),
+            (op.partition(" ")[2].strip("'"),),
         )
         for op in report.float_ops
     ]

@@ -209,14 +209,14 @@ def test_a_comparison_with_a_file_is_a_table():
         OutputSteps("close", 0.5, (90, 10), 4, 4),
         OutputSteps("far", 0.5, (50, 0, 0, 50), 4, 1),
     )
-    float_ops = ("ADD add/one", "MUL scale/two")
-    found = Int8Comparison(outputs, 4, float_ops, missed=("MUL scale/two",))
+    float_ops = ("ADD 'add/one'", "MUL 'scale/two'")
+    found = Int8Comparison(outputs, 4, float_ops, missed=("MUL 'scale/two'",))
     rows = rows_of(found).rows
     assert [(r.outcome, r.good, r.what) for r in rows] == [
         ("1 step(s)", True, "close"),
         ("3 step(s)", False, "far"),
-        ("float", True, "ADD add/one"),
-        ("float", False, "MUL scale/two"),
+        ("float", True, "ADD 'add/one'"),
+        ("float", False, "MUL 'scale/two'"),
     ]
     assert "within 1 step: 50.0000%, same largest: 1 of 4" in rows[1].detail
     assert rows[2].names == ("add/one",)

@@ -141,7 +141,7 @@ function item(key: string, label: string, kind: Item["kind"], parent: Item | nul
 function grouped(scope: Item, graph: Graph): Item[] {
   if (scope.children.length <= MANY) return scope.children;
   const units = unitsInOrder(scope.children, graph);
-  const byName = groupedByName(scope, units, 0);
+  const byName = groupedByName(scope, units, 0, graph);
   if (byName.length <= TOO_MANY) return byName;
   return groupedInOrder(scope, unitsInOrder(byName, graph), graph);
 }
@@ -158,7 +158,7 @@ function nameOf(unit: Unit): string {
  * Only those that follow one another along the edges: add_1 and add_2 may be anywhere, and
  * a group of them would tie the drawing into a knot.
  */
-function groupedByName(parent: Item, units: Unit[], depth: number): Item[] {
+function groupedByName(parent: Item, units: Unit[], depth: number, graph: Graph): Item[] {
   const runs: { prefix: string; members: Unit[] }[] = [];
   for (const unit of units) {
     const prefix = nameOf(unit).split("_").slice(0, depth + 1).join("_");
@@ -170,13 +170,15 @@ function groupedByName(parent: Item, units: Unit[], depth: number): Item[] {
   for (const run of runs) times.set(run.prefix, (times.get(run.prefix) ?? 0) + 1);
   const goesOn = (unit: Unit, prefix: string): boolean => nameOf(unit) !== prefix;
   if (runs.length === 1 && units.some((unit) => goesOn(unit, runs[0].prefix))) {
-    return groupedByName(parent, units, depth + 1);
+    return groupedByName(parent, units, depth + 1, graph);
   }
   return runs.flatMap(({ prefix, members }) => {
-    if (!prefix || members.length < 3 || times.get(prefix)! > 1) return members.flat();
-    const made = group(parent, `${prefix}_*`, members.flat());
-    if (members.length > MANY / 2 && members.some((unit) => goesOn(unit, prefix))) {
-      made.children = groupedByName(made, members, depth + 1);
+    const children = members.flat();
+    const drawn = children.filter((child) => !child.ops.every((op) => graph.isParameter(op)));
+    if (!prefix || drawn.length < 3 || times.get(prefix)! > 1) return children;
+    const made = group(parent, `${prefix}_*`, children);
+    if (members.length > 1 && children.length > MANY / 2 && members.some((unit) => goesOn(unit, prefix))) {
+      made.children = groupedByName(made, members, depth + 1, graph);
     }
     return [made];
   });
