@@ -146,9 +146,25 @@ function grouped(scope: Item, graph: Graph): Item[] {
   return groupedInOrder(scope, unitsInOrder(byName, graph), graph);
 }
 
-/** The first name in a unit that a person may have chosen; "" without any. */
-function nameOf(unit: Unit): string {
-  return unit.find(isNamed)?.label ?? "";
+/** The members of a unit that give it its name: not its weights, nor what has a number. */
+function nameGivers(unit: Unit, graph: Graph): Unit {
+  const drawn = unit.filter((child) => isDrawn(child, graph));
+  return (drawn.length ? drawn : unit).filter(isNamed);
+}
+
+function isDrawn({ ops }: Item, graph: Graph): boolean {
+  return ops.some((op) => !graph.isParameter(op));
+}
+
+/** The beginning of a name, as far as some underscores. */
+function beginning(label: string, depth: number): string {
+  return label.split("_").slice(0, depth + 1).join("_");
+}
+
+/** How the names of all that give a unit its name begin; "" if they differ, or none does. */
+function prefixOf(unit: Unit, depth: number, graph: Graph): string {
+  const prefixes = nameGivers(unit, graph).map(({ label }) => beginning(label, depth));
+  return prefixes.every((prefix) => prefix === prefixes[0]) ? (prefixes[0] ?? "") : "";
 }
 
 /**
@@ -161,23 +177,26 @@ function nameOf(unit: Unit): string {
 function groupedByName(parent: Item, units: Unit[], depth: number, graph: Graph): Item[] {
   const runs: { prefix: string; members: Unit[] }[] = [];
   for (const unit of units) {
-    const prefix = nameOf(unit).split("_").slice(0, depth + 1).join("_");
+    const prefix = prefixOf(unit, depth, graph);
     const last = runs.at(-1);
     if (last && last.prefix === prefix) last.members.push(unit);
     else runs.push({ prefix, members: [unit] });
   }
   const times = new Map<string, number>();
   for (const run of runs) times.set(run.prefix, (times.get(run.prefix) ?? 0) + 1);
-  const goesOn = (unit: Unit, prefix: string): boolean => nameOf(unit) !== prefix;
-  if (runs.length === 1 && units.some((unit) => goesOn(unit, runs[0].prefix))) {
+  const goesOn = (members: Unit[], prefix: string): boolean =>
+    members.some((unit) => nameGivers(unit, graph).some(({ label }) => label !== prefix));
+  const [{ prefix: first }, ...others] = runs;
+  if (!others.length && first && goesOn(units, first)) {
     return groupedByName(parent, units, depth + 1, graph);
   }
   return runs.flatMap(({ prefix, members }) => {
     const children = members.flat();
-    const drawn = children.filter((child) => !child.ops.every((op) => graph.isParameter(op)));
-    if (!prefix || drawn.length < 3 || times.get(prefix)! > 1) return children;
+    const drawn = children.filter((child) => isDrawn(child, graph)).length;
+    if (!prefix || drawn < 3 || times.get(prefix)! > 1) return children;
     const made = group(parent, `${prefix}_*`, children);
-    if (members.length > 1 && children.length > MANY / 2 && members.some((unit) => goesOn(unit, prefix))) {
+    const isLarge = members.length > 1 && children.length > MANY / 2;
+    if (isLarge && goesOn(members, prefix)) {
       made.children = groupedByName(made, members, depth + 1, graph);
     }
     return [made];
