@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from geutil import report
 from tests.report import samples
+from tests.report.test_bits_page import plan
 
 AXE = Path(__file__).resolve().parents[2] / "web/node_modules/axe-core/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -250,6 +252,19 @@ def test_the_audit_of_other_pages_finds_nothing(
     assert faults(page) == []
     altered = report.diff(samples.nested(), samples.skipping(), report="one\ntwo")
     assert faults(in_scheme(browse(altered), scheme, 1400)) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_audit_of_a_page_without_scripts_finds_nothing(tabs, scheme, tmp_path):
+    _, new_tab = tabs
+    tab = new_tab()
+    tab.emulate_media(color_scheme=scheme)
+    path = report.bits(plan()).save(tmp_path / "bits.html")
+    tab.goto(path.as_uri())
+    assert faults(types.SimpleNamespace(page=tab)) == []
+    dark = "getComputedStyle(document.body).backgroundColor === 'rgb(20, 24, 29)'"
+    assert tab.evaluate(dark) == (scheme == "dark")
+    tab.close()
 
 
 def test_a_page_with_a_fault_fails_the_audit(nested):
