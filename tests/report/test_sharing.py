@@ -96,7 +96,7 @@ def test_the_address_is_a_link_to_what_is_chosen(nested, followed):
 
 def test_a_link_is_followed_on_an_open_page(nested):
     nested.page.evaluate("location.hash = '#op=joined'")
-    nested.page.wait_for_function("document.querySelector('h2').innerText === 'joined'")
+    nested.page.locator("section.details h2", has_text="joined").wait_for()
     assert nested.chosen() == {":joined"}
 
 
