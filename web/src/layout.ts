@@ -81,7 +81,7 @@ export function* layOut(
 ): Steps<Layout> {
   const scopes = new Map<Item, Inside>([[root, { members: [], edges: [] }]]);
   for (const scope of visible.open) scopes.set(scope, { members: [], edges: [] });
-  const pause = every(500);
+  const pause = every(100);
   for (const items of [visible.open, visible.leaves]) {
     for (const item of items) {
       if (pause()) yield 0;
@@ -155,7 +155,7 @@ function roomOf({ from, to, drawn }: InnerEdge): number {
 /** Edges by the scope that both ends lie in, between its children. */
 function* edgesByScope(edges: VisibleEdge[], scopes: Map<Item, Inside>): Steps<void> {
   const found = new Map<Item, Map<Item, InnerEdge>>();
-  const pause = every(300);
+  const pause = every(100);
   for (const edge of edges) {
     if (pause()) yield 0;
     const [scope, from, to] = meeting(edge.source, edge.target);
@@ -193,7 +193,7 @@ function* placed(
 ): Steps<Layout> {
   const corners = new Map<Item, Point>([[root, { x: 0, y: 0 }]]);
   const layout: Layout = { centres: new Map(), boxes: new Map(), bends: new Map() };
-  const pause = every(300);
+  const pause = every(100);
   for (const scope of [root, ...visible.open]) {
     const corner = corners.get(scope)!;
     const { members, edges, layout: inside } = scopes.get(scope)!;

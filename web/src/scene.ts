@@ -63,7 +63,7 @@ export function* sceneOf(visible: Visible, layout: Layout, graph: Graph): Steps<
   const byKey = new Map<string, SceneNode>();
   const places = new Map<Item, number>();
   const box = { x1: Infinity, y1: Infinity, x2: -Infinity, y2: -Infinity };
-  const pause = every(200);
+  const pause = every(50);
   for (const items of [visible.open, visible.leaves]) {
     for (const item of items) {
       if (pause()) yield 1;

@@ -46,7 +46,7 @@ export function* visibleOf(hierarchy: Hierarchy, choice: Choice): Steps<Visible>
   const open: Item[] = [];
   const leafOf = new Array<Item | undefined>(graph.size);
   const waiting = [root];
-  const pause = every(500);
+  const pause = every(100);
   while (waiting.length) {
     if (pause()) yield 0;
     const at = waiting.pop()!;
@@ -88,7 +88,7 @@ function* edgesBetween(
     edge.label =
       edge.tensors === 1 ? graph.data.outputs[from][output] : `${edge.tensors} tensors`;
   };
-  const pause = every(500);
+  const pause = every(100);
   for (let op = 0; op < graph.size; op++) {
     if (pause()) yield 0;
     if (choice.hides(op)) continue;
