@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil import report
 from tests.report import samples
 from tests.report.test_bits_page import plan
+from tests.report.test_diff_page import without_tanh
 
 AXE = Path(__file__).resolve().parents[2] / "web/node_modules/axe-core/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -220,6 +221,27 @@ def in_scheme():
     for page in pages:
         page.page.emulate_media(color_scheme="light")
         page.page.set_viewport_size({"width": 1400, "height": 900})
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_comparison_is_used_by_keys_alone(browse, in_scheme, width, scheme):
+    page = browse(report.diff(samples.nested(), without_tanh()))
+    in_scheme(page, scheme, width)
+    focus(page)
+    press(page, "ArrowDown", "ArrowUp", "ArrowUp", "ArrowDown")
+    assert page.chosen(0) == page.chosen(1) != set()
+    press(page, "/")
+    page.page.keyboard.type("joined")
+    press(page, "Enter", "Escape")
+    assert page.chosen(0) == page.chosen(1) == {":joined"}
+    for side in (0, 1):
+        x, y = page.place(":joined", side)
+        box = page.page.locator(".canvas").nth(side).bounding_box()
+        assert box["x"] < x < box["x"] + box["width"]
+        assert box["y"] < y < box["y"] + box["height"]
+    press(page, "ArrowUp")
+    assert page.chosen(0) != {":joined"}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
