@@ -1,5 +1,5 @@
-// Bundles the viewer into geutil/report/static: one script, one style sheet, and the
-// licences of what the script contains.
+// Bundles the viewer into geutil/report/static: one script, one style sheet, what brings
+// them into the frames of a notebook, and the licences of what the script contains.
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -9,18 +9,21 @@ const here = dirname(fileURLToPath(import.meta.url));
 const target = join(here, "..", "geutil", "report", "static");
 mkdirSync(target, { recursive: true });
 
-const result = await build({
-  absWorkingDir: here,
-  entryPoints: ["src/main.ts"],
-  outfile: join(target, "viewer.js"),
-  bundle: true,
-  minify: true,
-  format: "iife",
-  target: "es2022",
-  charset: "utf8",
-  legalComments: "none",
-  metafile: true,
-});
+const bundle = (entry, name) =>
+  build({
+    absWorkingDir: here,
+    entryPoints: [entry],
+    outfile: join(target, name),
+    bundle: true,
+    minify: true,
+    format: "iife",
+    target: "es2022",
+    charset: "utf8",
+    legalComments: "none",
+    metafile: true,
+  });
+const result = await bundle("src/main.ts", "viewer.js");
+await bundle("src/loader.ts", "loader.js");
 
 // Every package that the bundle was made of, whatever brought it in.
 const packages = new Set();

@@ -17,6 +17,7 @@ from geutil.errors import ModelError
 from geutil.graph.types import Tensor, type_name
 from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
+from geutil.notebook_display import Shown
 from geutil.select.networks import outputs
 from geutil.select.networks.outputs import Array
 
@@ -165,7 +166,7 @@ def _ratio(apart: Array, size: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """What two models computed from the same inputs.
 
     Its truth value is `equal`, so that `assert model.compare(other)` reads well.

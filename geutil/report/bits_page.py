@@ -21,18 +21,23 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 20, 48
 _STEPS = (1, 2, 5, 10)
 _TICKS = 6
 _STYLE = """
+:root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
-  padding: 0 1rem; color: #1b2430; background: #fff; }
+  padding: 0 1rem; color: light-dark(#1b2430, #eef2f7);
+  background: light-dark(#fff, #14181d); }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 svg { width: 100%; height: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: #4a5665; }
-.grid { stroke: #d9dee5; } .curve { stroke: #1f5fb4; fill: none; stroke-width: 2; }
-.point { fill: #1f5fb4; } .chosen { fill: #b34700; }
-.predicted { stroke: #6b7684; fill: none; stroke-dasharray: 4 4; }
+svg text { font: 12px system-ui, sans-serif; fill: light-dark(#4a5665, #a9b4c0); }
+.grid { stroke: light-dark(#d9dee5, #333c46); }
+.curve { stroke: light-dark(#1f5fb4, #7ab2ff); fill: none; stroke-width: 2; }
+.point { fill: light-dark(#1f5fb4, #7ab2ff); }
+.chosen { fill: light-dark(#b34700, #ff9a5c); }
+.predicted { stroke: light-dark(#6b7684, #98a3af); fill: none; stroke-dasharray: 4 4; }
 table { border-collapse: collapse; width: 100%; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid #d9dee5; text-align: right; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid light-dark(#d9dee5, #333c46);
+  text-align: right; }
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
-.bits { color: #b34700; font-weight: 600; }
+.bits { color: light-dark(#b34700, #ff9a5c); font-weight: 600; }
 """
 
 
@@ -80,7 +85,7 @@ def bits(plan: BitPlan, *, title: str | None = None) -> Page:
 
 
 def _body(plan: BitPlan, heading: str) -> Iterator[str]:
-    yield f"<h1>{html.escape(heading)}</h1>"
+    yield f"<main><h1>{html.escape(heading)}</h1>"
     head = str(plan).splitlines()[: 3 + (plan.scores is not None)]
     yield from (f"<div>{html.escape(line.strip())}</div>" for line in head)
     if plan.curve:
@@ -93,6 +98,7 @@ def _body(plan: BitPlan, heading: str) -> Iterator[str]:
         for name, reason in plan.left:
             yield f"<li>{html.escape(name)}: {html.escape(reason)}</li>"
         yield "</ul>"
+    yield "</main>"
 
 
 class _Axis:

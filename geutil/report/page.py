@@ -5,10 +5,14 @@ One HTML file with the viewer in it, which needs no network.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import html
 import json
 import os
+import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -25,12 +29,24 @@ class Bundle:
     Attributes:
         script: the script, which draws a page's payload.
         style: the style sheet.
+        loader: the script that brings the two into a frame of a notebook.
         licences: the licences of the packages in it.
     """
 
     script: str
     style: str
+    loader: str
     licences: str
+
+    @functools.cached_property
+    def packed(self) -> str:
+        """Script and style, as the loader unpacks them."""
+        return _packed(json.dumps({"script": self.script, "style": self.style}))
+
+    @property
+    def key(self) -> str:
+        """What tells the viewer from those of other versions."""
+        return hashlib.sha256(self.packed.encode()).hexdigest()[:16]
 
 
 @functools.cache
@@ -42,9 +58,9 @@ def read_bundle() -> Bundle:
     """
     folder = files("geutil.report") / "static"
     try:
-        script, style, licences = (
+        script, style, loader, licences = (
             (folder / name).read_text(encoding="utf-8")
-            for name in ("viewer.js", "viewer.css", "LICENSES.txt")
+            for name in ("viewer.js", "viewer.css", "loader.js", "LICENSES.txt")
         )
     except FileNotFoundError as error:
         raise ReportError(
@@ -52,7 +68,10 @@ def read_bundle() -> Bundle:
         ) from error
     # A comment ends at the first "--", and a script at its closing tag.
     return Bundle(
-        script.replace("</script", "<\\/script"), style, licences.replace("--", "- ")
+        script.replace("</script", "<\\/script"),
+        style,
+        loader.replace("</script", "<\\/script"),
+        licences.replace("--", "- "),
     )
 
 
@@ -62,7 +81,8 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+script-src 'unsafe-inline'; worker-src blob:; style-src 'unsafe-inline'; \
+img-src data: blob:">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
@@ -82,6 +102,31 @@ This page contains the following packages.
 </body>
 </html>
 """
+_FRAME = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'unsafe-inline'; worker-src blob:; style-src 'unsafe-inline'; \
+img-src data: blob:">
+<title>{title}</title>
+</head>
+<body>
+<script type="text/plain" id="payload" data-packed data-key="{key}">{payload}</script>
+{viewer}
+<script>
+{loader}
+</script>
+</body>
+</html>
+"""
+_VIEWER = """<script type="text/plain" id="viewer" data-key="{key}">{packed}</script>
+<!--
+This page contains the following packages.
+
+{licences}
+-->"""
 _STATIC_PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -109,7 +154,8 @@ class Page:
     """A page to look at: a drawing, a comparison, or a timeline.
 
     It is one file with its scripts in it, and its policy forbids the browser to ask the
-    network for anything. A notebook shows it in a frame.
+    network for anything. A notebook shows it in a frame; the first frame of a notebook
+    holds the scripts, and the others take them from there.
 
     Attributes:
         title: its title.
@@ -156,7 +202,7 @@ class Page:
             ReportError: there is such a file, and `overwrite` is not set; or the
                 viewer was not built.
 
-        Cost: linear in the size of the page, some 0.6 MB and 0.3 kB an op.
+        Cost: linear in the size of the page, some 0.2 MB and 0.3 kB an op.
         """
         path = Path(path)
         if path.exists() and not overwrite:
@@ -167,10 +213,64 @@ class Page:
 
     def _repr_html_(self) -> str:
         """Return a frame for a notebook."""
-        text = html.escape(self.html)
+        text = html.escape(self.html if self.body else self._framed())
         style = f"width:100%;height:{_FRAME_HEIGHT}px;border:1px solid #d9dee5"
         title = html.escape(self.title)
         return f'<iframe title="{title}" style="{style}" srcdoc="{text}"></iframe>'
+
+    def _framed(self) -> str:
+        """Return the text of a frame, with the viewer if no frame before has it."""
+        bundle = read_bundle()
+        viewer = ""
+        if _viewer_is_missing():
+            viewer = _VIEWER.format(
+                key=bundle.key, packed=bundle.packed, licences=bundle.licences
+            )
+        return _FRAME.format(
+            title=html.escape(self.title),
+            key=bundle.key,
+            payload=_packed(_json(self.payload)),
+            viewer=viewer,
+            loader=bundle.loader,
+        )
+
+
+_runs: dict[str, int] = {}
+"""The cells of the notebook that showed a page, with the number of their last run."""
+
+
+def _viewer_is_missing() -> bool:
+    """Tell whether the next frame must have the viewer, and note the cell of it.
+
+    That is so outside of notebooks, in the first cell, and in a cell that runs again:
+    its output, which may have held the viewer, is gone.
+    """
+    cell = _running_cell()
+    # Each output of Colab is a page of its own, which sees no other.
+    if cell is None or "google.colab" in sys.modules:
+        return True
+    name, run = cell
+    missing = not _runs or _runs.get(name, run) != run
+    _runs[name] = run
+    return missing
+
+
+def _running_cell() -> tuple[str, int] | None:
+    """Return what tells the cell that runs from others, and the number of the run."""
+    module = sys.modules.get("IPython")
+    shell: Any = module.get_ipython() if module else None
+    if shell is None or not hasattr(shell, "get_parent"):
+        return None
+    asked = shell.get_parent()
+    # Older notebooks give their cells no names; then the code tells them apart.
+    name = asked.get("metadata", {}).get("cellId")
+    name = name or asked.get("content", {}).get("code", "")
+    return str(name), int(shell.execution_count)
+
+
+def _packed(text: str) -> str:
+    """Return a text deflated and in base 64."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
 
 
 def _json(payload: Mapping[str, Any]) -> str:

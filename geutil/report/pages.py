@@ -229,7 +229,7 @@ def _payload(
 
 
 _SHOWN = 200
-"""Rows of a table; the text of the report has all of them."""
+"""Rows of a table; the object has all of them."""
 _COLOURS = {True: "#00734f", False: "#b34700"}
 _SCROLLING = "max-height:420px;overflow:auto"
 
@@ -263,7 +263,7 @@ def _table(report: object) -> str:
     summary = "".join(f"<div>{html.escape(line)}</div>" for line in rows.summary)
     body = "".join(map(_row, rows.rows[:_SHOWN]))
     rest = len(rows.rows) - _SHOWN
-    more = f"<div>and {rest} more, which print() lists</div>" if rest > 0 else ""
+    more = f"<div>and {rest} more, which the object has</div>" if rest > 0 else ""
     title = html.escape(rows.title)
     return (
         f"<div><b>{title}</b>{summary}"

@@ -10,6 +10,7 @@ from typing import Any
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.memory.sizes import megabytes
+from geutil.model import Comparison, Inspection
 from geutil.model.strip.report import StripReport
 from geutil.quantize import (
     BitPlan,
@@ -186,9 +187,91 @@ def noise_band(layer: LayerNoise) -> int:
 
 
 @rows_of.register
+def _inspection_rows(info: Inspection) -> Rows:
+    rows = [
+        Row(role, True, key, f"{tensor}, signature {name}", ())
+        for name, signature in info.signatures.items()
+        for role, tensors in (("in", signature.inputs), ("out", signature.outputs))
+        for key, tensor in tensors.items()
+    ]
+    parts: tuple[tuple[str, list[tuple[str, str]]], ...] = (
+        (
+            "function",
+            [
+                (f.name, f"{f.ops} ops, {f.inputs} -> {f.outputs}")
+                for f in info.functions
+            ],
+        ),
+        (
+            "variable",
+            [
+                (v.name, f"{v.tensor}{' (frozen)' if v.trainable is False else ''}")
+                for v in info.variables
+            ],
+        ),
+        ("layer", [(layer.name, layer.type) for layer in info.layers]),
+        ("op", [(name, str(count)) for name, count in info.ops.items()]),
+        (
+            "op in functions",
+            [(name, str(count)) for name, count in info.function_ops.items()],
+        ),
+        ("asset", [(name, "") for name in info.assets]),
+    )
+    for outcome, entries in parts:
+        rows += [Row(outcome, True, what, detail, ()) for what, detail in entries]
+    first, *others = str(info).splitlines()
+    told = [line for line in others if line.startswith(("tags: ", "size: "))]
+    return Rows("Files of a model", (first, *told), tuple(rows))
+
+
+@rows_of.register
+def _comparison_rows(report: Comparison) -> Rows:
+    rows = tuple(
+        Row(
+            "equal" if difference.equal else "different",
+            difference.equal,
+            name,
+            str(difference).removeprefix(f"{difference.output}: "),
+            (),
+        )
+        for name, difference in report.differences.items()
+    )
+    # What differs comes first, as it is what a reader looks for.
+    return Rows("Outputs", _head(report), tuple(sorted(rows, key=lambda r: r.good)))
+
+
+def _step_rows(report: Int8Comparison) -> Rows:
+    outputs = [
+        Row(
+            f"{output.most} step(s)",
+            output.most <= 1,
+            output.output,
+            f"within 1 step: {output.share(1):.4%}, same largest: {output.agreeing} "
+            f"of {output.clear} (step {output.step:.4g})",
+            (),
+        )
+        for output in report.outputs
+    ]
+    return Rows("Steps", _head(report), (*outputs, *_float_rows(report)))
+
+
+def _float_rows(report: Int8Comparison) -> list[Row]:
+    return [
+        Row(
+            "float",
+            op not in report.missed,
+            op,
+            "though it is quantized in the model" if op in report.missed else "",
+            (op.partition(" ")[2].strip("'"),),
+        )
+        for op in report.float_ops
+    ]
+
+
+@rows_of.register
 def _noise_rows(report: Int8Comparison) -> Rows:
     if not report.layers:
-        return rows_of.dispatch(object)(report)
+        return _step_rows(report)
     # The noisiest come first, as they are what a reader looks for.
     ordered = sorted(report.layers, key=lambda layer: layer.own)
     rows = tuple(
@@ -211,7 +294,7 @@ def _noise_rows(report: Int8Comparison) -> Rows:
         *outputs,
         *(line.partition(", marked")[0] for line in told),
     )
-    return Rows("Noise of layers", summary, rows)
+    return Rows("Noise of layers", summary, (*rows, *_float_rows(report)))
 
 
 @rows_of.register

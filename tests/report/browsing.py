@@ -10,34 +10,39 @@ from pathlib import Path
 from typing import Any
 
 _PLACE = """([side, key]) => {
-  const { core } = window.geutil.drawings[side];
-  const node = core.getElementById(key);
-  if (node.empty()) throw new Error(`'${key}' is not drawn`);
-  const canvas = core.container().getBoundingClientRect();
-  const { x, y } = node.renderedPosition();
-  if (!node.hasClass('open')) return [canvas.x + x, canvas.y + y];
+  const { scene, viewport } = window.geutil.drawings[side];
+  const node = scene.byKey.get(key);
+  if (!node) throw new Error(`'${key}' is not drawn`);
+  const canvas = viewport.canvas.getBoundingClientRect();
   // An open scope is clicked in its upper left corner, where nothing lies in it.
-  const left = x - node.renderedOuterWidth() / 2;
-  const top = y - node.renderedOuterHeight() / 2;
-  return [canvas.x + left + 6, canvas.y + top + 6];
+  const corner = viewport.onScreen({ x: node.x1, y: node.y1 });
+  if (node.open) return [canvas.x + corner.x + 6, canvas.y + corner.y + 6];
+  const { x, y } = viewport.onScreen(
+    { x: (node.x1 + node.x2) / 2, y: (node.y1 + node.y2) / 2 });
+  return [canvas.x + x, canvas.y + y];
 }"""
-_KEYS = """([side, selector]) =>
-  window.geutil.drawings[side].core.elements(selector).map((one) => one.id())"""
-_EDGES = """(side) => window.geutil.drawings[side].core.edges().map((edge) => ({
-  source: edge.source().id(),
-  target: edge.target().id(),
-  label: edge.data('label'),
-  control: edge.hasClass('control'),
-  points: [
-    edge.sourceEndpoint(), ...(edge.segmentPoints() ?? []), edge.targetEndpoint(),
-  ],
+_KEYS = """([side, kind]) => {
+  const drawing = window.geutil.drawings[side];
+  const is = {
+    all: () => true,
+    open: (node) => node.open,
+    chosen: (node) => node === drawing.chosen,
+    marked: (node) => drawing.found.has(node),
+  }[kind];
+  return drawing.scene.nodes.filter(is).map((node) => node.key);
+}"""
+_EDGES = """(side) => window.geutil.drawings[side].scene.edges.map((edge) => ({
+  source: edge.source.key,
+  target: edge.target.key,
+  label: edge.label,
+  control: edge.control,
+  points: edge.points,
 }))"""
+_NODES = """([side, what]) => Object.fromEntries(
+  window.geutil.drawings[side].scene.nodes.map((node) => [node.key, node[what]]))"""
 _BOXES = """(side) => Object.fromEntries(
-  window.geutil.drawings[side].core.nodes().map((node) => {
-    const { x1, y1, x2, y2 } = node.boundingBox(
-      { includeLabels: false, includeOverlays: false });
-    return [node.id(), [x1, y1, x2, y2]];
-  }))"""
+  window.geutil.drawings[side].scene.nodes.map(({ key, x1, y1, x2, y2 }) =>
+    [key, [x1, y1, x2, y2]]))"""
 
 
 class Opened:
@@ -47,7 +52,7 @@ class Opened:
     colon.
     """
 
-    def __init__(self, page: Any, path: Path) -> None:
+    def __init__(self, page: Any, path: Path, link: str = "") -> None:
         self.page = page
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -59,7 +64,7 @@ class Opened:
         for event, listener in self._heard.items():
             page.on(event, listener)
         self.url = path.as_uri()
-        page.goto(self.url)
+        page.goto(self.url + link)
         page.wait_for_selector("body[data-ready]")
 
     def close(self) -> None:
@@ -74,25 +79,38 @@ class Opened:
 
     # What is drawn.
 
-    def drawn(self, side: int = 0, selector: str = "node") -> set[str]:
-        return set(self.page.evaluate(_KEYS, [side, selector]))
+    def drawn(self, side: int = 0, kind: str = "all") -> set[str]:
+        self.wait()
+        return set(self.page.evaluate(_KEYS, [side, kind]))
+
+    def wait(self) -> None:
+        """Wait until nothing is being drawn."""
+        self.page.wait_for_selector("body:not([data-busy])")
 
     def chosen(self, side: int = 0) -> set[str]:
-        return self.drawn(side, "node.chosen")
+        return self.drawn(side, "chosen")
 
     def marked(self, side: int = 0) -> set[str]:
-        return self.drawn(side, "node.marked")
+        return self.drawn(side, "marked")
 
     def open_scopes(self, side: int = 0) -> set[str]:
-        return self.drawn(side, "node.open")
+        return self.drawn(side, "open")
 
     def edges(self, side: int = 0) -> list[dict[str, Any]]:
+        self.wait()
         return self.page.evaluate(_EDGES, side)
 
     def boxes(self, side: int = 0) -> dict[str, list[float]]:
+        self.wait()
         return self.page.evaluate(_BOXES, side)
 
+    def colours(self, what: str, side: int = 0) -> dict[str, str]:
+        """Return the colours of what is drawn: its "fill", or its "border"."""
+        self.wait()
+        return self.page.evaluate(_NODES, [side, what])
+
     def place(self, key: str, side: int = 0) -> tuple[float, float]:
+        self.wait()
         x, y = self.page.evaluate(_PLACE, [side, key])
         return x, y
 

@@ -95,11 +95,7 @@ def test_the_counts_are_those_of_the_difference(fold, mobilenet_folded, keep, tm
 
 def borders(page, side):
     """Return the colours of what is drawn, by key."""
-    return page.page.evaluate(
-        """(side) => Object.fromEntries(window.geutil.drawings[side].core.nodes()
-             .map((node) => [node.id(), node.data('border')]))""",
-        side,
-    )
+    return page.colours("border", side)
 
 
 def test_changed_ops_have_the_colours_of_the_legend(compared):
@@ -113,11 +109,11 @@ def test_changed_ops_have_the_colours_of_the_legend(compared):
     assert before[":joined"] == rewired
     assert after[":outer/left/product"] == plain
     marks = compared.page.locator("footer.legend i")
-    shown = marks.evaluate_all("(all) => all.map((one) => one.style.background)")
+    shown = marks.evaluate_all("(all) => all.map((one) => one.style.borderColor)")
     wanted = [f"rgb({', '.join(rgb(c))})" for c in (added, removed, rewired)]
     assert shown[:3] == wanted
     names = compared.page.locator("footer.legend span:has(i)").all_inner_texts()
-    assert names == ["added", "removed", "rewired", "altered"]
+    assert names[:5] == ["added", "removed", "rewired", "altered", "same"]
 
 
 def rgb(colour):

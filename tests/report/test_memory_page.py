@@ -150,7 +150,7 @@ def test_strips_count_the_phases(trained, steps):
 
 
 def test_strips_have_the_colours_of_the_legend(trained):
-    legend = trained.page.locator("main .legend")
+    legend = trained.page.locator("main .phases")
     assert legend.locator("span").all_inner_texts() == list(PHASES)
     wanted = legend.locator("i").evaluate_all(
         "(marks) => marks.map((one) => one.style.background.match(/\\d+/g).join())"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
+import sys
+import types
+import zlib
 
 import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil import memory
+from geutil import memory, model, report
 from geutil.errors import ReportError
 from geutil.model import Stripped, StripReport
+from geutil.quantize import Int8Comparison
+from geutil.quantize.int8.comparing import OutputSteps
 from geutil.report import page
 from geutil.report.rows import rows_of
 from geutil.transform.rewrite import RewriteReport, Rewritten
@@ -21,11 +27,202 @@ from tests.settings import needs_eager
 pytestmark = [needs_eager]
 
 
+FRAME = 60_000
+"""Bytes of a shown model, at most, where the viewer was shown before."""
+
+
+def text_of(shown):
+    """Return the page in a notebook's frame."""
+    (text,) = re.findall(r'srcdoc="([^"]*)"', shown)
+    return html.unescape(text)
+
+
 def framed(value):
     """Return what the page in a notebook's frame draws."""
-    (text,) = re.findall(r'srcdoc="([^"]*)"', value._repr_html_())
-    found = re.search(r'id="payload">(.*?)</script>', html.unescape(text), re.DOTALL)
-    return json.loads(found[1])
+    found = re.search(r'id="payload"[^>]*>(.*?)</script>', text_of(value._repr_html_()))
+    return json.loads(zlib.decompress(base64.b64decode(found[1])))
+
+
+class Kernel:
+    """What IPython tells of the cell that runs."""
+
+    def __init__(self):
+        self.execution_count = 0
+        self._cell = ""
+
+    def run(self, cell, value):
+        """Show a value at the end of a cell."""
+        self._cell = cell
+        self.execution_count += 1
+        return value._repr_html_()
+
+    def get_parent(self):
+        return {"metadata": {"cellId": self._cell}, "content": {"code": ""}}
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    made = Kernel()
+    ipython = types.SimpleNamespace(get_ipython=lambda: made)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr(page, "_runs", {})
+    return made
+
+
+def has_viewer(shown):
+    return 'id="viewer"' in text_of(shown)
+
+
+def test_the_viewer_is_in_a_notebook_once(kernel, mobilenet_folded):
+    first = kernel.run("a", mobilenet_folded.before)
+    second = kernel.run("b", mobilenet_folded.after)
+    assert has_viewer(first)
+    assert not has_viewer(second)
+    assert len(second.encode()) < FRAME < len(first.encode())
+
+
+def test_two_pages_of_one_cell_share_the_viewer(kernel, mobilenet_folded):
+    assert has_viewer(kernel.run("a", mobilenet_folded.before))
+    assert not has_viewer(mobilenet_folded.before._repr_html_())
+
+
+@pytest.mark.parametrize("again", ["a", "b"])
+def test_a_cell_that_runs_again_has_the_viewer(kernel, mobilenet_folded, again):
+    for cell in ("a", "b"):
+        kernel.run(cell, mobilenet_folded.before)
+    assert has_viewer(kernel.run(again, mobilenet_folded.before))
+
+
+def test_where_outputs_see_no_others_each_has_the_viewer(
+    kernel, mobilenet_folded, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("colab"))
+    for cell in ("a", "b"):
+        assert has_viewer(kernel.run(cell, mobilenet_folded.before))
+
+
+def test_outside_of_notebooks_each_page_has_the_viewer(mobilenet_folded):
+    for _ in range(2):
+        assert has_viewer(mobilenet_folded.before._repr_html_())
+
+
+@pytest.fixture
+def notebook(tabs, tmp_path):
+    """Return what opens a page of outputs, as a notebook shows them."""
+    _, new_tab = tabs
+    tab = new_tab()
+    complaints = []
+    tab.on("console", lambda m: complaints.append(m.text) if m.type == "error" else 0)
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+
+    def show(*outputs):
+        path = tmp_path / "notebook.html"
+        cells = "".join(f"<div>{output}</div>" for output in outputs)
+        path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{cells}", encoding="utf-8")
+        tab.goto(path.as_uri())
+        frames = tab.locator("iframe")
+        return [frames.nth(at).content_frame for at in range(frames.count())]
+
+    yield show
+    tab.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_frames_draw_with_the_viewer_of_another(
+    kernel, notebook, mobilenet_folded, order
+):
+    moments = (memory.Moment("a", 4_000_000), memory.Moment("b", 8_000_000))
+    timeline = memory.Timeline(moments, (), 0, 0, "predicted")
+    shown = [
+        kernel.run("a", mobilenet_folded.before),
+        kernel.run("b", report.view(mobilenet_folded.after, title="after")),
+        kernel.run("c", timeline),
+    ]
+    assert [has_viewer(output) for output in shown] == [True, False, False]
+    frames = notebook(*(shown[at] for at in order))
+    for frame in frames:
+        frame.locator("body[data-ready]").wait_for()
+    by_number = dict(zip(order, frames, strict=True))
+    assert by_number[1].locator("h1").inner_text() == "after"
+    names = "window.geutil.drawings[0].graph.data.names.length"
+    drawn = by_number[1].locator("body").evaluate(f"() => {names}")
+    (data,) = framed(mobilenet_folded.after)["graphs"]
+    assert drawn == len(data["names"])
+    assert "peak 8.0 MB" in by_number[2].locator(".headline").inner_text()
+    by_number[1].get_by_role("button", name="open all").click()
+    by_number[1].locator("body:not([data-busy])").wait_for()
+
+
+def test_a_frame_without_the_viewer_says_what_to_do(kernel, notebook, mobilenet_folded):
+    kernel.run("a", mobilenet_folded.before)
+    (frame,) = notebook(kernel.run("b", mobilenet_folded.before))
+    frame.get_by_text("Run this cell again").wait_for(timeout=20_000)
+    (frame,) = notebook(kernel.run("b", mobilenet_folded.before))
+    frame.locator("section.drawing").wait_for()
+
+
+def test_an_inspection_is_a_table(tmp_path):
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+    def f(x):
+        return {"y": tf.nn.relu(x) * tf.constant(3.0)}
+
+    model.open(f).save(tmp_path / "saved")
+    info = model.inspect(tmp_path / "saved")
+    rows = rows_of(info).rows
+    signature = info.signatures["serving_default"]
+    assert [(r.outcome, r.what) for r in rows if r.outcome in ("in", "out")] == [
+        ("in", "x"),
+        ("out", "y"),
+    ]
+    assert str(signature.inputs["x"]) in rows[0].detail
+    ops = {r.what: int(r.detail) for r in rows if r.outcome == "op in functions"}
+    assert ops == dict(info.function_ops)
+    functions = [r.what for r in rows if r.outcome == "function"]
+    assert functions == [function.name for function in info.functions]
+    told = info._repr_html_()
+    assert told.count("<tr>") == len(rows)
+    assert "size: " in told
+
+
+def test_a_comparison_is_a_table_with_what_differs_first(mobilenet_folded):
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+    def plain(x):
+        return {"same": x + 1.0, "other": tf.nn.relu(x) + 3.0}
+
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+    def changed(x):
+        return {"same": x + 1.0, "other": tf.nn.relu(x) + 5.0}
+
+    found = model.open(plain).compare(model.open(changed))
+    rows = rows_of(found).rows
+    assert [(r.outcome, r.good, r.what) for r in rows] == [
+        ("different", False, "other"),
+        ("equal", True, "same"),
+    ]
+    assert "largest difference 2 absolute" in rows[0].detail
+    assert "different on" in found._repr_html_()
+
+
+def test_a_comparison_with_a_file_is_a_table():
+    outputs = (
+        OutputSteps("close", 0.5, (90, 10), 4, 4),
+        OutputSteps("far", 0.5, (50, 0, 0, 50), 4, 1),
+    )
+    float_ops = ("ADD 'add/one'", "MUL 'scale/two'")
+    found = Int8Comparison(outputs, 4, float_ops, missed=("MUL 'scale/two'",))
+    rows = rows_of(found).rows
+    assert [(r.outcome, r.good, r.what) for r in rows] == [
+        ("1 step(s)", True, "close"),
+        ("3 step(s)", False, "far"),
+        ("float", True, "ADD 'add/one'"),
+        ("float", False, "MUL 'scale/two'"),
+    ]
+    assert "within 1 step: 50.0000%, same largest: 1 of 4" in rows[1].detail
+    assert rows[2].names == ("add/one",)
+    told = html.unescape(found._repr_html_())
+    assert "4 sample(s), 3 step(s) apart at most, 2 float op(s)" in told
+    assert "though it is quantized in the model" in told
 
 
 def test_a_model_shows_its_graph(mobilenet_folded):

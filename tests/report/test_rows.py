@@ -181,10 +181,12 @@ def test_layers_that_are_all_zeros_are_not_called_exact():
     assert str(silent).startswith("own zeros, accumulated zeros")
 
 
-def test_a_comparison_without_layers_is_its_text():
+def test_a_comparison_without_layers_tells_outputs_and_float_ops():
     rows = rows_of(Int8Comparison(OUTPUTS, 3, ("ELU 'a'",)))
-    assert rows.title == "Int8Comparison"
-    assert rows.rows[-1].what == "float: ELU 'a'"
+    assert rows.title == "Steps"
+    assert [row.what for row in rows.rows[:-1]] == [o.output for o in OUTPUTS]
+    last = rows.rows[-1]
+    assert (last.outcome, last.what, last.names) == ("float", "ELU 'a'", ("a",))
 
 
 def test_other_things_are_listed_line_by_line():

@@ -46,10 +46,7 @@ def test_floats_are_coloured_and_listed_first(mixed):
     mixed.press("open all")
     told = legend(mixed)
     assert {"converts", "float", "int8"} <= {text.strip() for text in told}
-    colours = mixed.page.evaluate(
-        """() => Object.fromEntries(window.geutil.drawings[0].core.nodes()
-            .map((node) => [node.id(), node.data('colour')]))"""
-    )
+    colours = mixed.colours("fill")
     assert colours[":between/sine"] != colours[":behind/conv"]
     assert colours["between"] != colours["behind"]
     first = mixed.page.locator(".report tbody tr").first.inner_text()
@@ -166,10 +163,7 @@ def test_layers_are_coloured_by_their_noise(browse, keep, noise):
     assert {"below 10 dB", "30 to 40 dB", "not quantized"} <= {
         text.strip() for text in legend(opened)
     }
-    colours = opened.page.evaluate(
-        """() => Object.fromEntries(window.geutil.drawings[0].core.nodes()
-            .map((node) => [node.id(), node.data('colour')]))"""
-    )
+    colours = opened.colours("fill")
     drawn = {
         layer.op: colours[f":{layer.op}"]
         for layer in comparison.layers
@@ -184,9 +178,7 @@ def test_layers_are_coloured_by_their_noise(browse, keep, noise):
     # A closed scope has the colour of the noisiest op in it.
     assert drawn["coarse/conv"] != drawn["first/conv"]
     opened.press("close all")
-    closed = opened.page.evaluate(
-        "() => window.geutil.drawings[0].core.getElementById('coarse').data('colour')"
-    )
+    closed = opened.colours("fill")["coarse"]
     assert closed == drawn["coarse/conv"]
     first = opened.page.locator(".report tbody tr").first
     assert worst.op in first.inner_text()

@@ -176,7 +176,7 @@ def test_a_click_beside_the_ops_chooses_nothing(nested):
 def test_two_quick_clicks_on_two_scopes_close_neither(nested):
     nested.press("open all")
     before = nested.open_scopes()
-    # At once: cytoscape takes two clicks at any two places for a double click.
+    # At once, as in a double click, but at two places.
     first, second = nested.place("outer/left"), nested.place("outer/right")
     nested.page.mouse.click(*first)
     nested.page.mouse.click(*second)

@@ -4,6 +4,7 @@ import uPlot from "uplot";
 
 import { bytesText, element } from "./dom";
 import type { TimelineData } from "./payload";
+import { onTheme, stroke, tones } from "./theme";
 
 export const CURVES = ["#33658a", "#e07a1f"];
 const HEIGHT = 300;
@@ -28,6 +29,7 @@ export class Chart {
       places.map((place) => (place < line.bytes.length ? line.bytes[place] / 1e6 : null)),
     );
     this.plot = new uPlot(this.options(), [places, ...curves], this.panel);
+    onTheme(() => this.plot!.redraw());
     new ResizeObserver(() => {
       this.plot!.setSize({ width: this.panel.clientWidth, height: HEIGHT });
     }).observe(this.panel);
@@ -46,15 +48,15 @@ export class Chart {
       legend: { show: false },
       scales: { x: { time: false }, y: { range: (_, __, most) => [0, most * 1.12] } },
       axes: [
-        { label: "ops in order of execution" },
-        { label: "held, MB (10⁶ bytes)", size: 64 },
+        axis({ label: "ops in order of execution" }),
+        axis({ label: "held, MB (10⁶ bytes)", size: 64 }),
       ],
       series: [
         {},
         ...this.timelines.map((line, index) => ({
           label: line.label,
-          stroke: CURVES[index],
-          fill: `${CURVES[index]}22`,
+          stroke: () => stroke(CURVES[index]),
+          fill: () => `${stroke(CURVES[index])}22`,
           width: 1.5,
           paths: uPlot.paths.stepped!({ align: 1 }),
           points: { show: false },
@@ -76,7 +78,7 @@ export class Chart {
       if (place < 0) return;
       const x = plot.valToPos(place, "x", true);
       const y = plot.valToPos(line.bytes[place] / 1e6, "y", true);
-      ctx.fillStyle = CURVES[index];
+      ctx.fillStyle = stroke(CURVES[index]);
       ctx.beginPath();
       ctx.arc(x, y, 4 * devicePixelRatio, 0, 2 * Math.PI);
       ctx.fill();
@@ -87,6 +89,28 @@ export class Chart {
     });
     ctx.restore();
   }
+}
+
+/** What the colours of some curves mean. */
+export function colourLegend(entries: [label: string, colour: string][]): HTMLElement {
+  const legend = element("div", { className: "legend" });
+  const draw = (): void => {
+    const marks = entries.map(([label, colour]) => {
+      const mark = element("i");
+      mark.style.background = stroke(colour);
+      return element("span", {}, mark, label);
+    });
+    legend.replaceChildren(...marks);
+  };
+  draw();
+  onTheme(draw);
+  return legend;
+}
+
+/** An axis in the colours of the page. */
+export function axis(rest: uPlot.Axis): uPlot.Axis {
+  const faint = (): string => `${tones().dim}33`;
+  return { stroke: () => tones().text, grid: { stroke: faint }, ticks: { stroke: faint }, ...rest };
 }
 
 /** The first op at the peak; -1 without ops. */

@@ -5,10 +5,14 @@ import { ADDED, ALTERED, FUSED, REMOVED, REWIRED } from "./payload";
 export const STATUS_COLOURS: Record<number, string> = {
   [ADDED]: "#009e73",
   [REMOVED]: "#d55e00",
-  [REWIRED]: "#cc79a7",
+  [REWIRED]: "#b8578a",
   [ALTERED]: "#0072b2",
   [FUSED]: "#7a6a00",
 };
+
+/** The border of what did not change, and the fill of closed scopes. */
+export const PLAIN = "#7b8794";
+export const GROUP = "#eef2f7";
 
 /** What ops of TFLite files compute in; the first that fits counts. */
 const PRECISIONS: [string, string, RegExp][] = [
@@ -16,8 +20,8 @@ const PRECISIONS: [string, string, RegExp][] = [
   ["int8 weights, float", "#f6c6a0", /hybrid/],
   ["float", "#f08a5d", /float/],
   ["4-bit weights", "#b39ddb", /int[24] weights/],
-  ["int16", "#8ecae6", /^int16/],
-  ["int8", "#b7e4c7", /^u?int8/],
+  ["int16", "#a9b8f0", /^int16/],
+  ["int8", "#8fd3c8", /^u?int8/],
 ];
 const OTHER_INTEGERS = "#eef1f4";
 

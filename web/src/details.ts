@@ -5,6 +5,7 @@ import { element, link, plural, button } from "./dom";
 import type { Graph } from "./graph";
 import { SAME, STATUS_NAMES, type ReportRow } from "./payload";
 import type { Item } from "./scopes";
+import { copy } from "./sharing";
 
 /** More consumers than these are counted, and named on request. */
 const SHOWN = 20;
@@ -35,7 +36,7 @@ function ofScope(drawing: Drawing, item: Item): HTMLElement {
   return element(
     "div",
     {},
-    element("h2", { textContent: item.label || drawing.title }),
+    name(item.kind === "scope" ? item.key || drawing.title : item.label, item.label || drawing.title),
     item.parent && line("in", pathOf(item.parent)),
     line("holds", plural(item.ops.length, "op")),
     item.parent && button("open or close", () => drawing.toggle(item)),
@@ -59,7 +60,7 @@ function ofOp(drawing: Drawing, op: number, around: Surroundings): HTMLElement {
   const made = element(
     "div",
     {},
-    element("h2", { textContent: graph.name(op) }),
+    name(graph.name(op)),
     line("type", graph.type(op)),
     line("device", graph.device(op) || "any"),
   );
@@ -144,6 +145,18 @@ function reportOf(drawing: Drawing, item: Item, rows: ReportRow[]): HTMLElement[
     .slice(0, SHOWN)
     .map((row) => element("li", {}, `${row.outcome}: ${row.what} — ${row.detail}`));
   return [element("h3", { textContent: "in the report" }), element("ul", {}, ...lines)];
+}
+
+/** A name as a heading; a click copies it, or the whole of it where a part is shown. */
+function name(text: string, shown: string = text): HTMLElement {
+  const note = element("span", { className: "dim copied" });
+  note.setAttribute("role", "status");
+  const made = button(shown, () => {
+    void copy(text).then((done) => (note.textContent = done ? "copied" : "not copied"));
+  });
+  made.className = "name";
+  made.title = `copy ${text}`;
+  return element("div", { className: "heading" }, element("h2", {}, made), note);
 }
 
 function line(label: string, text: string): HTMLElement {

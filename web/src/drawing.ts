@@ -1,26 +1,34 @@
-// One graph on the page: what is open is drawn, and follows the pointer.
-
-import cytoscape, { type Core, type NodeSingular } from "cytoscape";
+// One graph on the page: what is open is drawn, and follows pointers and keys.
 
 import { element } from "./dom";
-import { elementsOf, labelOf } from "./elements";
-import { begin, fit } from "./framing";
+import { frame } from "./framing";
 import { Graph } from "./graph";
-import { Layered, type Point } from "./layered";
-import { layOut } from "./layout";
-import type { GraphData } from "./payload";
+import { HINT, listenToKeys } from "./keyboard";
+import type { Point } from "./layered";
+import { layOut, type Known } from "./layout";
+import { labelOf } from "./looks";
+import { paint, type Marks } from "./painter";
+import { STATUS_NAMES, type GraphData } from "./payload";
+import { Progress } from "./progress";
+import { centre, EMPTY, nodeAt, sceneOf, type Scene, type SceneNode } from "./scene";
 import { Hierarchy, type Item } from "./scopes";
-import { STYLE } from "./style";
+import { atOnce, inSteps, Stopped, type Steps } from "./steps";
+import { onTheme } from "./theme";
 import { toolbar } from "./toolbar";
-import { update } from "./updating";
+import { Viewport } from "./viewport";
 import { Choice, visibleOf } from "./visible";
+import { LayoutWorker } from "./worker";
 
-/** Classes of the moment, which are given anew to what is drawn. */
-const PASSING = "chosen near marked";
 /** Milliseconds between the two taps of a double tap, at most. */
 const DOUBLE_TAP = 400;
+/** Graphs and drawings of up to so many ops and boxes are drawn at once. */
+const SMALL_GRAPH = 8000;
+const SMALL_DRAWING = 200;
 
 export type Chosen = { drawing: Drawing; item: Item } | null;
+
+/** What of the drawing is to be seen, also after the page changed its size. */
+type Framing = "beginning" | "whole" | "kept" | Item;
 
 export class Drawing {
   readonly graph: Graph;
@@ -28,12 +36,22 @@ export class Drawing {
   readonly panel: HTMLElement;
   onChoose: (chosen: Chosen) => void = () => {};
   onToggle: (item: Item) => void = () => {};
+  /** Frames this drawing; if `asked` by a person, what stands beside it, too. */
+  onFrame: (asked: boolean) => void = () => this.frameAlone();
+  /** A person leaves the drawing by a key. */
+  onLeave: () => void = () => {};
+  scene: Scene = EMPTY;
+  readonly viewport: Viewport;
+  framing: Framing = "beginning";
   private readonly choice: Choice;
-  /** What is drawn. */
-  readonly core: Core;
-  private marked: Set<number> = new Set();
-  private chosen: Item | null = null;
-  private readonly layered = new Layered();
+  private readonly marks: Marks = { chosen: undefined, found: new Set() };
+  private readonly told = element("div", { className: "unseen" });
+  private readonly progress = new Progress("drawing");
+  private readonly known: Known = new Map();
+  private readonly worker = new LayoutWorker();
+  private work: AbortController | null = null;
+  private marked: Iterable<number> = [];
+  private chosenItem: Item | null = null;
 
   constructor(
     data: GraphData,
@@ -43,94 +61,119 @@ export class Drawing {
     this.graph = new Graph(data);
     this.hierarchy = new Hierarchy(this.graph);
     this.choice = new Choice(this.graph, this.graph.size === data.parameters.length);
-    const canvas = element("div", { className: "canvas" });
-    this.panel = element("section", { className: "drawing" }, toolbar(this), canvas);
+    const holder = element("div", { className: "canvas", tabIndex: 0 });
+    holder.setAttribute("role", "application");
+    holder.setAttribute("aria-label", `drawing of ${title}. ${HINT}`);
+    this.told.setAttribute("aria-live", "polite");
+    this.viewport = new Viewport(holder);
+    holder.append(this.progress.panel);
+    this.panel = element("section", { className: "drawing" }, toolbar(this), holder, this.told);
     this.panel.setAttribute("aria-label", `graph ${title}`);
-    this.core = cytoscape({
-      container: canvas,
-      style: STYLE,
-      layout: { name: "preset" },
-      autoungrabify: true,
-      boxSelectionEnabled: false,
-      minZoom: 0.01,
-      maxZoom: 3,
-    });
+    listenToKeys(this, holder, () => this.onLeave());
     this.listen();
     this.hierarchy.begin();
   }
 
   /** Draws for the first time, when the panel is on the page and has a size. */
   start(): void {
-    this.core.resize();
-    this.draw();
-    begin(this.core);
+    this.viewport.measure();
+    this.redraw(() => this.onFrame(false));
   }
 
   /** Opens or closes a scope, and tells so: as a person asks for it. */
   toggle(item: Item): void {
+    if (item.kind === "op") return;
     this.setOpen(item, !item.open);
     this.onToggle(item);
   }
 
   setOpen(item: Item, open: boolean): void {
     if (item.kind === "op" || item.open === open) return;
-    const before = this.core.getElementById(item.key);
-    const held = before.nonempty() ? { ...before.renderedPosition() } : null;
+    const before = this.scene.byKey.get(item.key);
+    const held = before && this.viewport.onScreen(grip(before));
+    const undo = (): void => this.hierarchy[open ? "close" : "open"](item);
     if (open) this.hierarchy.open(item);
     else this.hierarchy.close(item);
-    this.draw();
-    this.holdStill(item, held);
+    this.redraw(() => {
+      this.holdStill(item, held);
+      this.tell();
+    }, undo);
   }
 
   openAll(): void {
+    const closed: Item[] = [];
     const waiting: Item[] = [this.hierarchy.root];
     while (waiting.length) {
       const at = waiting.pop()!;
       if (at.kind === "op") continue;
+      if (!at.open) closed.push(at);
       at.open = true;
-      waiting.push(...at.children);
+      for (const child of at.children) waiting.push(child);
     }
-    this.draw();
-    begin(this.core);
+    const undo = (): void => closed.forEach((item) => (item.open = false));
+    this.redraw(() => this.reframe("beginning"), undo);
   }
 
   closeAll(): void {
     this.hierarchy.close(this.hierarchy.root);
     this.hierarchy.begin();
-    this.draw();
-    begin(this.core);
+    this.redraw(() => this.reframe("beginning"));
   }
 
   fit(): void {
-    fit(this.core);
+    this.reframe("whole");
+  }
+
+  zoomBy(factor: number): void {
+    const chosen = this.chosen;
+    const about = chosen && this.seen(chosen) ? centre(chosen) : undefined;
+    this.viewport.zoomBy(factor, about && this.viewport.onScreen(about));
+    this.framing = "kept";
   }
 
   /** Shows an op or scope: opens what is around it, and moves there. */
   show(item: Item): void {
     const changed = this.hierarchy.reveal(item);
-    if (!this.choice.shows(item)) this.setParameters(true);
-    else if (changed || this.core.getElementById(item.key).empty()) this.draw();
-    const node = this.core.getElementById(item.key);
-    this.core.stop();
-    this.core.zoom(Math.max(this.core.zoom(), 0.8));
-    this.core.center(node);
-    this.select(item);
+    const isHidden = !this.choice.shows(item);
+    if (isHidden) this.checkParameters(true);
+    const move = (): void => {
+      this.framing = item;
+      this.frameAlone(Math.max(this.viewport.view.zoom, 0.8));
+      this.select(item);
+    };
+    if (changed || isHidden || !this.scene.byKey.has(item.key)) this.redraw(move);
+    else move();
+  }
+
+  /** Chooses a node, and moves so far that it is seen. */
+  goTo(node: SceneNode): void {
+    this.select(node.item);
+    this.onChoose({ drawing: this, item: node.item });
+    if (this.seen(node)) return;
+    this.framing = node.item;
+    this.frameAlone();
   }
 
   /** Frames an item, or the closed scope that it is in. */
   select(item: Item | null): void {
-    this.chosen = item;
-    this.core.elements().removeClass("chosen near");
-    if (!item) return;
-    const node = this.core.getElementById(drawnFor(item).key);
-    node.addClass("chosen");
-    node.connectedEdges().addClass("near");
+    this.chosenItem = item;
+    this.remark();
+    this.tell();
+  }
+
+  /** What is framed. */
+  get chosen(): SceneNode | undefined {
+    return this.marks.chosen;
   }
 
   /** Rings some ops, or the closed scopes that they are in. */
   mark(ops: Iterable<number>): void {
-    this.marked = new Set(ops);
+    this.marked = ops;
     this.remark();
+  }
+
+  get found(): Set<SceneNode> {
+    return this.marks.found;
   }
 
   get parameters(): boolean {
@@ -139,66 +182,191 @@ export class Drawing {
 
   /** Shows or hides weights and constants. */
   setParameters(shown: boolean): void {
+    this.checkParameters(shown);
+    this.redraw(() => {});
+  }
+
+  private checkParameters(shown: boolean): void {
     this.choice.parameters = shown;
     this.panel.querySelector<HTMLInputElement>("input.parameters")!.checked = shown;
-    this.draw();
+  }
+
+  /** Shows something else of the drawing from now on. */
+  reframe(framing: Framing): void {
+    this.framing = framing;
+    this.onFrame(true);
+  }
+
+  /** Shows what is to be seen. */
+  frameAlone(zoom: number = this.viewport.view.zoom): void {
+    const { framing, viewport } = this;
+    if (framing === "kept") return;
+    if (typeof framing !== "string") {
+      const node = this.nodeOf(framing);
+      if (node) viewport.centre(node.open ? grip(node) : centre(node), zoom);
+      return;
+    }
+    const framed = [{ scene: this.scene, size: viewport.size }];
+    viewport.set(frame(framed, () => undefined, framing === "beginning")[0]);
+  }
+
+  /** Draws what is seen with another pen. */
+  paintWith(pen: Parameters<typeof paint>[0], ratio = 1): void {
+    const { view, size } = this.viewport;
+    paint(pen, this.scene, view, this.marks, size, ratio);
   }
 
   private listen(): void {
-    this.core.on("tap", (event) => {
-      if (event.target === this.core) this.onChoose(null);
-    });
-    // Cytoscape's double tap is any two in quick succession, on two nodes, too.
+    const { viewport } = this;
+    const context = viewport.canvas.getContext("2d", { alpha: false })!;
+    viewport.onPaint = () => this.paintWith(context, devicePixelRatio);
+    viewport.onMoved = () => (this.framing = "kept");
+    viewport.onResize = () => this.onFrame(false);
+    onTheme(() => viewport.repaint());
     let tapped: Item | null = null;
     let before = 0;
-    this.core.on("tap", "node", (event) => {
-      const item = this.itemOf(event.target as NodeSingular);
-      const again = item === tapped && event.timeStamp - before < DOUBLE_TAP;
-      tapped = again ? null : item;
-      before = event.timeStamp;
-      if (again) {
-        this.toggle(item);
-      } else {
-        this.select(item);
-        this.onChoose({ drawing: this, item });
+    viewport.onTap = (place, time) => {
+      const node = nodeAt(this.scene, viewport.inScene(place));
+      if (!node) {
+        tapped = null;
+        this.onChoose(null);
+        return;
       }
-    });
+      const again = node.item === tapped && time - before < DOUBLE_TAP;
+      tapped = again ? null : node.item;
+      before = time;
+      if (again) return this.toggle(node.item);
+      this.select(node.item);
+      this.onChoose({ drawing: this, item: node.item });
+    };
   }
 
-  private itemOf(node: NodeSingular): Item {
-    return node.scratch("item") as Item;
+  /** Draws what is open now: at once where that is quick, else in steps, beside the page. */
+  private redraw(then: () => void, undo?: () => void): void {
+    this.stopWork();
+    const finish = (scene: Scene): void => {
+      this.scene = scene;
+      this.remark();
+      then();
+      this.viewport.repaint();
+    };
+    if (this.isSmall()) return finish(atOnce(this.steps(false)));
+    void this.redrawInSteps(finish, undo);
   }
 
-  private draw(): void {
-    const visible = visibleOf(this.hierarchy, this.choice);
+  private async redrawInSteps(finish: (scene: Scene) => void, undo?: () => void): Promise<void> {
+    const work = new AbortController();
+    this.work = work;
+    this.busy(1);
+    this.progress.begin();
+    this.progress.onStop = () => {
+      this.stopWork();
+      undo?.();
+    };
+    try {
+      const tell = (share: number): void => this.progress.tell(share);
+      finish(await inSteps(this.steps(true), work.signal, tell));
+    } catch (error) {
+      if (!(error instanceof Stopped)) throw error;
+    } finally {
+      if (this.work === work) this.work = null;
+      if (!this.work) this.progress.end();
+      this.busy(-1);
+    }
+  }
+
+  private *steps(beside: boolean): Steps<Scene> {
+    const visible = yield* visibleOf(this.hierarchy, this.choice);
     const labels = (item: Item): string => labelOf(item, this.graph);
-    const layout = layOut(visible, this.hierarchy.root, labels, this.layered);
-    this.core.elements().removeClass(PASSING);
-    update(this.core, elementsOf(visible, layout, this.graph));
-    this.remark();
-    this.select(this.chosen);
+    const worker = beside ? this.worker.layOut.bind(this.worker) : undefined;
+    const layout = yield* layOut(visible, this.hierarchy.root, labels, this.known, worker);
+    return yield* sceneOf(visible, layout, this.graph);
+  }
+
+  private stopWork(): void {
+    if (!this.work) return;
+    this.work.abort();
+    this.work = null;
+    this.worker.stop();
+  }
+
+  /** Tells tests, and styles, that something is being drawn. */
+  private busy(by: number): void {
+    const { dataset } = document.body;
+    const count = Number(dataset.busy ?? 0) + by;
+    if (count) dataset.busy = String(count);
+    else delete dataset.busy;
+  }
+
+  private isSmall(): boolean {
+    if (this.graph.size > SMALL_GRAPH) return false;
+    let boxes = 0;
+    const waiting = [this.hierarchy.root];
+    while (waiting.length) {
+      const at = waiting.pop()!;
+      boxes += 1;
+      if (boxes > SMALL_DRAWING) return false;
+      if (at.open) for (const child of at.children) waiting.push(child);
+    }
+    return true;
   }
 
   /** Keeps an item where it was on the screen. */
-  private holdStill(item: Item, place: Point | null): void {
-    const node = this.core.getElementById(item.key);
-    if (!place || node.empty()) return;
-    const now = node.renderedPosition();
-    const top = item.open ? node.renderedOuterHeight() / 2 - 30 : 0;
-    this.core.panBy({ x: place.x - now.x, y: place.y - now.y + Math.max(top, 0) });
+  private holdStill(item: Item, held: Point | undefined): void {
+    const node = this.scene.byKey.get(item.key);
+    if (!held || !node) return;
+    const now = this.viewport.onScreen(grip(node));
+    this.viewport.moveBy(held.x - now.x, held.y - now.y);
+    this.framing = "kept";
+  }
+
+  /** The node of an item, or of the closed scope that it is in. */
+  private nodeOf(item: Item): SceneNode | undefined {
+    for (let at: Item | null = item; at; at = at.parent) {
+      const node = this.scene.byKey.get(at.key);
+      if (node) return node.open && at !== item ? undefined : node;
+    }
+    return undefined;
   }
 
   private remark(): void {
-    this.core.nodes().removeClass("marked");
-    const keys = new Set<string>();
-    for (const op of this.marked) keys.add(drawnFor(this.hierarchy.itemOf(op)).key);
-    for (const key of keys) this.core.getElementById(key).addClass("marked");
+    const { marks } = this;
+    marks.chosen = this.chosenItem ? this.nodeOf(this.chosenItem) : undefined;
+    marks.found = new Set();
+    for (const op of this.marked) {
+      const node = this.nodeOf(this.hierarchy.itemOf(op));
+      if (node) marks.found.add(node);
+    }
+    this.viewport.repaint();
+  }
+
+  private seen({ x1, y1, x2, y2 }: SceneNode): boolean {
+    const { size } = this.viewport;
+    const from = this.viewport.onScreen({ x: x1, y: y1 });
+    const to = this.viewport.onScreen({ x: x2, y: y2 });
+    return from.x >= 0 && from.y >= 0 && to.x <= size.width && to.y <= size.height;
+  }
+
+  /** Says to those who do not see it what is chosen. */
+  private tell(): void {
+    const item = this.chosenItem;
+    this.told.textContent = item ? this.wordsFor(item) : "";
+  }
+
+  private wordsFor(item: Item): string {
+    if (item.kind !== "op") {
+      return `${item.label}, ${item.kind} of ${item.ops.length} ops, ${item.open ? "open" : "closed"}`;
+    }
+    const { graph } = this;
+    const status = graph.status(item.op);
+    const readers = graph.consumers[item.op].length;
+    const reads = graph.inputs(item.op).length;
+    const words = [item.label, graph.type(item.op), `reads ${reads}`, `read by ${readers}`];
+    return [...words, ...(status ? [STATUS_NAMES[status]] : [])].join(", ");
   }
 }
 
-/** The item itself, or the outermost closed scope around it. */
-function drawnFor(item: Item): Item {
-  let drawn = item;
-  for (let up = item.parent; up; up = up.parent) if (!up.open) drawn = up;
-  return drawn;
+/** The place of a node that stays when it opens: the middle of its upper edge. */
+function grip(node: SceneNode): Point {
+  return { x: centre(node).x, y: node.y1 };
 }

@@ -3,12 +3,15 @@
 import { details, type Surroundings } from "./details";
 import { Drawing, type Chosen } from "./drawing";
 import { element } from "./dom";
+import { frame } from "./framing";
 import { graphLegend } from "./legend";
 import type { Payload, ReportRow } from "./payload";
 import { graphPicker } from "./picker";
 import { changesPanel, reportPanel } from "./rows";
+import type { SceneNode } from "./scene";
 import type { Item } from "./scopes";
 import { searchPanel, type Match } from "./search";
+import { linkTo, placeInLink, type Place } from "./sharing";
 import { Tabs } from "./tabs";
 
 declare global {
@@ -37,6 +40,7 @@ class GraphPage {
   /** The graphs that are on the page now. */
   private shown: number[];
   private readonly around: Surroundings;
+  private readonly tabs = new Tabs();
 
   constructor(private readonly payload: Payload) {
     this.sides = payload.kind === "diff" ? 2 : 1;
@@ -57,7 +61,9 @@ class GraphPage {
       const label = element("label", { className: "bar" }, "graph ", this.picker);
       stage.prepend(label);
     }
-    const side = element("aside", {}, this.tabs().panel, this.side);
+    this.fillTabs();
+    const side = element("aside", {}, this.tabs.panel, this.side);
+    side.setAttribute("aria-label", "search, changes, report and details");
     this.element = element("main", { className: payload.kind }, stage, side);
     this.row.append(...this.drawings.map((drawing) => drawing.panel));
     this.tellOf(this.drawings[0], this.drawings[0].hierarchy.root);
@@ -65,7 +71,32 @@ class GraphPage {
 
   start(): void {
     for (const drawing of this.drawings) drawing.start();
+    this.followLink();
+    window.addEventListener("hashchange", () => this.followLink());
     document.body.dataset.ready = "true";
+  }
+
+  /** Shows the op that the address of the page names. */
+  private followLink(): void {
+    const place = placeInLink();
+    if (!place) return;
+    const graph = this.payload.graphs.findIndex(({ label }) => label === place.graph);
+    this.switchTo(Math.max(0, Math.floor(graph / this.sides)));
+    // What there is after is the result: that is looked into first.
+    for (const drawing of [...this.drawings].reverse()) {
+      const op = drawing.graph.find(place.op);
+      const item = op === undefined ? drawing.hierarchy.find(place.op) : drawing.hierarchy.itemOf(op);
+      if (item) return this.showItem(drawing, item);
+    }
+    const missing = `The link names '${place.op}', which is no op or scope of this page.`;
+    this.side.prepend(element("p", { className: "removed" }, missing));
+  }
+
+  /** The place of an item, as a link names it. */
+  private placeOf(drawing: Drawing, item: Item): Place {
+    const index = this.shown[this.drawings.indexOf(drawing)];
+    const op = item.kind === "op" ? drawing.graph.name(item.op) : item.key;
+    return { op, graph: index < this.sides ? null : this.payload.graphs[index].label };
   }
 
   get drawings(): Drawing[] {
@@ -78,15 +109,19 @@ class GraphPage {
       drawing = new Drawing(this.payload.graphs[index], this.titleOf(index));
       drawing.onChoose = (chosen) => this.choose(chosen);
       drawing.onToggle = (item) => this.follow(drawing!, item);
+      drawing.onFrame = (asked) => this.frame(drawing!, asked);
+      drawing.onLeave = () => this.tabs.focus();
       this.made.set(index, drawing);
     }
     return drawing;
   }
 
-  private tabs(): Tabs {
-    const tabs = new Tabs();
+  private fillTabs(): void {
+    const { tabs } = this;
     const show = (match: Match): void => this.show(match);
-    tabs.add("search", searchPanel(() => this.drawings, show));
+    const open = (): void => tabs.show("search");
+    const leave = (): void => this.drawings[0].viewport.holder.focus();
+    tabs.add("search", searchPanel(() => this.drawings, show, open, leave));
     if (this.payload.kind === "diff") {
       this.changes.append(changesPanel(this.drawings, show));
       tabs.add("changes", this.changes);
@@ -96,7 +131,6 @@ class GraphPage {
       tabs.add("report", reportPanel(this.payload.report, (row) => this.showRow(row)));
       tabs.show("report");
     }
-    return tabs;
   }
 
   /** The graphs that are shown together, by their number in the picker. */
@@ -129,12 +163,32 @@ class GraphPage {
     if (other && same) other.setOpen(same, item.open);
   }
 
+  /** Frames a drawing; two that show all or the beginning are framed together. */
+  private frame(drawing: Drawing, asked: boolean): void {
+    const other = this.around.other(drawing);
+    const isPart = (one: Drawing): boolean => one.framing === "kept" || typeof one.framing !== "string";
+    if (isPart(drawing) || !other) return drawing.frameAlone();
+    if (asked) other.framing = drawing.framing;
+    if (isPart(other) || !other.scene.nodes.length) return drawing.frameAlone();
+    const [before, after] = this.drawings;
+    const framed = [before, after].map(({ scene, viewport }) => ({ scene, size: viewport.size }));
+    const same = (item: Item): SceneNode | undefined => {
+      const key = counterpart(after, before, item)?.key;
+      const node = key === undefined ? undefined : after.scene.byKey.get(key);
+      return node?.open ? undefined : node;
+    };
+    const views = frame(framed, same, drawing.framing === "beginning");
+    this.drawings.forEach((one, at) => one.viewport.set(views[at]));
+  }
+
   private choose(chosen: Chosen): void {
     if (!chosen) {
       for (const drawing of this.drawings) drawing.select(null);
+      linkTo(null);
       return;
     }
     const { drawing, item } = chosen;
+    linkTo(this.placeOf(drawing, item));
     this.tellOf(drawing, item);
     const other = this.around.other(drawing);
     other?.select(counterpart(other, drawing, item) ?? null);
@@ -146,7 +200,10 @@ class GraphPage {
   }
 
   private show({ drawing, op }: Match): void {
-    const item = drawing.hierarchy.itemOf(op);
+    this.showItem(drawing, drawing.hierarchy.itemOf(op));
+  }
+
+  private showItem(drawing: Drawing, item: Item): void {
     drawing.show(item);
     const other = this.around.other(drawing);
     const same = other && counterpart(other, drawing, item);

@@ -2,8 +2,9 @@
 // one layered drawing of its children; to what is outside, it is a box of that size.
 // So opening a scope moves what is around it and costs no more than that.
 
-import { Layered, type Box, type InnerEdge, type Point, type ScopeLayout } from "./layered";
+import { layOutScope, type Box, type Point, type ScopeJob, type ScopeLayout } from "./layered";
 import type { Item } from "./scopes";
+import { every, type Steps } from "./steps";
 import type { Visible, VisibleEdge } from "./visible";
 
 export const PADDING = 18;
@@ -12,9 +13,13 @@ export const HEADING = 16;
 
 /** Letters of a line. */
 const LETTERS = 36;
+/** The height of a line in a box. */
+export const LINE = 12;
 /** The width of a letter in a box, and in bold above an open scope. */
 const LETTER = 6.3;
 const BOLD_LETTER = 7.2;
+/** The width of a letter on an edge. */
+const EDGE_LETTER = 4.4;
 
 export interface Layout {
   /** The middle of each drawn item. */
@@ -25,12 +30,20 @@ export interface Layout {
   bends: Map<string, Point[]>;
 }
 
-/** The room that a label takes; longer ones are wrapped. */
+/** A label in lines; long ones are broken anywhere. */
+export function linesOf(label: string): string[] {
+  return label.split("\n").flatMap((line) => {
+    const parts: string[] = [];
+    for (let at = 0; at < line.length; at += LETTERS) parts.push(line.slice(at, at + LETTERS));
+    return parts.length ? parts : [""];
+  });
+}
+
+/** The room that a label takes. */
 export function boxOf(label: string): Box {
-  const lines = label.split("\n");
+  const lines = linesOf(label);
   const widest = Math.max(8, ...lines.map((line) => line.length));
-  const rows = lines.reduce((sum, line) => sum + Math.ceil(line.length / LETTERS), 0);
-  return { width: 18 + Math.min(widest, LETTERS) * LETTER, height: 16 + rows * 12 };
+  return { width: 18 + widest * LETTER, height: 16 + lines.length * LINE };
 }
 
 /** The width of a label above an open scope, which is cut where it is longer. */
@@ -38,93 +51,172 @@ export function headingOf(label: string): number {
   return Math.min(label.length, LETTERS) * BOLD_LETTER;
 }
 
-export function layOut(
+/** The edges between two children of a scope, as one. */
+interface InnerEdge {
+  from: Item;
+  to: Item;
+  drawn: VisibleEdge[];
+}
+
+/** A scope as it is to be laid out, and what the numbers in the job mean. */
+interface Inside {
+  members: Item[];
+  edges: InnerEdge[];
+  layout?: ScopeLayout;
+}
+
+/** Layouts of scopes: most are as they were when one is opened. */
+export type Known = Map<Item, { key: string; layout: ScopeLayout }>;
+
+/**
+ * Lays out what is visible. Scopes that hold no open ones are laid out first, beside each
+ * other where `beside` is given: else one by one, here.
+ */
+export function* layOut(
   visible: Visible,
   root: Item,
   labels: (item: Item) => string,
-  layered: Layered,
-): Layout {
-  const members = new Map<Item, Item[]>([[root, []]]);
-  for (const scope of visible.open) members.set(scope, []);
-  for (const item of [...visible.open, ...visible.leaves]) {
-    members.get(item.parent!)!.push(item);
+  known: Known,
+  beside?: (job: ScopeJob) => Promise<ScopeLayout>,
+): Steps<Layout> {
+  const scopes = new Map<Item, Inside>([[root, { members: [], edges: [] }]]);
+  for (const scope of visible.open) scopes.set(scope, { members: [], edges: [] });
+  const pause = every(100);
+  for (const items of [visible.open, visible.leaves]) {
+    for (const item of items) {
+      if (pause()) yield 0;
+      scopes.get(item.parent!)!.members.push(item);
+    }
   }
-  const edges = edgesByScope(visible.edges, members);
-  const sizes = new Map(visible.leaves.map((leaf) => [leaf, boxOf(labels(leaf))]));
-  const drawn = new Map<Item, ScopeLayout>();
-  for (const scope of [...visible.open].reverse().concat(root)) {
-    const layout = layered.layOut(scope, members.get(scope)!, edges.get(scope) ?? [], sizes);
-    drawn.set(scope, layout);
+  yield* edgesByScope(visible.edges, scopes);
+  const sizes = new Map<Item, Box>();
+  for (const leaf of visible.leaves) {
+    if (pause()) yield 0;
+    sizes.set(leaf, boxOf(labels(leaf)));
+  }
+  let done = 0;
+  const keep = (scope: Item, key: string, layout: ScopeLayout): void => {
+    known.set(scope, { key, layout });
+    scopes.get(scope)!.layout = layout;
     sizes.set(scope, {
       width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope))),
       height: layout.size.height + 2 * PADDING + HEADING,
     });
+    done += 1;
+  };
+  for (const wave of wavesOf([...visible.open].reverse().concat(root), scopes)) {
+    const waiting: Promise<unknown>[] = [];
+    for (const scope of wave) {
+      yield done / scopes.size;
+      const job = jobOf(scopes.get(scope)!, sizes);
+      const key = JSON.stringify(job);
+      const before = known.get(scope);
+      if (before?.key === key) keep(scope, key, before.layout);
+      else if (!beside) keep(scope, key, layOutScope(job));
+      else waiting.push(beside(job).then((layout) => keep(scope, key, layout)));
+    }
+    for (const promise of waiting) {
+      yield promise;
+      yield done / scopes.size;
+    }
   }
-  return placed(visible, root, drawn, sizes, members);
+  return yield* placed(visible, root, scopes, sizes);
+}
+
+/** Scopes by how many open ones lie in each other in them: none, one, and so on. */
+function wavesOf(innerFirst: Item[], scopes: Map<Item, Inside>): Item[][] {
+  const levels = new Map<Item, number>();
+  const waves: Item[][] = [];
+  for (const scope of innerFirst) {
+    let level = 0;
+    for (const child of scopes.get(scope)!.members) {
+      if (child.open) level = Math.max(level, levels.get(child)! + 1);
+    }
+    levels.set(scope, level);
+    (waves[level] ??= []).push(scope);
+  }
+  return waves;
+}
+
+function jobOf({ members, edges }: Inside, sizes: Map<Item, Box>): ScopeJob {
+  const numbers = new Map(members.map((member, at) => [member, at]));
+  return {
+    boxes: members.map((member) => sizes.get(member)!),
+    edges: edges.map((edge) => [numbers.get(edge.from)!, numbers.get(edge.to)!, roomOf(edge)]),
+  };
+}
+
+/** The room for what is written in the middle of an edge, in pixels. */
+function roomOf({ from, to, drawn }: InnerEdge): number {
+  const [edge] = drawn;
+  return edge.source === from && edge.target === to ? edge.label.length * EDGE_LETTER : 0;
 }
 
 /** Edges by the scope that both ends lie in, between its children. */
-function edgesByScope(
-  edges: VisibleEdge[],
-  members: Map<Item, Item[]>,
-): Map<Item, InnerEdge[]> {
-  const found = new Map<Item, Map<string, InnerEdge>>();
+function* edgesByScope(edges: VisibleEdge[], scopes: Map<Item, Inside>): Steps<void> {
+  const found = new Map<Item, Map<Item, InnerEdge>>();
+  const pause = every(100);
   for (const edge of edges) {
+    if (pause()) yield 0;
     const [scope, from, to] = meeting(edge.source, edge.target);
-    if (!members.has(scope) || from === to) continue;
-    const inside = found.get(scope) ?? new Map<string, InnerEdge>();
-    found.set(scope, inside);
-    const key = `${from.key}\n${to.key}`;
-    const inner = inside.get(key) ?? { from, to, drawn: [] };
-    inner.drawn.push(edge);
-    inside.set(key, inner);
+    const targets = found.get(from) ?? new Map<Item, InnerEdge>();
+    found.set(from, targets);
+    const inner = targets.get(to);
+    if (inner) {
+      inner.drawn.push(edge);
+      continue;
+    }
+    const made = { from, to, drawn: [edge] };
+    targets.set(to, made);
+    scopes.get(scope)!.edges.push(made);
   }
-  return new Map([...found].map(([scope, inside]) => [scope, [...inside.values()]]));
 }
 
 /** The innermost scope around two items, and its children that hold them. */
 function meeting(a: Item, b: Item): [Item, Item, Item] {
-  const above = new Map<Item, Item>();
-  for (let at = a; at.parent; at = at.parent) above.set(at.parent, at);
-  for (let at = b; at.parent; at = at.parent) {
-    const other = above.get(at.parent);
-    if (other) return [at.parent, other, at];
+  let [left, right] = [a, b];
+  while (left.depth > right.depth) left = left.parent!;
+  while (right.depth > left.depth) right = right.parent!;
+  while (left.parent !== right.parent) {
+    left = left.parent!;
+    right = right.parent!;
   }
-  throw new Error("the items are of two hierarchies");
+  return [left.parent!, left, right];
 }
 
 /** Turns places inside of scopes into places on the page. */
-function placed(
+function* placed(
   visible: Visible,
   root: Item,
-  drawn: Map<Item, ScopeLayout>,
+  scopes: Map<Item, Inside>,
   sizes: Map<Item, Box>,
-  members: Map<Item, Item[]>,
-): Layout {
+): Steps<Layout> {
   const corners = new Map<Item, Point>([[root, { x: 0, y: 0 }]]);
   const layout: Layout = { centres: new Map(), boxes: new Map(), bends: new Map() };
-  const ends = new Map(visible.edges.map((edge) => [edge.key, edge]));
+  const pause = every(100);
   for (const scope of [root, ...visible.open]) {
     const corner = corners.get(scope)!;
-    const inside = drawn.get(scope)!;
-    for (const child of members.get(scope)!) {
-      const centre = moved(inside.centres.get(child)!, corner);
+    const { members, edges, layout: inside } = scopes.get(scope)!;
+    for (let at = 0; at < members.length; at++) {
+      if (pause()) yield 1;
+      const child = members[at];
+      const centre = moved(inside!.centres[at], corner);
       layout.centres.set(child, centre);
-      if (child.open) {
-        const size = sizes.get(child)!;
-        layout.boxes.set(child, { width: size.width, height: size.height - HEADING });
-        layout.centres.set(child, { x: centre.x, y: centre.y + HEADING / 2 });
-        corners.set(child, {
-          x: centre.x - drawn.get(child)!.size.width / 2,
-          y: centre.y - size.height / 2 + PADDING + HEADING,
-        });
-      }
+      if (!child.open) continue;
+      const size = sizes.get(child)!;
+      layout.boxes.set(child, { width: size.width, height: size.height - HEADING });
+      layout.centres.set(child, { x: centre.x, y: centre.y + HEADING / 2 });
+      corners.set(child, {
+        x: centre.x - scopes.get(child)!.layout!.size.width / 2,
+        y: centre.y - size.height / 2 + PADDING + HEADING,
+      });
     }
-    for (const [key, points] of inside.bends) {
-      const edge = ends.get(key)!;
+    for (let at = 0; at < edges.length; at++) {
+      if (pause()) yield 1;
+      const [edge, ...others] = edges[at].drawn;
       // An edge that ends inside of an open child is drawn straight from there.
-      if (edge.source.parent !== scope || edge.target.parent !== scope) continue;
-      layout.bends.set(key, points.map((point) => moved(point, corner)));
+      if (others.length || edge.source.parent !== scope || edge.target.parent !== scope) continue;
+      layout.bends.set(edge.key, inside!.bends[at].map((point) => moved(point, corner)));
     }
   }
   return layout;

@@ -1,34 +1,84 @@
 // What the colours of a drawing mean.
 
-import { LEGEND, noiseLegend, precisionLegend, STATUS_COLOURS } from "./colours";
+import {
+  GROUP,
+  LEGEND,
+  noiseLegend,
+  PLAIN,
+  precisionLegend,
+  STATUS_COLOURS,
+} from "./colours";
 import { element } from "./dom";
 import { ADDED, FUSED, REMOVED, STATUS_NAMES, type Payload } from "./payload";
+import { fill, onTheme, stroke, tones } from "./theme";
 
 export function graphLegend({ kind, graphs }: Payload): HTMLElement {
-  const fills = fillLegend(graphs);
-  const entries = kind === "diff" ? statuses(graphs) : fills.length ? [] : LEGEND;
-  const marks = [...entries, ...fills].map(mark);
-  const hint = element("span", { className: "dim" }, "double-click opens and closes");
-  return element("footer", { className: "legend" }, ...marks, hint);
+  const legend = element("footer", { className: "legend" });
+  const draw = (): void => {
+    const fills = [...(fillLegend(graphs) ?? LEGEND), ["closed scope", GROUP] as const];
+    const { chosen, found, edge, control } = tones();
+    legend.replaceChildren(
+      ...(kind === "diff"
+        ? part("border", [...statuses(graphs), ["same", PLAIN] as const], bordered)
+        : []),
+      ...part("fill", fills, filled),
+      ...part("frame", [["chosen", chosen], ["found", found]], framed),
+      ...part("line", [["tensor", edge]], (colour) => lined(colour, "solid")),
+      ...part("", [["order only", control]], (colour) => lined(colour, "dashed")),
+      element("span", { className: "dim" }, "double-click opens and closes"),
+    );
+  };
+  draw();
+  onTheme(draw);
+  return legend;
 }
 
+type Entry = readonly [label: string, colour: string];
+
 /** What the fill of ops means, where it is not their kind. */
-function fillLegend(graphs: Payload["graphs"]): [string, string][] {
+function fillLegend(graphs: Payload["graphs"]): Entry[] | undefined {
   const noises = graphs.find((graph) => graph.noiseNames)?.noiseNames;
   if (noises) return noiseLegend(noises);
-  return precisionLegend(graphs.flatMap((graph) => graph.precisionNames ?? []));
+  const precisions = graphs.flatMap((graph) => graph.precisionNames ?? []);
+  if (!precisions.length) return undefined;
+  const entries: Entry[] = precisionLegend(precisions);
+  // Beside a file stands a graph, whose ops are filled by their kind.
+  return graphs.every((graph) => graph.precisionNames) ? entries : [...entries, ...LEGEND];
 }
 
 /** The statuses that there can be: a file and its graph differ in other ways than graphs. */
-function statuses(graphs: Payload["graphs"]): [string, string][] {
+function statuses(graphs: Payload["graphs"]): Entry[] {
   const matched = graphs.some((graph) => graph.partners);
   return Object.entries(STATUS_COLOURS)
     .filter(([s]) => (matched ? [ADDED, REMOVED, FUSED].includes(+s) : +s !== FUSED))
     .map(([s, colour]) => [STATUS_NAMES[+s], colour]);
 }
 
-function mark([label, colour]: [string, string]): HTMLElement {
+function part(title: string, entries: Entry[], look: (colour: string) => HTMLElement): Node[] {
+  const marks = entries.map(([label, colour]) => element("span", {}, look(colour), label));
+  return title ? [element("b", {}, title), ...marks] : marks;
+}
+
+function filled(colour: string): HTMLElement {
   const made = element("i");
-  made.style.background = colour;
-  return element("span", {}, made, label);
+  made.style.background = fill(colour);
+  return made;
+}
+
+function bordered(colour: string): HTMLElement {
+  const made = element("i", { className: "bordered" });
+  made.style.borderColor = stroke(colour);
+  return made;
+}
+
+function framed(colour: string): HTMLElement {
+  const made = element("i", { className: "bordered" });
+  made.style.borderColor = colour;
+  return made;
+}
+
+function lined(colour: string, style: string): HTMLElement {
+  const made = element("i", { className: "line" });
+  made.style.borderTop = `2px ${style} ${colour}`;
+  return made;
 }

@@ -2,7 +2,7 @@
 
 import "uplot/dist/uPlot.min.css";
 
-import { Chart, CURVES, peakOf } from "./chart";
+import { Chart, colourLegend, CURVES, peakOf } from "./chart";
 import { bytesText, element } from "./dom";
 import type { HeldTensor, MemoryData, ReportData, TimelineData } from "./payload";
 import { PlanCurve } from "./plan_curve";
@@ -26,6 +26,7 @@ export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement
     { className: "memory" },
     element("p", { className: "headline" }, headline(timelines)),
     chart.panel,
+    colourLegend(timelines.map(({ label }, index) => [label, CURVES[index]])),
     reading,
     ...strips.map((strip) => strip.panel),
     phaseLegend(phaseNames, used),

@@ -118,6 +118,12 @@ export interface Payload {
   memory?: MemoryData;
 }
 
-export function readPayload(): Payload {
-  return JSON.parse(document.getElementById("payload")!.textContent!) as Payload;
+/** In notebooks the data are packed: as bytes of a deflated text, in base 64. */
+export async function readPayload(): Promise<Payload> {
+  const holder = document.getElementById("payload")!;
+  const text = holder.textContent!;
+  if (holder.dataset.packed === undefined) return JSON.parse(text) as Payload;
+  const bytes = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return (await new Response(plain).json()) as Payload;
 }

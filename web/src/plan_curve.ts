@@ -2,9 +2,10 @@
 
 import uPlot from "uplot";
 
-import { CURVES } from "./chart";
+import { axis, colourLegend, CURVES } from "./chart";
 import { bytesText, element } from "./dom";
 import type { CurveData, PlanData } from "./payload";
+import { onTheme, stroke } from "./theme";
 
 const HEIGHT = 240;
 const BOUND = "#8a8f98";
@@ -20,6 +21,11 @@ export class PlanCurve {
       element("h2", {}, "What less memory costs in time"),
       element("p", { className: "dim" }, `plain gradients ${plain}; in order ${bytesText(curve.ordered)}`),
       this.drawing,
+      colourLegend([
+        ["plans", CURVES[1]],
+        ["the least that any plan takes", BOUND],
+        ["plain gradients", CURVES[0]],
+      ]),
       element("table", { className: "rows" }, head(), element("tbody", {}, ...curve.plans.map(row))),
       ...curve.unmet.map((budget) => element("p", {}, `no plan was found for ${bytesText(budget)}`)),
     );
@@ -32,6 +38,7 @@ export class PlanCurve {
     const extra = plans.map((plan) => 100 * plan.extraTime);
     const bounds = plans.map((plan) => 100 * plan.bound);
     const plot = new uPlot(this.options(), [peaks, extra, bounds], this.drawing);
+    onTheme(() => plot.redraw());
     new ResizeObserver(() => {
       plot.setSize({ width: this.drawing.clientWidth, height: HEIGHT });
     }).observe(this.drawing);
@@ -46,11 +53,11 @@ export class PlanCurve {
         x: { time: false, range: [0, (this.curve.plain / 1e6) * 1.05] },
         y: { range: (_, __, most) => [0, Math.max(most, 1) * 1.15] },
       },
-      axes: [{ label: "peak, MB (10⁶ bytes)" }, { label: "extra time, %", size: 64 }],
+      axes: [axis({ label: "peak, MB (10⁶ bytes)" }), axis({ label: "extra time, %", size: 64 })],
       series: [
         {},
-        { label: "plan", stroke: CURVES[1], width: 1.5, points: { show: true, size: 7 } },
-        { label: "bound", stroke: BOUND, width: 1, dash: [5, 4], points: { show: false } },
+        { label: "plan", stroke: () => stroke(CURVES[1]), width: 1.5, points: { show: true, size: 7 } },
+        { label: "bound", stroke: () => stroke(BOUND), width: 1, dash: [5, 4], points: { show: false } },
       ],
       hooks: { draw: [(plot) => this.mark(plot)] },
     };
@@ -67,7 +74,7 @@ export class PlanCurve {
     for (const { peak, extraTime, text, colour } of points) {
       const x = plot.valToPos(peak / 1e6, "x", true);
       const y = plot.valToPos(100 * extraTime, "y", true);
-      ctx.fillStyle = colour;
+      ctx.fillStyle = stroke(colour);
       ctx.beginPath();
       ctx.arc(x, y, 5 * devicePixelRatio, 0, 2 * Math.PI);
       ctx.fill();

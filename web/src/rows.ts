@@ -21,36 +21,55 @@ export function reportPanel(
   report: ReportData,
   choose: (row: ReportRow) => void,
 ): HTMLElement {
-  const outcomes = [...new Set(report.rows.map((row) => row.outcome))];
-  const filter = element("select", { className: "outcome" });
-  filter.setAttribute("aria-label", "outcome");
-  filter.append(element("option", { value: "" }, `all (${report.rows.length})`));
-  for (const outcome of outcomes) {
-    const count = report.rows.filter((row) => row.outcome === outcome).length;
-    filter.append(element("option", { value: outcome }, `${outcome} (${count})`));
-  }
-  const words = element("input", { type: "search", placeholder: "filter lines" });
-  words.setAttribute("aria-label", "filter lines");
-  const body = element("div");
-  const draw = (): void => {
-    const rows = report.rows.filter(
-      (row) =>
-        (!filter.value || row.outcome === filter.value) &&
-        `${row.what} ${row.detail}`.toLowerCase().includes(words.value.toLowerCase()),
-    );
-    body.replaceChildren(portions(rows, (row) => reportRow(row, choose)));
-  };
-  filter.onchange = draw;
-  words.oninput = draw;
-  draw();
   return element(
     "div",
     { className: "report" },
     element("h2", { textContent: report.title }),
     ...report.summary.map((text) => element("p", {}, text)),
-    element("div", { className: "search" }, filter, words),
-    body,
+    ...filtered(report.rows, {
+      outcome: (row) => row.outcome,
+      text: (row) => `${row.what} ${row.detail}`,
+      line: (row) => reportRow(row, choose),
+      labels: ["outcome", "filter lines"],
+    }),
   );
+}
+
+interface Filtered<T> {
+  outcome: (entry: T) => string;
+  text: (entry: T) => string;
+  line: (entry: T) => HTMLElement;
+  /** What the choice of an outcome and the field for words are called. */
+  labels: [outcome: string, words: string];
+}
+
+/** Lines of a table, with what chooses among them by their outcome and by words. */
+function filtered<T>(entries: T[], { outcome, text, line, labels }: Filtered<T>): HTMLElement[] {
+  const counts = new Map<string, number>();
+  for (const entry of entries) counts.set(outcome(entry), (counts.get(outcome(entry)) ?? 0) + 1);
+  const filter = element("select", { className: "outcome" });
+  filter.setAttribute("aria-label", labels[0]);
+  filter.append(element("option", { value: "" }, `all (${entries.length})`));
+  for (const [name, count] of counts) {
+    filter.append(element("option", { value: name }, `${name} (${count})`));
+  }
+  const words = element("input", { type: "search", placeholder: labels[1] });
+  words.setAttribute("aria-label", labels[1]);
+  const body = element("div");
+  const draw = (): void => {
+    const wanted = words.value.toLowerCase();
+    const chosen = entries.filter(
+      (entry) =>
+        (!filter.value || outcome(entry) === filter.value) &&
+        text(entry).toLowerCase().includes(wanted),
+    );
+    const none = element("p", { className: "dim" }, "No line is like that.");
+    body.replaceChildren(chosen.length || !entries.length ? portions(chosen, line) : none);
+  };
+  filter.onchange = draw;
+  words.oninput = draw;
+  draw();
+  return [element("div", { className: "search" }, filter, words), body];
 }
 
 function reportRow(row: ReportRow, choose: (row: ReportRow) => void): HTMLElement {
@@ -68,7 +87,7 @@ function reportRow(row: ReportRow, choose: (row: ReportRow) => void): HTMLElemen
 }
 
 export function changesPanel(drawings: Drawing[], show: (match: Match) => void): HTMLElement {
-  const changed: (Match & { status: number })[] = [];
+  const changed: Change[] = [];
   drawings.forEach((drawing, side) => {
     const { graph } = drawing;
     for (let op = 0; op < graph.size; op++) {
@@ -87,25 +106,34 @@ export function changesPanel(drawings: Drawing[], show: (match: Match) => void):
     (status) =>
       `${changed.filter((c) => c.status === status).length} ${STATUS_NAMES[status]}`,
   );
-  const rows = portions(changed, ({ drawing, op, status }) =>
-    element(
-      "tr",
-      {},
-      element("td", { className: STATUS_NAMES[status] }, STATUS_NAMES[status]),
-      element(
-        "td",
-        {},
-        link(drawing.graph.name(op), () => show({ drawing, op })),
-        element("div", { className: "dim" }, drawing.graph.type(op)),
-      ),
-    ),
-  );
+  const rows = filtered(changed, {
+    outcome: ({ status }) => STATUS_NAMES[status],
+    text: ({ drawing: { graph }, op }) => `${graph.name(op)} ${graph.type(op)}`,
+    line: (change) => changeRow(change, show),
+    labels: ["kind of change", "filter changes"],
+  });
   return element(
     "div",
     { className: "changes" },
     element("h2", { textContent: "What changed" }),
     element("p", {}, counts.join(", ")),
-    changed.length ? rows : element("p", {}, "The graphs are the same."),
+    ...(changed.length ? rows : [element("p", {}, "The graphs are the same.")]),
+  );
+}
+
+type Change = Match & { status: number };
+
+function changeRow({ drawing, op, status }: Change, show: (match: Match) => void): HTMLElement {
+  return element(
+    "tr",
+    {},
+    element("td", { className: STATUS_NAMES[status] }, STATUS_NAMES[status]),
+    element(
+      "td",
+      {},
+      link(drawing.graph.name(op), () => show({ drawing, op })),
+      element("div", { className: "dim" }, drawing.graph.type(op)),
+    ),
   );
 }
 

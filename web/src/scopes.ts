@@ -2,6 +2,7 @@
 // common where a scope holds more than a person wants to see at once.
 
 import type { Graph } from "./graph";
+import { isNamed, unitsInOrder, type Unit } from "./order";
 import { SAME, STATUS_NAMES } from "./payload";
 
 export interface Item {
@@ -18,6 +19,8 @@ export interface Item {
   /** How many of its ops were added, removed, rewired: by status. */
   changes: number[];
   open: boolean;
+  /** How many items it lies in. */
+  depth: number;
 }
 
 /** More children than these are put into groups, where names suggest some. */
@@ -36,13 +39,12 @@ export class Hierarchy {
     this.root = item("", "", "scope", null);
     this.ofOp = new Array<Item>(graph.size);
     this.addOps();
-    const waiting = [this.root];
-    while (waiting.length) {
-      const scope = waiting.pop()!;
-      scope.children = grouped(scope);
-      waiting.push(...scope.children.filter((child) => child.kind === "scope"));
+    const scopes = [this.root];
+    for (const scope of scopes) {
+      for (const child of scope.children) if (child.kind === "scope") scopes.push(child);
     }
-    this.count();
+    for (const scope of scopes) scope.children = grouped(scope, graph);
+    this.number();
   }
 
   find(key: string): Item | undefined {
@@ -99,6 +101,11 @@ export class Hierarchy {
       made.op = op;
       scope.children.push(made);
       this.ofOp[op] = made;
+      const status = this.graph.status(op);
+      for (let at: Item | null = made; at; at = at.parent) {
+        at.ops.push(op);
+        if (status !== SAME) at.changes[status] += 1;
+      }
     }
   }
 
@@ -113,76 +120,122 @@ export class Hierarchy {
     return found;
   }
 
-  /** Fills in what each item holds, and registers the groups. */
-  private count(): void {
-    for (let op = 0; op < this.graph.size; op++) {
-      const status = this.graph.status(op);
-      for (let at: Item | null = this.ofOp[op]; at; at = at.parent) {
-        at.ops.push(op);
-        if (status !== SAME) at.changes[status] += 1;
-        if (at.kind === "group") this.byKey.set(at.key, at);
-      }
+  /** Registers the groups, and tells how deep each item lies. */
+  private number(): void {
+    const waiting = [this.root];
+    while (waiting.length) {
+      const at = waiting.pop()!;
+      if (at.parent) at.depth = at.parent.depth + 1;
+      if (at.kind === "group") this.byKey.set(at.key, at);
+      for (const child of at.children) waiting.push(child);
     }
   }
 }
 
 function item(key: string, label: string, kind: Item["kind"], parent: Item | null): Item {
-  const rest = { children: [], op: -1, ops: [], changes: STATUS_NAMES.map(() => 0), open: false };
-  return { key, label, kind, parent, ...rest };
+  const changes = STATUS_NAMES.map(() => 0);
+  return { key, label, kind, parent, children: [], op: -1, ops: [], changes, open: false, depth: 0 };
 }
 
 /** The children of a scope, in groups if they are many. */
-function grouped(scope: Item): Item[] {
+function grouped(scope: Item, graph: Graph): Item[] {
   if (scope.children.length <= MANY) return scope.children;
-  const byName = groupedByName(scope, scope.children, 0);
-  return byName.length <= TOO_MANY ? byName : groupedInOrder(scope, byName);
+  const units = unitsInOrder(scope.children, graph);
+  const byName = groupedByName(scope, units, 0, graph);
+  if (byName.length <= TOO_MANY) return byName;
+  return groupedInOrder(scope, unitsInOrder(byName, graph), graph);
+}
+
+/** The members of a unit that give it its name: not its weights, nor what has a number. */
+function nameGivers(unit: Unit, graph: Graph): Unit {
+  const drawn = unit.filter((child) => isDrawn(child, graph));
+  return (drawn.length ? drawn : unit).filter(isNamed);
+}
+
+function isDrawn({ ops }: Item, graph: Graph): boolean {
+  return ops.some((op) => !graph.isParameter(op));
+}
+
+/** The beginning of a name, as far as some underscores. */
+function beginning(label: string, depth: number): string {
+  return label.split("_").slice(0, depth + 1).join("_");
+}
+
+/** How the names of all that give a unit its name begin; "" if they differ, or none does. */
+function prefixOf(unit: Unit, depth: number, graph: Graph): string {
+  const prefixes = nameGivers(unit, graph).map(({ label }) => beginning(label, depth));
+  return prefixes.every((prefix) => prefix === prefixes[0]) ? (prefixes[0] ?? "") : "";
 }
 
 /**
  * Puts children whose names begin alike into groups: conv2_block1_conv and
  * conv2_block1_bn into conv2_*, and there into conv2_block1_*.
  *
- * Only those that follow one another in the graph: add_1 and add_2 may be anywhere, and
+ * Only those that follow one another along the edges: add_1 and add_2 may be anywhere, and
  * a group of them would tie the drawing into a knot.
  */
-function groupedByName(parent: Item, children: Item[], depth: number): Item[] {
-  const runs: { prefix: string; members: Item[] }[] = [];
-  for (const child of children) {
-    const prefix = child.label.split("_").slice(0, depth + 1).join("_");
+function groupedByName(parent: Item, units: Unit[], depth: number, graph: Graph): Item[] {
+  const runs: { prefix: string; members: Unit[] }[] = [];
+  for (const unit of units) {
+    const prefix = prefixOf(unit, depth, graph);
     const last = runs.at(-1);
-    if (last && last.prefix === prefix) last.members.push(child);
-    else runs.push({ prefix, members: [child] });
+    if (last && last.prefix === prefix) last.members.push(unit);
+    else runs.push({ prefix, members: [unit] });
   }
   const times = new Map<string, number>();
   for (const run of runs) times.set(run.prefix, (times.get(run.prefix) ?? 0) + 1);
-  if (runs.length === 1 && children.some((child) => child.label !== runs[0].prefix)) {
-    return groupedByName(parent, children, depth + 1);
+  const goesOn = (members: Unit[], prefix: string): boolean =>
+    members.some((unit) => nameGivers(unit, graph).some(({ label }) => label !== prefix));
+  const [{ prefix: first }, ...others] = runs;
+  if (!others.length && first && goesOn(units, first)) {
+    return groupedByName(parent, units, depth + 1, graph);
   }
   return runs.flatMap(({ prefix, members }) => {
-    if (members.length < 3 || times.get(prefix)! > 1) return members;
-    const made = group(parent, `${prefix}_*`, members);
-    if (members.length > MANY / 2 && members.some((member) => member.label !== prefix)) {
-      made.children = groupedByName(made, members, depth + 1);
+    const children = members.flat();
+    const drawn = children.filter((child) => isDrawn(child, graph)).length;
+    if (!prefix || drawn < 3 || times.get(prefix)! > 1) return children;
+    const made = group(parent, `${prefix}_*`, children);
+    const isLarge = members.length > 1 && children.length > MANY / 2;
+    if (isLarge && goesOn(members, prefix)) {
+      made.children = groupedByName(made, members, depth + 1, graph);
     }
     return [made];
   });
 }
 
-/** Puts children into groups of the same size, whatever they are called. */
-function groupedInOrder(parent: Item, children: Item[]): Item[] {
-  const size = Math.ceil(Math.sqrt(children.length));
-  const groups: Item[] = [];
-  for (let start = 0; start < children.length; start += size) {
-    const members = children.slice(start, start + size);
-    const label = `${members[0].label} … ${members.at(-1)!.label}`;
-    groups.push(group(parent, label, members));
+/** Puts neighbours into groups of about the same size, whatever they are called. */
+function groupedInOrder(parent: Item, units: Unit[], graph: Graph): Item[] {
+  const size = Math.ceil(Math.sqrt(units.flat().length));
+  const portions: Item[][] = [[]];
+  for (const unit of units) {
+    if (portions.at(-1)!.length >= size) portions.push([]);
+    for (const member of unit) portions.at(-1)!.push(member);
   }
-  return groups;
+  const taken = new Map<string, number>();
+  return portions.map((members) => {
+    const label = labelFor(members, graph);
+    const times = (taken.get(label) ?? 0) + 1;
+    taken.set(label, times);
+    return group(parent, times > 1 ? `${label} (${times})` : label, members);
+  });
+}
+
+/** By the names that a person may have chosen; without any, by the first type in it. */
+function labelFor(members: Item[], graph: Graph): string {
+  const named = members.filter(isNamed);
+  const [first, last] = [named[0], named.at(-1)];
+  if (first !== last) return `${first.label} … ${last!.label}`;
+  if (first) return `around ${first.label}`;
+  return `${graph.type(members[0].ops[0])} at ${members[0].label}`;
 }
 
 function group(parent: Item, label: string, members: Item[]): Item {
   const made = item(`${parent.key}/{${label}}`, label, "group", parent);
   made.children = members;
-  for (const member of members) member.parent = made;
+  for (const member of members) {
+    member.parent = made;
+    for (const op of member.ops) made.ops.push(op);
+    member.changes.forEach((count, status) => (made.changes[status] += count));
+  }
   return made;
 }

@@ -1,7 +1,8 @@
-// Finds ops by name, by type, or by a regular expression over both.
+// Finds ops by name, type and attributes at once, by one of them, or by an expression.
 
 import type { Drawing } from "./drawing";
 import { element, link } from "./dom";
+import type { Graph } from "./graph";
 
 export interface Match {
   drawing: Drawing;
@@ -11,41 +12,63 @@ export interface Match {
 /** More results than these are counted, not listed. */
 const LISTED = 200;
 
-export type Way = "name" | "type" | "regex";
+const WAYS = ["anything", "name", "type", "attribute", "regex"] as const;
+export type Way = (typeof WAYS)[number];
+
+type Meant = (graph: Graph, op: number) => boolean;
 
 /** Returns what tells whether an op is meant; throws if the expression is none. */
-export function matcher(query: string, way: Way): (name: string, type: string) => boolean {
+function matcher(query: string, way: Way): Meant {
   if (way === "regex") {
     const pattern = new RegExp(query, "i");
-    return (name, type) => pattern.test(name) || pattern.test(type);
+    return (graph, op) => pattern.test(graph.name(op)) || pattern.test(graph.type(op));
   }
   const wanted = query.toLowerCase();
-  if (way === "type") return (_, type) => type.toLowerCase().includes(wanted);
-  return (name) => name.toLowerCase().includes(wanted);
+  const byName: Meant = (graph, op) => graph.name(op).toLowerCase().includes(wanted);
+  const byType: Meant = (graph, op) => graph.type(op).toLowerCase().includes(wanted);
+  const byAttribute: Meant = (graph, op) => attributeOf(graph, op, wanted) !== "";
+  if (way === "name") return byName;
+  if (way === "type") return byType;
+  if (way === "attribute") return byAttribute;
+  return (graph, op) => byName(graph, op) || byType(graph, op) || byAttribute(graph, op);
 }
 
-/** Returns the ops that are meant, those that are called just so first. */
-export function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
-  const matches = matcher(query, way);
+/** The first attribute of an op with a text in it, as name=value; "" if there is none. */
+function attributeOf(graph: Graph, op: number, wanted: string): string {
+  for (const [name, value] of Object.entries(graph.data.attributes[op])) {
+    const text = `${name}=${value}`;
+    if (text.toLowerCase().includes(wanted)) return text;
+  }
+  return "";
+}
+
+/** Returns the ops that are meant: called just so first, then by name, type, attribute. */
+function findOps(drawings: Drawing[], query: string, way: Way): Match[] {
+  const isMeant = matcher(query, way);
   const found: Match[] = [];
   for (const drawing of drawings) {
-    const { graph } = drawing;
-    for (let op = 0; op < graph.size; op++) {
-      if (matches(graph.name(op), graph.type(op))) found.push({ drawing, op });
+    for (let op = 0; op < drawing.graph.size; op++) {
+      if (isMeant(drawing.graph, op)) found.push({ drawing, op });
     }
   }
+  if (way === "regex") return found;
   const wanted = query.toLowerCase();
   const rank = ({ drawing, op }: Match): number => {
-    const text = way === "type" ? drawing.graph.type(op) : drawing.graph.name(op);
-    const name = text.toLowerCase();
-    return name === wanted ? 0 : name.endsWith(`/${wanted}`) ? 1 : 2;
+    const name = drawing.graph.name(op).toLowerCase();
+    const type = drawing.graph.type(op).toLowerCase();
+    if (way === "type") return type === wanted ? 0 : 2;
+    if (name === wanted) return 0;
+    if (name.endsWith(`/${wanted}`)) return 1;
+    return name.includes(wanted) ? 2 : type.includes(wanted) ? 3 : 4;
   };
-  return way === "regex" ? found : found.sort((a, b) => rank(a) - rank(b));
+  return found.sort((a, b) => rank(a) - rank(b));
 }
 
 export function searchPanel(
   drawings: () => Drawing[],
   show: (match: Match) => void,
+  open: () => void,
+  leave: () => void,
 ): HTMLElement {
   const input = element("input", {
     type: "search",
@@ -55,16 +78,16 @@ export function searchPanel(
   });
   input.setAttribute("aria-label", "search ops");
   const way = element("select", { id: "search-way" });
-  for (const name of ["name", "type", "regex"]) way.append(element("option", {}, name));
+  for (const name of WAYS) way.append(element("option", {}, name));
   way.setAttribute("aria-label", "what to search");
   const results = element("div", { className: "results" });
   let found: Match[] = [];
-  let next = 0;
+  let next = -1;
   const search = (): void => {
     results.replaceChildren();
     for (const drawing of drawings()) drawing.mark([]);
     found = [];
-    next = 0;
+    next = -1;
     if (!input.value) return;
     try {
       found = findOps(drawings(), input.value, way.value as Way);
@@ -75,13 +98,24 @@ export function searchPanel(
     for (const drawing of drawings()) {
       drawing.mark(found.filter((match) => match.drawing === drawing).map((m) => m.op));
     }
-    results.append(...resultLines(found, drawings().length > 1, show));
+    const query = way.value === "regex" ? "" : input.value.toLowerCase();
+    results.append(...resultLines(found, drawings().length > 1, query, goTo));
+  };
+  const goTo = (at: number): void => {
+    next = at;
+    const count = results.querySelector(".count")!;
+    count.textContent = `${at + 1} of ${countText(found.length)}`;
+    show(found[at]);
   };
   input.oninput = search;
   way.onchange = search;
   input.onkeydown = (event) => {
-    // Once more goes to the next one.
-    if (event.key === "Enter" && found.length) show(found[next++ % found.length]);
+    if (event.key === "Escape") leave();
+    // Once more goes to the next one, with Shift to the one before.
+    if (event.key === "Enter" && found.length) {
+      const to = next < 0 ? (event.shiftKey ? -1 : 0) : next + (event.shiftKey ? -1 : 1);
+      goTo((to + found.length) % found.length);
+    }
     if (event.key === "ArrowDown") step(results, event, 1);
   };
   results.onkeydown = (event) => {
@@ -89,9 +123,13 @@ export function searchPanel(
     if (event.key === "ArrowUp" && !step(results, event, -1)) input.focus();
   };
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
+    const { target } = event;
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (target instanceof HTMLInputElement && target.type === "search") return;
     event.preventDefault();
+    open();
     input.focus();
+    input.select();
   });
   return element("div", { className: "search" }, input, way, results);
 }
@@ -105,23 +143,30 @@ function step(results: HTMLElement, event: KeyboardEvent, by: number): boolean {
   return wanted !== undefined;
 }
 
+function countText(count: number): string {
+  return `${count} found${count > LISTED ? `, the first ${LISTED} listed` : ""}`;
+}
+
 function resultLines(
   found: Match[],
   several: boolean,
-  show: (match: Match) => void,
+  query: string,
+  goTo: (at: number) => void,
 ): HTMLElement[] {
-  const lines = found.slice(0, LISTED).map((match) => {
-    const { graph, title } = match.drawing;
+  const lines = found.slice(0, LISTED).map(({ drawing: { graph, title }, op }, at) => {
     const side = several ? `${title}: ` : "";
+    const isNamed = `${graph.name(op)}\n${graph.type(op)}`.toLowerCase().includes(query);
+    const attribute = isNamed ? "" : ` ${attributeOf(graph, op, query)}`;
     return element(
       "li",
       {},
       element("span", { className: "dim" }, side),
-      link(graph.name(match.op), () => show(match)),
-      ` ${graph.type(match.op)}`,
+      link(graph.name(op), () => goTo(at)),
+      ` ${graph.type(op)}`,
+      element("span", { className: "dim" }, attribute),
     );
   });
-  const listed = found.length > LISTED ? `, the first ${LISTED} listed` : "";
-  const count = element("p", { className: "dim count" }, `${found.length} found${listed}`);
+  const count = element("p", { className: "dim count" }, countText(found.length));
+  count.setAttribute("role", "status");
   return [count, element("ul", {}, ...lines)];
 }

@@ -63,5 +63,5 @@ export function phaseLegend(phaseNames: string[], used: Set<number>): HTMLElemen
       mark.style.background = PHASES[name];
       return element("span", {}, mark, name);
     });
-  return element("div", { className: "legend" }, ...marks);
+  return element("div", { className: "legend phases" }, ...marks);
 }

@@ -1,7 +1,9 @@
 // What is drawn of a hierarchy in which some scopes are open, and the edges between.
+// It is found in steps: see steps.ts.
 
 import type { Graph } from "./graph";
 import type { Hierarchy, Item } from "./scopes";
+import { every, type Steps } from "./steps";
 
 export interface VisibleEdge {
   key: string;
@@ -38,13 +40,15 @@ export class Choice {
   }
 }
 
-export function visibleOf(hierarchy: Hierarchy, choice: Choice): Visible {
+export function* visibleOf(hierarchy: Hierarchy, choice: Choice): Steps<Visible> {
   const { graph, root } = hierarchy;
   const leaves: Item[] = [];
   const open: Item[] = [];
   const leafOf = new Array<Item | undefined>(graph.size);
   const waiting = [root];
+  const pause = every(100);
   while (waiting.length) {
+    if (pause()) yield 0;
     const at = waiting.pop()!;
     if (at !== root && !choice.shows(at)) continue;
     if (at.open) {
@@ -55,14 +59,14 @@ export function visibleOf(hierarchy: Hierarchy, choice: Choice): Visible {
       for (const op of at.ops) leafOf[op] = at;
     }
   }
-  return { leaves, open, edges: edgesBetween(graph, choice, leafOf) };
+  return { leaves, open, edges: yield* edgesBetween(graph, choice, leafOf) };
 }
 
-function edgesBetween(
+function* edgesBetween(
   graph: Graph,
   choice: Choice,
   leafOf: (Item | undefined)[],
-): VisibleEdge[] {
+): Steps<VisibleEdge[]> {
   const found = new Map<string, VisibleEdge>();
   // A tensor that many ops of a closed scope read goes there once.
   const told = new Map<VisibleEdge, Set<string>>();
@@ -84,7 +88,9 @@ function edgesBetween(
     edge.label =
       edge.tensors === 1 ? graph.data.outputs[from][output] : `${edge.tensors} tensors`;
   };
+  const pause = every(100);
   for (let op = 0; op < graph.size; op++) {
+    if (pause()) yield 0;
     if (choice.hides(op)) continue;
     for (const read of graph.inputs(op)) {
       if (!choice.hides(read.op)) add(read.op, op, read.output);

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geutil.errors import ModelError
+from geutil.notebook_display import Shown
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -106,7 +107,7 @@ class LayerInfo:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Shown):
     """What a model's files say. What does not apply to its kind is empty.
 
     Attributes:

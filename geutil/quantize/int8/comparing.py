@@ -11,6 +11,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
 from geutil.graph.tflite_files import FileOp
+from geutil.notebook_display import Shown
 from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
@@ -58,7 +59,7 @@ class OutputSteps:
 
 
 @dataclass(frozen=True)
-class Int8Comparison:
+class Int8Comparison(Shown):
     """How far a TFLite file is from its model.
 
     Attributes:

@@ -1,0 +1,160 @@
+"""What of a drawing is seen, in a browser: at any width, and of two the same part."""
+
+from __future__ import annotations
+
+import random
+
+import networkx
+import pytest
+import tensorflow as tf
+
+from geutil import report
+
+WIDTHS = (1400, 500, 360, 800)
+FRAMES = """() => new Promise((done) =>
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"""
+SEEN = """(side) => {
+  const { scene, viewport } = window.geutil.drawings[side];
+  const { width, height } = viewport.size;
+  const place = (x, y) => viewport.onScreen({ x, y });
+  const from = place(scene.box.x1, scene.box.y1);
+  const to = place(scene.box.x2, scene.box.y2);
+  return {
+    zoom: viewport.view.zoom, width, height, inner: innerWidth,
+    box: [from.x, from.y, to.x, to.y],
+    places: Object.fromEntries(scene.nodes.filter((node) => !node.open).map((node) => {
+      const { x, y } = place((node.x1 + node.x2) / 2, (node.y1 + node.y2) / 2);
+      return [node.key, [x, y]];
+    })),
+  };
+}"""
+
+
+def resize(page, width, height=900):
+    page.page.set_viewport_size({"width": width, "height": height})
+    page.page.evaluate(FRAMES)
+
+
+@pytest.fixture
+def fold(browse, mobilenet_folded):
+    edited = mobilenet_folded
+    page = browse(report.diff(edited.before, edited.after, report=edited.report))
+    yield page
+    resize(page, 1400)
+
+
+def seen(page):
+    return [page.page.evaluate(SEEN, side) for side in (0, 1)]
+
+
+def is_whole(view):
+    left, top, right, bottom = view["box"]
+    inside = left >= 0 and right <= view["width"]
+    return inside and top >= 0 and bottom <= view["height"]
+
+
+def assert_aligned(page):
+    """Assert that the first op is at one place in both panes, and seen."""
+    before, after = seen(page)
+    assert before["zoom"] == pytest.approx(after["zoom"])
+    assert before["width"] == pytest.approx(after["width"], abs=2)
+    x, y = before["places"][":keras_tensor"]
+    assert after["places"][":keras_tensor"] == pytest.approx([x, y], abs=1)
+    assert 0 < x < before["width"]
+    assert 0 < y < before["height"]
+    return before, after
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_both_panes_open_fitted_on_the_same_part(fold, width, keep):
+    resize(fold, width)
+    keep(fold, f"fold_{width}")
+    for view in assert_aligned(fold):
+        assert view["inner"] == width
+        # Names can be read, and nothing is cut off at the sides.
+        assert 0.5 <= view["zoom"] <= 1.2
+        assert view["box"][0] >= 0
+        assert view["box"][2] <= view["width"]
+    scrolled = fold.page.evaluate("document.documentElement.scrollWidth")
+    assert scrolled <= width
+
+
+def test_all_is_seen_on_request_after_every_resize(fold):
+    fold.press("fit")
+    for width in WIDTHS:
+        resize(fold, width)
+        assert all(map(is_whole, assert_aligned(fold)))
+
+
+def test_what_was_gone_to_stays_in_the_middle_of_both(fold):
+    fold.search("Conv1_relu_1/Relu6")
+    fold.page.get_by_label("search ops").press("Enter")
+    for width in WIDTHS:
+        resize(fold, width)
+        for view in seen(fold):
+            (place,) = (
+                place
+                for key, place in view["places"].items()
+                if key.endswith("/Conv1_relu_1/Relu6")
+            )
+            middle = [view["width"] / 2, view["height"] / 2]
+            assert place == pytest.approx(middle, abs=1)
+
+
+def test_a_part_that_a_person_moved_to_stays(fold):
+    fold.page.mouse.move(300, 500)
+    fold.page.mouse.down()
+    fold.page.mouse.move(340, 450, steps=4)
+    fold.page.mouse.up()
+    before = seen(fold)[0]
+    resize(fold, 1200)
+    after = seen(fold)[0]
+    assert after["places"] == before["places"]
+    assert after["zoom"] == before["zoom"]
+
+
+def numbered(count):
+    """Return a chain of ops with numbers for names, which come in no order."""
+    chain = list(range(count))
+    random.Random(5).shuffle(chain)
+    nodes = tf.compat.v1.GraphDef()
+    float32 = tf.as_dtype(tf.float32).as_datatype_enum
+    before = {now: chain[at - 1] for at, now in enumerate(chain) if at}
+    for name in range(count):
+        node = nodes.node.add(name=f"{10_000 + name}")
+        node.attr["dtype" if name == chain[0] else "T"].type = float32
+        node.op = "Placeholder" if name == chain[0] else "Identity"
+        if name != chain[0]:
+            node.input.append(f"{10_000 + before[name]}")
+    for at in range(0, count, 50):
+        node = nodes.node.add(name=f"chosen_{at}", op="Tanh")
+        node.attr["T"].type = float32
+        node.input.append(f"{10_000 + chain[at]}")
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(nodes, name="")
+    return graph
+
+
+def test_ops_with_numbers_for_names_are_grouped_without_a_cycle(browse, keep):
+    page = browse(report.view(numbered(700)))
+    keep(page, "numbered")
+    groups = {key for key in page.drawn() if "{" in key}
+    assert len(groups) > 10
+    drawn = networkx.DiGraph((edge["source"], edge["target"]) for edge in page.edges())
+    assert networkx.is_directed_acyclic_graph(drawn)
+    # Where a person chose a name, the group is called so.
+    named = {key for key in groups if "chosen_" in key}
+    assert len(named) >= 14
+
+
+def test_groups_by_name_make_no_cycle(browse):
+    """Layers whose names have a beginning in common read each other in turn."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        for at in range(30):
+            x = tf.tanh(x, name=f"left_{at}")
+            x = tf.exp(x, name=f"right_{at}")
+    page = browse(report.view(graph))
+    drawn = networkx.DiGraph((edge["source"], edge["target"]) for edge in page.edges())
+    assert networkx.is_directed_acyclic_graph(drawn)
+    assert len(drawn) > 3

@@ -1,0 +1,225 @@
+"""What leaves a page: links to an op, pictures, names."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import urllib.parse
+import xml.etree.ElementTree as ET
+
+import pytest
+import tensorflow as tf
+
+from geutil import report
+from tests.report import samples
+from tests.report.browsing import Opened
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def nested(browse):
+    return browse(report.view(samples.nested(), title="Some scopes"))
+
+
+@pytest.fixture
+def followed(tabs, tmp_path):
+    """Return what opens a page by a link to something on it."""
+    _, new_tab = tabs
+    opened = []
+
+    def open_link(page, link):
+        path = page.save(tmp_path / f"linked{len(opened)}.html")
+        opened.append(Opened(new_tab(), path, link))
+        return opened[-1]
+
+    yield open_link
+    for page in opened:
+        page.page.close()
+        assert page.complaints == []
+
+
+def test_a_link_leads_to_an_op(followed):
+    page = followed(report.view(samples.nested()), "#op=outer/left/product")
+    assert page.chosen() == {":outer/left/product"}
+    assert page.heading == "outer/left/product"
+
+
+def test_a_link_leads_to_a_scope(followed):
+    page = followed(report.view(samples.nested()), "#op=outer/left")
+    assert page.chosen() == {"outer/left"}
+    assert page.heading == "left"
+
+
+def test_a_link_leads_into_a_function(followed, flow):
+    body = next(name for name in flow.functions if "body" in name)
+    ops = flow.functions[body].graph.get_operations()
+    (op,) = (op.name for op in ops if op.type == "Relu")
+    query = urllib.parse.urlencode({"op": op, "graph": body})
+    page = followed(report.view(flow), f"#{query}")
+    assert page.chosen() == {f":{op}"}
+    assert page.page.get_by_label("graph", exact=True).input_value() == body
+    page.search("While", "type")
+    page.page.get_by_label("graph", exact=True).select_option(index=0)
+    page.search("While", "type")
+    page.page.get_by_label("search ops").press("Enter")
+    assert address_of(page).partition("#")[2].startswith("op=")
+    assert "graph=" not in address_of(page)
+
+
+def test_a_link_leads_to_both_sides_of_a_comparison(followed):
+    graph = samples.nested()
+    page = followed(report.diff(graph, graph), "#op=joined")
+    assert page.chosen(0) == page.chosen(1) == {":joined"}
+
+
+def test_a_link_to_nothing_says_so(followed):
+    page = followed(report.view(samples.nested()), "#op=not/there")
+    assert "'not/there', which is no op or scope of this page" in page.details
+
+
+def address_of(page):
+    return page.page.evaluate("location.href")
+
+
+def test_the_address_is_a_link_to_what_is_chosen(nested, followed):
+    nested.press("open all")
+    nested.click(":outer/left/product")
+    address = address_of(nested)
+    assert address.endswith("#op=outer%2Fleft%2Fproduct")
+    page = followed(report.view(samples.nested()), address.removeprefix(nested.url))
+    assert page.chosen() == {":outer/left/product"}
+    canvas = nested.page.locator(".canvas").bounding_box()
+    nested.page.mouse.click(canvas["x"] + 5, canvas["y"] + canvas["height"] - 5)
+    assert address_of(nested) == nested.url
+
+
+def test_a_link_is_followed_on_an_open_page(nested):
+    nested.page.evaluate("location.hash = '#op=joined'")
+    nested.page.locator("section.details h2", has_text="joined").wait_for()
+    assert nested.chosen() == {":joined"}
+
+
+def test_names_with_any_letters_are_linked_to(browse, followed):
+    name = "a.b/c-d_e/f\\g>h"
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        tf.tanh(x, name=name)
+    page = browse(report.view(graph))
+    page.search("tanh", "type")
+    page.page.get_by_label("search ops").press("Enter")
+    link = address_of(page).removeprefix(page.url)
+    assert followed(report.view(graph), link).heading == name
+
+
+def saved(page, kind, folder):
+    with page.page.expect_download() as download:
+        page.press(kind)
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_a_picture_of_what_is_shown(nested, tmp_path):
+    nested.press("open all")
+    path = saved(nested, "PNG", tmp_path)
+    assert path.name == "graph.png"
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    canvas = nested.page.locator(".canvas").bounding_box()
+    size = (2 * canvas["width"], 2 * canvas["height"])
+    assert (width, height) == pytest.approx(size, abs=1)
+    assert difference(nested, "png", data) < 2
+
+
+def difference(page, kind, data):
+    """Return by how much a picture differs from the canvas, in steps of 255 a dot."""
+    kinds = {"png": "image/png", "svg": "image/svg+xml"}
+    url = f"data:{kinds[kind]};base64,{base64.b64encode(data).decode()}"
+    return page.page.evaluate(
+        """async (url) => {
+          const { viewport } = window.geutil.drawings[0];
+          viewport.onPaint();
+          const { width, height } = viewport.canvas;
+          const image = new Image();
+          image.src = url;
+          await image.decode();
+          const dots = (picture) => {
+            const pen = new OffscreenCanvas(width, height).getContext('2d');
+            pen.drawImage(picture, 0, 0, width, height);
+            return pen.getImageData(0, 0, width, height).data;
+          };
+          const [one, other] = [dots(viewport.canvas), dots(image)];
+          let sum = 0;
+          for (let i = 0; i < one.length; i++) sum += Math.abs(one[i] - other[i]);
+          return sum / one.length;
+        }""",
+        url,
+    )
+
+
+def test_pictures_are_compared_by_their_dots(nested, tmp_path):
+    nested.press("open all")
+    picture = saved(nested, "PNG", tmp_path).read_bytes()
+    assert difference(nested, "png", picture) < 2
+    nested.press("close all")
+    assert difference(nested, "png", picture) > 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_drawing_of_what_is_shown(browse, scheme, tmp_path):
+    page = browse(report.diff(samples.nested(), samples.skipping()))
+    page.page.emulate_media(color_scheme=scheme)
+    page.press("open all")
+    page.click(":joined")
+    path = saved(page, "SVG", tmp_path)
+    page.page.emulate_media(color_scheme="light")
+    assert path.name == "before.svg"
+    root = ET.parse(path).getroot()
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"product", "MatMul", "tanh", "joined", "AddV2"} <= set(texts)
+    assert any(text.startswith("outer") for text in texts)
+    page.page.emulate_media(color_scheme=scheme)
+    assert difference(page, "svg", path.read_bytes()) < 1
+    page.page.emulate_media(color_scheme="light")
+
+
+def test_markup_in_names_stays_text_in_a_drawing(browse, tmp_path):
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.placeholder(tf.float32, [2], name="a>b")
+    path = saved(browse(report.view(graph)), "SVG", tmp_path)
+    texts = [text.text for text in ET.parse(path).getroot().iter(f"{SVG}text")]
+    assert texts == ["a>b", "Placeholder"]
+
+
+def test_a_click_copies_a_name(nested):
+    nested.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    nested.search("product")
+    nested.page.get_by_label("search ops").press("Enter")
+    nested.page.get_by_role("button", name="outer/left/product").first.focus()
+    nested.page.locator("section.details h2 button").click()
+    nested.page.get_by_text("copied", exact=True).wait_for()
+    text = nested.page.evaluate("navigator.clipboard.readText()")
+    assert text == "outer/left/product"
+    # The whole path of a scope is copied, of which the heading shows the end.
+    nested.press("open all")
+    nested.click("outer/right")
+    nested.page.locator("section.details h2 button").click()
+    nested.page.get_by_text("copied", exact=True).wait_for()
+    assert nested.page.evaluate("navigator.clipboard.readText()") == "outer/right"
+
+
+def test_a_name_is_copied_where_the_clipboard_is_forbidden(nested):
+    nested.page.evaluate(
+        """() => Object.defineProperty(navigator, 'clipboard', { value: undefined })"""
+    )
+    nested.page.evaluate(
+        "() => document.addEventListener('copy', () => { "
+        "window.copied = document.activeElement.value; })"
+    )
+    nested.search("joined")
+    nested.page.get_by_label("search ops").press("Enter")
+    nested.page.locator("section.details h2 button").click()
+    nested.page.get_by_text("copied", exact=True).wait_for()
+    assert nested.page.evaluate("window.copied") == "joined"
