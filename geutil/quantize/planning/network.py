@@ -125,9 +125,7 @@ def _behind(op: Operation, live: Liveness) -> Operation | None:
     return readers[0] if len(readers) == 1 else None
 
 
-def _arranged_back(
-    fake_quant: Operation, moves: list[str], live: Liveness
-) -> Tensor:
+def _arranged_back(fake_quant: Operation, moves: list[str], live: Liveness) -> Tensor:
     """Return the result of a FakeQuant op behind the same moves as are before it."""
     op = fake_quant
     for kind in moves:

@@ -82,8 +82,10 @@ def reads_in_order(layer: Layer) -> bool:
     if layer.op.type != "Einsum":
         return True
     of_data, of_weights, _ = _labels(layer)
-    both = [[n for n in labels if n in of_data and n in of_weights] for labels in
-            (of_data, of_weights)]
+    both = [
+        [n for n in labels if n in of_data and n in of_weights]
+        for labels in (of_data, of_weights)
+    ]
     return both[0] == both[1]
 
 

@@ -22,6 +22,7 @@ from geutil.quantize.int8.converting import (
 )
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
+from geutil.quantize.tflite import block_weights
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -52,6 +53,9 @@ def to_tflite(
     - "dynamic_range": weights of 8 bits; convolutions and products round what they read
       while they run, in ranges that they find then. That is not simulated: the model
       tells what the weights cost;
+    - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
+      for each 32 inputs of a channel; those that cannot have such have 8 bits. LiteRT
+      runs it, and TensorFlow's own interpreter does not;
     - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
       floats when the file is loaded; all else is in float;
     - "float16": weights in float16.
@@ -137,7 +141,8 @@ def _scheme_of(model: Any) -> Scheme:
         )
     bits = _activation_bits(model)
     if not bits:
-        return SCHEMES["weight_only_int8"]
+        has_blocks = bool(block_weights.in_blocks(model.graph))
+        return SCHEMES["dynamic_range_int4" if has_blocks else "weight_only_int8"]
     return SCHEMES["int16x8" if max(bits) == _INT16_BITS else "int8"]
 
 
@@ -149,6 +154,12 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores a model that is not quantized, and "
             "this one holds FakeQuant ops; open it anew"
+        )
+    if block_weights.in_blocks(model.graph) and scheme.block is None:
+        raise QuantizeError(
+            f"the scheme '{scheme.name}' stores no weights by blocks, and the model "
+            "simulates some; convert it by the scheme 'dynamic_range_int4', or open it "
+            f"anew and quantize it with quantize(model, scheme='{scheme.name}')"
         )
     if scheme.weights_only and bits:
         raise QuantizeError(
@@ -185,13 +196,20 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         check_learnt(find_sites(model.graph, model.variables))
     file = unpacked(converted(deployed(model, fuse=True)))
     left: list[LeftInFloat] = []
+    matrices, found = block_weights.block_matrices(model.graph), set[str]()
     for graph in file.subgraphs:
+        left_of_blocks, found_here = block_weights.store_in_blocks(
+            file, graph, matrices
+        )
+        left += left_of_blocks
+        found |= found_here
         store_weights(file, graph)
         if scheme.at_run_time:
             left += read_weights_stored(file, graph)
         elif not scheme.weights_only:
             left += lower_to_int16(file, graph)
         pack_weights(file, graph)
+    block_weights.check_all_found(matrices, found)
     drop_unread(file)
     for entry in left:
         _logger.warning("to_tflite: %s", entry)

@@ -1,0 +1,300 @@
+"""Weights of a file in blocks, as `geutil.quantize.blocks` simulates them.
+
+TFLite's converter knows no blocks: a product whose weights are moved behind a FakeQuant
+op it leaves a BATCH_MATMUL. So it is given a constant with a FakeQuant op of one range,
+as other weights are. The constant holds the levels of the blocks, whole numbers, times
+a step that tells which matrix it is; the converter rounds constants, and these stay as
+they are. In the file what reads such levels gets the matrix instead: FULLY_CONNECTED
+ops in blocks, and whatever else there is in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
+from geutil.graph import creation, tflite_edits
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize.blocks import block_of, with_stored_steps
+from geutil.quantize.calibration.ranges import (
+    frozen,
+    live_simulations,
+    range_values,
+    variable_values,
+)
+from geutil.quantize.partial_copy import values_of
+from geutil.quantize.spec import Format, Range
+from geutil.quantize.tflite.stored_weights import LeftInFloat
+
+Array = np.ndarray[Any, Any]
+
+_MOVES = ("Reshape", "Transpose", "Reshape")
+_APART = 2.0**-10
+_MOST = 127
+_WEIGHTS = 1
+_INT4_VERSION = 10
+_FREE = 1.0
+"""The step of a block of zeros, which has none; XNNPACK wants one above 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMatrix:
+    """A matrix as it is simulated.
+
+    Attributes:
+        simulation: the FakeQuant op, by name.
+        levels: its values in steps, whole numbers: [outputs, inputs].
+        steps: the sizes of the steps, which float16 holds: [outputs, blocks].
+    """
+
+    simulation: str
+    levels: Array
+    steps: Array
+
+    @property
+    def values(self) -> Array:
+        """The values: [outputs, inputs]."""
+        shape = (*self.steps.shape, -1)
+        return (self.levels.reshape(shape) * self.steps[..., None]).reshape(
+            self.levels.shape
+        )
+
+
+def in_blocks(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of a graph whose columns are blocks."""
+    return [op for op in live_simulations(graph) if block_of(op) is not None]
+
+
+def block_matrices(graph: Graph) -> list[BlockMatrix]:
+    """Return the weights of a FuncGraph that are in blocks.
+
+    Raises:
+        QuantizeError: a step is no float16: somebody else set the range.
+
+    Cost: linear in the ops; one run of what weights depend on.
+    """
+    ops = in_blocks(graph)
+    ranges = range_values(graph)
+    known = frozen(ranges | variable_values(graph))
+    arrays = values_of([op.outputs[0] for op in ops], known)
+    return [_matrix(op, a, ranges) for op, a in zip(ops, arrays, strict=True)]
+
+
+def _matrix(
+    op: Operation, values: Array, ranges: Mapping[Operation, Array]
+) -> BlockMatrix:
+    """Return the matrix of a FakeQuant op, which makes [block, blocks * outputs]."""
+    form = Format(int(op.get_attr("num_bits")), True, True, (1,), block_of(op))
+    ends = [ranges.get(t.op, tf.get_static_value(t)) for t in list(op.inputs)[1:]]
+    low, high = (np.asarray(end, np.float32) for end in ends)
+    if not np.array_equal((low, high), with_stored_steps(Range(low, high), form)):
+        raise QuantizeError(
+            f"the ranges of '{op.name}' have steps that are no float16 numbers, which "
+            "a file cannot store; set them with geutil.quantize.calibrate, or round "
+            "their ends to whole float16 steps"
+        )
+    steps = high / np.float32(2 ** (form.bits - 1) - 1)
+    levels = np.round(values / np.where(steps > 0, steps, np.float32(1.0)))
+    block, blocks, outputs = _parts(op)
+    by_output = levels.reshape(block, blocks, outputs).transpose(2, 1, 0)
+    return BlockMatrix(
+        op.name,
+        by_output.reshape(outputs, blocks * block).astype(np.int8),
+        steps.reshape(blocks, outputs).T,
+    )
+
+
+def _by_block(levels: Array, op: Operation) -> Array:
+    """Return levels [outputs, inputs] as a FakeQuant op makes them."""
+    block, blocks, outputs = _parts(op)
+    parted = levels.reshape(outputs, blocks, block).transpose(2, 1, 0)
+    return parted.reshape(block, blocks * outputs).astype(np.float32)
+
+
+def _parts(op: Operation) -> tuple[int, int, int]:
+    """Return the shape that the op behind a FakeQuant op gives to blocks."""
+    (behind,) = op.outputs[0].consumers()
+    block, blocks, outputs = behind.outputs[0].shape.as_list()
+    return block, blocks, outputs
+
+
+def levels_of_blocks(graph: Graph) -> dict[Operation, Array]:
+    """Return the ops that make simulated weights of blocks, with their levels.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+
+    Cost: linear in the ops; one run of what weights depend on.
+    """
+    ends = [_end(op) for op in in_blocks(graph)]
+    levels = {
+        op: _by_block(matrix.levels, op)
+        for op, matrix in zip(in_blocks(graph), block_matrices(graph), strict=True)
+    }
+    arrays = values_of([op.outputs[0] for op in ends], frozen(levels))
+    return dict(zip(ends, arrays, strict=True))
+
+
+def _end(simulation: Operation) -> Operation:
+    """Return the op that makes weights of their own shape again."""
+    op = simulation
+    for kind in _MOVES:
+        (op,) = [o for o in op.outputs[0].consumers() if o.type == kind]
+    return op
+
+
+def mark_blocks(tensors: Sequence[Tensor]) -> None:
+    """Put what tells matrices apart in the place of the levels of blocks.
+
+    Each op that reads one gets a range of its own, since the converter rounds itself
+    what several read.
+
+    Args:
+        tensors: constants that hold levels, in a copy of a graph and in the order of
+            `levels_of_blocks`; the caller is in it.
+    """
+    for place, tensor in enumerate(tensors):
+        levels = tf.get_static_value(tensor)
+        for index, op in enumerate(dict.fromkeys(tensor.consumers())):
+            step = 1.0 + _APART * (place + index * len(tensors))
+            weights = tf.constant(levels * np.float32(step), name="w")
+            made = tf.quantization.fake_quant_with_min_max_args(
+                weights, -_MOST * step, _MOST * step, 8, narrow_range=True, name="q"
+            )
+            for slot, read in enumerate(op.inputs):
+                if read is tensor:
+                    creation.set_new_input(op, slot, made)
+
+
+def store_in_blocks(
+    model: Any, graph: Any, matrices: Sequence[BlockMatrix]
+) -> tuple[list[LeftInFloat], set[str]]:
+    """Let the layers of a file read weights in blocks.
+
+    Args:
+        model: a file of float kernels, which is changed.
+        graph: one of its subgraphs.
+        matrices: the weights that are in blocks, in the order of the model.
+
+    Returns:
+        What reads such weights and is no FULLY_CONNECTED, with the reason; and the
+        FakeQuant ops whose weights were found.
+
+    Cost: linear in ops, and in the weights that are in blocks.
+    """
+    return _Storing(model, graph, matrices).run()
+
+
+class _Storing:
+    """The weights of one subgraph, on their way to where they are read."""
+
+    def __init__(self, model: Any, graph: Any, matrices: Sequence[BlockMatrix]) -> None:
+        self._model, self._graph = model, graph
+        self._matrices = matrices
+        # By numbers of tensors: the matrix, and its values as they are there.
+        self._known: dict[int, tuple[BlockMatrix, Array]] = {}
+        self._stored: dict[str, int] = {}
+        self._left: list[LeftInFloat] = []
+        self._found: set[str] = set()
+
+    def run(self) -> tuple[list[LeftInFloat], set[str]]:
+        """Go through the ops in order."""
+        operators = []
+        for op in self._graph.operators:
+            if not self._moves(op):
+                self._read(op)
+                operators.append(op)
+        self._graph.operators = operators
+        return self._left, self._found
+
+    def _moves(self, op: Any) -> bool:
+        """Tell whether an op only marks or moves weights, and follow them."""
+        kind = tflite_edits.kind_of(self._model, op)
+        if not len(op.inputs):
+            return False
+        source, result = int(op.inputs[0]), int(op.outputs[0])
+        known = self._marked(op) if kind == "QUANTIZE" else self._known.get(source)
+        if known is None:
+            return False
+        matrix, values = known
+        if kind == "TRANSPOSE":
+            order = tflite_edits.constant(
+                self._model, self._graph.tensors[op.inputs[1]]
+            )
+            if order is None:
+                return False
+            values = values.transpose([int(axis) for axis in order])
+        elif kind == "RESHAPE":
+            values = values.reshape([int(n) for n in self._graph.tensors[result].shape])
+        elif kind not in ("QUANTIZE", "DEQUANTIZE"):
+            return False
+        self._known[result] = matrix, values
+        return True
+
+    def _marked(self, op: Any) -> tuple[BlockMatrix, Array] | None:
+        """Return the matrix that a QUANTIZE op reads the levels of, with its values."""
+        source, result = (self._graph.tensors[i[0]] for i in (op.inputs, op.outputs))
+        value = tflite_edits.constant(self._model, source)
+        steps = tflite_edits.steps_of(result)
+        if value is None or steps is None or steps.size > 1:
+            return None
+        number = (float(steps[0]) - 1.0) / _APART
+        if not self._matrices or not number.is_integer() or number < 0:
+            return None
+        matrix = self._matrices[int(number) % len(self._matrices)]
+        levels, values = value / steps[0], matrix.values
+        for wanted, made in ((matrix.levels, values), (matrix.levels.T, values.T)):
+            if np.array_equal(levels.reshape(-1), wanted.reshape(-1)):
+                return matrix, made.reshape(value.shape)
+        return None
+
+    def _read(self, op: Any) -> None:
+        """Let an op read weights in blocks, if it reads any; else as floats."""
+        for slot, index in enumerate(map(int, op.inputs)):
+            if index not in self._known:
+                continue
+            matrix, values = self._known[index]
+            self._found.add(matrix.simulation)
+            kind = tflite_edits.kind_of(self._model, op)
+            fits = np.array_equal(values, matrix.values)
+            if kind == "FULLY_CONNECTED" and slot == _WEIGHTS and fits:
+                op.inputs[slot] = self._in_blocks(matrix, index)
+                op.builtinOptions.asymmetricQuantizeInputs = True
+                tflite_edits.code_index(self._model, kind, _INT4_VERSION)
+                continue
+            tensor = self._graph.tensors[index]
+            tflite_edits.set_constant(self._model, tensor, values, "FLOAT32")
+            name = self._graph.tensors[op.outputs[0]].name.decode()
+            reason = f"TFLite has no kernel for {kind} with weights in blocks"
+            self._left.append(LeftInFloat(kind, name, reason))
+
+    def _in_blocks(self, matrix: BlockMatrix, like: int) -> int:
+        """Return the number of a tensor that holds a matrix in blocks."""
+        if matrix.simulation in self._stored:
+            return self._stored[matrix.simulation]
+        graph, model = self._graph, self._model
+        blocks = matrix.levels.reshape(*matrix.steps.shape, -1)
+        sizes = np.where(blocks.any(2), matrix.steps, _FREE)
+        steps = tflite_edits.new_tensor(graph, graph.tensors[like])
+        tflite_edits.set_constant(model, graph.tensors[steps], sizes, "FLOAT16")
+        index = tflite_edits.new_tensor(graph, graph.tensors[like])
+        tflite_edits.set_constant(model, graph.tensors[index], matrix.levels, "INT4")
+        tflite_edits.set_blocks(graph.tensors[index], steps, blocks.shape[2])
+        self._stored[matrix.simulation] = index
+        return index
+
+
+def check_all_found(matrices: Sequence[BlockMatrix], found: set[str]) -> None:
+    """Raise QuantizeError if weights in blocks are not where the file has weights."""
+    for matrix in matrices:
+        if matrix.simulation not in found:
+            raise QuantizeError(
+                f"the weights of '{matrix.simulation}' are in blocks, and TFLite's "
+                "converter computed something else of them; keep the layer out of "
+                "blocks, with the override geutil.quantize.Spec(weight_bits=8)"
+            )
