@@ -38,6 +38,8 @@ _APART = 2.0**-10
 _MOST = 127
 _WEIGHTS = 1
 _INT4_VERSION = 10
+_ACTIVATIONS = {1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6"}
+"""Activations that products have, by the numbers of the schema."""
 _FREE = 1.0
 """The step of a block of zeros, which has none; XNNPACK wants one above 0."""
 
@@ -207,8 +209,7 @@ class _Storing:
         operators = []
         for op in self._graph.operators:
             if not self._moves(op):
-                self._read(op)
-                operators.append(op)
+                operators += [op, *self._read(op)]
         self._graph.operators = operators
         return self._left, self._found
 
@@ -253,25 +254,42 @@ class _Storing:
                 return matrix, made.reshape(value.shape)
         return None
 
-    def _read(self, op: Any) -> None:
-        """Let an op read weights in blocks, if it reads any; else as floats."""
+    def _read(self, op: Any) -> list[Any]:
+        """Let an op read weights in blocks, or as floats; return ops to run behind."""
+        kind = tflite_edits.kind_of(self._model, op)
+        behind: list[Any] = []
         for slot, index in enumerate(map(int, op.inputs)):
             if index not in self._known:
                 continue
             matrix, values = self._known[index]
             self._found.add(matrix.simulation)
-            kind = tflite_edits.kind_of(self._model, op)
             fits = np.array_equal(values, matrix.values)
             if kind == "FULLY_CONNECTED" and slot == _WEIGHTS and fits:
                 op.inputs[slot] = self._in_blocks(matrix, index)
                 op.builtinOptions.asymmetricQuantizeInputs = True
                 tflite_edits.code_index(self._model, kind, _INT4_VERSION)
+                behind = self._with_activation_apart(op)
                 continue
             tensor = self._graph.tensors[index]
             tflite_edits.set_constant(self._model, tensor, values, "FLOAT32")
             name = self._graph.tensors[op.outputs[0]].name.decode()
             reason = f"TFLite has no kernel for {kind} with weights in blocks"
             self._left.append(LeftInFloat(kind, name, reason))
+        return behind
+
+    def _with_activation_apart(self, op: Any) -> list[Any]:
+        """Return the activation of a product as an op of its own.
+
+        TFLite's own kernel leaves it out where weights are in blocks (LiteRT 2.3).
+        """
+        options, result = op.builtinOptions, int(op.outputs[0])
+        kind = _ACTIVATIONS.get(options.fusedActivationFunction)
+        if kind is None:
+            return []
+        options.fusedActivationFunction = 0
+        before = tflite_edits.new_tensor(self._graph, self._graph.tensors[result])
+        op.outputs[0] = before
+        return [tflite_edits.new_op(self._model, kind, [before], [result], 1)]
 
     def _in_blocks(self, matrix: BlockMatrix, like: int) -> int:
         """Return the number of a tensor that holds a matrix in blocks."""
