@@ -2,12 +2,12 @@
 
 Where the rows of a matrix [inputs, outputs] differ in size, one range for a whole
 column wastes the levels of 4 bits on the largest of them. In blocks of B inputs each
-column has inputs / B ranges (Dettmers and Zettlemoyer 2023, arXiv 2212.09720). FakeQuant
-ops know channels along the last axis alone, so the matrix is brought to
+column has inputs / B ranges (Dettmers and Zettlemoyer 2023, arXiv 2212.09720).
+FakeQuant ops know channels along the last axis alone, so the matrix is brought to
 [B, inputs / B * outputs] before them, and back behind them.
 
-LiteRT has one kernel for that, FULLY_CONNECTED, on floats and weights of 4 bits. It reads
-steps as float16 (LiteRT 2.3, with XNNPACK and without), so that only such are simulated.
+LiteRT has one kernel for that: FULLY_CONNECTED, on floats and weights of 4 bits. It
+takes steps in float16 alone (LiteRT 2.3), so that only such are simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import creation
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Operation
 from geutil.quantize.planning.int8_kernels import PRODUCTS
 from geutil.quantize.rounding.layer_rows import reads_in_order, rows_of
 from geutil.quantize.spec import BLOCK_BITS, Format, Range, Spec
@@ -91,8 +91,8 @@ def block_count(form: Format, shape: list[int]) -> int:
 def with_stored_steps(ends: Range, form: Format) -> Range:
     """Return symmetric ranges with the nearest steps that a file can store.
 
-    Those of blocks are float16, 11 bits: the largest weight may lie 0.003 steps outside.
-    Other ranges are returned as they are.
+    Those of blocks are float16, of 11 bits: the largest weight may lie 0.003 steps
+    outside. Other ranges are returned as they are.
 
     Args:
         ends: the ranges of blocks: numpy arrays, or tensors.
@@ -111,7 +111,7 @@ def with_stored_steps(ends: Range, form: Format) -> Range:
     if form.block is None:
         return ends
     most = np.float32(2 ** (form.bits - 1) - 1)
-    if isinstance(ends.high, tf.Tensor):
+    if tf.is_tensor(ends.high):
         step = tf.minimum(ends.high / most, _LARGEST)
         size = tf.cast(tf.cast(step, tf.float16), tf.float32) * most
     else:
@@ -137,4 +137,4 @@ def _split(form: Format, shape: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _shape(x: Any) -> list[int]:
-    return x.shape.as_list() if isinstance(x, Tensor) else list(x.shape)
+    return list(x.shape)

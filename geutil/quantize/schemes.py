@@ -18,9 +18,9 @@ bits and weights of 8. What TFLite has kernels for is measured in
 Depthwise convolutions have few weights, one filter for each channel, which few bits
 hurt most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
 
-Weights by blocks have a range for each 32 inputs of a channel. LiteRT computes with them
-in one kernel only, FULLY_CONNECTED on data that it rounds as the file runs: it makes
-zeros of them where it is to unpack them, so that no scheme in floats has blocks.
+Weights by blocks have a range for each 32 inputs of a channel. LiteRT computes with
+them in one kernel only, FULLY_CONNECTED on data that it rounds as the file runs: where
+it is to unpack them it makes zeros, so that no scheme in floats has blocks.
 """
 
 from __future__ import annotations

@@ -109,7 +109,11 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
 
 
 _MOVES = frozenset(("Reshape", "Transpose"))
-_ARRANGED = ([], ["Reshape"], ["Reshape", "Transpose", "Reshape"])
+_ARRANGED: tuple[list[str], ...] = (
+    [],
+    ["Reshape"],
+    ["Reshape", "Transpose", "Reshape"],
+)
 
 
 def _readers(tensor: Tensor, live: Liveness) -> list[Operation]:

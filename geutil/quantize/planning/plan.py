@@ -115,6 +115,7 @@ class _PointPlanner(Drafts):
         self.weights: dict[Operation, Draft] = {}
         self.skips: dict[Operation, draft_points.Skip] = {}
         self.notes: dict[Operation, str] = {}
+        self.blocked: list[Operation] = []
         # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in fused_ops.find_composites(
@@ -168,11 +169,9 @@ class _PointPlanner(Drafts):
 
     def _notes_of(self, points: MutableIdentityMap[Point]) -> dict[Operation, str]:
         """Return the notes, also on weights that several layers read."""
-        for op, draft in self.weights.items():
-            in_blocks = points[draft.tensor].form.block is not None
-            if self.choices.block and op.type in int8_kernels.PRODUCTS:
-                if not in_blocks and op not in self.notes:
-                    self.notes[op] = "not in blocks: others read them along other axes"
+        for op in self.blocked:
+            if points[self.weights[op].tensor].form.block is None:
+                self.notes[op] = "not in blocks: others read them along other axes"
         return self.notes
 
     def _obeying(self, plan: QuantizePlan) -> QuantizePlan:
@@ -217,12 +216,13 @@ class _PointPlanner(Drafts):
             )
 
     def _format_of(self, layer: Layer, spec: Spec) -> Format:
-        """Return how weights are stored: in blocks if they are asked for, and can be."""
+        """Return how weights are stored: in blocks where these are asked for."""
         block = self.choices.block
         if block is None:
             return format_of(layer, spec)
         form = block_format(layer, self.overrides.block_spec(layer.op), block)
         if isinstance(form, Format):
+            self.blocked.append(layer.op)
             return form
         if form:
             self.notes[layer.op] = f"not in blocks: {form}"

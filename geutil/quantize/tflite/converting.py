@@ -54,8 +54,8 @@ def to_tflite(
       while they run, in ranges that they find then. That is not simulated: the model
       tells what the weights cost;
     - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
-      for each 32 inputs of a channel; those that cannot have such have 8 bits. LiteRT
-      runs it, and TensorFlow's own interpreter does not;
+      for each 32 inputs of a channel; those that cannot have such have 8 bits, and
+      the report of `quantize` says why;
     - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
       floats when the file is loaded; all else is in float;
     - "float16": weights in float16.
