@@ -46,6 +46,8 @@ def block_format(layer: Layer, spec: Spec, block: int) -> Format | str:
         return f"TFLite has no kernel for blocks of {spec.weight_bits} bits"
     if not (spec.per_channel and spec.symmetric_weights):
         return "blocks are symmetric, and parts of channels"
+    if layer.weights == 0:
+        return "it reads its weights before the data"
     rows = rows_of(layer)
     if isinstance(rows, str):
         return f"it {rows}"

@@ -4,8 +4,8 @@ TFLite's converter knows no blocks: a product whose weights are moved behind a F
 op it leaves a BATCH_MATMUL. So it is given a constant with a FakeQuant op of one range,
 as other weights are. The constant holds the levels of the blocks, whole numbers, times
 a step that tells which matrix it is; the converter rounds constants, and these stay as
-they are. In the file what reads such levels gets the matrix instead: FULLY_CONNECTED
-ops in blocks, and whatever else there is in float.
+they are. In the file the FULLY_CONNECTED ops that read such levels get the matrix
+instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.spec import Format, Range
-from geutil.quantize.tflite.stored_weights import LeftInFloat
 
 Array = np.ndarray[Any, Any]
 
@@ -49,12 +48,12 @@ class BlockMatrix:
     """A matrix as it is simulated.
 
     Attributes:
-        simulation: the FakeQuant op, by name.
+        range: the name of its ranges.
         levels: its values in steps, whole numbers: [outputs, inputs].
         steps: the sizes of the steps, which float16 holds: [outputs, blocks].
     """
 
-    simulation: str
+    range: str
     levels: Array
     steps: Array
 
@@ -105,7 +104,7 @@ def _matrix(
     block, blocks, outputs = _parts(op)
     by_output = levels.reshape(block, blocks, outputs).transpose(2, 1, 0)
     return BlockMatrix(
-        op.name,
+        op.name.rpartition("/")[0],
         by_output.reshape(outputs, blocks * block).astype(np.int8),
         steps.reshape(blocks, outputs).T,
     )
@@ -175,7 +174,7 @@ def mark_blocks(tensors: Sequence[Tensor]) -> None:
 
 def store_in_blocks(
     model: Any, graph: Any, matrices: Sequence[BlockMatrix]
-) -> tuple[list[LeftInFloat], set[str]]:
+) -> set[str]:
     """Let the layers of a file read weights in blocks.
 
     Args:
@@ -184,8 +183,10 @@ def store_in_blocks(
         matrices: the weights that are in blocks, in the order of the model.
 
     Returns:
-        What reads such weights and is no FULLY_CONNECTED, with the reason; and the
-        FakeQuant ops whose weights were found.
+        The ranges of the weights that layers of this subgraph read.
+
+    Raises:
+        QuantizeError: something else reads them.
 
     Cost: linear in ops, and in the weights that are in blocks.
     """
@@ -201,17 +202,15 @@ class _Storing:
         # By numbers of tensors: the matrix, and its values as they are there.
         self._known: dict[int, tuple[BlockMatrix, Array]] = {}
         self._stored: dict[str, int] = {}
-        self._left: list[LeftInFloat] = []
-        self._found: set[str] = set()
 
-    def run(self) -> tuple[list[LeftInFloat], set[str]]:
+    def run(self) -> set[str]:
         """Go through the ops in order."""
         operators = []
         for op in self._graph.operators:
             if not self._moves(op):
                 operators += [op, *self._read(op)]
         self._graph.operators = operators
-        return self._left, self._found
+        return set(self._stored)
 
     def _moves(self, op: Any) -> bool:
         """Tell whether an op only marks or moves weights, and follow them."""
@@ -262,19 +261,13 @@ class _Storing:
             if index not in self._known:
                 continue
             matrix, values = self._known[index]
-            self._found.add(matrix.simulation)
             fits = np.array_equal(values, matrix.values)
-            if kind == "FULLY_CONNECTED" and slot == _WEIGHTS and fits:
-                op.inputs[slot] = self._in_blocks(matrix, index)
-                op.builtinOptions.asymmetricQuantizeInputs = True
-                tflite_edits.code_index(self._model, kind, _INT4_VERSION)
-                behind = self._with_activation_apart(op)
-                continue
-            tensor = self._graph.tensors[index]
-            tflite_edits.set_constant(self._model, tensor, values, "FLOAT32")
-            name = self._graph.tensors[op.outputs[0]].name.decode()
-            reason = f"TFLite has no kernel for {kind} with weights in blocks"
-            self._left.append(LeftInFloat(kind, name, reason))
+            if kind != "FULLY_CONNECTED" or slot != _WEIGHTS or not fits:
+                raise QuantizeError(_refusal(matrix, f"a {kind} that reads them"))
+            op.inputs[slot] = self._in_blocks(matrix, index)
+            op.builtinOptions.asymmetricQuantizeInputs = True
+            tflite_edits.code_index(self._model, kind, _INT4_VERSION)
+            behind = self._with_activation_apart(op)
         return behind
 
     def _with_activation_apart(self, op: Any) -> list[Any]:
@@ -293,8 +286,8 @@ class _Storing:
 
     def _in_blocks(self, matrix: BlockMatrix, like: int) -> int:
         """Return the number of a tensor that holds a matrix in blocks."""
-        if matrix.simulation in self._stored:
-            return self._stored[matrix.simulation]
+        if matrix.range in self._stored:
+            return self._stored[matrix.range]
         graph, model = self._graph, self._model
         blocks = matrix.levels.reshape(*matrix.steps.shape, -1)
         sizes = np.where(blocks.any(2), matrix.steps, _FREE)
@@ -303,16 +296,20 @@ class _Storing:
         index = tflite_edits.new_tensor(graph, graph.tensors[like])
         tflite_edits.set_constant(model, graph.tensors[index], matrix.levels, "INT4")
         tflite_edits.set_blocks(graph.tensors[index], steps, blocks.shape[2])
-        self._stored[matrix.simulation] = index
+        self._stored[matrix.range] = index
         return index
 
 
 def check_all_found(matrices: Sequence[BlockMatrix], found: set[str]) -> None:
-    """Raise QuantizeError if weights in blocks are not where the file has weights."""
+    """Raise QuantizeError if no layer of a file reads weights that are in blocks."""
     for matrix in matrices:
-        if matrix.simulation not in found:
-            raise QuantizeError(
-                f"the weights of '{matrix.simulation}' are in blocks, and TFLite's "
-                "converter computed something else of them; keep the layer out of "
-                "blocks, with the override geutil.quantize.Spec(weight_bits=8)"
-            )
+        if matrix.range not in found:
+            raise QuantizeError(_refusal(matrix, "other constants"))
+
+
+def _refusal(matrix: BlockMatrix, made: str) -> str:
+    return (
+        f"the weights of '{matrix.range}' are simulated in blocks, and TFLite's "
+        f"converter makes {made} of the layer, where TFLite has no kernel for them; "
+        "quantize with an override for it: geutil.quantize.Spec(weight_bits=8)"
+    )

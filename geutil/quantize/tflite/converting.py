@@ -198,11 +198,7 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
     for graph in file.subgraphs:
-        left_of_blocks, found_here = block_weights.store_in_blocks(
-            file, graph, matrices
-        )
-        left += left_of_blocks
-        found |= found_here
+        found |= block_weights.store_in_blocks(file, graph, matrices)
         store_weights(file, graph)
         if scheme.at_run_time:
             left += read_weights_stored(file, graph)
