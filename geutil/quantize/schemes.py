@@ -36,14 +36,14 @@ class Scheme:
 
     Attributes:
         name: its name.
-        weight_bits: bits of the weights of layers.
+        weight_bits: bits of the weights of layers that are not in blocks.
         activation_bits: bits of activations; None leaves them in float.
         depthwise_bits: bits of the weights of depthwise convolutions.
         at_run_time: whether TFLite rounds activations while it runs, in ranges that it
             finds then.
         is_float: whether nothing is stored in integers.
         block: how many inputs of a product have a range together, in each channel; None
-            is all. Layers that cannot have blocks have weights of 8 bits then.
+            is all. Weights in blocks have 4 bits (`geutil.quantize.blocks`).
     """
 
     name: str
