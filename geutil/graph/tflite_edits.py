@@ -130,6 +130,11 @@ def set_steps(tensor: Any, steps: Array | float, axis: int = 0, zero: int = 0) -
     tensor.quantization = parameters
 
 
+def knows_blocks() -> bool:
+    """Tell whether the schema that is installed has steps for blocks."""
+    return hasattr(schema(), "BlockwiseQuantizationT")
+
+
 def set_blocks(tensor: Any, steps: int, block: int) -> None:
     """Let a matrix [outputs, inputs] be stored in steps, one for each block of a row.
 
@@ -148,12 +153,11 @@ def set_blocks(tensor: Any, steps: int, block: int) -> None:
 
 def _blocks_of(tensor: Any) -> Any:
     """Return how a tensor is stored in blocks; None if it is not."""
-    kinds = schema().QuantizationDetails
-    blockwise = getattr(kinds, "BlockwiseQuantization", None)
     parameters = tensor.quantization
-    if parameters is None or parameters.detailsType != blockwise:
+    if parameters is None or not knows_blocks():
         return None
-    return parameters.details
+    blockwise = schema().QuantizationDetails.BlockwiseQuantization
+    return parameters.details if parameters.detailsType == blockwise else None
 
 
 def steps_of(tensor: Any) -> Array | None:

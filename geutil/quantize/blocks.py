@@ -94,7 +94,8 @@ def with_stored_steps(ends: Range, form: Format) -> Range:
     """Return symmetric ranges with the nearest steps that a file can store.
 
     Those of blocks are float16, of 11 bits: the largest weight may lie 0.003 steps
-    outside. Other ranges are returned as they are.
+    outside; what lies beyond levels of 65504, the largest of them, is cut off. Other
+    ranges are returned as they are.
 
     Args:
         ends: the ranges of blocks: numpy arrays, or tensors.

@@ -165,6 +165,7 @@ class CalibrationReport(Shown):
         rounding: how weights were rounded.
         layers: each layer whose weights are quantized: rounded by data, or not and why.
             None are listed if all weights are on their nearest levels.
+        in_blocks: the names of ranges of blocks.
     """
 
     ranges: Mapping[str, Range]
@@ -173,6 +174,7 @@ class CalibrationReport(Shown):
     noise: Mapping[str, float] = field(default_factory=dict)
     rounding: str = "nearest"
     layers: tuple[Rounded | NotRounded, ...] = ()
+    in_blocks: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         of = f"{self.method} of {self.batches} batch(es)"
@@ -181,7 +183,7 @@ class CalibrationReport(Shown):
             tried = (f"{name} {share:.3g}" for name, share in self.noise.items())
             lines.append(f"  noise / variance: {', '.join(tried)}")
         width = max(map(len, self.ranges), default=0)
-        lines += [f"  {n:<{width}}  {range_text(r)}" for n, r in self.ranges.items()]
+        lines += [f"  {n:<{width}}  {self.range_text(n)}" for n in self.ranges]
         if self.layers:
             count = sum(isinstance(entry, Rounded) for entry in self.layers)
             lines.append(
@@ -191,12 +193,12 @@ class CalibrationReport(Shown):
             lines += [f"  {e.op} ({e.op_type}): {e}" for e in self.layers]
         return "\n".join(lines)
 
-
-def range_text(ends: Range) -> str:
-    """Return a range in words; of many channels, from the lowest to the highest."""
-    low, high = ends
-    count = f", {np.size(low)} channels" if np.ndim(low) else ""
-    return f"{np.min(low):.6g} to {np.max(high):.6g}{count}"
+    def range_text(self, name: str) -> str:
+        """Return a range in words; of many channels, from the lowest to the highest."""
+        low, high = self.ranges[name]
+        parts = "blocks" if name in self.in_blocks else "channels"
+        count = f", {np.size(low)} {parts}" if np.ndim(low) else ""
+        return f"{np.min(low):.6g} to {np.max(high):.6g}{count}"
 
 
 def calibrate(
@@ -346,8 +348,15 @@ def _calibrated(
     for site in sites:
         site.set(range_by_name[site.name])
     ranges = {s.name: range_by_name[s.name] for s in sites}
+    in_blocks = frozenset(s.name for s in sites if s.form.block is not None)
     return CalibrationReport(
-        ranges, collection.count, chosen_method, noise, choice.rounding, tuple(layers)
+        ranges,
+        collection.count,
+        chosen_method,
+        noise,
+        choice.rounding,
+        tuple(layers),
+        in_blocks,
     )
 
 

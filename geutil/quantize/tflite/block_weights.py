@@ -75,11 +75,19 @@ def block_matrices(graph: Graph) -> list[BlockMatrix]:
     """Return the weights of a FuncGraph that are in blocks.
 
     Raises:
-        QuantizeError: a step is no float16: somebody else set the range.
+        QuantizeError: a step is no float16: somebody else set the range; or no runtime
+            is installed that knows blocks.
 
     Cost: linear in the ops; one run of what weights depend on.
     """
     ops = in_blocks(graph)
+    if not ops:
+        return []
+    if not tflite_edits.knows_blocks():
+        raise QuantizeError(
+            f"'{ops[0].name}' rounds weights by blocks, which this TensorFlow's TFLite "
+            "does not know; install LiteRT, with `pip install geutil[litert]`"
+        )
     ranges = range_values(graph)
     known = frozen(ranges | variable_values(graph))
     arrays = values_of([op.outputs[0] for op in ops], known)
@@ -190,7 +198,7 @@ def store_in_blocks(
 
     Cost: linear in ops, and in the weights that are in blocks.
     """
-    return _Storing(model, graph, matrices).run()
+    return _Storing(model, graph, matrices).run() if matrices else set()
 
 
 class _Storing:
@@ -244,7 +252,7 @@ class _Storing:
         if value is None or steps is None or steps.size > 1:
             return None
         number = (float(steps[0]) - 1.0) / _APART
-        if not self._matrices or not number.is_integer() or number < 0:
+        if not number.is_integer() or number < 0:
             return None
         matrix = self._matrices[int(number) % len(self._matrices)]
         levels, values = value / steps[0], matrix.values
