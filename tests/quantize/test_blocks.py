@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -432,6 +435,27 @@ def test_refusals():
         SCHEME,
     )
     refused(lambda: quantize(plain, scheme=SCHEME, weight_bits=4), "weight_bits=4")
+
+
+@parameterized.expand([("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))])
+def test_runtimes_that_compute_wrong_numbers_are_told(name, version):
+    m, _ = quantized(dense, 4, 96)
+    place = "geutil.quantize.tflite.block_weights"
+    logger = logging.getLogger("geutil")
+    with (
+        mock.patch(f"{place}.runtime_name", lambda: name),
+        mock.patch(f"{place}.runtime_version", lambda: version),
+        mock.patch.object(logger, "warning") as warning,
+    ):
+        to_tflite(m)
+    (call,) = warning.call_args_list
+    assert "may make wrong numbers of weights in blocks" in call.args[0] % call.args[1:]
+
+
+def test_runtimes_without_blocks_are_refused():
+    m, _ = quantized(dense, 4, 96)
+    with mock.patch.object(tflite_edits, "knows_blocks", lambda: False):
+        refused(lambda: to_tflite(m), "dense/weights_quant", "geutil[litert]")
 
 
 def test_weights_that_another_kernel_reads_are_refused():

@@ -10,6 +10,7 @@ instead.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, tflite_edits
+from geutil.graph.tflite_runtime import runtime_name, runtime_version
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.blocks import block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
@@ -32,6 +34,9 @@ from geutil.quantize.spec import Format, Range
 
 Array = np.ndarray[Any, Any]
 
+_logger = logging.getLogger("geutil")
+_RIGHT_SINCE = {"LiteRT": (2, 1), "TensorFlow Lite": (2, 21)}
+"""The first runtimes that were found to compute with blocks as they are stored."""
 _MOVES = ("Reshape", "Transpose", "Reshape")
 _APART = 2.0**-10
 _MOST = 127
@@ -313,6 +318,20 @@ def check_all_found(matrices: Sequence[BlockMatrix], found: set[str]) -> None:
     for matrix in matrices:
         if matrix.range not in found:
             raise QuantizeError(_refusal(matrix, "other constants"))
+
+
+def warn_of_runtime() -> None:
+    """Log a warning if the runtime is older than those that compute with blocks."""
+    name, version = runtime_name(), runtime_version()
+    first = _RIGHT_SINCE[name]
+    if version < first:
+        _logger.warning(
+            "to_tflite: %s %s may make wrong numbers of weights in blocks with "
+            "XNNPACK, its default delegate; run the file by %s or later",
+            name,
+            ".".join(map(str, version)),
+            ".".join(map(str, first)),
+        )
 
 
 def _refusal(matrix: BlockMatrix, made: str) -> str:

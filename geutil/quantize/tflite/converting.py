@@ -55,7 +55,8 @@ def to_tflite(
       tells what the weights cost;
     - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
       for each 32 inputs of a channel; those that cannot have such have 8 bits, and
-      the report of `quantize` says why;
+      the report of `quantize` says why. LiteRT runs it from version 2.1 on: with
+      XNNPACK, 2.0 makes wrong numbers of it;
     - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
       floats when the file is loaded; all else is in float;
     - "float16": weights in float16.
@@ -206,6 +207,8 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
             left += lower_to_int16(file, graph)
         pack_weights(file, graph)
     block_weights.check_all_found(matrices, found)
+    if matrices:
+        block_weights.warn_of_runtime()
     drop_unread(file)
     for entry in left:
         _logger.warning("to_tflite: %s", entry)
