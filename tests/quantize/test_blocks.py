@@ -27,6 +27,7 @@ from geutil.quantize import (
 )
 from geutil.quantize.blocks import from_blocks, in_blocks
 from geutil.quantize.int8.converting import converted, deployed
+from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.range_variables import ends_of, range_of
 from geutil.quantize.spec import Format
 from geutil.quantize.tflite.block_weights import (
@@ -339,6 +340,7 @@ def test_weights_are_rounded_by_data_within_their_blocks(rounding):
         np.array(exact), np.array(nearest)
     )
     assert [layer.op for layer in report.layers] == ["dense"]
+    assert "120 blocks" in str(report)
     # Ranges are clipped, and still have steps that a file stores.
     (stored,) = in_file(to_tflite(m))
     for batch, made in zip(data, found, strict=True):
@@ -396,6 +398,15 @@ def test_reports_tell_what_weights_are_quantized_to():
         if op.type == "ReadVariableOp" and op.outputs[0].shape == MATRIX.shape
     ]
     assert report.tensor(read.outputs[0]) is product.inputs[1]
+
+
+def test_moved_activations_are_other_tensors():
+    def moved(x):
+        rows = tf.reshape(tf.transpose(tf.reshape(x, [2, 4, 8]), [1, 0, 2]), [8, 8])
+        return {"y": tf.quantization.fake_quant_with_min_max_args(rows, -3.0, 3.0)}
+
+    m = opened(moved, spec([8, 8], "x"))
+    assert quantized_value(m.inputs["x"]) is None
 
 
 def test_reordered_files_keep_their_steps():

@@ -174,7 +174,7 @@ class CalibrationReport(Shown):
     noise: Mapping[str, float] = field(default_factory=dict)
     rounding: str = "nearest"
     layers: tuple[Rounded | NotRounded, ...] = ()
-    in_blocks: frozenset[str] = frozenset()
+    in_blocks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         of = f"{self.method} of {self.batches} batch(es)"
@@ -348,7 +348,7 @@ def _calibrated(
     for site in sites:
         site.set(range_by_name[site.name])
     ranges = {s.name: range_by_name[s.name] for s in sites}
-    in_blocks = frozenset(s.name for s in sites if s.form.block is not None)
+    in_blocks = tuple(s.name for s in sites if s.form.block is not None)
     return CalibrationReport(
         ranges,
         collection.count,

@@ -21,6 +21,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
+from geutil.quantize.blocks import block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import Format, Spec
@@ -100,20 +101,18 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
         while candidate is not None and candidate.type in _MOVES:
             moves.append(candidate.type)
             candidate = _behind(candidate, live)
-        if moves not in _ARRANGED or candidate is None:
+        if candidate is None or candidate.type not in int8_kernels.FAKE_QUANT:
             continue
-        if candidate.type in int8_kernels.FAKE_QUANT:
+        # Behind other moves it quantizes another tensor of the network.
+        if moves in ([_BLOCK_MOVES] if block_of(candidate) else _PLAIN_MOVES):
             result = _arranged_back(candidate, moves, live)
             return _chosen(result, tensor, live)
     return None
 
 
 _MOVES = frozenset(("Reshape", "Transpose"))
-_ARRANGED: tuple[list[str], ...] = (
-    [],
-    ["Reshape"],
-    ["Reshape", "Transpose", "Reshape"],
-)
+_PLAIN_MOVES: list[list[str]] = [[], ["Reshape"]]
+_BLOCK_MOVES = ["Reshape", "Transpose", "Reshape"]
 
 
 def _readers(tensor: Tensor, live: Liveness) -> list[Operation]:
