@@ -22,6 +22,13 @@ class SchemeName(str, Enum):
     float16 = "float16"
 
 
+class FileOrder(str, Enum):
+    """Orders of the ops of a .tflite file; see `geutil.quantize.to_tflite`."""
+
+    converter = "converter"
+    least_memory = "least_memory"
+
+
 class ModelFormat(str, Enum):
     """What models are written as."""
 

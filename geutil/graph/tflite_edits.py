@@ -215,13 +215,15 @@ def code_index(model: Any, kind: str, version: int) -> int:
 def drop_unread(model: Any) -> None:
     """Leave out ops whose results nothing reads, and tensors and buffers of no op.
 
-    Ops with a state stay, as those of a kind that reads or makes nothing do.
+    Ops with a state stay, as those of a kind that reads or makes nothing do. Buffers of
+    the same bytes become one.
 
-    Cost: linear in ops and tensors.
+    Cost: linear in ops, tensors and bytes.
     """
     for graph in model.subgraphs:
         _drop_ops(graph)
         _drop_tensors(model, graph)
+    _share_buffers(model)
     used = {0, *(t.buffer for g in model.subgraphs for t in g.tensors)}
     used |= {entry.buffer for entry in model.metadata or ()}
     kept = sorted(used)
@@ -232,6 +234,17 @@ def drop_unread(model: Any) -> None:
             tensor.buffer = place[tensor.buffer]
     for entry in model.metadata or ():
         entry.buffer = place[entry.buffer]
+
+
+def _share_buffers(model: Any) -> None:
+    """Let constants of the same bytes be in one buffer."""
+    first: dict[bytes, int] = {}
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            data = model.buffers[tensor.buffer].data if tensor.buffer else None
+            if data is not None and len(data) and not tensor.isVariable:
+                content = np.asarray(data, np.uint8).tobytes()
+                tensor.buffer = first.setdefault(content, tensor.buffer)
 
 
 def _drop_ops(graph: Any) -> None:

@@ -274,7 +274,7 @@ class QuantizeChoices:
     activations: frozenset[str] = ACTIVATIONS
     initial: tuple[float, float] = (-6.0, 6.0)
     depthwise_bits: int | None = None
-    """Bits of the weights of depthwise convolutions; None is as those of others."""
+    """Bits of the weights of depthwise and grouped convolutions; None: as others."""
     weights_only: bool = False
     """Quantize the weights of layers, and no activations."""
     block: int | None = None
@@ -307,8 +307,7 @@ class QuantizeChoices:
         """Return the bits of the weights that a group of ops reads."""
         if self.depthwise_bits is None:
             return self.weight_bits
-        is_depthwise = any(op.type == "DepthwiseConv2dNative" for op in ops)
-        return self.depthwise_bits if is_depthwise else self.weight_bits
+        return self.depthwise_bits if any(map(is_by_groups, ops)) else self.weight_bits
 
     def in_scope(self, op: Operation) -> bool:
         """Tell whether an op is in the scope that is asked for."""
@@ -321,6 +320,19 @@ class QuantizeChoices:
             QuantizeError: an override is for none of `ops`.
         """
         return Overrides(self, list(ops))
+
+
+def is_by_groups(op: Operation) -> bool:
+    """Tell whether an op is a convolution of which no filter reads all channels."""
+    if op.type != "Conv2D":
+        return op.type == "DepthwiseConv2dNative"
+    data, kernel = op.inputs
+    channels = data.shape[-1] if op.get_attr("data_format") == b"NHWC" else None
+    if data.shape.rank == 4 and op.get_attr("data_format") == b"NCHW":
+        channels = data.shape[1]
+    return bool(
+        kernel.shape.rank and channels is not None and kernel.shape[2] != channels
+    )
 
 
 class Overrides:

@@ -299,6 +299,20 @@ def test_weights_in_blocks(geutil, tmp_path):
     assert "int4 weights (hybrid): 1" in geutil("inspect", again).out
 
 
+def test_a_file_in_the_order_of_least_memory(geutil, folder, tmp_path):
+    target = ["-o", tmp_path / "net.tflite", "--scheme", "float16"]
+    order = ["--order", "least_memory"]
+    said = geutil("quantize", folder / "net", *target, *order)
+    assert said.code == 0, said.err
+    assert "arena " in said.out
+    assert "alive at the peak" in said.out
+    told = geutil("quantize", folder / "net", *target, *order, "--force", "--json")
+    assert "blob" not in json.loads(told.out)["order"]
+    refused = geutil("quantize", folder / "net", "-o", tmp_path / "q", *order)
+    assert refused.code != 0
+    assert "name the output so, or pass --format tflite" in refused.err
+
+
 def test_weights_are_rounded_by_data(geutil, folder, tmp_path):
     data = ["--data", folder / "data.npz", "--batch", "3", "--rounding", "gptq"]
     scheme = ["--scheme", "int8x4"]

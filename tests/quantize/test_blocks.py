@@ -294,13 +294,30 @@ def test_weights_that_are_read_along_other_axes_have_one_range():
 
 
 def test_weights_that_are_read_twice_alike_are_in_blocks():
-    def twice(x):
-        return {"y": tf.matmul(tf.nn.tanh(tf.matmul(x, SQUARE)), SQUARE)}
+    kernel = normal(128, 128, seed=5)
 
-    m, _ = quantized(twice, 4, 64)
-    first, second = in_file(to_tflite(m))
-    np.testing.assert_array_equal(first, rounded(SQUARE))
+    def twice(x):
+        return {"y": tf.matmul(tf.nn.tanh(tf.matmul(x, kernel)), kernel)}
+
+    m, _ = quantized(twice, 4, 128)
+    blob = to_tflite(m)
+    first, second = in_file(blob)
+    np.testing.assert_array_equal(first, rounded(kernel))
     np.testing.assert_array_equal(second, first)
+    # Once in the file: 4 bits each, and 2 bytes for each 32.
+    assert len(blob) < 1.5 * kernel.size * (4 / 8 + 2 / 32)
+
+
+def test_matrices_of_zeros_are_told_apart():
+    zeros = np.zeros((64, 64), np.float32)
+
+    def network(x):
+        y = tf.matmul(tf.matmul(x, zeros), zeros)
+        return {"y": y + tf.matmul(x, SQUARE)}
+
+    m, _ = quantized(network, 4, 64)
+    matrices = in_file(to_tflite(m))
+    assert sorted(bool(matrix.any()) for matrix in matrices) == [False, False, True]
 
 
 @parameterized.expand([(2,), (3,)])

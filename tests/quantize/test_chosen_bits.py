@@ -63,7 +63,7 @@ def every_kind(x):
     return {"y": tf.matmul(y, normal(4, 5, seed=12), name="last")}
 
 
-BYTES_ONLY = {"depthwise", "up", "batches"}
+BYTES_ONLY = {"depthwise", "grouped", "up", "batches"}
 """Layers of `every_kind` whose int8 kernels read no weights of 4 bits."""
 COLUMNS = {"einsum/Einsum": 8, "flat": 6, "last": 5}
 """Its matrices that have a range for each column, and how many."""
@@ -184,7 +184,7 @@ def test_what_is_switched_is_what_quantize_assembles(kinds, scheme):
 @pytest.mark.parametrize(
     ("scheme", "share"),
     [
-        ("int8", 0.7),
+        ("int8", 0.75),
         ("int8", 0.85),
         ("weight_only_int8", 0.6),
         ("weight_only_int8", 1.5),

@@ -95,7 +95,7 @@ def prelu(x):
 
 def test_a_prelu_is_written_in_a_form_that_is_int8():
     result = converted(prelu, IMAGE)
-    assert sorted(result.kinds) == ["ADD", "MINIMUM", "MUL", "RELU"]
+    assert sorted(result.kinds) == ["ADD", "MINIMUM", "MUL", "QUANTIZE"]
     assert not result.report.skipped
     assert result.most <= 1
     (line,) = result.report.rewritten

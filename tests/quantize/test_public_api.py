@@ -74,8 +74,8 @@ quantize(graph_or_model: Any, *, scheme: str | None = None, is_training: bool =
     tanh), strict: bool = False) -> QuantizeReport
 reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport
 to_int8(model: Any, representative: Any = None) -> bytes
-to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None) ->
-    bytes
+to_tflite(model: Any, *, scheme: str | None = None, representative: Any = None, order:
+    str = converter) -> bytes
 """
 
 

@@ -11,7 +11,17 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.graph import tflite_edits
 from geutil.graph.tflite_runtime import unpacked
-from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8, to_tflite
+from geutil.quantize import (
+    Spec,
+    arena_bytes,
+    calibrate,
+    compare_int8,
+    least_memory_order,
+    quantize,
+    to_int8,
+    to_tflite,
+)
+from geutil.quantize.int8 import converting
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
 from tests.quantize.kernelwise import kernels_apart
@@ -302,3 +312,132 @@ def test_training_learns_ranges_of_weights_alone():
     m.run(**data[0])
     simulated, found = results(m, to_tflite(m), data)
     assert decibels(simulated, found) > 80
+
+
+def test_grouped_convolutions_keep_bytes():
+    """TFLite's kernels of 4 bits for them unpack the weights each time."""
+    grouped, plain = normal(3, 3, 2, 8), normal(3, 3, 8, 8, seed=1)
+
+    def network(x):
+        x = tf.nn.relu(tf.nn.conv2d(x, grouped, 1, "SAME"))
+        return {"y": tf.nn.conv2d(x, plain, 1, "SAME")}
+
+    m = opened(network, spec([1, 8, 8, 4], "x"))
+    report = quantize(m, scheme="int8x4", is_training=False)
+    assert [q.weights.bits for q in report.quantized if q.weights] == [8, 4]
+    data = [{"x": normal(1, 8, 8, 4, seed=5)}]
+    calibrate(m, data, "min_max")
+    assert types_of_weights(to_tflite(m))["CONV_2D"] == {"INT8", "INT4"}
+    few = opened(network, spec([1, 8, 8, 4], "x"))
+    quantize(few, weight_bits=4, is_training=False)
+    calibrate(few, data, "min_max")
+    blob = to_int8(few)
+    assert types_of_weights(blob)["CONV_2D"] == {"INT8", "INT4"}
+    assert max(kernel.most for kernel in kernels_apart(few, blob, data[0])) <= 1
+
+
+def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
+    caplog.set_level("INFO", "geutil")
+    large, small = normal(3, 3, 16, 16), normal(1, 1, 16, 16, seed=1)
+    depthwise = normal(3, 3, 16, 1, seed=2)
+
+    def network(x):
+        x = tf.nn.relu(tf.nn.conv2d(x, large, 1, "SAME"))
+        x = tf.nn.depthwise_conv2d(x, depthwise, [1, 1, 1, 1], "SAME")
+        return {"y": tf.nn.conv2d(x, small, 1, "SAME")}
+
+    m = opened(network, spec([1, 8, 8, 16], "x"))
+    file = unpacked(to_tflite(m, scheme="dynamic_range"))
+    (graph,) = file.subgraphs
+    read_as = {}
+    for op in graph.operators:
+        if tflite_edits.kind_of(file, op) != "DEQUANTIZE":
+            weights = graph.tensors[op.inputs[1]]
+            read_as[tuple(weights.shape)] = tflite_edits.type_of(weights)
+    assert read_as == {
+        (16, 3, 3, 16): "INT8",
+        (1, 3, 3, 16): "FLOAT32",
+        (16, 1, 1, 16): "FLOAT32",
+    }
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "with 256 weights, rounding data as it runs takes longer" in caplog.text
+    assert "DEPTHWISE_CONV_2D 'y" not in caplog.text
+    assert "kernel that rounds data as it runs takes longer" in caplog.text
+
+
+def test_files_in_the_order_of_least_memory(caplog):
+    caplog.set_level("INFO", "geutil")
+    m, data = branching()
+    quantize(m, is_training=False)
+    calibrate(m, data, "min_max")
+    blob = to_tflite(m)
+    ordered = to_tflite(m, order="least_memory")
+    assert ordered == least_memory_order(blob).blob
+    assert "to_tflite: arena " in caplog.text
+    assert arena_bytes(ordered) <= arena_bytes(blob)
+    refused(lambda: to_tflite(m, order="random"), "no order 'random'", "least_memory")
+
+
+def shared_weights(kind):
+    """Return a function whose layers read the same weights, or equal ones."""
+    square = tf.Variable(normal(3, 3, 4, 4))
+    twin, matrix = tf.Variable(normal(3, 3, 4, 4)), tf.Variable(normal(4, 4, seed=1))
+    depthwise = tf.Variable(normal(3, 3, 4, 1, seed=2))
+    layers = {
+        "shared": lambda x, second: tf.nn.conv2d(x, square, 1, "SAME"),
+        "equal": lambda x, second: tf.nn.conv2d(
+            x, twin if second else square, 1, "SAME"
+        ),
+        "dense": lambda x, second: tf.tensordot(x, matrix, 1),
+        "depthwise": lambda x, second: tf.nn.depthwise_conv2d(
+            x, depthwise, [1, 1, 1, 1], "SAME"
+        ),
+        "transposed": lambda x, second: tf.nn.conv2d_transpose(
+            x, square, tf.shape(x), 1
+        ),
+    }
+    layer = layers[kind]
+
+    def network(x):
+        first = tf.nn.relu(layer(x, False) * 0.3)
+        return {"y": tf.tanh(layer(first, True)) + layer(x[:, ::-1], True)}
+
+    return opened(network, spec([1, 8, 8, 4], "x"))
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "float16"])
+@pytest.mark.parametrize(
+    "kind", ["shared", "equal", "dense", "depthwise", "transposed"]
+)
+def test_weights_that_layers_share_are_stored_once(kind, scheme, caplog):
+    """The converter stores what several ops read of a FakeQuant op in float."""
+    m = shared_weights(kind)
+    data = [{"x": normal(1, 8, 8, 4, seed=40 + i)} for i in range(3)]
+    quantize(m, scheme=scheme, is_training=False)
+    calibrate(m, data, "min_max")
+    blob = to_tflite(m, scheme=scheme)
+    if kind != "transposed" or not SCHEMES[scheme].at_run_time:
+        assert "computes in float" not in caplog.text
+    file = unpacked(blob)
+    (graph,) = file.subgraphs
+    weights = [
+        t
+        for t in graph.tensors
+        if tflite_edits.type_of(t) in ("INT8", "INT4")
+        and tflite_edits.constant(file, t) is not None
+        and np.prod(t.shape) >= 16
+    ]
+    assert weights
+    assert len({t.buffer for t in weights}) == 1
+    simulated, found = results(m, blob, data)
+    wanted = {8: 25.0, 16: 60.0, None: 80.0}[SCHEMES[scheme].activation_bits]
+    assert decibels(simulated, found) > wanted
+
+
+def test_layers_whose_weights_are_lost_are_told(monkeypatch, caplog):
+    monkeypatch.setattr(converting, "part_weights", lambda graph: None)
+    to_tflite(shared_weights("shared"), scheme="weight_only_int8")
+    reason = "computes in float: the converter stores its weights in float"
+    told = [r.message for r in caplog.records if reason in r.message]
+    assert len(told) == 3
+    assert all("CONV_2D" in line for line in told)

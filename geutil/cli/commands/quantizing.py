@@ -12,6 +12,7 @@ from geutil.cli.files import Batches, CommandError
 from geutil.cli.options import (
     As,
     BatchSize,
+    FileOrder,
     Force,
     Json,
     Method,
@@ -60,6 +61,13 @@ def quantize(
             show_default=False,
         ),
     ] = None,
+    order: Annotated[
+        FileOrder,
+        typer.Option(
+            help="The order of a .tflite file's ops: least_memory has the smallest "
+            "arena."
+        ),
+    ] = FileOrder.converter,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
@@ -98,6 +106,11 @@ def quantize(
         raise CommandError(
             f"there is no plan of bits at '{bits}'; geutil bits -o writes one"
         )
+    if order is FileOrder.least_memory and not to_file:
+        raise CommandError(
+            "the order least_memory is one of .tflite files; name the output so, or "
+            "pass --format tflite"
+        )
     if scheme is SchemeName.float16 and not to_file:
         raise CommandError(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
@@ -117,7 +130,7 @@ def quantize(
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
     if scheme is SchemeName.float16:
-        _write(model, output, form, force, scheme)
+        reports |= _write(model, output, form, force, scheme, order)
         _show(reports, as_json)
         return
     with working("quantizing"):
@@ -133,7 +146,7 @@ def quantize(
         )
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method, rounding)
-    _write(model, output, form, force, scheme)
+    reports |= _write(model, output, form, force, scheme, order)
     if html is not None:
         before = files.read_model(path, signature)
         title = f"{path.absolute().name}, quantized"
@@ -314,13 +327,20 @@ def _write(
     form: ModelFormat | None,
     force: bool,
     scheme: SchemeName | None = None,
-) -> None:
-    """Write a model, or its TFLite file."""
+    order: FileOrder = FileOrder.converter,
+) -> dict[str, Any]:
+    """Write a model, or its TFLite file; return reports on the file."""
     if files.format_of(output, form) is not ModelFormat.tflite:
         files.write_model(model, output, form, force)
-        return
-    from geutil.quantize import to_tflite
+        return {}
+    from geutil.quantize import least_memory_order, to_tflite
 
+    reports: dict[str, Any] = {}
     with working("converting"), files.held_back():
         blob = to_tflite(model, scheme=None if scheme is None else scheme.value)
+    if order is FileOrder.least_memory:
+        with working("ordering"):
+            reports["order"] = reordered = least_memory_order(blob)
+        blob = reordered.blob
     files.write_bytes(blob, output)
+    return reports

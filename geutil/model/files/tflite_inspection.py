@@ -13,6 +13,7 @@ from pathlib import Path
 from geutil.errors import ModelError
 from geutil.graph import tflite_precision, tflite_reading
 from geutil.graph.tflite_reading import LiteFile, LiteGraph, LiteTensor, Quantization
+from geutil.graph.tflite_speed import SlowOps, slow_ops
 from geutil.model.files import inspection
 from geutil.model.files.inspection import (
     FunctionInfo,
@@ -55,6 +56,8 @@ class TFLiteInspection(Inspection):
         weights: the bytes of constants by their type, such as "int8".
         custom_ops: how many ops TFLite has no kernel of its own for, by type.
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
+        slow_ops: those that run on slow kernels on CPUs; see
+            `geutil.graph.tflite_speed`.
         metadata: the names of what else is stored in the file.
         description: what the converter says of itself.
     """
@@ -64,6 +67,7 @@ class TFLiteInspection(Inspection):
     weights: Mapping[str, int] = field(default_factory=dict)
     custom_ops: Mapping[str, int] = field(default_factory=dict)
     flex_ops: Mapping[str, int] = field(default_factory=dict)
+    slow_ops: tuple[SlowOps, ...] = ()
     metadata: tuple[str, ...] = ()
     description: str = ""
 
@@ -91,6 +95,7 @@ def _lines(info: TFLiteInspection) -> Iterable[str]:
         yield from inspection.counted(f"ops in {precision}", counts)
     yield from inspection.counted("ops of TensorFlow (flex)", info.flex_ops)
     yield from inspection.counted("custom ops", info.custom_ops)
+    yield from inspection.listed("slow on CPUs", [str(ops) for ops in info.slow_ops])
     yield from inspection.listed(
         "subgraphs behind the main one",
         [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
@@ -151,6 +156,7 @@ def inspect_tflite(file: Path) -> TFLiteInspection:
         weights=weights,
         custom_ops=custom,
         flex_ops=flex,
+        slow_ops=slow_ops(content),
         metadata=content.metadata,
         description=content.description,
     )

@@ -39,8 +39,8 @@ def choose_bits(
 
     Layers are those that `quantize` quantizes; fold batch norms first. More than 8 bits
     no file of int8 can store, whatever is skipped; one of `weight_only_int8` stores 16.
-    What 4 bits save depends on the kernel: depthwise and transposed convolutions have
-    bytes in a file of int8.
+    What 4 bits save depends on the kernel: depthwise, grouped and transposed
+    convolutions have bytes in a file of int8.
 
     Args:
         model: a float `geutil.model.Model`, which is not changed.

@@ -3,11 +3,12 @@
 What a file stores of a weight depends on the scheme and on the kernel that reads it:
 
 - "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
-  -7 to 7 (`geutil.quantize.int8.weight_layout`); bytes of most weights that several ops
-  read. More than 8 bits it has nowhere: of a layer that is skipped TFLite's converter
-  stores bytes all the same, if data and result have ranges (TensorFlow 2.21);
-- "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them; and floats
-  where several ops read the same.
+  -7 to 7 (`geutil.quantize.int8.weight_layout`), but for convolutions by groups. More
+  than 8 bits it has nowhere: of a layer that is skipped TFLite's converter stores bytes
+  all the same, if data and result have ranges (TensorFlow 2.21);
+- "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.
+
+What several ops read is stored once.
 
 Counted are the weights themselves. Steps and biases are besides, whatever the bits.
 """
@@ -29,7 +30,7 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, format_of
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.spec import Format, Spec, check_bits
+from geutil.quantize.spec import Format, Spec, check_bits, is_by_groups
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -39,7 +40,6 @@ T = TypeVar("T")
 BYTE = 8
 """Bits of the weights of a file of int8."""
 _HALF_BYTE, _TWO_BYTES = 4, 16
-_FLOAT = 4
 CHOICES = {"int8": (4, BYTE), "weight_only_int8": (4, BYTE, _TWO_BYTES)}
 """The bits that a layer may have if nothing else is said, by the scheme."""
 _FORWARDING = FAKE_QUANT | {"Identity", "ReadVariableOp", "Reshape"}
@@ -118,11 +118,6 @@ class ReadWeights:
         """Whether int8 kernels read them in 4 bits."""
         return all(map(_is_packed, self.layers))
 
-    @property
-    def is_given_rounded(self) -> bool:
-        """Whether they are a matrix whose columns have a range each."""
-        return bool(self.value.ndim == 2 and self.form(BYTE).axes)
-
     def stored_bytes(self, bits: int, is_packed: bool) -> int:
         """Return the bytes that a file has of them.
 
@@ -148,7 +143,7 @@ def _is_packed(layer: Layer) -> bool:
         return not first & second & set(result)
     if op.type.startswith("BatchMatMul"):
         return bool(layer.kernel.shape.rank == 2)
-    return op.type in _PACKED
+    return op.type in _PACKED and not is_by_groups(op)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,14 +167,7 @@ class WeightLayer:
 
     def stored_bytes(self, bits: int, scheme: str) -> int:
         """Return the bytes that a file has of them."""
-        if scheme != "int8" and len(self.ops) > 1:
-            # The converter rounds what several read, and stores the result in float.
-            return _FLOAT * self.count
         is_packed = scheme != "int8" or all(k.is_packed for k in self.kernels)
-        if scheme == "int8" and len(self.ops) > 1:
-            # Of what several read it finds ranges of 8 bits itself, but for matrices
-            # that are given to it rounded (`int8.matrix_weights`).
-            is_packed &= all(kernel.is_given_rounded for kernel in self.kernels)
         return sum(kernel.stored_bytes(bits, is_packed) for kernel in self._stored)
 
     @property

@@ -37,6 +37,8 @@ from geutil.quantize.int8 import (
     running,
 )
 from geutil.quantize.int8.converter_workarounds import Dilated, read_instead
+from geutil.quantize.int8.parted_weights import part_weights
+from geutil.quantize.int8.standalone_relus import as_changes_of_steps
 from geutil.quantize.int8.weight_layout import stored_as_simulated
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import (
@@ -116,6 +118,8 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     # Those that tables are looked up in, which only the converter can freeze.
     variables = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
     with creation.neutral(copy.graph):
+        if mend or fuse:
+            part_weights(copy.graph)
         block_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
             output_tensors = converter_workarounds.with_bias_vectors(
@@ -411,6 +415,7 @@ def to_int8(model: Any, representative: Any = None) -> bytes:
     _check_bits(graph)
     blob = converted(deployed(model, mend=True), _ask_for_int8)
     blob = stored_as_simulated(blob, matrix_weights.matrices(graph))
+    blob = as_changes_of_steps(blob)
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     _warn_of_matrices(graph)

@@ -10,7 +10,7 @@ reordering", 2019.)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, QuantizeError
@@ -98,7 +98,7 @@ class ReorderedFile:
         subgraphs: what was done with each subgraph, in the order of the file.
     """
 
-    blob: bytes
+    blob: bytes = field(repr=False)
     runtime: Runtime
     subgraphs: tuple[ReorderedSubgraph, ...]
 

@@ -8,9 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import types
+from geutil.graph import tflite_reading, types
 from geutil.graph.tflite_edits import drop_unread
 from geutil.graph.tflite_runtime import packed, unpacked
+from geutil.graph.tflite_speed import slow_ops
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
 from geutil.quantize.int8 import running
@@ -20,24 +21,34 @@ from geutil.quantize.int8.converting import (
     deployed,
     to_int8,
 )
+from geutil.quantize.int8.least_memory import least_memory_order
+from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite import block_weights
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
+    layers_lost,
     pack_weights,
     read_weights_stored,
     store_weights,
 )
+from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
+_LEAST_MEMORY = "least_memory"
+_ORDERS = ("converter", _LEAST_MEMORY)
 
 
 def to_tflite(
-    model: Any, *, scheme: str | None = None, representative: Any = None
+    model: Any,
+    *,
+    scheme: str | None = None,
+    representative: Any = None,
+    order: str = "converter",
 ) -> bytes:
     """Convert a model to a TFLite file that stores and computes as a scheme says.
 
@@ -52,34 +63,40 @@ def to_tflite(
       a hundred times as long as with int8. What has no such kernel computes in float;
     - "dynamic_range": weights of 8 bits; convolutions and products round what they read
       while they run, in ranges that they find then. That is not simulated: the model
-      tells what the weights cost;
+      tells what the weights cost. Depthwise convolutions, and layers of fewer than
+      1,024 weights, are faster in float, and read their weights as floats;
     - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
       for each 32 inputs of a channel; those that cannot have such have 8 bits, and
       the report of `quantize` says why. LiteRT runs it from version 2.1 on: with
       XNNPACK, 2.0 makes wrong numbers of it;
     - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
-      floats when the file is loaded; all else is in float;
+      floats before the file runs first; all else is in float;
     - "float16": weights in float16.
 
     What computes in float although the scheme stores it in integers is logged as a
-    warning, op by op, with the reason.
+    warning, op by op, with the reason; so is what runs on slow kernels.
 
     Args:
         model: a `geutil.model.Model`. It is not changed, except by `representative`.
         scheme: the scheme; None takes the one that the model was quantized by.
         representative: data to calibrate the model with first; see `calibrate`. None
             takes the ranges as they are.
+        order: "converter" leaves the ops in the order of TFLite's converter;
+            "least_memory" has them in the one that needs the smallest arena, before and
+            after of which are logged; see `least_memory_order`.
 
     Returns:
         The file's bytes, for LiteRT's interpreter or to be written to disk.
 
     Raises:
         ArgumentTypeError: it is no model.
-        QuantizeError: there is no such scheme; the model was quantized by another one,
-            or not at all, which this one needs; it was neither trained nor calibrated
-            since; or the converter fails, or makes a file that cannot be run.
+        QuantizeError: there is no such scheme, or order; the model was quantized by
+            another scheme, or not at all, which this one needs; it was neither trained
+            nor calibrated since; or the converter fails, or makes a file that cannot be
+            run.
 
-    Cost: what TFLite's converter takes: seconds for a network of 150 layers.
+    Cost: what TFLite's converter takes: seconds for a network of 150 layers; and what
+        the search for an order does.
 
     Example:
         >>> import tensorflow as tf
@@ -103,16 +120,31 @@ def to_tflite(
             f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
             "it with geutil.model.open"
         )
+    if order not in _ORDERS:
+        raise QuantizeError(
+            f"there is no order '{order}'; the orders are {', '.join(_ORDERS)}"
+        )
     chosen = _scheme_of(model) if scheme is None else scheme_named(scheme)
     _check_scheme(model, chosen)
-    if not chosen.weights_only and chosen.activation_bits != _INT16_BITS:
+    blob = _file(model, chosen, representative)
+    if order == _LEAST_MEMORY:
+        reordered = least_memory_order(blob)
+        _logger.info("to_tflite: %s", reordered)
+        blob = reordered.blob
+    for slow in slow_ops(tflite_reading.read(blob)):
+        _logger.warning("to_tflite: slow on CPUs: %s", slow)
+    return blob
+
+
+def _file(model: Any, scheme: Scheme, representative: Any) -> bytes:
+    if not scheme.weights_only and scheme.activation_bits != _INT16_BITS:
         return to_int8(model, representative)
     if representative is not None:
         calibrate(model, representative)
-    if chosen.is_float:
+    if scheme.is_float:
         blob = converted(deployed(model, fuse=True), _ask_for_float16)
     else:
-        blob = _lowered(_with_weights(model, chosen), chosen)
+        blob = _lowered(_with_weights(model, scheme), scheme)
     # Some files are made, and cannot be run.
     running.interpreter_of(blob)
     return blob
@@ -182,6 +214,17 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         )
 
 
+def _quantized_layers(graph: types.Graph) -> set[str]:
+    """Return the names of layers whose weights are quantized."""
+    origins = Origins(graph)
+    layers = (layer_of(op, origins) for op in graph.get_operations())
+    return {
+        layer.op.name
+        for layer in layers
+        if layer is not None and is_quantized(layer.kernel)
+    }
+
+
 def _with_weights(model: Any, scheme: Scheme) -> Any:
     """Return a model whose weights are quantized: a copy of it where they are not."""
     if live_simulations(model.graph):
@@ -198,9 +241,12 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
     file = unpacked(converted(deployed(model, fuse=True)))
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
+    names = _quantized_layers(model.graph)
     for graph in file.subgraphs:
         found |= block_weights.store_in_blocks(file, graph, matrices)
         store_weights(file, graph)
+        if scheme.weights_only:
+            left += layers_lost(file, graph, names)
         if scheme.at_run_time:
             left += read_weights_stored(file, graph)
         elif not scheme.weights_only:
@@ -211,10 +257,6 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         block_weights.warn_of_runtime()
     drop_unread(file)
     for entry in left:
-        _logger.warning("to_tflite: %s", entry)
-    if not scheme.weights_only:
-        _logger.info(
-            "to_tflite: TFLite's int16 kernels are not optimized for CPUs; expect a "
-            "file that runs much longer than one of int8"
-        )
+        level = logging.INFO if entry.is_chosen else logging.WARNING
+        _logger.log(level, "to_tflite: %s", entry)
     return packed(file)

@@ -106,36 +106,47 @@ class _Lowering:
         return float(tflite_edits.known_steps(self._tensor(index))[0])
 
     def _quantize_before_moves(self) -> None:
-        """Quantize inputs rather than what only moves their values.
+        """Quantize what is moved rather than what was: its values are the same.
 
-        The converter lets a Reshape or a Transpose of an input come first.
+        The converter lets a Reshape of an input come first, and a product in rows is
+        quantized behind the Reshape that brings them back.
         """
-        readers: dict[int, list[Any]] = {}
+        readers: dict[int, int] = {}
+        stored: set[int] = set()
         for op in self._graph.operators:
             for index in map(int, op.inputs):
-                readers.setdefault(index, []).append(op)
-        waiting = [int(index) for index in self._graph.inputs]
-        for index in waiting:
-            moves = readers.get(index, [])
-            if not self._is_float(index) or len(moves) != 1:
+                readers[index] = readers.get(index, 0) + 1
+            if self._kind(op) == "DEQUANTIZE":
+                stored.add(int(op.outputs[0]))
+        operators = []
+        # From the end, so that of moves in a row each finds what was put before it.
+        for op in reversed(self._graph.operators):
+            operators.append(op)
+            if self._kind(op) not in _MOVES:
                 continue
-            kind, result = self._kind(moves[0]), int(moves[0].outputs[0])
-            if kind not in _MOVES or int(moves[0].inputs[0]) != index:
+            source, target = int(op.inputs[0]), self._target(int(op.outputs[0]))
+            if target is None or source in stored or not self._is_float(source):
                 continue
-            waiting.append(result)
-        for index in reversed(waiting):
-            (move, *_) = readers.get(index) or [None]
-            target = None if move is None else self._target(int(move.outputs[0]))
-            if target is None or self._kind(move) not in _MOVES:
-                continue
-            stored = tflite_edits.new_tensor(self._graph, self._tensor(index))
-            tflite_edits.set_type(self._tensor(stored), "INT16")
-            tflite_edits.set_steps(self._tensor(stored), self._step(target))
-            self._quantizers[index] = [
-                tflite_edits.new_op(
-                    self._model, "QUANTIZE", [index], [stored], _QUANTIZE_VERSION
-                )
-            ]
+            if readers[source] == 1 and self._constant(source) is None:
+                operators += reversed(self._quantized(op, source, self._step(target)))
+        self._graph.operators = operators[::-1]
+
+    def _quantized(self, op: Any, source: int, step: float) -> list[Any]:
+        """Let an op read a tensor quantized; return the ops that make it so."""
+        stored, floats = (
+            tflite_edits.new_tensor(self._graph, self._tensor(source)) for _ in range(2)
+        )
+        tflite_edits.set_type(self._tensor(stored), "INT16")
+        tflite_edits.set_steps(self._tensor(stored), step)
+        quantize = tflite_edits.new_op(
+            self._model, "QUANTIZE", [source], [stored], _QUANTIZE_VERSION
+        )
+        dequantize = tflite_edits.new_op(
+            self._model, "DEQUANTIZE", [stored], [floats], _DEQUANTIZE_VERSION
+        )
+        op.inputs[0] = floats
+        self._quantizers.setdefault(source, []).append(quantize)
+        return [quantize, dequantize]
 
     def _take_inputs(self) -> None:
         """Let the file take integers where its inputs are quantized."""

@@ -9,6 +9,7 @@ which the converter does not do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,14 @@ class LeftInFloat:
         kind: its type, such as "GELU".
         result: the name of what it makes.
         reason: why.
+        is_chosen: whether TFLite has a kernel that computes it otherwise, which takes
+            longer.
     """
 
     kind: str
     result: str
     reason: str
+    is_chosen: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.result}' computes in float: {self.reason}"
@@ -42,13 +46,15 @@ _MIDDLES = {"UINT4": 8, "UINT8": 128, "UINT16": 32768, "INT4": 0, "INT8": 0, "IN
 """What an unsigned type adds to integers that are stored with a sign."""
 _MOVING = ("RESHAPE", "TRANSPOSE")
 _DEQUANTIZE_VERSION = 6
-_HYBRID_VERSIONS = {
-    "CONV_2D": 5,
-    "DEPTHWISE_CONV_2D": 6,
-    "FULLY_CONNECTED": 9,
-}
+_HYBRID_VERSIONS = {"CONV_2D": 5, "FULLY_CONNECTED": 9}
 """Kinds of ops that round their data while they run, for weights of 8 bits."""
+_SLOW_HYBRIDS = ("DEPTHWISE_CONV_2D",)
+"""Kinds whose kernels for that take longer than those in float."""
 _WEIGHTS = 1
+_WEIGHTS_OF = dict.fromkeys((*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV"), 1)
+_DIGITS = "0123456789"
+_FEWEST_ROUNDED = 1024
+"""Layers with fewer weights take longer to round their data than that saves."""
 
 
 def store_weights(model: Any, graph: Any) -> None:
@@ -141,6 +147,29 @@ def _moved(model: Any, graph: Any, op: Any, kind: str, source: int) -> int | Non
     return index
 
 
+def layers_lost(model: Any, graph: Any, names: set[str]) -> Iterator[LeftInFloat]:
+    """Yield the layers whose weights are float constants though they are quantized.
+
+    Args:
+        model: the file, whose weights were stored.
+        graph: one of its subgraphs.
+        names: those of the layers that are quantized in the model.
+    """
+    for op in graph.operators:
+        kind = tflite_edits.kind_of(model, op)
+        slot = _WEIGHTS_OF.get(kind)
+        if slot is None:
+            continue
+        weights, made = (graph.tensors[i] for i in (op.inputs[slot], op.outputs[0]))
+        is_float = tflite_edits.type_of(weights) == "FLOAT32"
+        if not is_float or tflite_edits.constant(model, weights) is None:
+            continue
+        name = made.name.decode()
+        parts = [part.partition(":")[0] for part in name.split(";")]
+        if names.intersection((*parts, *(part.rstrip(_DIGITS) for part in parts))):
+            yield LeftInFloat(kind, name, "the converter stores its weights in float")
+
+
 def pack_weights(model: Any, graph: Any) -> None:
     """Store constants in 4 bits that DEQUANTIZE ops read, where they fit."""
     for op in graph.operators:
@@ -178,13 +207,29 @@ def read_weights_stored(model: Any, graph: Any) -> list[LeftInFloat]:
         ]
         if not constants or kind == "DEQUANTIZE":
             continue
-        if kind not in _HYBRID_VERSIONS or constants != [int(op.inputs[_WEIGHTS])]:
+        weights = tflite_edits.constant(model, graph.tensors[source_of[constants[0]]])
+        reason = _reason_in_float(kind, op, constants, weights)
+        if reason is not None:
             name = graph.tensors[op.outputs[0]].name.decode()
-            reason = f"TFLite has no kernel for {kind} that rounds data as it runs"
-            left.append(LeftInFloat(kind, name, reason))
+            left.append(LeftInFloat(kind, name, *reason))
             continue
         op.inputs[_WEIGHTS] = source_of[constants[0]]
         if kind == "FULLY_CONNECTED":
             op.builtinOptions.asymmetricQuantizeInputs = True
         tflite_edits.code_index(model, kind, _HYBRID_VERSIONS[kind])
     return left
+
+
+def _reason_in_float(
+    kind: str, op: Any, constants: list[int], weights: Array | None
+) -> tuple[str, bool] | None:
+    """Return why a layer's data is not rounded as it runs, and if that is a choice."""
+    is_layer = constants == [int(op.inputs[_WEIGHTS])] if len(op.inputs) > 1 else False
+    if is_layer and kind in _SLOW_HYBRIDS:
+        return "TFLite's kernel that rounds data as it runs takes longer", True
+    if not is_layer or kind not in _HYBRID_VERSIONS:
+        return f"TFLite has no kernel for {kind} that rounds data as it runs", False
+    if weights is not None and weights.size < _FEWEST_ROUNDED:
+        few = f"with {weights.size} weights"
+        return f"{few}, rounding data as it runs takes longer than it saves", True
+    return None

@@ -1,0 +1,82 @@
+"""What is told of slow kernels, and whether all that is told can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.graph import tflite_edits
+from geutil.graph.tflite_reading import read
+from geutil.graph.tflite_runtime import kind_names, packed, unpacked
+from geutil.graph.tflite_speed import SlowOps, slow_ops
+from geutil.quantize import calibrate, quantize, to_tflite
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+KERNEL = np.random.default_rng(0).normal(size=(3, 3, 4, 4)).astype(np.float32)
+
+
+def network(x):
+    x = tf.nn.relu(tf.nn.conv2d(x, KERNEL, 1, "SAME"))
+    x = tf.nn.depthwise_conv2d(x, KERNEL[..., :1], [1, 1, 1, 1], "SAME")
+    return {"y": tf.tanh(tf.nn.conv2d(x, KERNEL, 1, "SAME"))}
+
+
+def file_of(scheme):
+    spec = tf.TensorSpec([1, 8, 8, 4], name="x")
+    m = model.open(tf.function(network, input_signature=[spec]))
+    if scheme in ("int8", "int8x4", "int16x8"):
+        quantize(m, scheme=scheme, is_training=False)
+        sample = np.random.default_rng(1).normal(size=(1, 8, 8, 4))
+        calibrate(m, [{"x": sample.astype(np.float32)}], "min_max", progress=False)
+    return to_tflite(m, scheme=scheme)
+
+
+SLOW = {
+    "int8": {},
+    "int8x4": {},
+    "int16x8": {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "TANH": 1},
+    "dynamic_range": {},
+    "weight_only_int8": {},
+    "weight_only_int4": {"CONV_2D": 2},
+    "float16": {},
+}
+
+
+@pytest.mark.parametrize("scheme", SLOW)
+def test_slow_ops_are_told_by_scheme(scheme, caplog):
+    told = slow_ops(read(file_of(scheme)))
+    assert {slow.kind: slow.count for slow in told} == SLOW[scheme]
+    assert [slow.times for slow in told] == sorted(
+        (slow.times for slow in told), reverse=True
+    )
+    for slow in told:
+        assert f"to_tflite: slow on CPUs: {slow}" in caplog.text
+    assert ("slow on CPUs" in caplog.text) is bool(told)
+
+
+def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow():
+    """No file of geutil's has them."""
+    model_of_file = unpacked(file_of("int8x4"))
+    (graph,) = model_of_file.subgraphs
+    (depthwise,) = (
+        op
+        for op in graph.operators
+        if tflite_edits.kind_of(model_of_file, op) == "DEPTHWISE_CONV_2D"
+    )
+    weights = graph.tensors[depthwise.inputs[1]]
+    levels = tflite_edits.constant(model_of_file, weights) // 16
+    tflite_edits.set_constant(model_of_file, weights, levels, "INT4")
+    (slow,) = slow_ops(read(packed(model_of_file)))
+    assert slow == SlowOps("DEPTHWISE_CONV_2D", "int8 with int4 weights", 1, slow.times)
+    assert str(slow).startswith("1 DEPTHWISE_CONV_2D in int8 with int4 weights, about")
+
+
+def test_the_table_names_kinds_that_exist():
+    from geutil.graph.tflite_speed import _TIMES
+
+    assert {kind for kind, _ in _TIMES} <= set(kind_names().values())
+    assert min(_TIMES.values()) >= 4
