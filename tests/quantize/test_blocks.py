@@ -308,6 +308,13 @@ def test_weights_that_are_read_twice_alike_are_in_blocks():
     assert len(blob) < 1.5 * kernel.size * (4 / 8 + 2 / 32)
 
 
+def test_square_matrices_whose_levels_are_all_alike():
+    kernel = np.float32(np.broadcast_to(np.linspace(0.5, 2.0, 64), (64, 64)))
+    m, _ = quantized(lambda x: {"y": tf.matmul(x, kernel)}, 4, 64)
+    (stored,) = in_file(to_tflite(m))
+    np.testing.assert_array_equal(stored, rounded(kernel))
+
+
 def test_matrices_of_zeros_are_told_apart():
     zeros = np.zeros((64, 64), np.float32)
 

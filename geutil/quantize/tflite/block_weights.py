@@ -62,14 +62,6 @@ class BlockMatrix:
     levels: Array
     steps: Array
 
-    @property
-    def values(self) -> Array:
-        """The values: [outputs, inputs]."""
-        shape = (*self.steps.shape, -1)
-        return (self.levels.reshape(shape) * self.steps[..., None]).reshape(
-            self.levels.shape
-        )
-
 
 def in_blocks(graph: Graph) -> list[Operation]:
     """Return the FakeQuant ops of a graph whose columns are blocks."""
@@ -132,8 +124,7 @@ def _by_block(levels: Array, op: Operation) -> Array:
 
 def _parts(op: Operation) -> tuple[int, int, int]:
     """Return the shape that the op behind a FakeQuant op gives to blocks."""
-    (behind,) = op.outputs[0].consumers()
-    block, blocks, outputs = behind.outputs[0].shape.as_list()
+    block, blocks, outputs = _behind(op, _MOVES[0]).outputs[0].shape.as_list()
     return block, blocks, outputs
 
 
@@ -158,8 +149,13 @@ def _end(simulation: Operation) -> Operation:
     """Return the op that makes weights of their own shape again."""
     op = simulation
     for kind in _MOVES:
-        (op,) = [o for o in op.outputs[0].consumers() if o.type == kind]
+        op = _behind(op, kind)
     return op
+
+
+def _behind(op: Operation, kind: str) -> Operation:
+    (behind,) = [o for o in op.outputs[0].consumers() if o.type == kind]
+    return behind
 
 
 def mark_blocks(tensors: Sequence[Tensor]) -> None:
@@ -212,7 +208,7 @@ class _Storing:
     def __init__(self, model: Any, graph: Any, matrices: Sequence[BlockMatrix]) -> None:
         self._model, self._graph = model, graph
         self._matrices = matrices
-        # By numbers of tensors: the matrix, and its values as they are there.
+        # By numbers of tensors: the matrix, and its levels as they lie there.
         self._known: dict[int, tuple[BlockMatrix, Array]] = {}
         self._stored: dict[str, int] = {}
 
@@ -234,23 +230,23 @@ class _Storing:
         known = self._marked(op) if kind == "QUANTIZE" else self._known.get(source)
         if known is None:
             return False
-        matrix, values = known
+        matrix, levels = known
         if kind == "TRANSPOSE":
             order = tflite_edits.constant(
                 self._model, self._graph.tensors[op.inputs[1]]
             )
             if order is None:
                 return False
-            values = values.transpose([int(axis) for axis in order])
+            levels = levels.transpose([int(axis) for axis in order])
         elif kind == "RESHAPE":
-            values = values.reshape([int(n) for n in self._graph.tensors[result].shape])
+            levels = levels.reshape([int(n) for n in self._graph.tensors[result].shape])
         elif kind not in ("QUANTIZE", "DEQUANTIZE"):
             return False
-        self._known[result] = matrix, values
+        self._known[result] = matrix, levels
         return True
 
     def _marked(self, op: Any) -> tuple[BlockMatrix, Array] | None:
-        """Return the matrix that a QUANTIZE op reads the levels of, with its values."""
+        """Return the matrix whose levels a QUANTIZE op reads, and these levels."""
         source, result = (self._graph.tensors[i[0]] for i in (op.inputs, op.outputs))
         value = tflite_edits.constant(self._model, source)
         steps = tflite_edits.steps_of(result)
@@ -260,21 +256,20 @@ class _Storing:
         if not number.is_integer() or number < 0:
             return None
         matrix = self._matrices[int(number) % len(self._matrices)]
-        levels, values = value / steps[0], matrix.values
-        for wanted, made in ((matrix.levels, values), (matrix.levels.T, values.T)):
-            if np.array_equal(levels.reshape(-1), wanted.reshape(-1)):
-                return matrix, made.reshape(value.shape)
-        return None
+        levels = value / steps[0]
+        # In any order; where they are read it has to be that of the matrix.
+        same = np.array_equal(np.sort(levels, None), np.sort(matrix.levels, None))
+        return (matrix, levels) if same else None
 
     def _read(self, op: Any) -> list[Any]:
-        """Let an op read weights in blocks, or as floats; return ops to run behind."""
+        """Let an op read weights in blocks; return ops to run behind it."""
         kind = tflite_edits.kind_of(self._model, op)
         behind: list[Any] = []
         for slot, index in enumerate(map(int, op.inputs)):
             if index not in self._known:
                 continue
-            matrix, values = self._known[index]
-            fits = np.array_equal(values, matrix.values)
+            matrix, levels = self._known[index]
+            fits = np.array_equal(levels, matrix.levels)
             if kind != "FULLY_CONNECTED" or slot != _WEIGHTS or not fits:
                 raise QuantizeError(_refusal(matrix, f"a {kind} that reads them"))
             op.inputs[slot] = self._in_blocks(matrix, index)
