@@ -21,7 +21,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
-from geutil.quantize.blocks import block_of
+from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import Format, Spec
@@ -104,7 +104,7 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
         if candidate is None or candidate.type not in int8_kernels.FAKE_QUANT:
             continue
         # Behind other moves it quantizes another tensor of the network.
-        if moves in ([_BLOCK_MOVES] if block_of(candidate) else _PLAIN_MOVES):
+        if moves in ([[*MOVES]] if block_of(candidate) else _PLAIN_MOVES):
             result = _arranged_back(candidate, moves, live)
             return _chosen(result, tensor, live)
     return None
@@ -112,7 +112,6 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
 
 _MOVES = frozenset(("Reshape", "Transpose"))
 _PLAIN_MOVES: list[list[str]] = [[], ["Reshape"]]
-_BLOCK_MOVES = ["Reshape", "Transpose", "Reshape"]
 
 
 def _readers(tensor: Tensor, live: Liveness) -> list[Operation]:

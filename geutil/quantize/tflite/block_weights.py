@@ -22,7 +22,7 @@ from geutil.errors import QuantizeError
 from geutil.graph import creation, tflite_edits
 from geutil.graph.tflite_runtime import runtime_name, runtime_version
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.quantize.blocks import block_of, with_stored_steps
+from geutil.quantize.blocks import MOVES, block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
     frozen,
     live_simulations,
@@ -37,7 +37,6 @@ Array = np.ndarray[Any, Any]
 _logger = logging.getLogger("geutil")
 _RIGHT_SINCE = {"LiteRT": (2, 1), "TensorFlow Lite": (2, 21)}
 """The first runtimes that were found to compute with blocks as they are stored."""
-_MOVES = ("Reshape", "Transpose", "Reshape")
 _APART = 2.0**-10
 _MOST = 127
 _WEIGHTS = 1
@@ -124,7 +123,7 @@ def _by_block(levels: Array, op: Operation) -> Array:
 
 def _parts(op: Operation) -> tuple[int, int, int]:
     """Return the shape that the op behind a FakeQuant op gives to blocks."""
-    block, blocks, outputs = _behind(op, _MOVES[0]).outputs[0].shape.as_list()
+    block, blocks, outputs = _behind(op, MOVES[0]).outputs[0].shape.as_list()
     return block, blocks, outputs
 
 
@@ -148,7 +147,7 @@ def levels_of_blocks(graph: Graph) -> dict[Operation, Array]:
 def _end(simulation: Operation) -> Operation:
     """Return the op that makes weights of their own shape again."""
     op = simulation
-    for kind in _MOVES:
+    for kind in MOVES:
         op = _behind(op, kind)
     return op
 
