@@ -98,7 +98,7 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
         # are transposed besides.
         moves: list[str] = []
         candidate: Operation | None = reader
-        while candidate is not None and candidate.type in _MOVES:
+        while candidate is not None and candidate.type in MOVES:
             moves.append(candidate.type)
             candidate = _behind(candidate, live)
         if candidate is None or candidate.type not in int8_kernels.FAKE_QUANT:
@@ -110,7 +110,6 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
     return None
 
 
-_MOVES = frozenset(("Reshape", "Transpose"))
 _PLAIN_MOVES: list[list[str]] = [[], ["Reshape"]]
 
 
@@ -157,12 +156,12 @@ def delayed_input(op: Operation) -> Tensor | None:
     if op.type not in op_types.SELECTS:
         return None
     quantized = op.inputs[1]
-    while quantized.op.type in _MOVES:
+    while quantized.op.type in MOVES:
         quantized = quantized.op.inputs[0]
     if quantized.op.type not in int8_kernels.FAKE_QUANT:
         return None
     source, exact = quantized.op.inputs[0], op.inputs[2]
-    while source is not exact and source.op.type in _MOVES:
+    while source is not exact and source.op.type in MOVES:
         source = source.op.inputs[0]
     return exact if source is exact else None
 
