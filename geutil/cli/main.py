@@ -53,7 +53,7 @@ def run(app: Any, arguments: list[str]) -> int:
     except BrokenPipeError:
         # Who reads has seen enough; Python would complain of it once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -61,16 +61,29 @@ RoundingName = Annotated[
     Rounding,
     typer.Option("--rounding", help="How weights are rounded: the last two by data."),
 ]
+
+
+def _path(text: str) -> Path:
+    """Return a path. An empty one, of a shell variable that is not set, is none."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
+
+
 Source = Annotated[
     Path,
     typer.Argument(
-        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file."
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file.",
+        parser=_path,
+        metavar="PATH",
     ),
 ]
 SourceOrLite = Annotated[
     Path,
     typer.Argument(
-        help="A SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file."
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file.",
+        parser=_path,
+        metavar="PATH",
     ),
 ]
 Target = Annotated[

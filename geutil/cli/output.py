@@ -69,19 +69,21 @@ def show(result: Any, *, as_json: bool) -> None:
         print(result)
 
 
-def show_written(model: Any, path: Path, *, as_json: bool) -> None:
+def show_written(model: Any, written: Any, *, as_json: bool) -> None:
     """Print what was written, and where to."""
     if not as_json:
-        print(f"{model!r} -> {path}")
+        print(f"{model!r} -> {written.path}")
+        print(written)
         return
-    written = {
-        "path": path,
+    described = {
+        "path": written.path,
         "signature": model.signature,
         "inputs": _described(model.inputs),
         "outputs": _described(model.outputs),
         "ops": len(model.graph.get_operations()),
+        "written": plain(written),
     }
-    show(written, as_json=True)
+    show(described, as_json=True)
 
 
 def _described(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.graph import types
 from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning.fused_ops import Prelu
+from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.transform.op_templates import Function, Stencils
 from geutil.transform.rewrite.liveness import Liveness
 
@@ -214,6 +214,44 @@ def lower_squares(
     )
 
 
+def lower_biases(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let layers add their biases before a Reshape, which is the same.
+
+    A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
+    channels another kernel adds it, and both round.
+
+    Args:
+        graph: the graph.
+        ops: sums in it that `parted_bias` tells of.
+
+    Returns:
+        For each what was done, in words; and by the new sums and what is made of them
+        what they stand in for.
+
+    Raises:
+        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in the ops and their readers.
+    """
+    lowerings, lines = [], []
+    for op in ops:
+        parted = parted_bias(op)
+        if parted is not None:
+            dtypes = tuple(t.dtype.name for t in parted)
+            key = ("bias", *dtypes)
+            lowerings.append(_Lowering(op, "early", key, _biased, list(parted)))
+            lines.append(
+                f"'{op.name}' ({op.type}) is added by '{parted.data.op.name}', before "
+                "a Reshape"
+            )
+    by_result = _replace(graph, lowerings)
+    by_sum = {new.inputs[0].op: old for new, old in by_result.items()}
+    return tuple(lines), by_result | by_sum
+
+
 class _Lowering(NamedTuple):
     """An op in whose place others compute.
 
@@ -299,6 +337,11 @@ def _chooser(axis: int) -> Function:
 def _squared_difference(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
     difference = tf.subtract(x, y, name="difference")
     return [tf.multiply(difference, difference, name="square")]
+
+
+def _biased(x: tf.Tensor, bias: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+    total = tf.nn.bias_add(x, tf.reshape(bias, [-1]), name="sum")
+    return [tf.reshape(total, shape, name="parted")]
 
 
 def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:

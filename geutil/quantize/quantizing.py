@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import edits, state
+from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, type_name
 from geutil.quantize import lowering, plan_insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
@@ -22,6 +23,8 @@ from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
+from geutil.select.networks.batch_norms import is_layer_norm
+from geutil.select.networks.provenance import Origins
 
 _logger = logging.getLogger("geutil")
 _DEFAULT_BITS = 8
@@ -267,6 +270,7 @@ def _lowered(
         (lowering.lower_one_hots, plan.one_hots),
         (lowering.lower_divisions, plan.roots),
         (lowering.lower_squares, plan.squares),
+        (lowering.lower_biases, plan.biases),
     ):
         if ops:
             more, results = lower(graph, ops)
@@ -337,11 +341,35 @@ def _report(
             f"no op computes with data: '{first.name}' ({first.type}) reads constants "
             "and variables only; feed the network through a placeholder"
         )
+    norms = _norms(plan, choices)
+    if norms:
+        warnings.append(
+            f"{len(norms)} batch norm(s) are still there, '{norms[0].name}' among "
+            "them, and cost time and accuracy; fold them before, with "
+            "geutil.batchnorm.fold_batch_norms"
+        )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)
     return QuantizeReport(
         tuple(quantized), tuple(skipped), tuple(warnings), variables or {}, step
     )
+
+
+def _norms(plan: QuantizePlan, choices: QuantizeChoices) -> list[Operation]:
+    """Return an op of each batch norm: it scales data by the root of a variance."""
+    ops = [op for op in (*plan.kernels, *plan.skips) if choices.in_scope(op)]
+    if not ops:
+        return []
+    origins = Origins(ops[0].graph)
+    return [
+        op
+        for op in ops
+        if (op.type in FUSED_NORMS and not is_layer_norm(op))
+        or (
+            op.type in ("Mul", "RealDiv")
+            and any(origins.is_parameter(t) and origins.spreads(t) for t in op.inputs)
+        )
+    ]
 
 
 def _entry(

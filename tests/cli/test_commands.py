@@ -531,3 +531,46 @@ def test_memory_of_open_sizes(geutil, tmp_path):
     assert "--size image=" in refused.err
     said = geutil("memory", tmp_path / "open", "--size", "image=8,8,3")
     assert said.code == 0, said
+
+
+def test_what_was_written_is_told(geutil, folder, tmp_path):
+    said = geutil("fold", folder / "net", "-o", tmp_path / "folded")
+    assert f"wrote '{tmp_path / 'folded'}' (saved_model): " in said.out
+    assert "on 2 drawn input(s)" in said.out
+    data = ["--data", folder / "data.npz"]
+    told = geutil("quantize", folder / "net", "-o", tmp_path / "q", *data, "--json")
+    written = json.loads(told.out)["written"]
+    assert written["given"]
+    assert written["ops_added"]["FakeQuantWithMinMaxVars"] >= 2
+    size = sum(f.stat().st_size for f in (tmp_path / "q").rglob("*") if f.is_file())
+    assert written["bytes"] == size
+    ours, quantized = (model.open(str(p)) for p in (folder / "net", tmp_path / "q"))
+    with np.load(folder / "data.npz") as archive:
+        inputs = {name: archive[name][:8] for name in archive.files}
+    found = ours.compare(quantized, inputs)
+    largest = max(d.absolute for d in found.differences.values())
+    assert written["difference"] == pytest.approx(largest, rel=1e-6)
+    unset = geutil("quantize", folder / "net", "-o", tmp_path / "u")
+    assert "`geutil calibrate --data` sets them" in unset.out
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        (["--type", "conv2d"], "no op of type 'conv2d'; did you mean Conv2D"),
+        (["--type", "Frobnicate"], "there is no op of type 'Frobnicate'"),
+        (["--scope", "nope"], "there is no scope 'nope'"),
+        (["--regex", "xyzzy"], "no name of an op holds 'xyzzy'"),
+        (["--type", "Conv2D", "--regex", "xyzzy"], "leave one of the options out"),
+    ],
+)
+def test_ops_that_are_not_there(geutil, folder, options, meant):
+    said = geutil("ops", folder / "net", *options)
+    assert (said.code, said.out) == (0, "")
+    assert meant in said.err
+
+
+def test_an_empty_path_is_none(geutil):
+    said = geutil("inspect", "")
+    assert said.code != 0
+    assert "the path is empty" in said.err

@@ -77,7 +77,7 @@ def test_the_ranges_are_named_in_the_order_of_the_graph():
     report = calibrate(branches(), batches(branch_inputs()))
     weights = ["left/weights_quant", "right/weights_quant", "dense/weights_quant"]
     assert set(report.ranges) == {*GROUPS, *weights}
-    assert (report.batches, report.method) == (3, "min_max")
+    assert (report.batches, report.method) == (3, "mse")
 
 
 @pytest.mark.parametrize("quant_delay", [None, 3])

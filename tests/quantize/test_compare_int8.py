@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.quantize import OutputSteps, calibrate, compare_int8, quantize, to_int8
+from geutil.quantize import (
+    Int8Comparison,
+    OutputSteps,
+    calibrate,
+    compare_int8,
+    quantize,
+    to_int8,
+)
 from geutil.quantize.int8.comparing import _Tally
 from geutil.quantize.int8.running import file_names
 from tests.quantize.small_networks import convolved, normal, opened, spec
@@ -199,3 +206,9 @@ def test_tests_of_values_are_reported():
     report = quantize(m, is_training=False)
     assert [entry.op_type for entry in report.skipped] == ["IsFinite"]
     assert report.coverage == 1.0
+
+
+def test_a_comparison_without_outputs_says_so():
+    comparison = Int8Comparison((), 3, ())
+    assert str(comparison) == "3 sample(s), no outputs to compare, 0 float op(s)"
+    assert (comparison.most, comparison.agreement) == (0, 1.0)

@@ -47,9 +47,10 @@ def kinds(blob):
     return [op.kind for op in ops_of(blob)]
 
 
-@pytest.mark.parametrize("kind", RELUS)
-def test_every_integer_is_the_relu_of_it(kind, monkeypatch):
-    blob = file_of(RELUS[kind], monkeypatch)
+@pytest.mark.parametrize(("kind", "low", "high"), [("RELU", -3, 9), ("RELU6", -1, 4.9)])
+def test_every_integer_is_the_relu_of_it(kind, low, high, monkeypatch):
+    """The steps stay: those of a Relu6 must not reach beyond 6 from 0 on."""
+    blob = file_of(RELUS[kind], monkeypatch, low, high)
     changed = as_changes_of_steps(blob)
     assert kinds(blob) == [kind]
     assert kinds(changed) == ["QUANTIZE"]

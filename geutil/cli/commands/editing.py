@@ -10,7 +10,8 @@ import typer
 from geutil.cli import files
 from geutil.cli.files import CommandError
 from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
-from geutil.cli.output import show, show_written, working
+from geutil.cli.output import show_written, working
+from geutil.cli.written import Record, tell
 
 Pairs = Annotated[
     list[str] | None,
@@ -41,9 +42,13 @@ def cut(
     starts, ends = files.named(inputs), files.named(outputs)
     files.check_source(path)
     files.check_target(output, form, force)
-    model = files.read_model(path, signature).cut(starts, ends)
+    record = Record(path, output, form)
+    whole = files.read_model(path, signature)
+    record.opened(whole)
+    model = whole.cut(starts, ends)
     files.write_model(model, output, form, force)
-    show_written(model, output, as_json=as_json)
+    written = record.written(model, why_not="it has other inputs or outputs")
+    show_written(model, written, as_json=as_json)
 
 
 def splice(
@@ -76,10 +81,13 @@ def splice(
     files.check_source(path)
     files.check_source(other)
     files.check_target(output, form, force)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model)
     spliced = model.splice(files.read_model(other), replaced, fed)
     files.write_model(spliced, output, form, force)
-    show_written(spliced, output, as_json=as_json)
+    written = record.written(spliced, why_not="it computes something else")
+    show_written(spliced, written, as_json=as_json)
 
 
 def rename(
@@ -108,10 +116,14 @@ def rename(
         raise CommandError("say what to rename: --input, --result or --to-signature")
     files.check_source(path)
     files.check_target(output, form, force)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model)
     renamed = model.rename(input_renames, output_renames, to_signature)
     files.write_model(renamed, output, form, force)
-    show_written(renamed, output, as_json=as_json)
+    why_not = "its inputs have other names" if input_renames else ""
+    written = record.written(renamed, why_not=why_not)
+    show_written(renamed, written, as_json=as_json)
 
 
 def batch_size(
@@ -133,11 +145,15 @@ def batch_size(
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
     files.check_source(path)
     files.check_target(output, form, force)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
     files.write_model(changed, output, form, force)
-    show_written(changed, output, as_json=as_json)
+    why_not = "the batch size was proven, sample by sample, as it was changed"
+    written = record.written(changed, why_not=why_not)
+    show_written(changed, written, as_json=as_json)
 
 
 def strip(
@@ -155,11 +171,16 @@ def strip(
     """Take out of a model what serves training alone."""
     files.check_source(path)
     files.check_target(output, form, force)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model)
     with working("stripping"):
         stripped = model.strip_training(keep=keep or ())
     files.write_model(stripped, output, form, force)
-    show(stripped.strip_report, as_json=as_json)
+    report = stripped.strip_report
+    trained = report is not None and (report.removed or report.turned)
+    why_not = "it does not compute as in training any more" if trained else ""
+    tell(record.written(stripped, why_not=why_not), report, as_json=as_json)
 
 
 def fold(
@@ -181,7 +202,9 @@ def fold(
     files.check_source(path)
     files.check_target(output, form, force)
     files.check_page(html, force)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
@@ -194,7 +217,7 @@ def fold(
         files.write_page(
             html, lambda: report.diff(before, model, title=title, report=folds)
         )
-    show(folds, as_json=as_json)
+    tell(record.written(model), folds, as_json=as_json)
 
 
 def _pairs(values: list[str] | None) -> dict[str, str]:

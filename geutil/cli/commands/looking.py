@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -315,3 +317,42 @@ def ops(
         for op in matching_ops
     )
     show_rows(["name", "type", "shapes"], rows, as_json=as_json)
+    if not matching_ops:
+        graph_ops = model.graph.get_operations()
+        print(f"geutil: {_nothing(graph_ops, regex, kind, scope)}", file=sys.stderr)
+
+
+def _nothing(
+    graph_ops: Sequence[Any], regex: str | None, kind: str | None, scope: str | None
+) -> str:
+    """Return that no op matches, and what may have been meant."""
+    kinds = sorted({op.type for op in graph_ops})
+    if kind is not None and kind not in kinds:
+        return f"there is no op of type '{kind}'{_meant(kind, kinds)}"
+    scopes = sorted({op.name.rpartition("/")[0] for op in graph_ops} - {""})
+    if scope is not None and not any(
+        s == scope or s.startswith(f"{scope}/") for s in scopes
+    ):
+        parts = {part for s in scopes for part in (s, *_above(s))}
+        return f"there is no scope '{scope}'{_meant(scope, sorted(parts))}"
+    if regex is not None and (kind is None and scope is None):
+        names = [op.name for op in graph_ops]
+        return f"no name of an op holds '{regex}'{_meant(regex, names)}"
+    return "no op matches all of that; leave one of the options out"
+
+
+def _above(scope: str) -> Iterator[str]:
+    """Yield the scopes that hold a scope."""
+    while "/" in scope:
+        scope = scope.rpartition("/")[0]
+        yield scope
+
+
+def _meant(word: str, words: Sequence[str]) -> str:
+    """Return which words are the nearest; nothing if none is near."""
+    by_lower = {other.lower(): other for other in reversed(words)}
+    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    near += [low for low in by_lower if word.lower() in low and low not in near]
+    if not near:
+        return ""
+    return f"; did you mean {', '.join(by_lower[low] for low in near[:3])}?"

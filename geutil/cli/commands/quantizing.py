@@ -23,6 +23,7 @@ from geutil.cli.options import (
     Source,
 )
 from geutil.cli.output import plain, show, working
+from geutil.cli.written import Record, tell
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 _WITHOUT_DATA = (
@@ -33,6 +34,9 @@ _WITHOUT_DATA = (
     SchemeName.float16,
 )
 """Schemes whose files need no ranges of activations."""
+
+
+_OF_FILES = "`geutil check FILE --against MODEL --data DATA` does that"
 
 
 def quantize(
@@ -116,7 +120,9 @@ def quantize(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
             "--format tflite"
         )
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import quantize as insert
@@ -131,6 +137,7 @@ def quantize(
             reports["folded"] = fold_batch_norms(model)
     if scheme is SchemeName.float16:
         reports |= _write(model, output, form, force, scheme, order)
+        reports["written"] = record.written(model, why_not=_OF_FILES)
         _show(reports, as_json)
         return
     with working("quantizing"):
@@ -147,6 +154,13 @@ def quantize(
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method, rounding)
     reports |= _write(model, output, form, force, scheme, order)
+    why_not = _OF_FILES if to_file else ""
+    if batches is None and scheme not in _WITHOUT_DATA:
+        why_not = (
+            "ranges of activations are as they were initialized; `geutil calibrate "
+            "--data` sets them"
+        )
+    reports["written"] = record.written(model, batches, why_not)
     if html is not None:
         before = files.read_model(path, signature)
         title = f"{path.absolute().name}, quantized"
@@ -306,10 +320,13 @@ def calibrate(
     files.check_source(path)
     files.check_target(output, form, force)
     batches = Batches(data, batch)
+    record = Record(path, output, form)
     model = files.read_model(path, signature)
+    record.opened(model)
     report = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force)
-    show(report, as_json=as_json)
+    written = record.written(model, why_not="it has other ranges")
+    tell(written, report, as_json=as_json)
 
 
 def _calibrated(

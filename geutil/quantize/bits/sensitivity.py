@@ -22,8 +22,8 @@ from geutil.errors import QuantizeError
 from geutil.graph.types import Tensor
 from geutil.quantize.bits.plan import BitOption
 from geutil.quantize.bits.weights import BYTE, WeightLayer, values_by_bits
-from geutil.quantize.calibration.collecting import noise_share
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
+from geutil.quantize.calibration.trials import noise_share
 from geutil.quantize.partial_copy import Replace
 
 Array = np.ndarray[Any, Any]

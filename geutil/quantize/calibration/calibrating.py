@@ -159,12 +159,16 @@ class CalibrationReport(Shown):
         ranges: for each range by name its two ends; of weights with a range for each
             channel they are arrays.
         batches: how many batches were run.
-        method: how the ranges of activations were chosen.
-        noise: for each method that was tried out, the mean square of what quantization
+        method: how the ranges of activations were chosen; "per_range" where that
+            differs.
+        noise: for each choice that was tried out, the mean square of what quantization
             changes in the results, as a share of their variance.
         rounding: how weights were rounded.
         layers: each layer whose weights are quantized: rounded by data, or not and why.
             None are listed if all weights are on their nearest levels.
+        by_range: the method of each range of activations, where they differ.
+        whole: why "best" took one method for all ranges without a look at each; "" if
+            it looked.
         in_blocks: the names of ranges of blocks.
     """
 
@@ -174,6 +178,8 @@ class CalibrationReport(Shown):
     noise: Mapping[str, float] = field(default_factory=dict)
     rounding: str = "nearest"
     layers: tuple[Rounded | NotRounded, ...] = ()
+    by_range: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
     in_blocks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -182,8 +188,12 @@ class CalibrationReport(Shown):
         if self.noise:
             tried = (f"{name} {share:.3g}" for name, share in self.noise.items())
             lines.append(f"  noise / variance: {', '.join(tried)}")
+        if self.whole:
+            lines.append(f"  one method for all ranges: {self.whole}")
         width = max(map(len, self.ranges), default=0)
-        lines += [f"  {n:<{width}}  {self.range_text(n)}" for n in self.ranges]
+        for name in self.ranges:
+            method = f" ({self.by_range[name]})" if name in self.by_range else ""
+            lines.append(f"  {name:<{width}}  {self.range_text(name)}{method}")
         if self.layers:
             count = sum(isinstance(entry, Rounded) for entry in self.layers)
             lines.append(
@@ -219,9 +229,13 @@ def calibrate(
     The model is run on the data as if it were not quantized. Weights get the range of
     their values. Activations get, by the method,
 
-    - "best": what "min_max", "mse" and "percentile" choose is tried out on the first
-      eight batches, and what changes the results least is kept: "min_max" unless
-      another one is better by a tenth, or if there is but one batch;
+    - "best": what "mse" chooses, unless what "min_max" or "percentile" chooses for a
+      range makes less than 0.7 times the noise at the outputs: the squared errors of
+      the values, weighed by the squares of the gradients of the outputs. It is told
+      from the first eight batches. There the network is run, too, with these ranges
+      and with all of them by "mse" and "min_max": one method is taken for all if its
+      noise is less than 0.7 times as large. Without gradients, the three methods are
+      tried so. If there is but one batch it is "min_max";
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
@@ -229,6 +243,10 @@ def calibrate(
     - "entropy": the range whose quantized values diverge least from the exact ones
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
+
+    Two kinds of ops get ranges by those of what they read, since finer steps would tell
+    no more: Relus that are kernels of their own, from 0 on in the same steps, and
+    products with a number. What is learnt in training has ranges of its own.
 
     Activations that are zero throughout get the range from 0 to 1. Infinities that a
     mask puts into them, or that leave no trace in the results, do not count; where a
@@ -284,10 +302,10 @@ def calibrate(
             version 1 conditional; or weights are to be rounded by data, and the model
             has a loop of version 1.
 
-    Cost: one run of the model for each batch, and one copy of its graph; "best" three
-    more copies, and up to 24 runs. Rounding by data: two runs more, and for each layer
-    with n inputs and m outputs some n^2 (n / 3 + m / 2) products with "gptq",
-    800 n^2 m with "adaround".
+    Cost: one run of the model for each batch, and one copy of its graph; "best" four
+    more copies, one of them with its gradients four times, and up to 32 runs. Rounding
+    by data: two runs more, and for each layer with n inputs and m outputs some n^2 (n /
+    3 + m / 2) products with "gptq", 800 n^2 m with "adaround".
 
     Example:
         >>> import tensorflow as tf
@@ -337,10 +355,12 @@ def _calibrated(
         collection.add(sample)
         if not choice.is_plain and _size(kept_samples) < _MOST_SAMPLES:
             kept_samples.append(sample)
-    chosen_method, range_by_name, noise = collection.chosen()
+    tried = collection.tried()
     # Whatever a mask is added to is below all else then.
-    widths = [high - low for low, high in range_by_name.values()]
-    range_by_name |= _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
+    widths = [high - low for of in tried.values() for low, high in of.values()]
+    ranges_of_weights = _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
+    chosen = collection.chosen(tried, weights, ranges_of_weights)
+    range_by_name = chosen.ranges | ranges_of_weights
     layers: list[Rounded | NotRounded] = []
     if not choice.is_plain:
         shown = partial(_layers_shown, progress=progress)
@@ -352,10 +372,12 @@ def _calibrated(
     return CalibrationReport(
         ranges,
         collection.count,
-        chosen_method,
-        noise,
+        chosen.method,
+        chosen.noise,
         choice.rounding,
         tuple(layers),
+        chosen.by_range,
+        chosen.whole,
         in_blocks,
     )
 

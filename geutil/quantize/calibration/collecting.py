@@ -1,4 +1,4 @@
-"""Statistics of batches for the methods of calibration, and the choice among these.
+"""Statistics of batches for the methods of calibration.
 
 A mask puts infinities there on purpose: `tf.where(mask, logits, -inf)`. They lie
 outside of any range, and are rounded to its end.
@@ -18,7 +18,13 @@ from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
-from geutil.quantize.calibration.ranges import Probe, RangeSite, frozen, unquantized
+from geutil.quantize.calibration.ranges import (
+    Probe,
+    RangeSite,
+    find_followers,
+    unquantized,
+)
+from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.spec import MOST_BITS, Range, activation_format, symmetric
@@ -138,99 +144,6 @@ def measured(
 
 
 Array = np.ndarray[Any, Any]
-Results = list[Array]
-
-CANDIDATES = ("min_max", "mse", "percentile")
-"""The methods that are tried; the first one clips nothing that was seen."""
-_KEPT = 8
-"""How many batches they are tried on."""
-_CLEARLY = 0.9
-"""To clip has to cost so much less: other data may hold larger values."""
-
-
-class RangeTrials:
-    """Some of the data, and what the network computes of it when not quantized.
-
-    Args:
-        model: a quantized model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._samples: list[Mapping[str, Any]] = []
-        self._exact: list[Results] = []
-
-    def add(self, sample: Mapping[str, Any], results: Results) -> None:
-        """Take in a batch, unless there are enough."""
-        if len(self._samples) < _KEPT:
-            self._samples.append(sample)
-            self._exact.append(results)
-
-    def best(
-        self, sites: Sequence[RangeSite], tried: Mapping[str, Mapping[str, Range]]
-    ) -> tuple[str, dict[str, float]]:
-        """Return the method to choose, and the noise of each that was tried.
-
-        One batch does not tell what lies beyond it, so that nothing is tried then.
-
-        Args:
-            sites: the ranges.
-            tried: by method the ends of each range by name.
-
-        Cost: for each method one copy of the graph, and a run for each batch.
-        """
-        safe = CANDIDATES[0]
-        if len(self._samples) < 2:
-            return safe, {}
-        noise = {name: self._noise(sites, ranges) for name, ranges in tried.items()}
-        least = min(noise, key=lambda name: noise[name])
-        return (least if noise[least] < _CLEARLY * noise[safe] else safe), noise
-
-    def _noise(self, sites: Sequence[RangeSite], ranges: Mapping[str, Range]) -> float:
-        outputs = list(self._model.outputs.values())
-        replace = frozen(_values(sites, ranges))
-        graph, inputs = self._model.graph, self._model.inputs
-        probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
-        quantized_results = [
-            list(probe.run(sample)[""].values()) for sample in self._samples
-        ]
-        pairs = [
-            (_joined(self._exact, index), _joined(quantized_results, index))
-            for index, t in enumerate(outputs)
-            if t.dtype.is_floating
-        ]
-        return float(np.sum([noise_share(*pair) for pair in pairs]))
-
-
-def noise_share(exact: Array, quantized: Array) -> float:
-    """Return the mean square of a difference as a share of the variance.
-
-    Values that are not finite do not count. Without variance it is 0.
-    """
-    is_finite = np.isfinite(exact)
-    exact, quantized = (v[is_finite].astype(np.float64) for v in (exact, quantized))
-    variance = exact.var() if exact.size else 0.0
-    return float(((quantized - exact) ** 2).mean() / variance) if variance else 0.0
-
-
-def _joined(batches: Sequence[Results], index: int) -> Array:
-    return np.concatenate([results[index].ravel() for results in batches])
-
-
-def _values(
-    sites: Sequence[RangeSite], ranges: Mapping[str, Range]
-) -> dict[Operation, Array]:
-    """Return the values of ranges, by the ops that FakeQuant ops read them from."""
-    ends: list[tuple[Tensor, Any]] = [
-        (end, value)
-        for site in sites
-        for op in site.ops
-        for end, value in zip(list(op.inputs)[1:], ranges[site.name], strict=True)
-    ]
-    return {end.op: np.asarray(value, np.float32) for end, value in ends}
-
-
-Ranges = dict[str, Range]
 
 BEST = "best"
 """The method that tries several out."""
@@ -284,7 +197,13 @@ class Collection:
             return measured(bins, tensors, lowest.get(name, -np.inf))
 
         self._probe = Probe(model.graph, model.inputs, groups, measure, results=outputs)
-        self._trials = RangeTrials(model)
+        # The range of what a mask is in ends where the mask does not.
+        self._followers = {
+            name: follower
+            for name, follower in find_followers(sites).items()
+            if not {name, follower.source} & set(lowest)
+        }
+        self._trials = RangeTrials(model, sites, self._followers)
         self._finiteness = Finiteness(model)
         self._masked: set[str] = set()
         self._unseen = {site.name: site for site in sites}
@@ -317,8 +236,8 @@ class Collection:
             self._trials.add(sample, results)
         self.count += 1
 
-    def chosen(self) -> tuple[str, Ranges, dict[str, float]]:
-        """Return a method, its ranges, and the noise of each method that was tried.
+    def tried(self) -> dict[str, Ranges]:
+        """Return by method the ends of each range by name.
 
         Raises:
             QuantizeError: a branch was not taken for any batch.
@@ -334,10 +253,22 @@ class Collection:
             method: {s.name: self._ends(s, of[s.name]) for s in self._sites}
             for method, of in self._observers.items()
         }
-        method, noise = next(iter(tried)), dict[str, float]()
+        for ranges in tried.values():
+            for name, follower in self._followers.items():
+                ranges[name] = follower.ends(ranges[follower.source])
+        return tried
+
+    def chosen(
+        self,
+        tried: Mapping[str, Ranges],
+        weights: Sequence[RangeSite],
+        ranges_of_weights: Ranges,
+    ) -> Chosen:
+        """Choose among the ranges that were tried; see `RangeTrials.best`."""
         if len(tried) > 1:
-            method, noise = self._trials.best(self._sites, tried)
-        return method, tried[method], noise
+            return self._trials.best(tried, weights, ranges_of_weights)
+        ((method, ranges),) = tried.items()
+        return Chosen(method, ranges)
 
     def _ends(self, site: RangeSite, observer: Observer) -> Range:
         low, high = observer.ends(site.form.bits)

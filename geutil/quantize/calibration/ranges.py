@@ -1,4 +1,4 @@
-"""The ranges of a graph: read from variables, measured, frozen."""
+"""The ranges of a graph: read from variables, told by others, measured, frozen."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from geutil.quantize.blocks import block_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
-from geutil.quantize.spec import Format, Range
-from geutil.select.networks.provenance import Origins
+from geutil.quantize.spec import Format, Range, nudged
+from geutil.select.networks.provenance import Origins, scalar_value
 from geutil.transform.rewrite.liveness import Liveness
 
 Array = np.ndarray[Any, Any]
@@ -173,6 +173,87 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
             site_by_handle[id(low)] = site
         site.ops.append(op)
     return list(site_by_handle.values())
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A range that another one tells, since its op makes no values between levels.
+
+    Attributes:
+        source: the name of the range of what the op reads.
+        factor: the number that the op multiplies by; None if it cuts values off at 0.
+        form: how both are stored.
+    """
+
+    source: str
+    factor: float | None
+    form: Format
+
+    def ends(self, source: Range) -> Range:
+        """Return the range in which each level of the source is a level, too.
+
+        A cut at 0 keeps the steps and begins at 0, where its kernel changes steps and
+        does no more.
+        """
+        # Where 0 is a level: turned around, another one may be nearest.
+        nudged_ends = nudged(*source, self.form.bits, self.form.narrow_range)
+        low, high = (float(end) for end in nudged_ends)
+        if self.factor is not None:
+            return Range(*sorted((low * self.factor, high * self.factor)))
+        return source if self.form.symmetric else Range(0.0, high - low)
+
+
+def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
+    """Return the ranges that others tell, by name, in the order of the graph.
+
+    Those of Relus that are kernels of their own, and of products with a number. Finer
+    steps would tell no more of values that are on levels, and make several steps of one
+    that the kernel before is off.
+
+    Args:
+        sites: ranges of activations.
+
+    Cost: linear in the ranges, and in the ops that forward values to such ops.
+    """
+    site_by_op = {op: site for site in sites for op in site.ops}
+    site_by_name = {site.name: site for site in sites}
+    found: dict[str, Follower] = {}
+    for site in sites:
+        readers = (r for op in site.ops for r in op.outputs[0].consumers())
+        if any(reader.type in int8_kernels.COMPARISONS for reader in readers):
+            # A comparison with the source would hang on the last bit of a float.
+            continue
+        (follower, *others) = {_followed(t.op, site_by_op) for t in site.tensors}
+        if follower is not None and not others:
+            source = site_by_name[follower.source]
+            if source is not site and source.form == site.form:
+                found[site.name] = follower
+    return found
+
+
+def _followed(
+    op: Operation, site_by_op: Mapping[Operation, RangeSite]
+) -> Follower | None:
+    """Return what tells the range of an op's result; None if nothing does."""
+    cuts = op.type in int8_kernels.FUSED_ACTIVATIONS
+    for slot in (0,) if cuts else _DATA.get(op.type, ()):
+        source = site_by_op.get(network.forwarded_from(op.inputs[slot]).op)
+        if source is None:
+            continue
+        if cuts:
+            return Follower(source.name, None, source.form)
+        other = op.inputs[1 - slot]
+        exact = unquantized(other.op)
+        factor = scalar_value(other if exact is None else exact)
+        if factor:
+            inverse = op.type == "RealDiv"
+            number = 1.0 / factor if inverse else factor
+            return Follower(source.name, number, source.form)
+    return None
+
+
+_DATA = {"Mul": (0, 1), "RealDiv": (0,)}
+"""By type of op the inputs that may be multiplied by a number, which is the other."""
 
 
 def live_simulations(graph: Graph) -> list[Operation]:

@@ -88,10 +88,12 @@ class Int8Comparison:
 
     def __str__(self) -> str:
         apart = f"{self.most} step(s) apart at most"
+        if not self.outputs:
+            apart = "no outputs to compare"
         lines = [
             f"{self.samples} sample(s), {apart}, {len(self.float_ops)} float op(s)"
         ]
-        width = max(len(entry.output) for entry in self.outputs)
+        width = max((len(entry.output) for entry in self.outputs), default=0)
         lines += [
             f"  {o.output:<{width}}  within 1 step: {o.share(1):.4%}, most: {o.most}, "
             f"same largest: {o.agreeing} of {o.clear} (step {o.step:.4g})"

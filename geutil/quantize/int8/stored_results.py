@@ -285,6 +285,7 @@ class _Names:
             # Of integers their steps tell how far a kernel goes.
             fits = [at for at in fits if self._is_whole(result, at)]
         fits = [at for at in fits if self._is_of_output(result.tensor, at)]
+        fits = [at for at in fits if not self._is_other_activation(result, at)]
         own = {*result.own_names}
         exact = [at for at in fits if own & {*self._spelled(at)}] or fits
         return [at for at in exact if not self._is_reshaped(at, exact)]
@@ -295,6 +296,12 @@ class _Names:
         if maker is None or count == 1 or len(maker.outputs) != count:
             return True
         return maker.outputs.index(at) == tensor.value_index
+
+    def _is_other_activation(self, result: StoredResult, at: int) -> bool:
+        """Tell whether another activation makes a tensor: 'Relu6' may be a 'Relu'."""
+        maker = self.makers.get(at)
+        kinds = {op.type.upper() for op in result.members} & {"RELU", "RELU6"}
+        return bool(kinds) and maker is not None and maker.type in {*_RELUS} - kinds
 
     def _is_reshaped(self, at: int, others: Sequence[int]) -> bool:
         """Tell whether a tensor is another one as it is."""

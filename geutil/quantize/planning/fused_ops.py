@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -378,6 +378,45 @@ def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
     if None in (before.rank, after.rank) or value.rank != 1:
         return False
     return bool(before[-1] == after[-1] == value[-1])
+
+
+class PartedBias(NamedTuple):
+    """A bias that is added behind a Reshape which parts the channels of a layer.
+
+    Attributes:
+        data: the result of the layer.
+        bias: the parameter, with one value for each channel.
+        shape: the shape that the Reshape gives the result.
+    """
+
+    data: Tensor
+    bias: Tensor
+    shape: Tensor
+
+
+def parted_bias(op: Operation) -> PartedBias | None:
+    """Return the bias that a sum adds to the parts of a layer's channels, or None.
+
+    The heads of an attention, for example: [batch, n, channels] becomes [batch, n,
+    heads, size], and [heads, size] is added. It looks at shapes and at who reads what
+    lies between; not at what the first tensor comes from, nor at the second.
+    """
+    if op.type not in ADDITIONS:
+        return None
+    for data, bias in (op.inputs, reversed(op.inputs)):
+        reshape = data.op
+        if reshape.type != "Reshape" or bias.shape.rank is None:
+            continue
+        sizes = bias.shape.as_list()
+        while sizes[:1] == [1]:
+            sizes.pop(0)
+        before, after = reshape.inputs[0].shape, data.shape
+        if None in (before.rank, after.rank, *sizes) or len(sizes) < 2:
+            continue
+        # Whole channels in order: all axes before them are those of the examples.
+        if after.as_list()[-len(sizes) :] == sizes and before[-1] == math.prod(sizes):
+            return PartedBias(reshape.inputs[0], bias, reshape.inputs[1])
+    return None
 
 
 def _is_bias(op: Operation, index: int, layer: Layer, network: Network) -> bool:

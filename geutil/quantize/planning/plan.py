@@ -73,6 +73,7 @@ class QuantizePlan:
         one_hots: OneHot ops, and casts of what such make, likewise.
         roots: divisions by a square root, likewise.
         squares: squared differences of many dimensions, likewise.
+        biases: sums behind a Reshape that a layer could compute, likewise.
         unfed: products of constants and variables, which may have been meant.
     """
 
@@ -88,6 +89,7 @@ class QuantizePlan:
     one_hots: list[Operation] = field(default_factory=list)
     roots: list[Operation] = field(default_factory=list)
     squares: list[Operation] = field(default_factory=list)
+    biases: list[Operation] = field(default_factory=list)
     unfed: list[Operation] = field(default_factory=list)
 
 
@@ -150,6 +152,7 @@ class _PointPlanner(Drafts):
         plan.one_hots = [*self._left_in_float("OneHot"), *self._cast_one_hots()]
         plan.roots = self._by_roots()
         plan.squares = self._left_in_float("SquaredDifference")
+        plan.biases = [op for op in self.network.ops if self._adds_parted_bias(op)]
         return self._obeying(plan)
 
     def _plan_of_drafts(self) -> QuantizePlan:
@@ -268,6 +271,28 @@ class _PointPlanner(Drafts):
             for op in kinds
             if op.inputs[int8_kernels.DIVISIONS[op.type]].op.type == "Sqrt"
         ]
+
+    def _adds_parted_bias(self, op: Operation) -> bool:
+        """Tell whether a sum could be a layer's bias, but for a Reshape in between."""
+        parted, network = fused_ops.parted_bias(op), self.network
+        if parted is None or op not in self.kernels or op in self.inner:
+            return False
+        layer = network.layers.get(parted.data.op)
+        if layer is None or layer.spreads or layer.axis != -1:
+            return False
+        between = [parted.data, *(t for t in op.inputs if t is not parted.bias)]
+        # The Reshape becomes another op, which no override would find.
+        reshape = between[1].op
+        if self.refusal(reshape) or self.overrides.asked(reshape):
+            return False
+        return (
+            parted.data.op in self.kernels
+            and network.is_parameter(parted.bias)
+            and not is_quantized(parted.bias)
+            and all(len(network.readers(t)) == 1 for t in between)
+            and not any(t in network.results for t in between)
+            and all(network.quantized(t) is None for t in between)
+        )
 
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:

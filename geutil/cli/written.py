@@ -1,0 +1,162 @@
+"""What a command wrote: path, sizes, ops, how far it is from what was read, seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geutil.cli import files
+from geutil.cli.options import ModelFormat
+from geutil.cli.output import plain, show, working
+from geutil.errors import GeutilError
+
+if TYPE_CHECKING:
+    from geutil.model import Model
+
+_SAMPLES = 2
+_BATCH_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        path: the place.
+        format: what it is.
+        bytes: its size.
+        bytes_before: the size of what was read.
+        ops_added: how many ops of each type there are more, in the graph that was
+            worked on.
+        ops_removed: how many there are less.
+        difference: the largest difference of outputs from those of what was read; None
+            if it was not run.
+        samples: on how many inputs.
+        given: whether these were given; else they were drawn.
+        not_compared: why it was not run; "" if it was.
+        seconds: from the start of the command.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+    bytes_before: int
+    ops_added: dict[str, int]
+    ops_removed: dict[str, int]
+    difference: float | None
+    samples: int
+    given: bool
+    not_compared: str
+    seconds: float
+
+    def __str__(self) -> str:
+        from geutil.model.files.inspection import size_text
+
+        added, removed = (sum(c.values()) for c in (self.ops_added, self.ops_removed))
+        sizes = f"{size_text(self.bytes)}, before {size_text(self.bytes_before)}"
+        lines = [f"wrote '{self.path}' ({self.format}): {sizes}; {self.seconds:.1f} s"]
+        if self.format != ModelFormat.tflite.value:
+            lines.append(f"ops: {added} added, {removed} removed")
+        if self.difference is None:
+            lines.append(f"not run beside what was read: {self.not_compared}")
+        else:
+            lines.append(
+                f"largest difference from what was read: {self.difference:.3g}, on "
+                f"{self.samples} {'given' if self.given else 'drawn'} input(s)"
+            )
+        return "\n".join(lines)
+
+
+@dataclass
+class Record:
+    """A command from its start: what it read, to be held beside what it writes.
+
+    Args:
+        path: the model that is read.
+        output: where the result goes.
+        form: the format that was asked for.
+    """
+
+    path: Path
+    output: Path
+    form: ModelFormat | None
+    _began: float = field(default_factory=time.monotonic)
+    _kinds: Counter[str] = field(default_factory=Counter)
+    _before: Any = None
+    _bytes_before: int = 0
+
+    def opened(self, model: Model, *, to_be_changed: bool = False) -> None:
+        """Note what a model is before it is worked on.
+
+        Args:
+            model: the model.
+            to_be_changed: whether the command changes it, so that a copy is kept.
+        """
+        self._bytes_before = _size(self.path)
+        self._kinds = _kinds(model)
+        self._before = model.cut() if to_be_changed else model
+
+    def written(
+        self, model: Model, data: files.Batches | None = None, why_not: str = ""
+    ) -> Written:
+        """Return what was written.
+
+        Args:
+            model: the model that was written.
+            data: inputs to run both on; None draws some.
+            why_not: why the two cannot be held side by side; "" if they can.
+        """
+        kinds = _kinds(model)
+        difference, samples = None, 0
+        if not why_not:
+            try:
+                with working("running both"):
+                    difference, samples = self._compared(model, data)
+            except GeutilError as error:
+                why_not = str(error)
+        return Written(
+            self.output,
+            files.format_of(self.output, self.form).value,
+            _size(self.output),
+            self._bytes_before,
+            dict(kinds - self._kinds),
+            dict(self._kinds - kinds),
+            difference,
+            samples,
+            data is not None,
+            why_not,
+            time.monotonic() - self._began,
+        )
+
+    def _compared(self, model: Model, data: files.Batches | None) -> tuple[float, int]:
+        inputs = None
+        if data is not None:
+            inputs = [{n: v[:_BATCH_SAMPLES] for n, v in next(iter(data)).items()}]
+        found = self._before.compare(model, inputs, _SAMPLES)
+        return max(d.absolute for d in found.differences.values()), found.samples
+
+
+def tell(written: Written, report: Any, *, as_json: bool) -> None:
+    """Print a report of what was done, and what was written."""
+    if not as_json:
+        print(report)
+        print(written)
+        return
+    show({**plain(report), "written": plain(written)}, as_json=True)
+
+
+def _kinds(model: Model) -> Counter[str]:
+    """Count the ops that outputs depend on by their types."""
+    from geutil.select import get_backward_walk_ops
+
+    outputs = list(model.outputs.values())
+    return Counter(op.type for op in get_backward_walk_ops(outputs, inclusive=True))
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a directory."""
+    parts = path.rglob("*") if path.is_dir() else [path]
+    return sum(part.stat().st_size for part in parts if part.is_file())

@@ -1,0 +1,358 @@
+"""The choice among ranges, by the noise that they make at the outputs.
+
+Methods of calibration look at the values of a tensor alone. What an error of a value
+does to the outputs differs from value to value: small variances count for more in a
+layer norm, and large logits in a softmax. To first order the outputs y change by the
+sum of g e over all values, where e is the error of a value and g the gradient of y
+there. Errors of rounding are nearly independent, so a range adds the sum of g^2 e^2 to
+the squared error of y; calibration by the error of values alone minimizes that of e^2
+(Choukroun et al. 2019, arXiv 1902.06822). The squares of the gradients of all outputs
+are estimated together: their sum is the mean of (v^T dy/dx)^2 over random signs v
+(Hutchinson 1990, "A stochastic estimator of the trace of the influence matrix").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.graph import creation, functions, op_types, runtime
+from geutil.graph.types import Operation, Tensor
+from geutil.quantize.calibration.ranges import (
+    Follower,
+    Probe,
+    RangeSite,
+    frozen,
+    unquantized,
+)
+from geutil.quantize.partial_copy import PartialCopy
+from geutil.quantize.spec import Range
+
+Array = np.ndarray[Any, Any]
+Results = list[Array]
+Ranges = dict[str, Range]
+Sample = Mapping[str, Any]
+
+CANDIDATES = ("mse", "min_max", "percentile")
+"""The methods that are tried; the first one is taken if no other is clearly better."""
+SAFE = "min_max"
+"""The one that clips nothing that was seen."""
+PER_RANGE = "per_range"
+"""The name of a choice range by range."""
+_KEPT = 8
+"""How many batches they are tried on."""
+_CLEARLY = 0.7
+"""Another choice has to cost so much less: few images tell noise within 1 dB or so."""
+_DIRECTIONS = 4
+_MOST_VALUES = 2**27
+"""Of each batch as many samples: gradients hold what all layers make in memory."""
+_UNKNOWN_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Ranges of activations.
+
+    Attributes:
+        method: the method that they are by; `PER_RANGE` if that is not one.
+        ranges: the ranges by name.
+        noise: for each choice that was tried out, the mean square of what quantization
+            changes in the results, as a share of their variance.
+        by_range: the method of each range, where they differ.
+        whole: why one method was taken for all ranges, if they were not looked at one
+            by one.
+    """
+
+    method: str
+    ranges: Ranges
+    noise: dict[str, float] = field(default_factory=dict)
+    by_range: dict[str, str] = field(default_factory=dict)
+    whole: str = ""
+
+
+class RangeTrials:
+    """Some of the data, and what the network computes of it when not quantized.
+
+    Args:
+        model: a quantized model.
+        sites: its ranges of activations.
+        followers: those that others tell, by name, in the order of the graph.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sites: Sequence[RangeSite],
+        followers: Mapping[str, Follower],
+    ) -> None:
+        self._model = model
+        self._sites = sites
+        self._followers = followers
+        self._samples: list[Sample] = []
+        self._exact: list[Results] = []
+
+    def add(self, sample: Sample, results: Results) -> None:
+        """Take in a batch, unless there are enough."""
+        if len(self._samples) < _KEPT:
+            self._samples.append(sample)
+            self._exact.append(results)
+
+    def best(
+        self,
+        tried: Mapping[str, Ranges],
+        weights: Sequence[RangeSite],
+        ranges_of_weights: Ranges,
+    ) -> Chosen:
+        """Choose a method for each range, or one for all.
+
+        One batch does not tell what lies beyond it, so that nothing is tried then.
+
+        Args:
+            tried: by method the ends of each range by name.
+            weights: the ranges of weights.
+            ranges_of_weights: what these are to be, by name.
+
+        Cost: a copy of the graph with its gradients, which runs once for each batch;
+        for each choice that is tried one copy more, and a run for each batch.
+        """
+        if not self._sites:
+            return Chosen(SAFE, {}, whole="activations have none")
+        if len(self._samples) < 2:
+            return Chosen(SAFE, tried[SAFE], whole="one batch tells of no other")
+        shares = self._shares(tried)
+        if isinstance(shares, str):
+            candidates = {name: Chosen(name, tried[name]) for name in CANDIDATES}
+            whole = shares
+        else:
+            by_range = {name: _clearly_least(of) for name, of in shares.items()}
+            for name, follower in self._followers.items():
+                by_range[name] = by_range[follower.source]
+            mixed, whole = _mixed(tried, by_range), ""
+            whole_ones = [Chosen(name, tried[name]) for name in (CANDIDATES[0], SAFE)]
+            candidates = {chosen.method: chosen for chosen in (mixed, *whole_ones)}
+        sites = [*self._sites, *weights]
+        noise = {
+            name: self._noise(sites, chosen.ranges | ranges_of_weights)
+            for name, chosen in candidates.items()
+        }
+        best = candidates[_clearly_least(noise)]
+        return Chosen(best.method, best.ranges, noise, best.by_range, whole)
+
+    def _noise(self, sites: Sequence[RangeSite], ranges: Ranges) -> float:
+        outputs = list(self._model.outputs.values())
+        replace = frozen(_values(sites, ranges))
+        graph, inputs = self._model.graph, self._model.inputs
+        probe = Probe(graph, inputs, {}, lambda *_: {}, replace, outputs)
+        quantized_results = [
+            list(probe.run(sample)[""].values()) for sample in self._samples
+        ]
+        pairs = [
+            (_joined(self._exact, index), _joined(quantized_results, index))
+            for index, t in enumerate(outputs)
+            if t.dtype.is_floating
+        ]
+        return float(np.sum([noise_share(*pair) for pair in pairs]))
+
+    def _shares(self, tried: Mapping[str, Ranges]) -> dict[str, dict[str, float]] | str:
+        """Return what each range adds to the noise by each method, to first order.
+
+        By name of the range and method. A text tells why it cannot be told.
+        """
+        graph = self._model.graph
+        if any(op.type in _VERSION_1_FLOW for op in graph.get_operations()):
+            return "the model has control flow of version 1"
+        scales = [_scale(_joined(self._exact, i)) for i in range(len(self._exact[0]))]
+        try:
+            gradients = _WeighedErrors(self._model, self._sites, tried, scales)
+            found = [
+                gradients.run(sample, index)
+                for index, sample in enumerate(self._samples)
+            ]
+        except _NoGradientsError as error:
+            (first, *_) = str(error).splitlines() or [type(error).__name__]
+            return f"TensorFlow builds no gradients of the model: {first}"
+        total = np.sum(found, 0)
+        return {
+            site.name: dict(zip(tried, map(float, row), strict=True))
+            for site, row in zip(self._sites, total, strict=True)
+        }
+
+
+_VERSION_1_FLOW = frozenset((*op_types.ENTERS, "Merge", "Switch"))
+
+
+class _NoGradientsError(Exception):
+    """An op of a model has no gradient."""
+
+
+class _WeighedErrors:
+    """A function that tells the errors of ranges, weighed by their effect on outputs.
+
+    Args:
+        model: a quantized model.
+        sites: its ranges of activations.
+        tried: by method the ends of each range by name.
+        scales: of each output what it is multiplied by.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sites: Sequence[RangeSite],
+        tried: Mapping[str, Ranges],
+        scales: Sequence[float],
+    ) -> None:
+        outputs = list(model.outputs.values())
+        tensors = [t for site in sites for t in site.tensors]
+        copy = PartialCopy(model.graph, model.inputs, unquantized)
+        copies = copy.of([*outputs, *tensors])
+        results, copied = copies[: len(outputs)], copies[len(outputs) :]
+        self._seed = "seed"
+        while self._seed in copy.inputs:
+            self._seed += "_"
+        with creation.neutral(copy.graph):
+            seed = tf.compat.v1.placeholder(tf.int32, [], self._seed)
+            squares = _squared_gradients(results, copied, scales, seed)
+            pairs = iter(zip(copied, squares, strict=True))
+            rows = []
+            for site in sites:
+                ends = [ranges[site.name] for ranges in tried.values()]
+                of_site = [next(pairs) for _ in site.tensors]
+                errors = [_errors(*pair, ends, site) for pair in of_site]
+                rows.append(tf.add_n(errors))
+            outputs_by_name = {"rows": tf.stack(rows)}
+        inputs = {**copy.inputs, self._seed: seed}
+        # Samples can be left out where their number is not known.
+        self._most = None
+        if all(t.shape.rank and t.shape[0] is None for t in copy.inputs.values()):
+            self._most = max(_MOST_VALUES // sum(map(_size, tensors)), 1)
+        self._function = functions.build_function(
+            copy.graph, inputs, outputs_by_name, [], []
+        )
+
+    def run(self, sample: Sample, index: int) -> Array:
+        """Return the errors for a batch: [ranges, methods]."""
+        if self._most is not None:
+            sample = {name: x[: self._most] for name, x in sample.items()}
+        fed = {**sample, self._seed: tf.constant(index)}
+        rows = functions.call_function(self._function, fed)["rows"].numpy()
+        return np.asarray(rows, np.float64)
+
+
+def _size(tensor: Tensor) -> int:
+    """Return how many values there are of a sample, by what is known."""
+    sizes = tensor.shape.as_list()[1:] if tensor.shape.rank else [None]
+    return int(np.prod([size or _UNKNOWN_SIZE for size in sizes], dtype=np.int64))
+
+
+def _squared_gradients(
+    results: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    scales: Sequence[float],
+    seed: Tensor,
+) -> list[Tensor]:
+    """Return the squares of the gradients of results, summed over these."""
+    chosen = [
+        (index, result, scale)
+        for index, (result, scale) in enumerate(zip(results, scales, strict=True))
+        if scale
+    ]
+    totals = [tf.zeros_like(t) for t in tensors]
+    for turn in range(_DIRECTIONS if chosen else 0):
+        directions = [
+            scale * _signs(result, [seed, turn * len(results) + index])
+            for index, result, scale in chosen
+        ]
+        ys = [result for _, result, _ in chosen]
+        try:
+            gradients = runtime.plain_gradients(
+                ys[0].graph, ys, tensors, directions, {"unconnected_gradients": _ZERO}
+            )
+        except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+            # TensorFlow has no one error for it.
+            raise _NoGradientsError(str(error)) from error
+        # What a mask makes infinite has no share in the outputs.
+        totals = [
+            total + tf.where(tf.math.is_finite(g), tf.square(g), 0.0)
+            for total, g in zip(totals, gradients, strict=True)
+        ]
+    return [total / _DIRECTIONS for total in totals]
+
+
+def _signs(like: Tensor, seed: Sequence[Any]) -> Tensor:
+    """Return 1 or -1 for each value at random, whose squares tell no less than 1."""
+    halves = tf.random.stateless_uniform(tf.shape(like), seed, dtype=like.dtype) - 0.5
+    return tf.where(halves < 0.0, -tf.ones_like(halves), tf.ones_like(halves))
+
+
+_ZERO = tf.UnconnectedGradients.ZERO
+
+
+def _errors(
+    values: Tensor, squares: Tensor, ends: Sequence[Range], site: RangeSite
+) -> Tensor:
+    """Return the sums of squared errors of values in ranges, weighed."""
+    form = site.form
+    sums = []
+    for low, high in ends:
+        rounded = tf.quantization.fake_quant_with_min_max_vars(
+            values, low, high, form.bits, form.narrow_range
+        )
+        error = tf.where(tf.math.is_finite(values), rounded - values, 0.0)
+        sums.append(tf.reduce_sum(squares * tf.square(error)))
+    return tf.stack(sums)
+
+
+def _scale(exact: Array) -> float:
+    """Return what makes the squares of an output's values a share of its variance."""
+    if not np.issubdtype(exact.dtype, np.floating):
+        return 0.0
+    finite = exact[np.isfinite(exact)].astype(np.float64)
+    variance = finite.var() * finite.size if finite.size else 0.0
+    return float(1.0 / np.sqrt(variance)) if variance else 0.0
+
+
+def _clearly_least(noise: Mapping[str, float]) -> str:
+    """Return the name of the least noise, or the first if none is clearly less."""
+    first = next(iter(noise))
+    least = min(noise, key=lambda name: noise[name])
+    return least if noise[least] < _CLEARLY * noise[first] else first
+
+
+def _mixed(tried: Mapping[str, Ranges], by_range: dict[str, str]) -> Chosen:
+    """Return the ranges of the methods chosen for each."""
+    ranges = {name: tried[method][name] for name, method in by_range.items()}
+    methods = set(by_range.values())
+    if len(methods) == 1:
+        return Chosen(methods.pop(), ranges)
+    return Chosen(PER_RANGE, ranges, by_range=by_range)
+
+
+def noise_share(exact: Array, quantized: Array) -> float:
+    """Return the mean square of a difference as a share of the variance.
+
+    Values that are not finite do not count. Without variance it is 0.
+    """
+    is_finite = np.isfinite(exact)
+    exact, quantized = (v[is_finite].astype(np.float64) for v in (exact, quantized))
+    variance = exact.var() if exact.size else 0.0
+    return float(((quantized - exact) ** 2).mean() / variance) if variance else 0.0
+
+
+def _joined(batches: Sequence[Results], index: int) -> Array:
+    return np.concatenate([results[index].ravel() for results in batches])
+
+
+def _values(sites: Sequence[RangeSite], ranges: Ranges) -> dict[Operation, Array]:
+    """Return the values of ranges, by the ops that FakeQuant ops read them from."""
+    ends: list[tuple[Tensor, Any]] = [
+        (end, value)
+        for site in sites
+        for op in site.ops
+        for end, value in zip(list(op.inputs)[1:], ranges[site.name], strict=True)
+    ]
+    return {end.op: np.asarray(value, np.float32) for end, value in ends}

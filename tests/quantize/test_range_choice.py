@@ -1,0 +1,272 @@
+"""Ranges chosen one by one: by their noise at the outputs, or by another range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geutil import model
+from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.quantize.calibration import trials
+from geutil.quantize.calibration.observers import METHODS, Settings
+from geutil.quantize.calibration.ranges import Follower, find_followers, find_sites
+from geutil.quantize.spec import Range, activation_format
+from tests.quantize.converted import is_simulated, opened, spec
+from tests.quantize.kernelwise import kernels_apart
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+random = np.random.default_rng(0)
+NARROW = spec(None, 6)
+IMAGE = spec(None, 8, 8, 3)
+
+
+def weights(*shape):
+    return random.normal(0.0, 0.4, shape).astype(np.float32)
+
+
+MATRIX, SECOND = weights(6, 8), weights(8, 5)
+KERNELS = [weights(3, 3, 3, 6), weights(3, 3, 3, 6), *(weights(3, 3, 6, 4),) * 3]
+
+
+def quantized(function, *specs):
+    m = opened(function, *specs)
+    quantize(m, is_training=False)
+    return m
+
+
+def rows(count=4, size=512):
+    """Return batches of long tails: a few values are far out."""
+    values = np.random.default_rng(1).standard_t(3, [count, size, 6])
+    return [{"a": batch.astype(np.float32)} for batch in values]
+
+
+def two_layers(a):
+    return {"y": tf.matmul(tf.nn.relu(tf.matmul(a, MATRIX)), SECOND)}
+
+
+def of_tails(a):
+    """Return a result that only values far out reach."""
+    return {"y": tf.matmul(tf.nn.relu(tf.matmul(a, MATRIX) - 8.0), SECOND)}
+
+
+def exact(function, data):
+    return np.concatenate(
+        [function(tf.constant(batch["a"]))["y"].numpy() for batch in data]
+    )
+
+
+def noise(m, function, data):
+    """Return the noise of a quantized model, as a share of the variance."""
+    found = np.concatenate([m.run(**batch)["y"] for batch in data])
+    wanted = exact(function, data)
+    return float(np.mean((found - wanted) ** 2) / wanted.var())
+
+
+@pytest.mark.parametrize("function", [two_layers, of_tails])
+def test_the_noise_told_is_that_of_the_model(function):
+    m, data = quantized(function, NARROW), rows()
+    report = calibrate(m, data)
+    measured = noise(m, function, data)
+    assert report.noise[report.method] == pytest.approx(measured, rel=1e-3)
+    calibrate(m, data, "min_max")
+    assert report.noise["min_max"] == pytest.approx(noise(m, function, data), rel=1e-3)
+
+
+def test_what_was_set_before_has_no_part_in_the_choice():
+    """Ranges of weights start at -6 and 6."""
+    m, data = quantized(two_layers, NARROW), rows()
+    first, again = calibrate(m, data), calibrate(m, data)
+    assert first.noise == again.noise
+    assert str(first) == str(again)
+
+
+def test_where_only_large_values_count_nothing_is_clipped():
+    m, data = quantized(of_tails, NARROW), rows()
+    report = calibrate(m, data)
+    assert report.method == trials.PER_RANGE
+    assert not report.whole
+    assert report.by_range["a/input_quant"] == "min_max"
+    assert report.by_range["MatMul/act_quant"] == "min_max"
+    assert "mse" in report.by_range.values()
+    chosen = noise(m, of_tails, data)
+    calibrate(m, data, "mse")
+    assert chosen < 0.2 * noise(m, of_tails, data)
+    assert "(min_max)" in str(report)
+
+
+def test_a_range_is_by_the_method_that_is_told():
+    m, data = quantized(of_tails, NARROW), rows()
+    report = calibrate(m, data)
+    by_method = {name: calibrate(m, data, name).ranges for name in trials.CANDIDATES}
+    for name, method in report.by_range.items():
+        assert report.ranges[name] == by_method[method][name]
+    others = set(report.ranges) - set(report.by_range)
+    assert all(name.endswith("/weights_quant") for name in others)
+
+
+def test_shares_are_near_those_that_each_range_adds(monkeypatch):
+    """Each range alone, all else in float: one run for each range and method."""
+    told = {}
+
+    def noted(self, tried):
+        told.update(tried=tried, shares=shares(self, tried))
+        return told["shares"]
+
+    shares = trials.RangeTrials._shares
+    monkeypatch.setattr(trials.RangeTrials, "_shares", noted)
+    m, data = quantized(two_layers, NARROW), rows()
+    calibrate(m, data)
+    wanted = exact(two_layers, data)
+    points = {
+        "a/input_quant": lambda a, q: tf.nn.relu(q(a) @ MATRIX) @ SECOND,
+        "MatMul/act_quant": lambda a, q: q(tf.nn.relu(a @ MATRIX)) @ SECOND,
+        "MatMul_1/act_quant": lambda a, q: q(tf.nn.relu(a @ MATRIX) @ SECOND),
+    }
+    assert set(points) == set(told["shares"])
+    inputs = np.concatenate([batch["a"] for batch in data])
+    for name, compute in points.items():
+        for method, ranges in told["tried"].items():
+            low, high = ranges[name]
+
+            def rounded(x, low=low, high=high):
+                return tf.quantization.fake_quant_with_min_max_vars(x, low, high)
+
+            errors = compute(inputs, rounded).numpy() - wanted
+            alone = float(np.sum(errors**2) / wanted.var() / wanted.size)
+            share = told["shares"][name][method]
+            assert share == pytest.approx(alone, rel=0.25), (name, method)
+
+
+def test_one_batch_is_not_clipped():
+    report = calibrate(quantized(two_layers, NARROW), rows(1))
+    assert report.method == "min_max"
+    assert "one method for all ranges: one batch" in str(report)
+
+
+def without_gradient(a):
+    colours = tf.reshape(tf.nn.relu(tf.matmul(a, MATRIX))[:, :6], [-1, 2, 3])
+    adjusted = tf.raw_ops.AdjustHue(images=colours, delta=0.1)
+    return {"y": tf.matmul(tf.reshape(adjusted, [-1, 6]), MATRIX)}
+
+
+def test_a_model_without_gradients_gets_one_method():
+    report = calibrate(quantized(without_gradient, NARROW), rows())
+    assert report.method in trials.CANDIDATES
+    assert set(report.noise) == set(trials.CANDIDATES)
+    assert "no gradients" in report.whole
+    assert "AdjustHue" in report.whole
+
+
+def test_integers_have_no_gradients_and_are_left_out():
+    def function(a):
+        y = tf.matmul(a, MATRIX)
+        return {"y": y, "place": tf.argmax(y, -1)}
+
+    report = calibrate(quantized(function, NARROW), rows())
+    assert report.method == "mse"
+    assert not report.whole
+
+
+def relus(a):
+    """Return what several kernels make of one convolution."""
+    first, other, *more = KERNELS
+    y = tf.nn.conv2d(a, first, 1, "SAME", name="shared")
+    z = tf.nn.conv2d(a, other, 1, "SAME", name="other")
+    parts = [tf.nn.relu(y), tf.nn.relu6(y), y + z]
+    ends = [
+        tf.nn.conv2d(x, kernel, 1, "SAME")
+        for x, kernel in zip(parts, more, strict=True)
+    ]
+    return dict(zip("pqr", ends, strict=True))
+
+
+@pytest.fixture(scope="module")
+def of_relus():
+    m = quantized(relus, IMAGE)
+    values = np.random.default_rng(2).normal(0.0, 3.0, [3, 4, 8, 8, 3])
+    data = [{"a": batch.astype(np.float32)} for batch in values]
+    calibrate(m, data, progress=False)
+    return m, to_int8(m), data
+
+
+def test_relus_of_one_layer_are_what_is_simulated(of_relus):
+    m, blob, data = of_relus
+    comparison = compare_int8(m, blob, data, layers=True)
+    assert comparison.most <= 1
+    assert not comparison.float_ops
+    steps = {layer.op: layer.file_steps for layer in comparison.layers}
+    assert {"Relu", "Relu6", "shared", "add"} <= set(steps)
+    assert all(value is not None and value <= 1 for value in steps.values()), steps
+
+
+def test_kernels_behind_relus_are_within_a_step(of_relus):
+    m, blob, data = of_relus
+    kernels = kernels_apart(m, blob, data[0])
+    assert len(kernels) >= 7
+    assert all(kernel.most <= 1 for kernel in kernels), kernels
+
+
+@pytest.mark.parametrize("method", ["best", *METHODS])
+def test_relus_have_the_steps_of_what_they_read(method):
+    m = quantized(relus, IMAGE)
+    values = np.random.default_rng(3).normal(0.0, 3.0, [2, 4, 8, 8, 3])
+    ranges = calibrate(m, [{"a": v.astype(np.float32)} for v in values], method).ranges
+    low, high = map(float, ranges["shared/conv_quant"])
+    for name in ("Relu/act_quant", "Relu6/act_quant"):
+        assert ranges[name] == pytest.approx((0.0, high - low), rel=1e-5)
+
+
+def test_followers_are_products_and_relus_of_one_range():
+    def function(a):
+        y = tf.matmul(a, MATRIX, name="y")
+        return {
+            "half": tf.matmul(0.5 * y, SECOND),
+            "turned": tf.matmul(y / -4.0, SECOND),
+            "squared": tf.matmul(y * y, SECOND),
+            "cut": tf.matmul(tf.nn.relu(tf.reshape(y, [-1, 8])), SECOND),
+            "of input": tf.nn.tanh(a * MATRIX[:, 0]),
+        }
+
+    m = quantized(function, NARROW)
+    sites = find_sites(m.graph, m.variables)
+    followers = find_followers([site for site in sites if not site.is_weights])
+    (source,) = {follower.source for follower in followers.values()}
+    assert source == "y/act_quant"
+    factors = [follower.factor for follower in followers.values()]
+    assert sorted(factors, key=lambda f: f or 0.0) == [-0.25, None, 0.5]
+
+
+ENDS = st.floats(0.01, 100.0)
+
+
+@given(ENDS, ENDS, st.sampled_from([None, 0.125, -1.0, 3.0, 0.20412415]))
+def test_followers_round_nothing_a_second_time(low, high, factor):
+    source = Range(-low, high)
+    ends = Follower("source", factor, activation_format(8)).ends(source)
+    values = np.linspace(-1.5 * low, 1.5 * high, 999, dtype=np.float32)
+    rounded = tf.quantization.fake_quant_with_min_max_vars(values, -low, high)
+    made = tf.nn.relu(rounded) if factor is None else rounded * factor
+    again = tf.quantization.fake_quant_with_min_max_vars(
+        made, np.float32(ends.low), np.float32(ends.high)
+    )
+    step = (float(ends.high) - float(ends.low)) / 255
+    assert np.abs(again - made).max() < 1e-3 * step
+
+
+def test_methods_that_are_tried_exist():
+    assert set(trials.CANDIDATES) <= set(METHODS)
+    assert trials.SAFE in trials.CANDIDATES
+    assert Settings().percentile > 99
+
+
+def test_a_model_for_training_keeps_ranges_of_its_own():
+    traced = tf.function(relus, input_signature=[tf.TensorSpec(IMAGE.shape, name="a")])
+    m = model.open(traced)
+    quantize(m)
+    names = [op.name for op in m.graph.get_operations() if is_simulated(op)]
+    assert any(name.startswith("Relu6/act_quant") for name in names)
