@@ -58,5 +58,7 @@ SCHEMES: dict[str, Scheme] = {
     "weights int4, nearest": stored("weight_only_int4"),
     "weights int4, gptq": simulated(rounding="gptq", scheme="weight_only_int4"),
     "dynamic int8, nearest": stored("dynamic_range"),
+    "dynamic int4, blocks": stored("dynamic_range_int4"),
+    "dynamic int4, gptq": simulated(rounding="gptq", scheme="dynamic_range_int4"),
     "float16, nearest": stored("float16"),
 }

@@ -16,6 +16,7 @@ class SchemeName(str, Enum):
     int8x4 = "int8x4"
     int16x8 = "int16x8"
     dynamic_range = "dynamic_range"
+    dynamic_range_int4 = "dynamic_range_int4"
     weight_only_int8 = "weight_only_int8"
     weight_only_int4 = "weight_only_int4"
     float16 = "float16"

@@ -130,6 +130,36 @@ def set_steps(tensor: Any, steps: Array | float, axis: int = 0, zero: int = 0) -
     tensor.quantization = parameters
 
 
+def knows_blocks() -> bool:
+    """Tell whether the schema that is installed has steps for blocks."""
+    return hasattr(schema(), "BlockwiseQuantizationT")
+
+
+def set_blocks(tensor: Any, steps: int, block: int) -> None:
+    """Let a matrix [outputs, inputs] be stored in steps, one for each block of a row.
+
+    Args:
+        tensor: the matrix.
+        steps: the number of the tensor that holds their sizes: [outputs, blocks].
+        block: how many values have one step.
+    """
+    details = schema().BlockwiseQuantizationT()
+    details.scales, details.zeroPoints, details.blockSize = steps, -1, block
+    parameters = schema().QuantizationParametersT()
+    parameters.detailsType = schema().QuantizationDetails.BlockwiseQuantization
+    parameters.details, parameters.quantizedDimension = details, 0
+    tensor.quantization = parameters
+
+
+def _blocks_of(tensor: Any) -> Any:
+    """Return how a tensor is stored in blocks; None if it is not."""
+    parameters = tensor.quantization
+    if parameters is None or not knows_blocks():
+        return None
+    blockwise = schema().QuantizationDetails.BlockwiseQuantization
+    return parameters.details if parameters.detailsType == blockwise else None
+
+
 def steps_of(tensor: Any) -> Array | None:
     """Return the sizes of a tensor's steps; None if it is not quantized."""
     parameters = tensor.quantization
@@ -236,9 +266,15 @@ def _drop_tensors(model: Any, graph: Any) -> None:
     for op in graph.operators:
         for indices in (op.inputs, op.outputs, op.intermediates):
             used.update(int(i) for i in (() if indices is None else indices) if i >= 0)
+    # No op reads the steps of blocks, but the tensors that they are for do.
+    blocks = [b for i in used if (b := _blocks_of(graph.tensors[i])) is not None]
+    used.update(i for b in blocks for i in (b.scales, b.zeroPoints) if i >= 0)
     kept = sorted(used)
     place = {old: new for new, old in enumerate(kept)} | {-1: -1}
     graph.tensors = [graph.tensors[index] for index in kept]
+    for details in blocks:
+        details.scales = place[details.scales]
+        details.zeroPoints = place[details.zeroPoints]
     graph.inputs, graph.outputs = (
         np.asarray([place[int(i)] for i in ends], np.int32)
         for ends in (graph.inputs, graph.outputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from importlib import import_module, util
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ def _interpreter_module() -> Any:
 def runtime_name() -> str:
     """Return which runtime runs files: "LiteRT", or "TensorFlow Lite"."""
     return "TensorFlow Lite" if _interpreter_module() is None else "LiteRT"
+
+
+def runtime_version() -> tuple[int, int]:
+    """Return the major and the minor number of the runtime's version."""
+    package = "tensorflow" if _interpreter_module() is None else "ai_edge_litert"
+    major, minor = metadata.version(package).split(".")[:2]
+    return int(major), int(minor)
 
 
 def new_interpreter(

@@ -314,8 +314,9 @@ class _Builder:
 
 
 def _shape(tensor: Tensor, form: Any) -> Any:
-    """Return what the ops for channels of several axes depend on."""
-    return tuple(tensor.shape.as_list()) if len(form.axes) > 1 else None
+    """Return what the ops for channels of several axes, or for blocks, depend on."""
+    by_shape = len(form.axes) > 1 or form.block is not None
+    return tuple(tensor.shape.as_list()) if by_shape else None
 
 
 def _read(low: Any, high: Any) -> list[Tensor]:

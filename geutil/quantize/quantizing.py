@@ -69,8 +69,9 @@ def quantize(
         graph_or_model: a graph, or a `geutil.model.Model` with its signatures.
         scheme: the bits by the name of a scheme, in the place of `weight_bits` and
             `activation_bits`: "int8", "int8x4" (weights of 4 bits), "int16x8"
-            (activations of 16), "weight_only_int8", "weight_only_int4" or
-            "dynamic_range" (weights alone); see `geutil.quantize.to_tflite`.
+            (activations of 16), "weight_only_int8", "weight_only_int4",
+            "dynamic_range" or "dynamic_range_int4" (weights alone); see
+            `geutil.quantize.to_tflite`.
         is_training: learn the ranges, before gradients are built.
         weight_bits: bits of the weights of layers, 2 to 16. Parameters of other ops
             have 8 at least, unless an override asks for less.
@@ -223,6 +224,7 @@ def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
         activation_bits=scheme.activation_bits or _DEFAULT_BITS,
         depthwise_bits=scheme.depthwise_bits,
         weights_only=scheme.weights_only,
+        block=scheme.block,
     )
 
 
@@ -391,6 +393,7 @@ def _entry(
         quantized_by_tensor[result.tensor].name
         if result and quantized_by_tensor
         else "",
+        plan.notes.get(op, ""),
     )
 
 

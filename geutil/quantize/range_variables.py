@@ -22,8 +22,16 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
+from geutil.graph import creation
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
+from geutil.quantize.blocks import (
+    MARK,
+    block_count,
+    from_blocks,
+    in_blocks,
+    with_stored_steps,
+)
 from geutil.quantize.planning.draft_points import RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import source_of
@@ -40,10 +48,15 @@ def fake_quant(x: Tensor, ends: Pair, form: Format) -> Tensor:
         x: a float32 tensor.
         ends: the low and the high end of the range: scalars, or vectors with one
             element for each channel.
-        form: the format. Channels of several axes have to be neighbours, and the last.
+        form: the format. Channels of several axes have to be neighbours, and the last;
+            unless there are blocks.
     """
     low, high = ends
     more = {"num_bits": form.bits, "narrow_range": form.narrow_range}
+    if form.block is not None:
+        made = _by_channel(in_blocks(x, form), low, high, **more)
+        creation.set_mark(made.op, MARK)
+        return from_blocks(made, form, x.shape.as_list())
     if not form.axes:
         return tf.quantization.fake_quant_with_min_max_vars(x, low, high, **more)
     sizes = x.shape.as_list()
@@ -85,7 +98,7 @@ def ends_of(
     if form.symmetric and form.narrow_range:
         sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
         size = _joined(sizes, tf.maximum)
-        return -size, size
+        return tuple(with_stored_steps(Range(-size, size), form))
     high = _joined([_reduced(tf.reduce_max, x, form) for x in xs], tf.maximum)
     # One constant for both: there are many ranges.
     zero = tf.constant(0.0)
@@ -134,6 +147,8 @@ def _reduced(reduce: Any, x: Tensor, form: Format) -> Tensor:
     """Reduce a tensor to one value, or to one for each channel, in a vector."""
     if not form.axes:
         return reduce(x)
+    if form.block is not None:
+        return reduce(in_blocks(x, form), [0])
     axes = [axis for axis in range(x.shape.rank) if axis not in form.axes]
     reduced = reduce(x, axes)
     return tf.reshape(reduced, [-1]) if len(form.axes) > 1 else reduced
@@ -332,6 +347,8 @@ def shape_of(group: RangeGroup) -> tuple[int, ...]:
     if not axes:
         return ()
     sizes = group.points[0].tensor.shape.as_list()
+    if group.form.block is not None:
+        return (block_count(group.form, sizes),)
     return (int(np.prod([sizes[axis] for axis in axes])),)
 
 
@@ -395,12 +412,15 @@ def described(graph: Graph, groups: Sequence[RangeGroup]) -> dict[str, Hashable]
 def range_of(values: Any, form: Format) -> Range:
     """Return the range of weights in their format; infinities are not counted."""
     values = np.where(np.isinf(values), np.float32(0.0), values)
-    axes = None
-    if form.axes:
+    axes: tuple[int, ...] | None = None
+    if form.block is not None:
+        values, axes = in_blocks(values, form, np), (0,)
+    elif form.axes:
         axes = tuple(a for a in range(values.ndim) if a not in form.axes)
     low, high = with_zero(values.min(axes).reshape(-1), values.max(axes).reshape(-1))
     if not form.axes:
         low, high = low[0], high[0]
     if form.symmetric:
-        return symmetric(low, high, form.bits, form.narrow_range)
+        ends = symmetric(low, high, form.bits, form.narrow_range)
+        return with_stored_steps(ends, form)
     return Range(low, high)

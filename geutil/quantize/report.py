@@ -28,6 +28,8 @@ class Quantized:
         into: the tensor that holds its result quantized, by name: what to fetch. ""
             where that is the result of another op.
         signature: of a model, the signature whose graph it is in; "" for graphs.
+        note: why its weights are stored otherwise than the scheme stores most; "" if
+            they are not.
     """
 
     op: str
@@ -39,13 +41,15 @@ class Quantized:
     result_range: str = ""
     signature: str = ""
     into: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
         if self.kernel != self.op:
             return f"part of '{self.kernel}'"
         parts = []
         if self.weights is not None:
-            parts.append(f"weights {self.weights} ({self.weights_range})")
+            note = f", {self.note}" if self.note else ""
+            parts.append(f"weights {self.weights} ({self.weights_range}){note}")
         if self.result is not None:
             where = f" ({self.result_range})" if self.result_range else ", fixed range"
             parts.append(f"result {self.result}{where}")

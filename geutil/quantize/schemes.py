@@ -10,12 +10,17 @@ bits and weights of 8. What TFLite has kernels for is measured in
 | int8x4 | 4, depthwise ones 8 | 8 | integers |
 | int16x8 | 8 | 16, symmetric | integers |
 | dynamic_range | 8 | float | integers, rounded as the file runs |
+| dynamic_range_int4 | of products 4 by blocks, else 8 | float | likewise |
 | weight_only_int8 | 8 | float | floats |
 | weight_only_int4 | 4, depthwise ones 8 | float | floats |
 | float16 | float16 | float | floats |
 
 Depthwise convolutions have few weights, one filter for each channel, which few bits
 hurt most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
+
+Weights by blocks have a range for each 32 inputs of a channel. LiteRT computes with
+them in one kernel only, FULLY_CONNECTED on data that it rounds as the file runs: where
+it is to unpack them it makes zeros, so that no scheme in floats has blocks.
 """
 
 from __future__ import annotations
@@ -31,12 +36,14 @@ class Scheme:
 
     Attributes:
         name: its name.
-        weight_bits: bits of the weights of layers.
+        weight_bits: bits of the weights of layers that are not in blocks.
         activation_bits: bits of activations; None leaves them in float.
         depthwise_bits: bits of the weights of depthwise convolutions.
         at_run_time: whether TFLite rounds activations while it runs, in ranges that it
             finds then.
         is_float: whether nothing is stored in integers.
+        block: how many inputs of a product have a range together, in each channel; None
+            is all. Weights in blocks have 4 bits (`geutil.quantize.blocks`).
     """
 
     name: str
@@ -45,6 +52,7 @@ class Scheme:
     depthwise_bits: int = 8
     at_run_time: bool = False
     is_float: bool = False
+    block: int | None = None
 
     @property
     def weights_only(self) -> bool:
@@ -59,6 +67,7 @@ SCHEMES = {
         Scheme("int8x4", weight_bits=4),
         Scheme("int16x8", activation_bits=16),
         Scheme("dynamic_range", activation_bits=None, at_run_time=True),
+        Scheme("dynamic_range_int4", 8, None, at_run_time=True, block=32),
         Scheme("weight_only_int8", activation_bits=None),
         Scheme("weight_only_int4", weight_bits=4, activation_bits=None),
         Scheme("float16", activation_bits=None, is_float=True),

@@ -23,6 +23,8 @@ Array = np.ndarray[Any, Any]
 _CONSTANT_BITS = 8
 FEWEST_BITS, MOST_BITS = 2, 16
 """What FakeQuant ops take."""
+BLOCK_BITS = 4
+"""The most bits of weights in blocks."""
 
 
 class Range(NamedTuple):
@@ -204,18 +206,22 @@ class Format:
         narrow_range: whether the lowest integer is left out.
         axes: the axes that together count the channels that have a range each; none if
             the whole tensor has one.
+        block: how many inputs of a channel have a range together; None is all.
     """
 
     bits: int = 8
     symmetric: bool = False
     narrow_range: bool = False
     axes: tuple[int, ...] = ()
+    block: int | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.bits} bits"]
         if self.symmetric:
             parts.append("symmetric")
-        if self.axes:
+        if self.block is not None:
+            parts.append(f"by blocks of {self.block}")
+        elif self.axes:
             parts.append("per channel")
         return ", ".join(parts)
 
@@ -271,6 +277,8 @@ class QuantizeChoices:
     """Bits of the weights of depthwise and grouped convolutions; None: as others."""
     weights_only: bool = False
     """Quantize the weights of layers, and no activations."""
+    block: int | None = None
+    """How many inputs of a product have a range together, with `BLOCK_BITS` bits."""
     stands_for: Mapping[Operation, Operation] = field(default_factory=dict)
     """Ops that were made to stand in for others, whose overrides are for them."""
 
@@ -375,6 +383,11 @@ class Overrides:
         like_data = max(spec.activation_bits or 0, _CONSTANT_BITS)
         bits = _first(asked, max(self._choices.weight_bits, like_data))
         return replace(spec, weight_bits=bits)
+
+    def block_spec(self, op: Operation) -> Spec:
+        """Return how an op is quantized if its weights are in blocks."""
+        bits = _first(self._special([op]).weight_bits, BLOCK_BITS)
+        return replace(self.spec([op]), weight_bits=bits)
 
     def spec(self, ops: Iterable[Operation]) -> Spec:
         """Return how a group of ops is quantized, with all choices filled in.

@@ -19,7 +19,6 @@ from geutil.quantize import (
     LayerNoise,
     QuantizeReport,
 )
-from geutil.quantize.calibration.calibrating import range_text
 from geutil.transform.rewrite import RewriteReport
 
 
@@ -158,8 +157,8 @@ def _gradient_rows(report: GradientReport) -> Rows:
 @rows_of.register
 def _calibration_rows(report: CalibrationReport) -> Rows:
     rows = tuple(
-        Row("set", True, name, range_text(ends), (name,))
-        for name, ends in report.ranges.items()
+        Row("set", True, name, report.range_text(name), (name,))
+        for name in report.ranges
     )
     return Rows("Ranges", _head(report), rows)
 

@@ -275,6 +275,30 @@ def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
     assert again.read_bytes()[4:8] == b"TFL3"
 
 
+def test_weights_in_blocks(geutil, tmp_path):
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    dense = [layers.Dense(40, name="wide"), layers.Dense(5, name="narrow")]
+    network = tf.keras.Sequential([tf.keras.Input([64], name="x"), *dense])
+    model.open(network).save(tmp_path / "net")
+    file, simulated = tmp_path / "net.tflite", tmp_path / "q"
+    scheme = ["--scheme", "dynamic_range_int4"]
+    said = geutil("quantize", tmp_path / "net", "-o", file, *scheme)
+    assert said.code == 0, said.err
+    assert "weights 4 bits, symmetric, by blocks of 32" in said.out
+    assert "not in blocks: its 40 inputs are no multiple of 32" in said.out
+    said = geutil("inspect", file)
+    assert "float32 with int4 weights (hybrid): 1" in said.out
+    assert geutil("quantize", tmp_path / "net", "-o", simulated, *scheme).code == 0
+    np.savez(tmp_path / "data.npz", x=np.eye(64, dtype=np.float32))
+    data = ["--data", tmp_path / "data.npz", "--rounding", "gptq"]
+    again = tmp_path / "again.tflite"
+    said = geutil("calibrate", simulated, "-o", again, *data, "--json")
+    assert said.code == 0, said.err
+    assert len(json.loads(said.out)["in_blocks"]) == 1
+    assert "int4 weights (hybrid): 1" in geutil("inspect", again).out
+
+
 def test_a_file_in_the_order_of_least_memory(geutil, folder, tmp_path):
     target = ["-o", tmp_path / "net.tflite", "--scheme", "float16"]
     order = ["--order", "least_memory"]

@@ -31,7 +31,7 @@ from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
-WEIGHTS_ONLY = ["weight_only_int8", "weight_only_int4", "dynamic_range"]
+WEIGHTS_ONLY = [s.name for s in SCHEMES.values() if s.weights_only and not s.is_float]
 PIXELS = 32
 
 
@@ -154,7 +154,7 @@ def test_files_compute_what_is_simulated(network, scheme):
     simulated, found = results(m, blob, data)
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
     wanted = {8: 20.0, 16: 45.0, None: 80.0}[SCHEMES[scheme].activation_bits]
-    wanted = 25.0 if scheme == "dynamic_range" else wanted
+    wanted = 25.0 if SCHEMES[scheme].at_run_time else wanted
     assert decibels(simulated, found) > wanted
 
 
@@ -203,8 +203,10 @@ def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     assert all(entry.result is None for entry in report.quantized)
     assert to_tflite(quantized, scheme=scheme) == blob
     kinds = types_of_weights(blob)
-    fewer = "INT4" if scheme == "weight_only_int4" else "INT8"
-    assert kinds["CONV_2D"] == kinds["FULLY_CONNECTED"] == {fewer}
+    fewer = {"INT4" if scheme == "weight_only_int4" else "INT8"}
+    assert kinds["CONV_2D"] == fewer
+    in_blocks = scheme == "dynamic_range_int4"
+    assert kinds["FULLY_CONNECTED"] == ({"INT4"} if in_blocks else fewer)
 
 
 def test_stored_weights_are_the_rounded_ones():
@@ -414,7 +416,7 @@ def test_weights_that_layers_share_are_stored_once(kind, scheme, caplog):
     quantize(m, scheme=scheme, is_training=False)
     calibrate(m, data, "min_max")
     blob = to_tflite(m, scheme=scheme)
-    if (kind, scheme) != ("transposed", "dynamic_range"):
+    if kind != "transposed" or not SCHEMES[scheme].at_run_time:
         assert "computes in float" not in caplog.text
     file = unpacked(blob)
     (graph,) = file.subgraphs

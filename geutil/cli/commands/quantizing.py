@@ -28,6 +28,7 @@ from geutil.cli.written import Record, tell
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 _WITHOUT_DATA = (
     SchemeName.dynamic_range,
+    SchemeName.dynamic_range_int4,
     SchemeName.weight_only_int8,
     SchemeName.weight_only_int4,
     SchemeName.float16,

@@ -169,6 +169,7 @@ class CalibrationReport(Shown):
         by_range: the method of each range of activations, where they differ.
         whole: why "best" took one method for all ranges without a look at each; "" if
             it looked.
+        in_blocks: the names of ranges of blocks.
     """
 
     ranges: Mapping[str, Range]
@@ -179,6 +180,7 @@ class CalibrationReport(Shown):
     layers: tuple[Rounded | NotRounded, ...] = ()
     by_range: Mapping[str, str] = field(default_factory=dict)
     whole: str = ""
+    in_blocks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         of = f"{self.method} of {self.batches} batch(es)"
@@ -189,9 +191,9 @@ class CalibrationReport(Shown):
         if self.whole:
             lines.append(f"  one method for all ranges: {self.whole}")
         width = max(map(len, self.ranges), default=0)
-        for name, ends in self.ranges.items():
+        for name in self.ranges:
             method = f" ({self.by_range[name]})" if name in self.by_range else ""
-            lines.append(f"  {name:<{width}}  {range_text(ends)}{method}")
+            lines.append(f"  {name:<{width}}  {self.range_text(name)}{method}")
         if self.layers:
             count = sum(isinstance(entry, Rounded) for entry in self.layers)
             lines.append(
@@ -201,12 +203,12 @@ class CalibrationReport(Shown):
             lines += [f"  {e.op} ({e.op_type}): {e}" for e in self.layers]
         return "\n".join(lines)
 
-
-def range_text(ends: Range) -> str:
-    """Return a range in words; of many channels, from the lowest to the highest."""
-    low, high = ends
-    count = f", {np.size(low)} channels" if np.ndim(low) else ""
-    return f"{np.min(low):.6g} to {np.max(high):.6g}{count}"
+    def range_text(self, name: str) -> str:
+        """Return a range in words; of many channels, from the lowest to the highest."""
+        low, high = self.ranges[name]
+        parts = "blocks" if name in self.in_blocks else "channels"
+        count = f", {np.size(low)} {parts}" if np.ndim(low) else ""
+        return f"{np.min(low):.6g} to {np.max(high):.6g}{count}"
 
 
 def calibrate(
@@ -366,6 +368,7 @@ def _calibrated(
     for site in sites:
         site.set(range_by_name[site.name])
     ranges = {s.name: range_by_name[s.name] for s in sites}
+    in_blocks = tuple(s.name for s in sites if s.form.block is not None)
     return CalibrationReport(
         ranges,
         collection.count,
@@ -375,6 +378,7 @@ def _calibrated(
         tuple(layers),
         chosen.by_range,
         chosen.whole,
+        in_blocks,
     )
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.graph import creation, functions
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.blocks import block_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
@@ -270,7 +271,7 @@ def _format(op: Operation) -> Format:
     narrow = bool(op.get_attr("narrow_range"))
     # The op knows the last axis alone; what it reads was reshaped to have it there.
     axes = (op.inputs[0].shape.rank - 1,) if op.type.endswith("PerChannel") else ()
-    return Format(int(op.get_attr("num_bits")), narrow, narrow, axes)
+    return Format(int(op.get_attr("num_bits")), narrow, narrow, axes, block_of(op))
 
 
 def variable_behind(end: Tensor) -> Tensor | None:

@@ -20,6 +20,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import creation, functions, op_types, protos, types
 from geutil.graph.tflite_files import FileOp, ops_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import (
     RangeSite,
@@ -52,6 +53,7 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import SYMMETRIC_START, QuantizeChoices
+from geutil.quantize.tflite import block_weights
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -82,8 +84,11 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     graph = model.graph
     values = range_values(graph) | variable_values(graph)
     dilated = converter_workarounds.find_dilated(graph) if mend or fuse else []
+    blocks: dict[Operation, Array] = {}
     if fuse:
         values |= far_addends.cut_off(graph, values)
+        blocks = block_weights.levels_of_blocks(graph)
+        values |= blocks
     if mend:
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
@@ -102,7 +107,9 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
 
     amend = _amendments(graph, dilated, in_8_bits=mend) if mend or fuse else None
     copy = PartialCopy(graph, model.inputs, replace, amend)
-    output_tensors = copy.of(list(model.outputs.values()))
+    wanted = [*model.outputs.values(), *(op.outputs[0] for op in blocks)]
+    copies = copy.of(wanted)
+    output_tensors = copies[: len(model.outputs)]
     inputs, outputs = (
         running.file_names(list(model.inputs)),
         running.file_names(list(model.outputs)),
@@ -113,6 +120,7 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
     with creation.neutral(copy.graph):
         if mend or fuse:
             part_weights(copy.graph)
+        block_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
             output_tensors = converter_workarounds.with_bias_vectors(
                 copy.graph, output_tensors
@@ -467,6 +475,11 @@ def _check_bits(graph: Graph) -> None:
     for op in live_simulations(graph):
         bits = int(op.get_attr("num_bits"))
         is_weights = origins.is_parameter(op.inputs[0])
+        if block_of(op) is not None:
+            raise QuantizeError(
+                f"'{op.name}' rounds weights by blocks, which TFLite's int8 kernels "
+                "cannot read; convert by to_tflite(model, scheme='dynamic_range_int4')"
+            )
         if bits == _BITS or (is_weights and bits < _BITS):
             continue
         raise QuantizeError(

@@ -200,7 +200,7 @@ def named(
             group = groups[key] = _group(draft, name)
         elif draft.weights is not None and draft.form != group.form:
             # Layers that want channels along other axes share one range.
-            group.form = replace(group.form, axes=())
+            group.form = _in_one_range(group.form, draft)
         point = Point(
             draft.tensor, name, group, draft.readers, draft.counts, draft.shapes
         )
@@ -213,6 +213,13 @@ def named(
             # What is joined or pooled was quantized before, in a range of its own.
             group.points[0].counts = True
     return list(groups.values()), points
+
+
+def _in_one_range(form: Format, draft: Draft) -> Format:
+    """Return the format of weights that layers read along several axes."""
+    # A single range of 4 bits would be worse than blocks, and no smaller in a file.
+    is_in_blocks = form.block is not None or draft.form.block is not None
+    return constant_format(draft.spec) if is_in_blocks else replace(form, axes=())
 
 
 def _group(draft: Draft, name: str) -> RangeGroup:

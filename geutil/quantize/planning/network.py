@@ -21,6 +21,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
+from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import Format, Spec
@@ -93,12 +94,23 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
     """
     live = Liveness(tensor.graph)
     for reader in _readers(tensor, live):
-        # Channels of several axes are brought together, and taken apart again.
-        candidate = _behind(reader, live) if reader.type == "Reshape" else reader
-        if candidate is not None and candidate.type in int8_kernels.FAKE_QUANT:
-            result = _reshaped_back(candidate, tensor, reader, live)
+        # Channels of several axes are brought together, and taken apart again; blocks
+        # are transposed besides.
+        moves: list[str] = []
+        candidate: Operation | None = reader
+        while candidate is not None and candidate.type in MOVES:
+            moves.append(candidate.type)
+            candidate = _behind(candidate, live)
+        if candidate is None or candidate.type not in int8_kernels.FAKE_QUANT:
+            continue
+        # Behind other moves it quantizes another tensor of the network.
+        if moves in ([[*MOVES]] if block_of(candidate) else _PLAIN_MOVES):
+            result = _arranged_back(candidate, moves, live)
             return _chosen(result, tensor, live)
     return None
+
+
+_PLAIN_MOVES: list[list[str]] = [[], ["Reshape"]]
 
 
 def _readers(tensor: Tensor, live: Liveness) -> list[Operation]:
@@ -114,14 +126,15 @@ def _behind(op: Operation, live: Liveness) -> Operation | None:
     return readers[0] if len(readers) == 1 else None
 
 
-def _reshaped_back(
-    fake_quant: Operation, tensor: Tensor, reader: Operation, live: Liveness
-) -> Tensor:
-    result = fake_quant.outputs[0]
-    if reader is fake_quant:
-        return result
-    back = _behind(fake_quant, live)
-    return result if back is None or back.type != "Reshape" else back.outputs[0]
+def _arranged_back(fake_quant: Operation, moves: list[str], live: Liveness) -> Tensor:
+    """Return the result of a FakeQuant op behind the same moves as are before it."""
+    op = fake_quant
+    for kind in moves:
+        back = _behind(op, live)
+        if back is None or back.type != kind:
+            return fake_quant.outputs[0]
+        op = back
+    return op.outputs[0]
 
 
 def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
@@ -143,12 +156,12 @@ def delayed_input(op: Operation) -> Tensor | None:
     if op.type not in op_types.SELECTS:
         return None
     quantized = op.inputs[1]
-    while quantized.op.type == "Reshape":
+    while quantized.op.type in MOVES:
         quantized = quantized.op.inputs[0]
     if quantized.op.type not in int8_kernels.FAKE_QUANT:
         return None
     source, exact = quantized.op.inputs[0], op.inputs[2]
-    while source is not exact and source.op.type == "Reshape":
+    while source is not exact and source.op.type in MOVES:
         source = source.op.inputs[0]
     return exact if source is exact else None
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
 from geutil.quantize.planning.draft_points import Draft, Drafts, Point
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
@@ -27,7 +28,7 @@ from geutil.quantize.planning.network import (
     kernel_of,
 )
 from geutil.quantize.planning.override_checks import check_obeyed
-from geutil.quantize.spec import QuantizeChoices, Spec
+from geutil.quantize.spec import Format, QuantizeChoices, Spec
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
 
@@ -65,6 +66,7 @@ class QuantizePlan:
         skips: the ops that will not be.
         weights: for each layer the point of its weights.
         results: for each kernel the point of what it makes.
+        notes: of layers, why their weights are stored otherwise than most.
         prelus: activations to be written in another form before all this.
         negations: Neg ops to be written in another form before all this.
         layer_norms: layer norms of one op, likewise.
@@ -80,6 +82,7 @@ class QuantizePlan:
     skips: dict[Operation, draft_points.Skip] = field(default_factory=dict)
     weights: dict[Operation, Point] = field(default_factory=dict)
     results: dict[Operation, Point] = field(default_factory=dict)
+    notes: dict[Operation, str] = field(default_factory=dict)
     prelus: list[Prelu] = field(default_factory=list)
     negations: list[Operation] = field(default_factory=list)
     layer_norms: list[Operation] = field(default_factory=list)
@@ -113,6 +116,8 @@ class _PointPlanner(Drafts):
         super().__init__(network, choices)
         self.weights: dict[Operation, Draft] = {}
         self.skips: dict[Operation, draft_points.Skip] = {}
+        self.notes: dict[Operation, str] = {}
+        self.blocked: list[Operation] = []
         # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
         for composite in fused_ops.find_composites(
@@ -161,8 +166,16 @@ class _PointPlanner(Drafts):
             self.skips,
             {op: points[draft.tensor] for op, draft in self.weights.items()},
             {op: points[draft.tensor] for op, draft in self.results.items()},
+            self._notes_of(points),
             unfed=self.network.unfed,
         )
+
+    def _notes_of(self, points: MutableIdentityMap[Point]) -> dict[Operation, str]:
+        """Return the notes, also on weights that several layers read."""
+        for op in self.blocked:
+            if points[self.weights[op].tensor].form.block is None:
+                self.notes[op] = "not in blocks: others read them along other axes"
+        return self.notes
 
     def _obeying(self, plan: QuantizePlan) -> QuantizePlan:
         """Return a plan, what it writes in another form told, if overrides are obeyed.
@@ -199,11 +212,24 @@ class _PointPlanner(Drafts):
 
     def _weights_of(self, layer: Layer, spec: Spec) -> None:
         if not is_quantized(layer.kernel):
-            form = format_of(layer, spec)
+            form = self._format_of(layer, spec)
             edge = Edge(layer.op, layer.weights)
             self.weights[layer.op] = self.parameter(
                 layer.kernel, edge, layer.op, spec, form
             )
+
+    def _format_of(self, layer: Layer, spec: Spec) -> Format:
+        """Return how weights are stored: in blocks where these are asked for."""
+        block = self.choices.block
+        if block is None:
+            return format_of(layer, spec)
+        form = block_format(layer, self.overrides.block_spec(layer.op), block)
+        if isinstance(form, Format):
+            self.blocked.append(layer.op)
+            return form
+        if form:
+            self.notes[layer.op] = f"not in blocks: {form}"
+        return format_of(layer, spec)
 
     def _share_with_twins(self) -> None:
         """Let what twins make have one range; the one op that they become has one."""

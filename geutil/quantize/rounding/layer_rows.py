@@ -30,6 +30,7 @@ class RowsOfLayer:
         sizes: how many groups, inputs and outputs there are.
         split: the shape of the weights with outputs divided by groups.
         order: the axes of that: those of groups, of inputs, and of outputs.
+        counts: how many of them count groups, and how many inputs.
     """
 
     layer: Layer
@@ -37,6 +38,7 @@ class RowsOfLayer:
     sizes: tuple[int, int, int]
     split: tuple[int, ...]
     order: tuple[int, ...]
+    counts: tuple[int, int]
 
     def matrices(self, weights: Array) -> Array:
         """Return weights as matrices: [groups, inputs, outputs]."""
@@ -71,8 +73,20 @@ def rows_of(layer: Layer) -> RowsOfLayer | str:
         sizes[place] *= size
     groups, inputs, outputs = sizes
     return RowsOfLayer(
-        layer, tuple(shape.as_list()), (groups, inputs, outputs), parts, order
+        layer, tuple(shape.as_list()), (groups, inputs, outputs), parts, order, counts
     )
+
+
+def reads_in_order(layer: Layer) -> bool:
+    """Tell whether data and weights of a product count inputs in the same order."""
+    if layer.op.type != "Einsum":
+        return True
+    of_data, of_weights, _ = _labels(layer)
+    both = [
+        [n for n in labels if n in of_data and n in of_weights]
+        for labels in (of_data, of_weights)
+    ]
+    return both[0] == both[1]
 
 
 Split = tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
+from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import (
     RangeSite,
     frozen,
@@ -277,7 +278,9 @@ class _Run:
         if target.shares_range:
             return ends
         clip = clipping.CLIPPINGS[self._choice.clipping]
-        ends = self._ranges[target.site.name] = clip(target, ends, weights, hessian)
+        ends = clip(target, ends, weights, hessian)
+        ends = with_stored_steps(ends, target.site.form)
+        self._ranges[target.site.name] = ends
         self._values |= _by_end([target.site], self._ranges)
         return ends
 

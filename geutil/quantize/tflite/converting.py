@@ -25,6 +25,7 @@ from geutil.quantize.int8.least_memory import least_memory_order
 from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
+from geutil.quantize.tflite import block_weights
 from geutil.quantize.tflite.int16_lowering import lower_to_int16
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -64,6 +65,10 @@ def to_tflite(
       while they run, in ranges that they find then. That is not simulated: the model
       tells what the weights cost. Depthwise convolutions, and layers of fewer than
       1,024 weights, are faster in float, and read their weights as floats;
+    - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
+      for each 32 inputs of a channel; those that cannot have such have 8 bits, and
+      the report of `quantize` says why. LiteRT runs it from version 2.1 on: with
+      XNNPACK, 2.0 makes wrong numbers of it;
     - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
       floats before the file runs first; all else is in float;
     - "float16": weights in float16.
@@ -169,7 +174,8 @@ def _scheme_of(model: Any) -> Scheme:
         )
     bits = _activation_bits(model)
     if not bits:
-        return SCHEMES["weight_only_int8"]
+        has_blocks = bool(block_weights.in_blocks(model.graph))
+        return SCHEMES["dynamic_range_int4" if has_blocks else "weight_only_int8"]
     return SCHEMES["int16x8" if max(bits) == _INT16_BITS else "int8"]
 
 
@@ -181,6 +187,12 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores a model that is not quantized, and "
             "this one holds FakeQuant ops; open it anew"
+        )
+    if block_weights.in_blocks(model.graph) and scheme.block is None:
+        raise QuantizeError(
+            f"the scheme '{scheme.name}' stores no weights by blocks, and the model "
+            "simulates some; convert it by the scheme 'dynamic_range_int4', or open it "
+            f"anew and quantize it with quantize(model, scheme='{scheme.name}')"
         )
     if scheme.weights_only and bits:
         raise QuantizeError(
@@ -228,8 +240,10 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         check_learnt(find_sites(model.graph, model.variables))
     file = unpacked(converted(deployed(model, fuse=True)))
     left: list[LeftInFloat] = []
+    matrices, found = block_weights.block_matrices(model.graph), set[str]()
     names = _quantized_layers(model.graph)
     for graph in file.subgraphs:
+        found |= block_weights.store_in_blocks(file, graph, matrices)
         store_weights(file, graph)
         if scheme.weights_only:
             left += layers_lost(file, graph, names)
@@ -238,6 +252,9 @@ def _lowered(model: Any, scheme: Scheme) -> bytes:
         elif not scheme.weights_only:
             left += lower_to_int16(file, graph)
         pack_weights(file, graph)
+    block_weights.check_all_found(matrices, found)
+    if matrices:
+        block_weights.warn_of_runtime()
     drop_unread(file)
     for entry in left:
         level = logging.INFO if entry.is_chosen else logging.WARNING

@@ -1,0 +1,550 @@
+"""Weights in blocks of inputs, against numpy and against what LiteRT computes."""
+
+from __future__ import annotations
+
+import logging
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from parameterized import parameterized
+
+from geutil import model
+from geutil.errors import QuantizeError
+from geutil.graph import tflite_edits, verify
+from geutil.graph.tflite_runtime import new_interpreter, packed, unpacked
+from geutil.quantize import (
+    Spec,
+    calibrate,
+    choose_bits,
+    least_memory_order,
+    quantize,
+    to_int8,
+    to_tflite,
+)
+from geutil.quantize.blocks import from_blocks, in_blocks
+from geutil.quantize.int8.converting import converted, deployed
+from geutil.quantize.planning.network import quantized_value
+from geutil.quantize.range_variables import ends_of, range_of
+from geutil.quantize.spec import Format
+from geutil.quantize.tflite.block_weights import (
+    block_matrices,
+    check_all_found,
+    store_in_blocks,
+)
+from tests.quantize.small_networks import normal, opened, spec
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+SCHEME = "dynamic_range_int4"
+BLOCK = 32
+# Rows that differ tenfold, block by block and within each.
+MATRIX = normal(96, 40, seed=1) * np.repeat([1.0, 10.0, 0.1], 32)[:, None]
+MATRIX = np.float32(MATRIX * np.tile([1.0, 3.0], 48)[:, None])
+X = normal(4, 96, seed=2)
+
+
+def rounded(matrix, bits=4):
+    """Return a matrix [inputs, outputs] in blocks: block by block, from the text.
+
+    A step is the float16 next to a seventh of the largest weight.
+    """
+    most = 2 ** (bits - 1) - 1
+    result = np.empty_like(matrix)
+    for start in range(0, len(matrix), BLOCK):
+        for column in range(matrix.shape[1]):
+            block = matrix[start : start + BLOCK, column]
+            step = np.float32(np.float16(np.abs(block).max() / np.float32(most)))
+            levels = np.floor(block / step + 0.5) if step else np.zeros_like(block)
+            result[start : start + BLOCK, column] = step * np.clip(levels, -most, most)
+    return result
+
+
+def dense(x):
+    return {"y": tf.matmul(x, MATRIX, name="dense")}
+
+
+def in_file(blob):
+    """Return the matrices [inputs, outputs] that products of a file read in blocks."""
+    file = unpacked(blob)
+    found = []
+    for graph in file.subgraphs:
+        for op in graph.operators:
+            if tflite_edits.kind_of(file, op) != "FULLY_CONNECTED":
+                continue
+            tensor = graph.tensors[op.inputs[1]]
+            details = tensor.quantization and tensor.quantization.details
+            if tflite_edits.type_of(tensor) != "INT4" or details is None:
+                continue
+            assert details.blockSize == BLOCK
+            steps = graph.tensors[details.scales]
+            assert tflite_edits.type_of(steps) == "FLOAT16"
+            steps = np.float32(tflite_edits.constant(file, steps))
+            levels = np.float32(tflite_edits.constant(file, tensor))
+            assert (steps > 0).all()
+            found.append((levels * np.repeat(steps, BLOCK, 1)).T)
+    return found
+
+
+def run(blob, x, *, delegates=False):
+    interpreter = new_interpreter(blob, delegates=delegates)
+    (place,) = interpreter.get_input_details()
+    interpreter.resize_tensor_input(place["index"], x.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(place["index"], x)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+def quantized(function, *shape, **options):
+    m = opened(function, spec(list(shape), "x"))
+    report = quantize(m, scheme=SCHEME, is_training=False, **options)
+    return m, report
+
+
+def decibels(exact, other):
+    return 10 * np.log10(np.var(exact) / np.mean((exact - other) ** 2))
+
+
+HEADS, JOINED = normal(64, 4, 12, seed=3), normal(4, 16, 24, seed=4)
+SQUARE = normal(64, 64, seed=5)
+LAYOUTS = [
+    ("matrix", [4, 96], MATRIX, tf.matmul),
+    ("scaled", [4, 96], MATRIX, lambda x, w: tf.matmul(x, w) * normal(40, seed=6)),
+    (
+        "transposed",
+        [4, 96],
+        MATRIX,
+        lambda x, w: tf.matmul(x, tf.constant(w.T), transpose_b=True),
+    ),
+    ("batches", [2, 3, 96], MATRIX, tf.matmul),
+    ("any batch", [None, 3, 96], MATRIX, lambda x, w: tf.tensordot(x, w, 1)),
+    ("biased", [2, 3, 96], MATRIX, lambda x, w: tf.matmul(x, w) + normal(40, seed=7)),
+    ("einsum", [2, 3, 96], MATRIX, lambda x, w: tf.einsum("abc,cd->abd", x, w)),
+    (
+        "einsum, transposed",
+        [2, 3, 96],
+        MATRIX,
+        lambda x, w: tf.einsum("abc,dc->abd", x, tf.constant(w.T)),
+    ),
+    (
+        "into heads",
+        [2, 3, 64],
+        HEADS.reshape(64, 48),
+        lambda x, w: tf.einsum("abc,cde->abde", x, w.reshape(64, 4, 12)),
+    ),
+    (
+        "out of heads",
+        [2, 3, 4, 16],
+        JOINED.reshape(64, 24),
+        lambda x, w: tf.einsum("abcd,cde->abe", x, w.reshape(4, 16, 24)),
+    ),
+    ("relu", [4, 96], MATRIX, lambda x, w: tf.nn.relu(tf.matmul(x, w))),
+    ("relu6", [4, 96], 0.02 * MATRIX, lambda x, w: tf.nn.relu6(tf.matmul(x, w))),
+    (
+        "a block of zeros",
+        [4, 96],
+        MATRIX * np.repeat(np.float32([1, 0, 1e-5]), 32)[:, None],
+        tf.matmul,
+    ),
+]
+
+
+@parameterized.expand(LAYOUTS)
+def test_layers_compute_with_rounded_blocks(name, shape, matrix, layer):
+    """Simulation and file against numpy: weights exactly, results to 8-bit data."""
+    m, report = quantized(lambda x: {"y": layer(x, matrix)}, *shape)
+    (entry,) = (e for e in report.quantized if e.weights is not None)
+    assert str(entry.weights) == "4 bits, symmetric, by blocks of 32", name
+    assert not entry.note
+    verify(m.graph)
+    x = normal(*(size or 2 for size in shape), seed=8)
+    wanted = rounded(matrix)
+    exact = layer(x, wanted).numpy()
+    np.testing.assert_allclose(m.run(x=x)["y"], exact, rtol=1e-4, atol=1e-4)
+    blob = to_tflite(m)
+    (stored,) = in_file(blob)
+    np.testing.assert_array_equal(stored, wanted)
+    for delegates in (False, True):
+        # Data are rounded to half a step of 255 in their span: 40 dB and more.
+        assert decibels(exact, run(blob, x, delegates=delegates)) > 36, delegates
+
+
+def test_results_are_off_by_rounded_data_only():
+    """Each result is within half a step of the data, times the sum of its weights."""
+    m, _ = quantized(dense, 4, 96)
+    found = run(to_tflite(m), X)
+    wanted = rounded(MATRIX)
+    spans = np.maximum(X.max(1), 0) - np.minimum(X.min(1), 0)
+    bound = spans[:, None] / 255 / 2 * np.abs(wanted).sum(0)
+    assert (np.abs(found - X @ wanted) <= 1.05 * bound).all()
+
+
+def test_blocks_lose_less_than_columns_where_rows_differ():
+    """Small rows count as much as others if they multiply larger data."""
+    x = X / np.abs(MATRIX).max(1)
+    noise = {}
+    for scheme in ("weight_only_int4", SCHEME):
+        m = opened(dense, spec([4, 96], "x"))
+        quantize(m, scheme=scheme, is_training=False)
+        noise[scheme] = decibels(x @ MATRIX, m.run(x=x)["y"])
+    assert noise[SCHEME] > noise["weight_only_int4"] + 6
+
+
+def encoder(x):
+    """A block of a transformer whose norms scale their channels, as trained ones do."""
+    scales = np.float32(10.0 ** np.random.default_rng(9).uniform(-1, 0, 64))
+
+    def norm(rows):
+        rows = rows - tf.reduce_mean(rows, -1, keepdims=True)
+        spread = tf.reduce_mean(tf.square(rows), -1, keepdims=True)
+        return rows * tf.math.rsqrt(spread + 1e-3) * scales
+
+    def kernel(*shape, seed):
+        # What reads small channels has large weights.
+        size = (1 / scales if shape[0] == 64 else np.ones(shape[0])).reshape(-1, 1)
+        return np.float32(normal(*shape, seed=seed) * size / np.sqrt(shape[0]))
+
+    y = norm(x)
+    query, key, value = (
+        tf.einsum("abc,cde->abde", y, kernel(64, 64, seed=s).reshape(64, 4, 16))
+        for s in (11, 12, 13)
+    )
+    shares = tf.nn.softmax(tf.einsum("aqhd,akhd->ahqk", query, key) * 0.25)
+    mixed = tf.einsum("ahqk,akhd->aqhd", shares, value)
+    joined = normal(4, 16, 64, seed=14) / 8
+    x = x + tf.einsum("abcd,cde->abe", mixed, joined)
+    y = tf.nn.relu(tf.matmul(norm(x), kernel(64, 128, seed=15)))
+    return {"y": x + tf.matmul(y, kernel(128, 64, seed=16))}
+
+
+def test_a_transformer_in_blocks():
+    exact = opened(encoder, spec([2, 6, 64], "x"))
+    data = [{"x": normal(2, 6, 64, seed=20 + i)} for i in range(4)]
+    wanted = np.concatenate([exact.run(**batch)["y"] for batch in data])
+    noise, size = {}, {}
+    for scheme in ("weight_only_int4", "dynamic_range", SCHEME):
+        m = opened(encoder, spec([2, 6, 64], "x"))
+        report = quantize(m, scheme=scheme, is_training=False)
+        found = np.concatenate([m.run(**batch)["y"] for batch in data])
+        noise[scheme] = decibels(wanted, found)
+        blob = to_tflite(m, scheme=scheme)
+        size[scheme] = len(blob)
+        if scheme == SCHEME:
+            assert (
+                len(in_file(blob))
+                == sum(e.weights is not None for e in report.quantized)
+                == 6
+            )
+            for batch in data:
+                stored = run(blob, batch["x"])
+                assert decibels(m.run(**batch)["y"], stored) > 30
+    assert noise[SCHEME] > noise["weight_only_int4"] + 2
+    assert size[SCHEME] < 0.7 * size["dynamic_range"]
+
+
+NOT_IN_BLOCKS = [
+    (
+        [4, 100],
+        lambda x: tf.matmul(x, normal(100, 8)),
+        "its 100 inputs are no multiple",
+    ),
+    ([3, 4, 64], lambda x: tf.matmul(x, normal(3, 64, 8)), "several matrices"),
+    (
+        [2, 3, 16, 4],
+        lambda x: tf.einsum("abdc,cde->abe", x, JOINED),
+        "do not lie in a row",
+    ),
+    ([2, 3, 64], lambda x: tf.einsum("cd,abc->abd", SQUARE, x), "before the data"),
+    ([1, 4, 4, 64], lambda x: tf.nn.conv2d(x, normal(1, 1, 64, 8), 1, "SAME"), ""),
+]
+
+
+@parameterized.expand(NOT_IN_BLOCKS)
+def test_other_layers_have_8_bits_and_the_report_says_why(shape, layer, reason):
+    m, report = quantized(lambda x: {"y": layer(x)}, *shape)
+    (entry,) = report.quantized
+    assert entry.weights.bits == 8
+    assert entry.weights.block is None
+    assert reason in entry.note
+    assert bool(reason) == bool(entry.note)
+    assert entry.note in str(report)
+    assert in_file(to_tflite(m, scheme=SCHEME)) == []
+
+
+def test_weights_that_are_read_along_other_axes_have_one_range():
+    def tied(x):
+        kernel = tf.Variable(SQUARE) if not kernels else kernels[0]
+        kernels[:] = [kernel]
+        y = tf.matmul(x, kernel, name="down")
+        return {"y": tf.matmul(y, kernel, transpose_b=True, name="up")}
+
+    kernels: list[tf.Variable] = []
+    m, report = quantized(tied, 4, 64)
+    for entry in report.quantized:
+        assert entry.weights == Format(8, True, True)
+        assert "others read them along other axes" in entry.note
+    exact = m.run(x=normal(4, 64, seed=3))["y"]
+    found = run(to_tflite(m, scheme=SCHEME), normal(4, 64, seed=3))
+    assert decibels(exact, found) > 30
+
+
+def test_weights_that_are_read_twice_alike_are_in_blocks():
+    kernel = normal(128, 128, seed=5)
+
+    def twice(x):
+        return {"y": tf.matmul(tf.nn.tanh(tf.matmul(x, kernel)), kernel)}
+
+    m, _ = quantized(twice, 4, 128)
+    blob = to_tflite(m)
+    first, second = in_file(blob)
+    np.testing.assert_array_equal(first, rounded(kernel))
+    np.testing.assert_array_equal(second, first)
+    # Once in the file: 4 bits each, and 2 bytes for each 32.
+    assert len(blob) < 1.5 * kernel.size * (4 / 8 + 2 / 32)
+
+
+def test_square_matrices_whose_levels_are_all_alike():
+    kernel = np.float32(np.broadcast_to(np.linspace(0.5, 2.0, 64), (64, 64)))
+    m, _ = quantized(lambda x: {"y": tf.matmul(x, kernel)}, 4, 64)
+    (stored,) = in_file(to_tflite(m))
+    np.testing.assert_array_equal(stored, rounded(kernel))
+
+
+def test_matrices_of_zeros_are_told_apart():
+    zeros = np.zeros((64, 64), np.float32)
+
+    def network(x):
+        y = tf.matmul(tf.matmul(x, zeros), zeros)
+        return {"y": y + tf.matmul(x, SQUARE)}
+
+    m, _ = quantized(network, 4, 64)
+    matrices = in_file(to_tflite(m))
+    assert sorted(bool(matrix.any()) for matrix in matrices) == [False, False, True]
+
+
+@parameterized.expand([(2,), (3,)])
+def test_overrides_ask_for_fewer_bits_in_blocks(bits):
+    overrides = {"dense": Spec(weight_bits=bits)}
+    m, report = quantized(dense, 4, 96, overrides=overrides)
+    assert report.quantized[0].weights.bits == bits
+    (stored,) = in_file(to_tflite(m))
+    np.testing.assert_array_equal(stored, rounded(MATRIX, bits))
+
+
+@parameterized.expand(
+    [
+        (Spec(weight_bits=8), Format(8, True, True, (1,)), "no kernel for blocks of 8"),
+        (Spec(per_channel=False), Format(8, True, True), "parts of channels"),
+        (Spec(symmetric_weights=False), Format(8), "blocks are symmetric"),
+    ]
+)
+def test_overrides_keep_layers_out_of_blocks(override, form, reason):
+    _, report = quantized(dense, 4, 96, overrides={"dense": override})
+    assert report.quantized[0].weights == form
+    assert reason in report.quantized[0].note
+
+
+@parameterized.expand([("gptq",), ("adaround",)])
+def test_weights_are_rounded_by_data_within_their_blocks(rounding):
+    data = [
+        {"x": normal(64, 96, seed=30 + i) @ normal(96, 96, seed=29)} for i in range(2)
+    ]
+    m = opened(dense, spec([None, 96], "x"))
+    quantize(m, scheme=SCHEME, is_training=False)
+    exact = [batch["x"] @ MATRIX for batch in data]
+    nearest = [m.run(**batch)["y"] for batch in data]
+    report = calibrate(m, data, rounding=rounding)
+    found = [m.run(**batch)["y"] for batch in data]
+    assert decibels(np.array(exact), np.array(found)) > decibels(
+        np.array(exact), np.array(nearest)
+    )
+    assert [layer.op for layer in report.layers] == ["dense"]
+    assert "120 blocks" in str(report)
+    # Ranges are clipped, and still have steps that a file stores.
+    (stored,) = in_file(to_tflite(m))
+    for batch, made in zip(data, found, strict=True):
+        np.testing.assert_allclose(batch["x"] @ stored, made, rtol=1e-4, atol=1e-2)
+
+
+def test_training_moves_blocks_along():
+    kernel = tf.Variable(MATRIX)
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 96], name="x")])
+    def network(x):
+        return {"y": tf.matmul(x, kernel, name="dense")}
+
+    m = model.open(network)
+    report = quantize(m, scheme=SCHEME, quant_delay=2)
+    assert set(report.variables) == {
+        "dense/weights_quant/min",
+        "dense/weights_quant/max",
+    }
+    assert report.variables["dense/weights_quant/max"].shape == [3 * 40]
+    function = m.concrete_function()
+    results = []
+    for _ in range(3):
+        before = kernel.numpy()
+        with tf.GradientTape() as tape:
+            y = function(x=tf.constant(X))["y"]
+            loss = tf.reduce_mean(tf.square(y))
+        results.append((before, y.numpy()))
+        kernel.assign_sub(1e-3 * tape.gradient(loss, kernel))
+    np.testing.assert_allclose(results[0][1], X @ MATRIX, rtol=1e-4, atol=1e-4)
+    for before, y in results[1:]:
+        assert not np.array_equal(before, MATRIX)
+        np.testing.assert_allclose(y, X @ rounded(before), rtol=1e-4, atol=1e-3)
+    # The ranges are those of the last step.
+    kernel.assign(results[-1][0])
+    (stored,) = in_file(to_tflite(m))
+    np.testing.assert_array_equal(stored, rounded(results[-1][0]))
+
+
+def test_blocks_survive_saving(tmp_path):
+    m, _ = quantized(dense, 4, 96)
+    blob = to_tflite(m)
+    m.save(str(tmp_path / "saved"))
+    assert to_tflite(model.open(str(tmp_path / "saved"))) == blob
+
+
+def test_reports_tell_what_weights_are_quantized_to():
+    kernel = tf.Variable(MATRIX)
+    m = opened(lambda x: {"y": tf.matmul(x, kernel, name="dense")}, spec([4, 96], "x"))
+    report = quantize(m, scheme=SCHEME, is_training=False)
+    product = m.graph.get_operation_by_name("dense")
+    (read,) = [
+        op
+        for op in m.graph.get_operations()
+        if op.type == "ReadVariableOp" and op.outputs[0].shape == MATRIX.shape
+    ]
+    assert report.tensor(read.outputs[0]) is product.inputs[1]
+
+
+def test_moved_activations_are_other_tensors():
+    def moved(x):
+        rows = tf.reshape(tf.transpose(tf.reshape(x, [2, 4, 8]), [1, 0, 2]), [8, 8])
+        return {"y": tf.quantization.fake_quant_with_min_max_args(rows, -3.0, 3.0)}
+
+    m = opened(moved, spec([8, 8], "x"))
+    assert quantized_value(m.inputs["x"]) is None
+
+
+def test_reordered_files_keep_their_steps():
+    m = opened(encoder, spec([2, 6, 64], "x"))
+    quantize(m, scheme=SCHEME, is_training=False)
+    blob = to_tflite(m)
+    reordered = least_memory_order(blob).blob
+    x = normal(2, 6, 64, seed=20)
+    np.testing.assert_array_equal(run(reordered, x), run(blob, x))
+
+
+def refused(call, *words):
+    with pytest.raises(QuantizeError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@parameterized.expand(
+    [("dynamic_range",), ("weight_only_int4",), ("int8",), ("int16x8",)]
+)
+def test_other_schemes_store_no_blocks(scheme):
+    m, _ = quantized(dense, 4, 96)
+    refused(lambda: to_tflite(m, scheme=scheme), scheme, SCHEME)
+
+
+def test_refusals():
+    m, report = quantized(dense, 4, 96)
+    refused(lambda: to_int8(m), "dense/weights_quant", "blocks", SCHEME)
+    high = report.variables["dense/weights_quant/max"]
+    high.assign(high * 1.001)
+    refused(lambda: to_tflite(m), "dense/weights_quant", "float16", "calibrate")
+    plain = opened(dense, spec([4, 96], "x"))
+    refused(
+        lambda: choose_bits(plain, [{"x": X}], size=0.9, scheme=SCHEME),
+        "int8 and weight_only_int8",
+        SCHEME,
+    )
+    refused(lambda: quantize(plain, scheme=SCHEME, weight_bits=4), "weight_bits=4")
+
+
+@parameterized.expand([("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))])
+def test_runtimes_that_compute_wrong_numbers_are_told(name, version):
+    m, _ = quantized(dense, 4, 96)
+    place = "geutil.quantize.tflite.block_weights"
+    logger = logging.getLogger("geutil")
+    with (
+        mock.patch(f"{place}.runtime_name", lambda: name),
+        mock.patch(f"{place}.runtime_version", lambda: version),
+        mock.patch.object(logger, "warning") as warning,
+    ):
+        to_tflite(m)
+    (call,) = warning.call_args_list
+    assert "may make wrong numbers of weights in blocks" in call.args[0] % call.args[1:]
+
+
+def test_runtimes_without_blocks_are_refused():
+    m, _ = quantized(dense, 4, 96)
+    with mock.patch.object(tflite_edits, "knows_blocks", lambda: False):
+        refused(lambda: to_tflite(m), "dense/weights_quant", "geutil[litert]")
+
+
+def test_weights_that_another_kernel_reads_are_refused():
+    """Such as TFLite's converter may make one day."""
+    m, _ = quantized(dense, 4, 96)
+    matrices = block_matrices(m.graph)
+    file = unpacked(converted(deployed(m, fuse=True)))
+    (graph,) = file.subgraphs
+    op = graph.operators[-1]
+    assert tflite_edits.kind_of(file, op) == "FULLY_CONNECTED"
+    op.opcodeIndex = tflite_edits.code_index(file, "BATCH_MATMUL", 1)
+    refused(
+        lambda: store_in_blocks(file, graph, matrices),
+        "dense/weights_quant",
+        "BATCH_MATMUL",
+        "Spec(weight_bits=8)",
+    )
+    refused(lambda: check_all_found(matrices, set()), "dense/weights_quant")
+    check_all_found(matrices, {"dense/weights_quant"})
+
+
+def test_unread_steps_are_kept_with_what_has_them():
+    file = unpacked(to_tflite(quantized(dense, 4, 96)[0]))
+    before = packed(file)
+    tflite_edits.drop_unread(file)
+    np.testing.assert_array_equal(in_file(packed(file))[0], in_file(before)[0])
+
+
+@given(
+    blocks=st.integers(1, 3),
+    block=st.sampled_from([16, 32]),
+    outputs=st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    first=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_arranging_and_ranges(blocks, block, outputs, first, seed):
+    """Moved there and back nothing changes; ranges are those of the blocks, counted."""
+    inputs = blocks * block
+    shape = [*outputs, inputs] if first else [inputs, *outputs]
+    count = len(outputs)
+    axes = tuple(range(count)) if first else tuple(range(1, 1 + count))
+    form = Format(4, True, True, axes, block)
+    x = normal(*shape, seed=seed)
+    arranged = in_blocks(x, form, np)
+    np.testing.assert_array_equal(from_blocks(arranged, form, shape, np), x)
+    np.testing.assert_array_equal(in_blocks(tf.constant(x), form), arranged)
+    # Once more it stays.
+    again = Format(4, True, True, (1,), block)
+    np.testing.assert_array_equal(in_blocks(arranged, again, np), arranged)
+    matrix = x.reshape(-1, inputs).T if first else x.reshape(inputs, -1)
+    largest = np.abs(matrix).reshape(blocks, block, -1).max(1).reshape(-1)
+    wanted = np.float32(np.float16(largest / np.float32(7))) * 7
+    low, high = range_of(x, form)
+    np.testing.assert_array_equal(high, wanted)
+    np.testing.assert_array_equal(low, -wanted)
+    for end, made in zip((low, high), ends_of([tf.constant(x)], form), strict=True):
+        np.testing.assert_array_equal(made, end)
