@@ -62,8 +62,8 @@ def gradients(
         ys: a tensor, or a list or tuple of tensors.
         xs: a tensor, a `tf.Variable` or a Keras variable, or a list or tuple of them.
         grad_ys: the gradients of `ys`, each of its shape; None means ones.
-        checkpoints: what is held. A list of tensors; "collection", the tensors in the
-            graph collection `checkpoints`; "speed", what convolutions, matrix products
+        checkpoints: what is held. A list of tensors, of Keras layers, or of names of
+            either, of ops or scopes; "collection", the tensors in the graph collection `checkpoints`; "speed", what convolutions, matrix products
             and the like yield; "memory", what gives the least predicted peak; a
             `Budget`, what takes the least time at a predicted peak within it, or holds
             the least within some more time; a `Plan`, what was found for such a budget

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, state
+from geutil.graph import functions, keras_calls, state
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import shared_state, to_function
@@ -148,6 +148,9 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         if name not in self._opened:
             program = self._source.signatures[name]()
             parts = materialize(program, inline=self._inline, what=self._source.what)
+            if self._source.find_layers is not None and not program.layers:
+                calls = self._source.find_layers(parts.graph)
+                keras_calls.set_calls(parts.graph, calls)
             self.new(name, parts, self._source.holdings)
         return self._opened[name]
 

@@ -33,6 +33,7 @@ from geutil.model.shared_state import SharedState, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
 from geutil.model.to_graph import Parts
+from geutil.select.names import Layer, layers_of
 
 
 class Model(EditableModel):
@@ -115,6 +116,35 @@ class Model(EditableModel):
         """
         sync(self._library)
         return Functions[Body](self._library)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The Keras layers that the graph was made from, in the order of their calls.
+
+        Known of models that were opened from Keras: models in memory, `.keras` and
+        `.h5` files; and SavedModels that Keras wrote, where the name scopes and
+        `keras_metadata.pb` tell them. A layer that is called twice is listed twice;
+        those in nested models and in other layers are listed after them, with their
+        paths. Layers of which edits have left nothing are not listed.
+
+        Wherever a tensor or op is asked for, a layer can be given: by name, by path, as
+        one of these records, as the layer itself or as `layer.output`.
+
+        Cost: linear in ops, times the depth of their scopes.
+
+        Example:
+            >>> import keras
+            >>> from geutil import model
+            >>> x = keras.Input([4], name="x")
+            >>> hidden = keras.layers.Dense(3, name="hidden")(x)
+            >>> y = keras.layers.Dense(2, name="scores")(hidden)
+            >>> m = model.open(keras.Model(x, y, name="net"))
+            >>> [(layer.path, layer.class_name) for layer in m.layers]
+            [('x', 'InputLayer'), ('hidden', 'Dense'), ('scores', 'Dense')]
+            >>> m.cut(outputs="hidden")
+            Model('serving_default', ['x'] -> ['hidden'], 7 ops)
+        """
+        return layers_of(self.graph)
 
     @property
     def signatures(self) -> Mapping[str, Model]:
@@ -374,10 +404,10 @@ class Model(EditableModel):
 
         Args:
             inputs: the tensors that become inputs; those of the model that the outputs
-                need if None. Several tensors, ops with one output or names (of ends,
-                tensors or ops), or a mapping from the name of each new input. Without a
-                mapping, ends keep their names and other tensors are called after their
-                ops.
+                need if None. Several tensors, ops or Keras layers with one output,
+                `layer.output`, or names (of ends, tensors, ops, layers or scopes), or a
+                mapping from the name of each new input. Without a mapping, ends and
+                layers keep their names and other tensors are called after their ops.
             outputs: the tensors that become outputs, given likewise; those of the model
                 if None.
 
@@ -421,7 +451,8 @@ class Model(EditableModel):
                 scope; inputs and outputs whose names clash get a number.
             replaced: for tensors of this model the outputs of `other` (by name) that
                 their readers read instead. A mapping or pairs; a tensor is given by
-                name, as `tensor.ref()` or, in pairs, as it is.
+                name, its own or that of a Keras layer, as `tensor.ref()` or, in pairs,
+                as it is.
             feeds: for inputs of `other` (by name) the tensors of this model that they
                 are. The other inputs of `other` become inputs of the result.
             scope: the scope of the ops of `other` where names clash.
@@ -605,8 +636,9 @@ class Model(EditableModel):
         """Return the model with some ops replaced.
 
         Args:
-            ops: what to replace: a type of op; or an op, a regex that is searched in
-                names, or several of these.
+            ops: what to replace: a type of op; a Keras layer that computes with one op,
+                or its name; or an op, a regex that is searched in names, or several of
+                these.
             replacement: a function, such as a custom op or a `tf.function`. It is
                 called with the inputs of each op, in the op's graph, name scope and
                 device, and returns a tensor for each output. Or the name of another
