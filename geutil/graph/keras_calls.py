@@ -125,7 +125,8 @@ def recorded(model: Any) -> Iterator[list[LayerCall]]:
 
 def _operations(model: Any) -> list[Any]:
     """Return the layers of a model, however deep, and what it computes besides."""
-    layers = list(model._flatten_layers())
+    flatten = getattr(model, "_flatten_layers", None)
+    layers = [model] if flatten is None else list(flatten())
     more = (o for layer in layers for o in getattr(layer, "operations", None) or ())
     return list({id(o): o for o in (*layers, *more)}.values())
 

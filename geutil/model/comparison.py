@@ -18,6 +18,7 @@ from geutil.graph.types import Tensor, type_name
 from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.select.networks import outputs
+from geutil.select.networks.data import batches
 from geutil.select.networks.outputs import Array
 
 
@@ -202,7 +203,7 @@ class Comparison:
 def compare(
     model: EditableModel,
     other: EditableModel,
-    inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None,
+    inputs: Any,
     *,
     samples: int,
     rtol: float,
@@ -223,7 +224,7 @@ def compare(
             _drawn(model, other, rng) for _ in range(samples)
         )
     else:
-        input_sets = [inputs] if isinstance(inputs, Mapping) else inputs
+        input_sets = batches(inputs, model.inputs, ModelError)
     difference_by_name: dict[str, Difference] = {}
     count = 0
     for count, arrays in enumerate(input_sets, 1):
@@ -238,8 +239,6 @@ def compare(
                 atol=atol,
             )
             difference_by_name[name] = new.worse(difference_by_name.get(name))
-    if not count:
-        raise ModelError("inputs holds nothing; pass one dictionary of arrays at least")
     return Comparison(difference_by_name, count, rtol, atol)
 
 

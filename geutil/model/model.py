@@ -166,17 +166,27 @@ class Model(EditableModel):
         paths = [asset.asset_path.numpy().decode() for asset in self._holdings.assets]
         return tuple(Path(path) for path in paths)
 
-    def run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(
+        self, data: Any = None, /, **inputs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs.
 
         Args:
+            data: the inputs, in the place of `inputs`: a mapping from their names; an
+                array, if there is one input; a tuple `(x, y)`, of which y is left out;
+                many batches of this kind, as an iterable or a `tf.data.Dataset`; or
+                the path of a `.npz` file, or of a folder of them. All forms:
+                `geutil.select.networks.data.batches`.
             **inputs: a value for each input: an array, or what converts to one.
 
         Returns:
-            The outputs by name, in order.
+            The outputs by name, in order. Those of many batches are put together along
+            their first axis.
 
         Raises:
-            ModelError: an input is missing, unknown, or of another dtype or shape; an
+            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ModelError: an input is missing, unknown, or of another dtype or shape; the
+                outputs of many batches cannot be put together; an
                 output depends on a placeholder that is no input; a variable has no
                 value; eager execution is off.
             tf.errors.OpError: an op fails.
@@ -189,10 +199,48 @@ class Model(EditableModel):
             >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
             ... def f(x):
             ...     return {"y": 2 * x}
-            >>> model.open(f).run(x=[1.0, 2.0])
+            >>> m = model.open(f)
+            >>> m.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
+            >>> m.run(
+            ...     tf.data.Dataset.range(4)
+            ...     .map(lambda i: tf.cast(i, "float32"))
+            ...     .batch(3)
+            ... )
+            {'y': array([0., 2., 4.], dtype=float32)}
         """
-        return super().run(**inputs)
+        return super().run(data, **inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, data: Any = None, /, **inputs: Any) -> dict[str, Tensor]:
+        """Compute the outputs for one batch, as tensors; `to_function()` of the same.
+
+        It works in eager code and inside `tf.function`, and under a tape.
+
+        Args:
+            data: the inputs, in the place of `inputs`, in any form of one batch that
+                `run` takes.
+            **inputs: a value for each input.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ModelError: as `ModelFunction.__call__`; or data may be many batches.
+
+        Cost: as `run`.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": 2 * x}
+            >>> model.open(f)(tf.constant([3.0]))["y"].numpy()
+            array([6.], dtype=float32)
+        """
+        return super().__call__(data, **inputs)
 
     def restore(self, checkpoint: str | Path) -> list[str]:
         """Give the variables the values that they have in a checkpoint, by name.
@@ -728,7 +776,7 @@ class Model(EditableModel):
     def compare(
         self,
         other: Model,
-        inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
+        inputs: Any = None,
         samples: int = 8,
         rtol: float = 1e-5,
         atol: float = 1e-6,
@@ -742,10 +790,10 @@ class Model(EditableModel):
 
         Args:
             other: the other model, with inputs of the same names.
-            inputs: the inputs to run on, by name, or several of these. If None, they
-                are drawn from dtypes and shapes, the same ones each time: normal
-                floats, integers 0 and 1, or below the length of what they index
-                (`uint8` to 255), strings of four letters.
+            inputs: the inputs to run on, as `run` takes them: by name, or many batches,
+                each a sample. If None, they are drawn from dtypes and shapes, the same
+                ones each time: normal floats, integers 0 and 1, or below the length of
+                what they index (`uint8` to 255), strings of four letters.
                 An unknown first dimension is that of the inputs that know it, else 3;
                 other unknown ones are 8, in images 32. Pass inputs for a model that
                 takes nothing of this kind.
@@ -835,7 +883,9 @@ class Body(EditableBody, Model):
         sync(self._library)
         return tuple(c.op for c in self._library.callers_of([self._entry]))
 
-    def run(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(
+        self, data: Any = None, /, **inputs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs; see `Model.run`.
 
         Raises:
@@ -843,7 +893,7 @@ class Body(EditableBody, Model):
                 caller can pass.
         """
         self._refuse_resources()
-        return super().run(**inputs)
+        return super().run(data, **inputs)
 
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value

@@ -190,9 +190,9 @@ def tensor_of(
         others = list(others)
         named = _tensors_named(graph, item)
         if named is None:
-            kinds = "input, output, tensor or op" if others else "tensor or op"
+            ends = "input, output, " if others else ""
             raise SelectionError(
-                f"{what} has no {kinds} '{item}', and no layer or scope of that name; "
+                f"{what} has no {ends}tensor, op, layer or scope '{item}'; "
                 f"{similar(graph, item, others)}"
             )
         tensors = named
@@ -360,8 +360,9 @@ def similar(graph: Graph, name: str, others: Iterable[str] = ()) -> str:
     alike = alike[:5] or difflib.get_close_matches(name, names, 5, 0.5)
     if alike:
         return f"similar are {alike}"
-    known = [*others, *layers] or ops
-    return f"there are {_listed(known)}"
+    if others:
+        return f"its ends are {_listed(others)}"
+    return f"there are {_listed([*layers] or ops)}"
 
 
 def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Operation]:

@@ -291,7 +291,7 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
 
 def _input_layers(model: Any, inputs: dict[str, str]) -> Iterator[LayerCall]:
     """Yield the input layers of a model, which nothing calls."""
-    for layer in model.layers:
+    for layer in getattr(model, "layers", ()):
         if type(layer).__name__ == keras_calls.INPUT_LAYER and layer.name in inputs:
             tensor = inputs[layer.name]
             yield LayerCall(
