@@ -6,11 +6,9 @@ its logging is set to; that of older releases also while it converts to TFLite.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
 if TYPE_CHECKING:
     from geutil.model import Model
     from geutil.report import Page
+    from geutil.select.networks.data import NpzBatches
 
 _STDERR = 2
 
@@ -171,53 +170,16 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        if self.path.is_dir():
-            return len(self._files())
-        return math.ceil(_samples(self.path, self._arrays) / self.size)
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self.path.is_dir():
-            yield from map(_arrays, self._files())
-            return
-        for start in range(0, _samples(self.path, self._arrays), self.size):
-            end = start + self.size
-            yield {name: array[start:end] for name, array in self._arrays.items()}
+        return iter(self._batches)
 
     @cached_property
-    def _arrays(self) -> dict[str, Any]:
-        return _arrays(self.path)
+    def _batches(self) -> NpzBatches:
+        from geutil.select.networks.data import NpzBatches
 
-    def _files(self) -> list[Path]:
-        files = sorted(self.path.glob("*.npz"))
-        if not files:
-            raise CommandError(
-                f"there is no .npz file in '{self.path}'; write one for each batch "
-                "with numpy.savez"
-            )
-        return files
-
-
-def _samples(file: Path, arrays: dict[str, Any]) -> int:
-    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(counts.values())) > 1:
-        raise CommandError(
-            f"'{file}' has different numbers of samples: {counts}; give every input as "
-            "many"
-        )
-    return next(iter(counts.values()), 0)
-
-
-def _arrays(file: Path) -> dict[str, Any]:
-    import numpy as np
-
-    try:
-        with np.load(file) as archive:
-            return {name: archive[name] for name in archive.files}
-    # A .npy file gives an array, which has no `files` and is no context.
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as why:
-        raise CommandError(
-            f"'{file}' is no .npz file: {why}; write one with numpy.savez"
-        ) from why
+        return NpzBatches(self.path, self.size, CommandError)
 
 
 def named(values: list[str] | None) -> Any:

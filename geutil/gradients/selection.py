@@ -26,6 +26,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Tensor
 from geutil.memory.sizes import megabytes
+from geutil.select import names
 
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
@@ -58,15 +59,18 @@ def checked(
         if checkpoints not in MODES:
             raise SelectionError(
                 f"'{checkpoints}' is no mode of checkpoints; pass one of "
-                f"{', '.join(MODES)}, a list of tensors, or a policy"
+                f"{', '.join(MODES)}, a list of tensors or names, or a policy"
             )
         if checkpoints == "collection":
             collected(graph)
         return checkpoints
-    if callable(checkpoints) and not types.is_tensor(checkpoints):
+    # A Keras layer can be called, and is none.
+    is_function = callable(checkpoints) and not names.is_keras(checkpoints)
+    if is_function and not types.is_tensor(checkpoints):
         policy: Policy = checkpoints
         return policy
     single = isinstance(checkpoints, dict) or not isinstance(checkpoints, Iterable)
+    single = single or names.is_keras(checkpoints)
     if single or types.is_tensor(checkpoints):
         checkpoints = [checkpoints]
     return _tensors(graph, checkpoints)
@@ -89,12 +93,17 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
-    tensors = tuple(types.dereference(t) for t in checkpoints)
+    given = (types.dereference(t) for t in checkpoints)
+    tensors = tuple(
+        names.tensor_of(graph, t, "the graph of ys") if names.is_name(t) else t
+        for t in given
+    )
     for t in tensors:
         if not types.is_tensor(t):
             raise ArgumentTypeError(
                 f"a checkpoint is a tensor of the graph, got {types.type_name(t)}; "
-                f"pass a list of tensors, a policy, or one of {', '.join(MODES)}"
+                f"pass a list of tensors, Keras layers or names, a policy, or one of "
+                f"{', '.join(MODES)}"
             )
         if t.graph is not graph:
             raise SelectionError(

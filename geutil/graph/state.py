@@ -92,6 +92,7 @@ class GraphState:
         open_shapes: what the shapes that it leaves open are taken to be, if known.
         report: on the gradients that were built last in it, if any.
         variables: variables outside that geutil made it read, by `id`, kept alive so.
+        layer_calls: the calls of Keras layers that it was traced from, if known.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
@@ -113,6 +114,7 @@ class GraphState:
     open_shapes: Any = None
     report: Any = None
     variables: dict[int, Any] = field(default_factory=dict)
+    layer_calls: tuple[Any, ...] = ()
 
 
 def state_of(graph: Graph) -> GraphState:

@@ -330,6 +330,13 @@ def is_in_scope(name: str, scope: str | None) -> bool:
     return f"{name}/".startswith(scope_finalize(scope or ""))
 
 
+def scopes_around(name: str) -> Iterator[str]:
+    """Yield a name and the scopes around it, the innermost first, without slashes."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
+
+
 def scope_dirname(name: str) -> str:
     """Return the scope part of `name`, slash included."""
     return name[: name.rfind("/") + 1]

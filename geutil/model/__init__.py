@@ -13,6 +13,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "Inspection",
+    "Layer",
     "Model",
     "ModelError",
     "ModelFunction",
@@ -33,6 +34,7 @@ if typing.TYPE_CHECKING:
     from geutil.model.model import Body, Model
     from geutil.model.opening import open
     from geutil.model.strip.report import Stripped, StripReport
+    from geutil.select.names import Layer
 else:
     from geutil.errors import ModelError
 
@@ -44,7 +46,7 @@ else:
             "files.inspecting": ("inspect",),
             "files.inspection": ("Inspection",),
             "files.tflite_inspection": ("TFLiteInspection",),
-            "model": ("Body", "Model"),
+            "model": ("Body", "Layer", "Model"),
             "opening": ("open",),
             "strip.report": ("StripReport", "Stripped"),
         },

@@ -19,6 +19,7 @@ from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.notebook_display import Shown
 from geutil.select.networks import outputs
+from geutil.select.networks.data import batches
 from geutil.select.networks.outputs import Array
 
 
@@ -203,7 +204,7 @@ class Comparison(Shown):
 def compare(
     model: EditableModel,
     other: EditableModel,
-    inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None,
+    inputs: Any,
     *,
     samples: int,
     rtol: float,
@@ -224,7 +225,7 @@ def compare(
             _drawn(model, other, rng) for _ in range(samples)
         )
     else:
-        input_sets = [inputs] if isinstance(inputs, Mapping) else inputs
+        input_sets = batches(inputs, model.inputs, ModelError)
     difference_by_name: dict[str, Difference] = {}
     count = 0
     for count, arrays in enumerate(input_sets, 1):
@@ -239,8 +240,6 @@ def compare(
                 atol=atol,
             )
             difference_by_name[name] = new.worse(difference_by_name.get(name))
-    if not count:
-        raise ModelError("inputs holds nothing; pass one dictionary of arrays at least")
     return Comparison(difference_by_name, count, rtol, atol)
 
 

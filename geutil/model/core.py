@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, state
+from geutil.graph import functions, keras_calls, state
 from geutil.graph.state import fingerprint
-from geutil.graph.types import Graph, Operation, Tensor, require_tensor
+from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.model import shared_state, to_function
 from geutil.model.programs import Program
 from geutil.model.shared_state import SharedState, check_initialized
@@ -23,6 +23,7 @@ from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
 from geutil.model.to_graph import Parts, make_sink, materialize
 from geutil.notebook_display import Shown
+from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops
 
 Opened = TypeVar("Opened")
@@ -148,6 +149,9 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         if name not in self._opened:
             program = self._source.signatures[name]()
             parts = materialize(program, inline=self._inline, what=self._source.what)
+            if self._source.find_layers is not None and not program.layers:
+                calls = self._source.find_layers(parts.graph)
+                keras_calls.set_calls(parts.graph, calls)
             self.new(name, parts, self._source.holdings)
         return self._opened[name]
 
@@ -365,8 +369,39 @@ class EditableModel(Shown):
         self._holdings.add_variables(functions.seen_variables(self.graph))
         return MappingProxyType(self._holdings.variables)
 
-    def run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(
+        self, data: Any = None, /, **inputs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs; see `Model.run`."""
+        if data is None:
+            return self._run_batch(inputs)
+        self._check_given_once(inputs)
+        found = batches(data, self.inputs, ModelError)
+        return joined([self._run_batch(batch) for batch in found], ModelError)
+
+    def __call__(self, data: Any = None, /, **inputs: Any) -> dict[str, Tensor]:
+        """Compute the outputs as tensors; see `Model.__call__`."""
+        if data is None:
+            return ModelFunction(
+                self.concrete_function(), self.inputs, tuple(self.outputs)
+            )(**inputs)
+        self._check_given_once(inputs)
+        batch = one_batch(data, self.inputs, ModelError)
+        if batch is None:
+            raise ModelError(
+                f"a call takes one batch, and got a {type_name(data)}; call run, which "
+                "takes many"
+            )
+        return self(**batch)
+
+    def _check_given_once(self, inputs: Mapping[str, Any]) -> None:
+        if inputs:
+            raise ModelError(
+                f"the inputs are given whole, and {list(inputs)} by name, too; pass "
+                "one or the other"
+            )
+
+    def _run_batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not tf.executing_eagerly():
             raise ModelError(
                 "run computes arrays, so it needs eager execution; inside tf.function "

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
-from geutil.graph.types import Tensor, is_op, is_tensor, type_name
+from geutil.errors import ModelError, SelectionError
+from geutil.graph.types import Tensor, is_op, is_tensor
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import Program
 from geutil.model.shared_state import SharedState
+from geutil.select import names
 
 Selection = Mapping[str, Any] | Iterable[Any] | Any
 
@@ -24,9 +24,10 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
 
     Args:
         model: the model.
-        selection: a tensor, an op with one output, or the name of an input, an output,
-            a tensor or an op; or several of them; or a mapping from the name that each
-            shall have. Without a mapping, ends keep their names and other tensors are
+        selection: a tensor, an op or Keras layer with one output, a symbolic tensor of
+            Keras, or the name of an input, an output, a tensor, an op, a layer or a
+            scope; or several of them; or a mapping from the name that each shall have.
+            Without a mapping, ends and layers keep their names and other tensors are
             called after their ops.
 
     Raises:
@@ -36,7 +37,7 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
         if not all(isinstance(name, str) and name for name in selection):
             raise ModelError(f"each end needs a name, got {list(selection)}")
         return {name: tensor_of(model, item) for name, item in selection.items()}
-    if isinstance(selection, str) or is_tensor(selection) or is_op(selection):
+    if is_tensor(selection) or is_op(selection) or names.is_name(selection):
         selection = [selection]
     named: dict[str, Tensor] = {}
     for item in selection:
@@ -61,34 +62,11 @@ def tensor_of(model: EditableModel, item: Any) -> Tensor:
         for ends in (model.outputs, model.inputs):
             if item in ends:
                 return ends[item]
-        try:
-            item = model.graph.as_graph_element(item)
-        except (KeyError, ValueError) as error:
-            raise ModelError(
-                f"{model!r} has no input, output, tensor or op '{item}'; "
-                f"{_alike(model, item)}"
-            ) from error
-    if is_op(item):
-        if len(item.outputs) != 1:
-            raise ModelError(
-                f"op '{item.name}' has {len(item.outputs)} outputs; pass a tensor such "
-                f"as '{item.name}:0'"
-            )
-        item = item.outputs[0]
-    if not is_tensor(item):
-        raise ModelError(f"expected a tensor, an op or a name, got {type_name(item)}")
-    if item.graph is not model.graph:
-        raise ModelError(f"'{item.name}' is in another graph than {model!r}")
-    return item
-
-
-def _alike(model: EditableModel, name: str) -> str:
-    """Say what names resemble one that does not exist."""
-    names = [op.name for op in model.graph.get_operations()]
-    alike = [n for n in names if name.lower() in n.lower()][:5]
-    alike = alike or difflib.get_close_matches(name, names, 5, 0.5)
-    ends = [*model.inputs, *model.outputs]
-    return f"similar are {alike}" if alike else f"its ends are {ends}"
+    try:
+        ends_ = [*model.inputs, *model.outputs]
+        return names.tensor_of(model.graph, item, repr(model), ends_)
+    except SelectionError as error:
+        raise ModelError(str(error)) from error
 
 
 def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
@@ -98,7 +76,8 @@ def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
         for name, t in ends.items():
             if t is tensor:
                 return name
-    return tensor.op.name if tensor.value_index == 0 else tensor.name.replace(":", "_")
+    plain = tensor.op.name if tensor.value_index == 0 else tensor.name.replace(":", "_")
+    return names.label(model.graph, item) or plain
 
 
 _logger = logging.getLogger("geutil")

@@ -79,6 +79,7 @@ def splice(
         {**program.captures, **added.captures},
         [*program.side_effects, *added.side_effects],
         [*program.ancestors, *added.ancestors],
+        (*program.layers, *added.layers),
     )
     # Inputs that nothing needs any more go, and so do their names.
     needed = _needed_inputs(merged, program.inputs)

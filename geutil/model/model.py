@@ -33,6 +33,7 @@ from geutil.model.shared_state import SharedState, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
 from geutil.model.to_graph import Parts
+from geutil.select.names import Layer, layers_of
 
 
 class Model(EditableModel):
@@ -117,6 +118,35 @@ class Model(EditableModel):
         return Functions[Body](self._library)
 
     @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The Keras layers that the graph was made from, in the order of their calls.
+
+        Known of models that were opened from Keras: models in memory, `.keras` and
+        `.h5` files; and SavedModels that Keras wrote, where the name scopes and
+        `keras_metadata.pb` tell them. A layer that is called twice is listed twice;
+        those in nested models and in other layers are listed after them, with their
+        paths. Layers of which edits have left nothing are not listed.
+
+        Wherever a tensor or op is asked for, a layer can be given: by name, by path, as
+        one of these records, as the layer itself or as `layer.output`.
+
+        Cost: linear in ops, times the depth of their scopes.
+
+        Example:
+            >>> import keras
+            >>> from geutil import model
+            >>> x = keras.Input([4], name="x")
+            >>> hidden = keras.layers.Dense(3, name="hidden")(x)
+            >>> y = keras.layers.Dense(2, name="scores")(hidden)
+            >>> m = model.open(keras.Model(x, y, name="net"))
+            >>> [(layer.path, layer.class_name) for layer in m.layers]
+            [('x', 'InputLayer'), ('hidden', 'Dense'), ('scores', 'Dense')]
+            >>> m.cut(outputs="hidden")
+            Model('serving_default', ['x'] -> ['hidden'], 7 ops)
+        """
+        return layers_of(self.graph)
+
+    @property
     def signatures(self) -> Mapping[str, Model]:
         """The signatures by name, this one among them, each a model."""
         return self._signatures
@@ -136,17 +166,27 @@ class Model(EditableModel):
         paths = [asset.asset_path.numpy().decode() for asset in self._holdings.assets]
         return tuple(Path(path) for path in paths)
 
-    def run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(
+        self, data: Any = None, /, **inputs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs.
 
         Args:
+            data: the inputs, in the place of `inputs`: a mapping from their names; an
+                array, if there is one input; a tuple `(x, y)`, of which y is left out;
+                many batches of this kind, as an iterable or a `tf.data.Dataset`; or
+                the path of a `.npz` file, or of a folder of them. All forms:
+                `geutil.select.networks.data.batches`.
             **inputs: a value for each input: an array, or what converts to one.
 
         Returns:
-            The outputs by name, in order.
+            The outputs by name, in order. Those of many batches are put together along
+            their first axis.
 
         Raises:
-            ModelError: an input is missing, unknown, or of another dtype or shape; an
+            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ModelError: an input is missing, unknown, or of another dtype or shape; the
+                outputs of many batches cannot be put together; an
                 output depends on a placeholder that is no input; a variable has no
                 value; eager execution is off.
             tf.errors.OpError: an op fails.
@@ -159,10 +199,48 @@ class Model(EditableModel):
             >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
             ... def f(x):
             ...     return {"y": 2 * x}
-            >>> model.open(f).run(x=[1.0, 2.0])
+            >>> m = model.open(f)
+            >>> m.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
+            >>> m.run(
+            ...     tf.data.Dataset.range(4)
+            ...     .map(lambda i: tf.cast(i, "float32"))
+            ...     .batch(3)
+            ... )
+            {'y': array([0., 2., 4.], dtype=float32)}
         """
-        return super().run(**inputs)
+        return super().run(data, **inputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, data: Any = None, /, **inputs: Any) -> dict[str, Tensor]:
+        """Compute the outputs for one batch, as tensors; `to_function()` of the same.
+
+        It works in eager code and inside `tf.function`, and under a tape.
+
+        Args:
+            data: the inputs, in the place of `inputs`, in any form of one batch that
+                `run` takes.
+            **inputs: a value for each input.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ModelError: as `ModelFunction.__call__`; or data may be many batches.
+
+        Cost: as `run`.
+
+        Example:
+            >>> import tensorflow as tf
+            >>> from geutil import model
+            >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+            ... def f(x):
+            ...     return {"y": 2 * x}
+            >>> model.open(f)(tf.constant([3.0]))["y"].numpy()
+            array([6.], dtype=float32)
+        """
+        return super().__call__(data, **inputs)
 
     def restore(self, checkpoint: str | Path) -> list[str]:
         """Give the variables the values that they have in a checkpoint, by name.
@@ -374,10 +452,10 @@ class Model(EditableModel):
 
         Args:
             inputs: the tensors that become inputs; those of the model that the outputs
-                need if None. Several tensors, ops with one output or names (of ends,
-                tensors or ops), or a mapping from the name of each new input. Without a
-                mapping, ends keep their names and other tensors are called after their
-                ops.
+                need if None. Several tensors, ops or Keras layers with one output,
+                `layer.output`, or names (of ends, tensors, ops, layers or scopes), or a
+                mapping from the name of each new input. Without a mapping, ends and
+                layers keep their names and other tensors are called after their ops.
             outputs: the tensors that become outputs, given likewise; those of the model
                 if None.
 
@@ -421,7 +499,8 @@ class Model(EditableModel):
                 scope; inputs and outputs whose names clash get a number.
             replaced: for tensors of this model the outputs of `other` (by name) that
                 their readers read instead. A mapping or pairs; a tensor is given by
-                name, as `tensor.ref()` or, in pairs, as it is.
+                name, its own or that of a Keras layer, as `tensor.ref()` or, in pairs,
+                as it is.
             feeds: for inputs of `other` (by name) the tensors of this model that they
                 are. The other inputs of `other` become inputs of the result.
             scope: the scope of the ops of `other` where names clash.
@@ -605,8 +684,9 @@ class Model(EditableModel):
         """Return the model with some ops replaced.
 
         Args:
-            ops: what to replace: a type of op; or an op, a regex that is searched in
-                names, or several of these.
+            ops: what to replace: a type of op; a Keras layer that computes with one op,
+                or its name; or an op, a regex that is searched in names, or several of
+                these.
             replacement: a function, such as a custom op or a `tf.function`. It is
                 called with the inputs of each op, in the op's graph, name scope and
                 device, and returns a tensor for each output. Or the name of another
@@ -696,7 +776,7 @@ class Model(EditableModel):
     def compare(
         self,
         other: Model,
-        inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
+        inputs: Any = None,
         samples: int = 8,
         rtol: float = 1e-5,
         atol: float = 1e-6,
@@ -710,10 +790,10 @@ class Model(EditableModel):
 
         Args:
             other: the other model, with inputs of the same names.
-            inputs: the inputs to run on, by name, or several of these. If None, they
-                are drawn from dtypes and shapes, the same ones each time: normal
-                floats, integers 0 and 1, or below the length of what they index
-                (`uint8` to 255), strings of four letters.
+            inputs: the inputs to run on, as `run` takes them: by name, or many batches,
+                each a sample. If None, they are drawn from dtypes and shapes, the same
+                ones each time: normal floats, integers 0 and 1, or below the length of
+                what they index (`uint8` to 255), strings of four letters.
                 An unknown first dimension is that of the inputs that know it, else 3;
                 other unknown ones are 8, in images 32. Pass inputs for a model that
                 takes nothing of this kind.
@@ -803,7 +883,9 @@ class Body(EditableBody, Model):
         sync(self._library)
         return tuple(c.op for c in self._library.callers_of([self._entry]))
 
-    def run(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def run(
+        self, data: Any = None, /, **inputs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Compute the outputs for some inputs; see `Model.run`.
 
         Raises:
@@ -811,7 +893,7 @@ class Body(EditableBody, Model):
                 caller can pass.
         """
         self._refuse_resources()
-        return super().run(**inputs)
+        return super().run(data, **inputs)
 
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.call_graph import on_cycles
+from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph
 
 
@@ -79,6 +80,7 @@ class Program:
         side_effects: the names of ops that run besides what the outputs need.
         ancestors: the graphs that the nodes come from; they know the gradients that
             exist in Python only.
+        layers: the calls of Keras layers that the nodes come from, where known.
     """
 
     graph_def: Any
@@ -87,6 +89,7 @@ class Program:
     captures: dict[str, Any] = field(default_factory=dict)
     side_effects: list[str] = field(default_factory=list)
     ancestors: list[Ancestor] = field(default_factory=list)
+    layers: tuple[LayerCall, ...] = ()
 
     def needed(self, more: Iterable[str] = ()) -> list[Any]:
         """Return the nodes that the ends need, and some more by name."""
@@ -292,6 +295,8 @@ def rename_placeholders(program: Program, names: Mapping[str, str]) -> None:
         return f"{start}{new}{text.removeprefix(start)[len(name) :]}"
 
     _rename(program, names, renamed)
+    # An input layer is known by its placeholder.
+    program.layers = tuple(call.renamed(renamed) for call in program.layers)
     tensors = {f"{old}:0": f"{new}:0" for old, new in names.items()}
     program.ancestors = [
         replace(a, tensors=_composed(a.tensors, tensors)) for a in program.ancestors
@@ -309,6 +314,7 @@ def prefix_nodes(program: Program, prefix: str) -> None:
         if "frame_name" in node.attr:
             node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
     _rename(program, names, renamed)
+    program.layers = tuple(call.renamed(renamed) for call in program.layers)
     program.ancestors = [
         replace(
             a,

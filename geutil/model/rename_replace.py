@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import GeutilError, ModelError
+from geutil.errors import GeutilError, ModelError, SelectionError
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import fresh_name, legal_name, node_of, rename_placeholders
+from geutil.select import names
 from geutil.select.queries import select_ops
 from geutil.transform.rewrite import Match, Op, Rule, rewrite
 
@@ -20,10 +21,10 @@ Replacement = str | Callable[..., Any]
 
 def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
     """Return a model with some ops replaced; see `Model.replace_op`."""
-    names = frozenset(op.name for op in _selected(model, ops))
+    selected = frozenset(op.name for op in _selected(model, ops))
     result = model.derived(model.program())
     op_names = {op.name for op in result.graph.get_operations()}
-    unneeded = sorted(names - op_names)
+    unneeded = sorted(selected - op_names)
     if unneeded:
         raise ModelError(
             f"no output of {model!r} depends on {unneeded[:10]}: replacing would "
@@ -34,11 +35,11 @@ def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
         return _computed(match.root, replacement)
 
     title = replacement if isinstance(replacement, str) else "replacement"
-    rule = Rule(Op(lambda op: op.name in names, ...), build, name=title)
+    rule = Rule(Op(lambda op: op.name in selected, ...), build, name=title)
     try:
         report = rewrite(result.graph, rule)
     except GeutilError as error:
-        raise ModelError(f"cannot replace {sorted(names)[:10]}: {error}") from error
+        raise ModelError(f"cannot replace {sorted(selected)[:10]}: {error}") from error
     refused = [f"'{entry.op}': {entry.reason}" for entry in report.refused]
     if refused:
         raise ModelError(f"some ops cannot be replaced: {'; '.join(refused)}")
@@ -51,6 +52,8 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
     selected_ops: list[Operation] = []
     if isinstance(ops, str):
         selected_ops = [op for op in model.graph.get_operations() if op.type == ops]
+    if not selected_ops and names.is_name(ops):
+        selected_ops = _op_of_layer(model, ops)
     if not selected_ops:
         selected_ops = [ops] if is_op(ops) else select_ops(ops, graph=model.graph)
     own = {id(sink) for sink in model.outputs.sinks.values()}
@@ -69,6 +72,32 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
                 "cannot be replaced; use prepend() for inputs, or replace what reads it"
             )
     return selected_ops
+
+
+def _op_of_layer(model: EditableModel, item: Any) -> list[Operation]:
+    """Return the op that a layer computes with, in each of its calls.
+
+    None if no layer is called so.
+
+    Raises:
+        ModelError: a layer computes with several ops, or several have the name.
+    """
+    try:
+        ops = names.ops_of_layers(model.graph, item, repr(model))
+    except SelectionError as error:
+        raise ModelError(str(error)) from error
+    computing = [op for op in ops if op.type not in _PARAMETERS]
+    if len({op.type for op in computing}) > 1:
+        candidates = [f"'{op.name}' ({op.type})" for op in computing[:10]]
+        raise ModelError(
+            f"layer '{getattr(item, 'path', getattr(item, 'name', item))}' computes "
+            f"with several ops: {', '.join(candidates)}; name one of them, or replace "
+            "the layer with splice"
+        )
+    return computing
+
+
+_PARAMETERS = frozenset(("Const", "Placeholder", "ReadVariableOp", "VarHandleOp"))
 
 
 def _computed(op: Operation, replacement: Replacement) -> list[Any]:
@@ -120,14 +149,14 @@ def rename(
     return model.derived(program, signature=signature)
 
 
-def _renamed(ends: Iterable[str], names: Mapping[str, str], kind: str) -> list[str]:
+def _renamed(ends: Iterable[str], new_names: Mapping[str, str], kind: str) -> list[str]:
     old_names = list(ends)
-    for old, new in names.items():
+    for old, new in new_names.items():
         if old not in old_names:
             raise ModelError(f"there is no {kind} '{old}'; there are {old_names}")
         if not new:
             raise ModelError(f"{kind} '{old}' needs a name")
-    renamed = [names.get(name, name) for name in old_names]
+    renamed = [new_names.get(name, name) for name in old_names]
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:
         raise ModelError(f"two {kind}s would be called {twice}; choose other names")

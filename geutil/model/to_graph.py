@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError
-from geutil.graph import creation, function_defs, functions
+from geutil.graph import creation, function_defs, functions, keras_calls
 from geutil.graph.call_graph import Effects
 from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
@@ -175,6 +175,7 @@ def materialize(
     sink.name = programs.fresh_name(programs.nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
     shared_state.carry_closures(graph, graph_def.node, program.ancestors, origins)
+    keras_calls.set_calls(graph, program.layers)
 
     def tensor(name: str) -> Tensor:
         name = programs.canonical(name)

@@ -98,9 +98,10 @@ def quantize(
             graph have names of their own, under which they are to be given. Each
             tower or replica moves them in a step.
         scope: only ops of this name scope; None is all.
-        overrides: for ops, or for regular expressions that are searched for in names
-            of ops, a `Spec` or "skip". The first one that fits counts. What a `Spec`
-            asks for has to be possible for one of its ops at least.
+        overrides: for ops, for Keras layers or their names, or for regular expressions
+            that are searched for in names of ops, a `Spec` or "skip". A string that
+            names a layer is no regular expression. The first one that fits counts. What
+            a `Spec` asks for has to be possible for one of its ops at least.
         activations: the names of the activation functions to quantize.
         strict: raise if an op is not quantized that TFLite has an int8 kernel for.
 

@@ -73,9 +73,8 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
 
     Args:
         model: a `geutil.model.Model` at inference.
-        dataset: an iterable of mappings from input names to batches, a
-            `tf.data.Dataset` of the same, or one such mapping. It is gone through once,
-            and held in memory.
+        dataset: the data, as `calibrate` takes it. It is gone through once, and held
+            in memory.
 
     Returns:
         Every batch norm: with its new statistics, or left as it is and why.

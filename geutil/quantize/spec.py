@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
+from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
 
 Array = np.ndarray[Any, Any]
@@ -293,10 +294,10 @@ class QuantizeChoices:
                 f"{', '.join(sorted(ACTIVATIONS))}"
             )
         for key, value in self.overrides.items():
-            if not is_op(key) and not can_be_regex(key):
+            if not (is_op(key) or can_be_regex(key) or names.is_name(key)):
                 raise ArgumentTypeError(
-                    "overrides are for ops, or regular expressions of their names, "
-                    f"not for {type_name(key)}"
+                    "overrides are for ops, Keras layers, or regular expressions of "
+                    f"the names of ops, not for {type_name(key)}"
                 )
             if value != SKIP and not isinstance(value, Spec):
                 raise ArgumentTypeError(
@@ -352,13 +353,15 @@ class Overrides:
         # An op, and what overrides may call it.
         called = [(op, (op, choices.stands_for.get(op, op))) for op in ops]
         for key, value in choices.overrides.items():
-            matched = [op for op, others in called if _is_meant(key, others)]
             name = getattr(key, "name", getattr(key, "pattern", key))
+            meant = _ops_of_layer(key, ops)
+            matched = [op for op, others in called if _is_meant(key, others, meant)]
             if not matched:
                 raise QuantizeError(
                     f"the override '{name}' is for no op that computes with data; "
-                    "overrides take ops of the graph, or regular expressions that are "
-                    "searched for in their names"
+                    "overrides take ops of the graph, Keras layers, or regular "
+                    "expressions that are searched for in the names of ops"
+                    f"{_hint(name, ops)}"
                 )
             new = [op for op in matched if op not in self._found]
             self._found.update(dict.fromkeys(new, value))
@@ -435,8 +438,34 @@ def _first(special: Any, otherwise: Any) -> Any:
     return otherwise if special is None else special
 
 
-def _is_meant(key: Any, ops: Iterable[Operation]) -> bool:
+def _ops_of_layer(key: Any, ops: list[Operation]) -> frozenset[Operation] | None:
+    """Return the ops of the layer that an override is for; None if it is for none.
+
+    Raises:
+        QuantizeError: several layers have the name, or the graph has not this layer.
+    """
+    if not ops or not names.is_name(key):
+        return None
+    try:
+        found = names.ops_of_layers(ops[0].graph, key)
+    except SelectionError as error:
+        raise QuantizeError(f"an override is for no layer: {error}") from error
+    # A string that names no layer is a regular expression.
+    return frozenset(found) if found or not isinstance(key, str) else None
+
+
+def _is_meant(
+    key: Any, ops: Iterable[Operation], meant: frozenset[Operation] | None
+) -> bool:
+    if meant is not None:
+        return any(op in meant for op in ops)
     if is_op(key):
         return key in ops
     regex = make_regex(key)
     return any(regex.search(op.name) for op in ops)
+
+
+def _hint(name: Any, ops: list[Operation]) -> str:
+    if not ops or not isinstance(name, str):
+        return ""
+    return f"; {names.similar(ops[0].graph, name)}"

@@ -60,10 +60,10 @@ REFUSALS = {
         (ge.ArgumentTypeError, TypeError),
         "Operation",
     ),
-    "names": (
-        lambda s: {"checkpoints": ["Sin:0"]},
-        (ge.ArgumentTypeError, TypeError),
-        "builtins.str",
+    "an unknown name": (
+        lambda s: {"checkpoints": ["Sinn"]},
+        (ge.SelectionError, ValueError),
+        "no tensor, op, layer or scope 'Sinn'; similar are ['Sin'",
     ),
     "a number": (
         lambda s: {"checkpoints": 3},

@@ -112,9 +112,9 @@ def test_other_refusals():
         m.compare("path")
     with pytest.raises(model.ModelError, match="draw at least one"):
         m.compare(m, samples=0)
-    with pytest.raises(model.ModelError, match="inputs holds nothing"):
+    with pytest.raises(model.ModelError, match="the dataset is empty"):
         m.compare(m, [])
-    with pytest.raises(model.ModelError, match="there is no input 'z'"):
+    with pytest.raises(model.ModelError, match="is for the inputs \\['z'\\]"):
         m.compare(m, {"z": 1.0})
 
 

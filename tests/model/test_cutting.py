@@ -119,7 +119,7 @@ def test_a_stray_placeholder_can_be_cut_off(chain):
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        (["nothing"], ["y"], r"no input, output, tensor or op 'nothing'"),
+        (["nothing"], ["y"], r"no input, output, tensor, op, layer or scope 'nothing'"),
         (["b"], ["y", "z"], r"still depend on its input 'x'.*inputs="),
         (["b", "x"], ["y"], r"no output depends on 'x'"),
         ({"same": "x"}, {"y": 3}, r"expected a tensor"),
@@ -142,7 +142,7 @@ def test_tensors_of_another_model_are_refused(chain):
 
 
 def test_similar_names_are_told(chain):
-    with pytest.raises(model.ModelError, match=r"op 'EXP'; similar are \['exp'\]"):
+    with pytest.raises(model.ModelError, match=r"'EXP'; similar are \['exp'\]"):
         chain.cut(outputs=["EXP"])
     with pytest.raises(model.ModelError, match=r"'smu'; similar are \['sum_1'"):
         chain.cut(outputs=["smu"])

@@ -371,9 +371,23 @@ def test_bad_data_is_refused_and_no_range_set(case, method):
     assert unchanged(m, before)
 
 
-@pytest.mark.parametrize("data", [3, "text", [1.0], [[1.0]], None], ids=repr)
+@pytest.mark.parametrize("data", [None, b"text", object(), [None]], ids=repr)
 def test_data_of_another_type_is_refused(data):
     with pytest.raises(ArgumentTypeError):
+        calibrate(branches(), data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "has shape \\(\\), and the model takes"),
+        ([1.0], "has shape \\(1,\\), and the model takes"),
+        ("text", "there is no data at 'text'"),
+    ],
+    ids=repr,
+)
+def test_data_that_does_not_fit_is_refused(data, message):
+    with pytest.raises(QuantizeError, match=message):
         calibrate(branches(), data)
 
 

@@ -71,7 +71,7 @@ TYPES = [
     ("quant_delay is a number of steps", {"quant_delay": True}),
     ("quant_delay is a number of steps", {"quant_delay": "3"}),
     ("steps are counted in a resource variable", {"step": 3}),
-    ("overrides are for ops, or regular", {"overrides": {3: "skip"}}),
+    ("overrides are for ops, Keras layers, or regular", {"overrides": {3: "skip"}}),
     ("an override is a geutil.quantize.Spec or 'skip'", {"overrides": {"one": "no"}}),
     ("an override is a geutil.quantize.Spec or 'skip'", {"overrides": {"one": 8}}),
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph import keras_calls
 from geutil.graph.functions import bindings, side_effects
+from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.model.files.inspection import inspect_keras, refuse_code
 from geutil.model.programs import Ancestor, Program, nodes_by_name
@@ -88,6 +91,7 @@ def program_of_graph(
         _small_values_as_constants(graph_def, outside),
         [op.name for op in side_effects(graph)],
         [Ancestor(graph)],
+        keras_calls.calls_in(graph),
     )
 
 
@@ -263,7 +267,8 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
 
     flat = tf.nest.flatten(specs)
     try:
-        function = tf.function(call, autograph=False).get_concrete_function(*flat)
+        with keras_calls.recorded(model) as calls:
+            function = tf.function(call, autograph=False).get_concrete_function(*flat)
     except Exception as error:  # Whatever the layers raise.
         shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in flat)
         raise ModelError(
@@ -274,6 +279,7 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
     program = program_of_function(function)
     placeholders = list(program.inputs.values())
     program.inputs = dict(zip([s.name for s in flat], placeholders, strict=True))
+    program.layers = (*_input_layers(model, program.inputs), *calls)
     if not isinstance(function.structured_outputs, dict):
         names = list(getattr(model, "output_names", None) or ())
         if isinstance(model, _library_of(model).Sequential):
@@ -281,6 +287,22 @@ def program_of_keras_model(model: Any) -> tuple[Program, list[tf.Variable]]:
         if len(set(names)) == len(program.outputs):
             program.outputs = dict(zip(names, program.outputs.values(), strict=True))
     return program, ordered(function.variables, function.captured_inputs)
+
+
+def _input_layers(model: Any, inputs: dict[str, str]) -> Iterator[LayerCall]:
+    """Yield the input layers of a model, which nothing calls."""
+    for layer in getattr(model, "layers", ()):
+        if type(layer).__name__ == keras_calls.INPUT_LAYER and layer.name in inputs:
+            tensor = inputs[layer.name]
+            yield LayerCall(
+                layer.name,
+                layer.name,
+                keras_calls.INPUT_LAYER,
+                tensor.partition(":")[0],
+                (),
+                (tensor,),
+                weakref.ref(layer),
+            )
 
 
 def _library_of(source: Any) -> Any:
@@ -345,12 +367,15 @@ class Source:
         holdings: what the signatures share.
         functions: for each signature the function that can be saved as it is, when
             nobody has opened the signature.
+        find_layers: finds the calls of Keras layers in a graph of which no program
+            tells any.
     """
 
     what: str
     signatures: dict[str, Callable[[], Program]]
     holdings: SharedState = field(default_factory=SharedState)
     functions: dict[str, Any] = field(default_factory=dict)
+    find_layers: Callable[[Graph], tuple[LayerCall, ...]] | None = None
 
     def chosen(self, signature: str | None) -> str:
         """Return the signature that is asked for, or the one that is meant.

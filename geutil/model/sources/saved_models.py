@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,12 +16,15 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import protos, types
 from geutil.graph.graph_collections import VariableFacts, variable_facts
-from geutil.model.files import loading, reading, validation
+from geutil.graph.keras_calls import LayerCall, calls_by_scopes
+from geutil.graph.types import Graph
+from geutil.model.files import loading, reading, validation, wire
 from geutil.model.programs import Program
 from geutil.model.shared_state import holdings_of
 from geutil.model.sources.graph_defs import programs_of_graph_def
 from geutil.model.sources.objects import Source, program_of_function
 
+_logger = logging.getLogger("geutil")
 _INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 
 
@@ -50,10 +55,55 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
                 f"{types.type_name(function)}: the file is damaged"
             )
         functions[name] = function
-    source = Source(what, {}, holdings_of(loaded), functions)
+    holdings = holdings_of(loaded)
+    classes = _keras_classes(path)
+    source = Source(what, {}, holdings, functions)
+
+    def find_layers(graph: Graph) -> tuple[LayerCall, ...]:
+        op_names = [op.name for op in graph.get_operations()]
+        return calls_by_scopes(op_names, classes, holdings.variables)
+
+    source.find_layers = find_layers
     for name, function in functions.items():
         source.signatures[name] = partial(_program, function, name, what)
     return source
+
+
+_NODE, _PLACE, _KIND, _METADATA = 1, 3, 4, 5
+"""Fields of `keras_metadata.pb`: a node, and in it its place, kind and JSON."""
+
+
+def _keras_classes(path: Path) -> dict[str, str] | None:
+    """Return the classes of layers by path, as tf_keras notes them in a SavedModel.
+
+    None if there is no such note, or none that can be read: the model opens without.
+    """
+    file = path / "keras_metadata.pb"
+    if not file.is_file():
+        return None
+    nodes: dict[str, tuple[str, str]] = {}
+    data = file.read_bytes()
+    try:
+        for node in wire.fields(data, 0, len(data)):
+            values = {
+                f.number: data[f.start : f.end]
+                for f in wire.fields(data, node.start, node.end)
+            }
+            config = json.loads(values.get(_METADATA, b"{}"))
+            kind = values.get(_KIND, b"").decode()
+            if node.number == _NODE and "class_name" in config and "metric" not in kind:
+                place = values.get(_PLACE, b"").decode()
+                nodes[place] = (str(config.get("name")), str(config["class_name"]))
+    except (ModelError, ValueError) as error:
+        _logger.warning("'%s' cannot be read (%s); layers have no names", file, error)
+        return None
+    classes = {}
+    for place, (_, class_name) in nodes.items():
+        parts = place.split(".")
+        around = [".".join(parts[:count]) for count in range(2, len(parts) + 1)]
+        if around and all(place in nodes for place in around):
+            classes["/".join(nodes[place][0] for place in around)] = class_name
+    return classes
 
 
 def _program(function: Any, name: str, what: str) -> Program:

@@ -44,8 +44,7 @@ def choose_bits(
 
     Args:
         model: a float `geutil.model.Model`, which is not changed.
-        data: an iterable of mappings from input names to batches, a `tf.data.Dataset`
-            of the same, or one such mapping. It is gone through once and kept.
+        data: the data, as `calibrate` takes it. It is gone through once and kept.
         size: the most bytes that the weights take in the file; or, as a float below 1,
             their share of what they take in 8 bits each. What else the file holds,
             such as steps and biases, does not depend on the bits.

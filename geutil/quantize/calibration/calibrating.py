@@ -23,6 +23,7 @@ from geutil.quantize.rounding.rounding import Choice, Rounded, round_weights
 from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.spec import Range
+from geutil.select.networks import data
 
 Sample = dict[str, Any]
 
@@ -31,42 +32,16 @@ def batches(dataset: Any, inputs: Mapping[str, Tensor]) -> Iterator[Sample]:
     """Yield the batches of a dataset as tensors by the name of the input.
 
     Args:
-        dataset: an iterable of mappings from input names to batches, a
-            `tf.data.Dataset` of the same, or one such mapping.
+        dataset: the data; see `geutil.select.networks.data.batches`.
         inputs: the inputs of the model by name.
 
     Raises:
-        ArgumentTypeError: the dataset is nothing of this, or a batch is no mapping.
+        ArgumentTypeError: the dataset is nothing that can be taken for batches.
         QuantizeError: a batch lacks an input, has one too many, or does not fit; or
             there are no batches.
     """
-    if isinstance(dataset, Mapping):
-        dataset = [dataset]
-    if isinstance(dataset, str | bytes) or not isinstance(dataset, Iterable):
-        raise ArgumentTypeError(
-            "data is an iterable of mappings from input names to batches, or a "
-            f"tf.data.Dataset of the same, not {type_name(dataset)}"
-        )
-    count = 0
-    for batch in dataset:
-        yield _checked(batch, inputs, count)
-        count += 1
-    if not count:
-        raise QuantizeError("the dataset is empty; there is nothing to learn from")
-
-
-def _checked(batch: Any, inputs: Mapping[str, Tensor], index: int) -> Sample:
-    if not isinstance(batch, Mapping):
-        raise ArgumentTypeError(
-            f"batch {index} is a {type_name(batch)}; pass mappings from input names to "
-            f"batches, with the names {list(inputs)}"
-        )
-    if set(batch) != set(inputs):
-        raise QuantizeError(
-            f"batch {index} is for the inputs {sorted(map(str, batch))}, and the model "
-            f"has {sorted(inputs)}"
-        )
-    return {name: _fitting(name, t, batch[name], index) for name, t in inputs.items()}
+    for index, batch in enumerate(data.batches(dataset, inputs, QuantizeError)):
+        yield {n: _fitting(n, t, batch[n], index) for n, t in inputs.items()}
 
 
 def _fitting(name: str, t: Tensor, value: Any, index: int) -> Any:
@@ -94,13 +69,16 @@ T = TypeVar("T")
 
 
 def counted(
-    items: Iterable[T], dataset: Any, progress: bool | None, title: str = "calibrating"
+    items: Iterable[T],
+    total: int | None,
+    progress: bool | None,
+    title: str = "calibrating",
 ) -> Iterator[T]:
     """Yield items, and show how many there were.
 
     Args:
         items: the items.
-        dataset: what they are made from, which may know how many there are.
+        total: how many there are, if that is known.
         progress: show it; None does so on a terminal, if rich is installed.
         title: what is being done.
 
@@ -134,18 +112,7 @@ def counted(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, _count(dataset), description=title)
-
-
-def _count(dataset: Any) -> int | None:
-    """Return how many batches there are, if that is known."""
-    if isinstance(dataset, Mapping):
-        return 1
-    try:
-        return len(dataset)
-    # A tf.data.Dataset raises if it does not know, or has no end.
-    except TypeError:
-        return None
+        yield from bar.track(items, total, description=title)
 
 
 Array = np.ndarray[Any, Any]
@@ -269,8 +236,9 @@ def calibrate(
 
     Args:
         model: a `geutil.model.Model` that was quantized.
-        dataset: an iterable of mappings from input names to batches, a
-            `tf.data.Dataset` of the same, or one such mapping. It is gone through once;
+        dataset: the data, as `geutil.model.Model.run` takes it: a batch (a mapping from
+            input names, an array, a tuple `(x, y)`), an iterable or `tf.data.Dataset`
+            of batches, or the path of a `.npz` file. It is gone through once;
             where weights are rounded by data, its first batches, until there are 128
             samples, are held in memory, with what two layers at a time make of them.
         method: how to choose ranges.
@@ -351,7 +319,8 @@ def _calibrated(
     others = [site for site in sites if not site.is_weights]
     collection = Collection(model, others, method, settings)
     kept_samples: list[Sample] = []
-    for sample in counted(batches(dataset, model.inputs), dataset, progress):
+    total = data.count_of(dataset, model.inputs)
+    for sample in counted(batches(dataset, model.inputs), total, progress):
         collection.add(sample)
         if not choice.is_plain and _size(kept_samples) < _MOST_SAMPLES:
             kept_samples.append(sample)
@@ -393,7 +362,7 @@ def _size(samples: Sequence[Sample]) -> int:
 
 
 def _layers_shown(items: Sequence[T], progress: bool | None) -> Iterator[T]:
-    return counted(items, items, progress, "rounding")
+    return counted(items, len(items), progress, "rounding")
 
 
 def _sites(model: Any) -> list[RangeSite]:

@@ -120,8 +120,7 @@ def compare_int8(
     Args:
         model: the `geutil.model.Model` that the file was made from.
         tflite: what `to_int8` returned.
-        dataset: an iterable of mappings from input names to batches, a
-            `tf.data.Dataset` of the same, or one such mapping.
+        dataset: the data, as `calibrate` takes it.
         layers: tell the noise of each quantized op, too: by itself, accumulated, and
             in the file; see `LayerNoise`.
 
