@@ -202,12 +202,9 @@ class Model(EditableModel):
             >>> m = model.open(f)
             >>> m.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
-            >>> m.run(
-            ...     tf.data.Dataset.range(4)
-            ...     .map(lambda i: tf.cast(i, "float32"))
-            ...     .batch(3)
-            ... )
-            {'y': array([0., 2., 4.], dtype=float32)}
+            >>> dataset = tf.data.Dataset.from_tensor_slices([0.0, 1.0, 2.0, 3.0])
+            >>> m.run(dataset.batch(3))
+            {'y': array([0., 2., 4., 6.], dtype=float32)}
         """
         return super().run(data, **inputs)
 

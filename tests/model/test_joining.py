@@ -218,7 +218,11 @@ def test_dtypes_and_shapes_must_fit(first):
 def test_unknown_ends_are_refused(first, second):
     for replaced, feeds, message in (
         ({"hidden": "nothing"}, {}, r"no output 'nothing'.*\['z'\]"),
-        ({"nothing": "z"}, {}, r"no input, output, tensor or op 'nothing'"),
+        (
+            {"nothing": "z"},
+            {},
+            r"no .*tensor, op, layer or scope 'nothing'",
+        ),
         ({"hidden": "z"}, {"nothing": "x"}, r"no input 'nothing'.*\['x'\]"),
         ({}, {}, r"nothing connects"),
     ):

@@ -92,7 +92,10 @@ USING = {
     "too many": (lambda m: m.to_function()(1, 2), "2 values for 1 inputs"),
     "twice": (lambda m: m.to_function()(1, x=1), "by position and by name"),
     "cut nothing": (lambda m: m.cut(outputs=[]), "at least one output"),
-    "cut the unknown": (lambda m: m.cut(outputs=["zz"]), "no input, output, tensor or"),
+    "cut the unknown": (
+        lambda m: m.cut(outputs=["zz"]),
+        "no input, output, tensor",
+    ),
     "cut no inputs": (lambda m: m.cut(inputs=[]), "still depend on its input 'x'"),
     "cut at a handle": (
         lambda m: m.cut(inputs=[handle(m)]),

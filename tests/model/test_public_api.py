@@ -10,8 +10,8 @@ from geutil import GeutilError, model
 from tests.documented import missing_parts, signature
 
 NAMES = """
-    Body Comparison Difference Inspection Model ModelError ModelFunction StripReport
-    Stripped TFLiteInspection inspect open
+    Body Comparison Difference Inspection Layer Model ModelError ModelFunction
+    StripReport Stripped TFLiteInspection inspect open
 """
 # What methods and functions take and give, annotations included.
 SIGNATURES = """
@@ -19,7 +19,8 @@ inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection
 open(source: Any, *, signature: str | None = None, tags: Sequence[str] | str | None =
     None, inline: bool = True, inputs: Ends = None, outputs: Ends = None,
     session: Any = None) -> Model
-Model.run(self, /, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]
+Model.run(self, data: Any = None, /, **inputs: Any) -> dict[str, np.ndarray[Any,
+    Any]]
 Model.restore(self, checkpoint: str | Path) -> list[str]
 Model.to_function(self) -> ModelFunction
 Model.freeze(self) -> Model
@@ -39,9 +40,8 @@ Model.strip_training(self, *, switches: Mapping[str, Any] | None = None, statist
 Model.replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model
 Model.set_batch_size(self, size: int | None, *, inputs: Iterable[str] | None = None,
     samples: Mapping[str, Any] | None = None, verify: bool = True) -> Model
-Model.compare(self, other: Model, inputs: Mapping[str, Any] | Iterable[Mapping[str,
-    Any]] | None = None, samples: int = 8, rtol: float = 1e-05, atol: float = 1e-06) ->
-    Comparison
+Model.compare(self, other: Model, inputs: Any = None, samples: int = 8, rtol: float =
+    1e-05, atol: float = 1e-06) -> Comparison
 Body.add_input(self, name: str, dtype: Any, shape: Any = None, *, value: Value) ->
     Tensor
 Body.remove_input(self, name: str) -> None
@@ -49,7 +49,7 @@ Body.add_output(self, name: str, tensor: Tensor | Mapping[str, Tensor]) ->
     tuple[Tensor, ...]
 Body.remove_output(self, name: str) -> None
 """
-PROPERTIES = ["assets", "functions", "graph", "signatures", "variables"]
+PROPERTIES = ["assets", "functions", "graph", "layers", "signatures", "variables"]
 # For tools that are built on models: they are documented, and may still change.
 FOR_TOOLS = """
     concrete_function derived holdings opened_signatures program reached_ops rebuilt

@@ -1,0 +1,235 @@
+"""Layers of Keras by name, against what Keras itself computes in them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.errors import ModelError, QuantizeError
+from geutil.gradients import gradients, last_report
+from geutil.quantize import quantize
+from tests.settings import needs_eager
+
+pytestmark = needs_eager
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+
+
+def nested():
+    """A Sequential and a shared layer inside a functional model; names like a path."""
+    image = keras.Input([8, 8, 3], name="image")
+    encoder = keras.Sequential(
+        [
+            layers.Conv2D(4, 3, padding="same", name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(name="act"),
+        ],
+        name="encoder",
+    )
+    x = layers.Conv2D(4, 3, padding="same", name="conv")(encoder(image))
+    shared = layers.Dense(4, name="shared")
+    x = shared(shared(x))
+    x = layers.Dropout(0.5, name="drop")(x)
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(image, layers.Dense(2, name="conv_1")(x), name="net")
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.first = layers.Dense(5, activation="relu", name="first")
+        self.second = layers.Dense(2, name="second")
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+
+def subclassed():
+    network = Subclassed()
+    network(np.zeros([1, 8, 8, 3], np.float32))
+    return network
+
+
+def attention():
+    tokens = keras.Input([6, 8], name="tokens")
+    attended = layers.MultiHeadAttention(2, 4, name="attention")(tokens, tokens)
+    x = layers.Add(name="sum")([tokens, attended])
+    x = layers.LayerNormalization(name="norm")(x)
+    return keras.Model(tokens, layers.Dense(3, name="scores")(x), name="transformer")
+
+
+def mobile():
+    return keras.applications.MobileNetV3Small(
+        weights=None, input_shape=(32, 32, 3), classes=4, include_preprocessing=False
+    )
+
+
+NETWORKS = {"nested": nested, "attention": attention, "mobile": mobile}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request):
+    keras.utils.set_random_seed(0)
+    made = NETWORKS[request.param]()
+    for v in made.variables:
+        if "moving" in v.path:
+            v.assign(RANDOM.uniform(0.5, 1.5, v.shape))
+    return made
+
+
+def sample(network):
+    return RANDOM.normal(size=(2, *network.input_shape[1:])).astype(np.float32)
+
+
+def called_once(network):
+    """Return the layers of a functional model that it calls once, in order."""
+    return [
+        layer
+        for layer in network.layers
+        if len(layer._inbound_nodes) == 1
+        and isinstance(layer.output, keras.KerasTensor)
+        and type(layer).__name__ not in ("InputLayer", "Sequential")
+    ]
+
+
+@pytest.fixture(params=["memory", "keras", "saved_model"])
+def opened(request, network, tmp_path):
+    if request.param == "memory":
+        return model.open(network)
+    path = tmp_path / ("net.keras" if request.param == "keras" else "net")
+    if request.param == "keras":
+        network.save(path)
+    else:
+        network.export(path, verbose=False)
+    return model.open(str(path))
+
+
+def test_what_a_layer_gives_is_what_keras_computes(network, opened):
+    """Of every layer, as it was opened in memory, from an archive and a SavedModel."""
+    known = {layer.path for layer in opened.layers}
+    wanted = [layer for layer in called_once(network) if layer.name in known]
+    # A file holds no ops of layers that do nothing at inference.
+    assert len(wanted) >= len(called_once(network)) - 2
+    if len(wanted) > 12:
+        wanted = wanted[::7]
+    x = sample(network)
+    probe = keras.Model(network.input, [layer.output for layer in wanted])
+    expected = probe(x, training=False)
+    for layer, value in zip(wanted, expected, strict=True):
+        cut = opened.cut(outputs={"y": layer.name})
+        found = cut.run(x)["y"]
+        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_told_by_name_object_tensor_and_record():
+    network = nested()
+    m = model.open(network)
+    x = sample(network)
+    pool = network.get_layer("pool")
+    (record,) = (layer for layer in m.layers if layer.path == "pool")
+    expected = m.cut(outputs={"y": "pool"}).run(x)["y"]
+    for given in (pool, pool.output, record, "pool"):
+        np.testing.assert_array_equal(m.cut(outputs={"y": given}).run(x)["y"], expected)
+    assert list(m.cut(outputs=pool).outputs) == ["pool"]
+    assert record.class_name == "GlobalAveragePooling2D"
+
+
+def test_paths_of_nested_layers():
+    m = model.open(nested())
+    by_path = [(layer.path, layer.class_name) for layer in m.layers]
+    assert ("encoder/conv", "Conv2D") in by_path
+    assert ("encoder", "Sequential") in by_path
+    assert [path for path, _ in by_path].count("shared") == 2
+    # A whole path comes before a part of one: `conv` is not the encoder's.
+    outer, inner = (m.cut(outputs={"y": name}) for name in ("conv", "encoder/conv"))
+    counts = [
+        sum(op.type == "Conv2D" for op in cut.graph.get_operations())
+        for cut in (outer, inner)
+    ]
+    assert counts == [2, 1]
+
+
+def test_a_layer_called_twice_gives_two_tensors():
+    m = model.open(nested())
+    with pytest.raises(ModelError, match="'shared' fits 2 tensors; pass one of"):
+        m.cut(outputs="shared")
+
+
+def test_names_that_fit_several_layers_are_listed():
+    x = image = keras.Input([4], name="x")
+    for name in ("a", "b"):
+        x = keras.Sequential([layers.Dense(4, name="dense")], name=name)(x)
+    m = model.open(keras.Model(image, x, name="net"))
+    with pytest.raises(ModelError, match=r"2 layers are called 'dense'.*'a/dense'"):
+        m.cut(outputs="dense")
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    m = model.open(nested())
+    with pytest.raises(ModelError, match=r"similar are \['pool'"):
+        m.cut(outputs="pooll")
+    other = keras.Sequential([layers.Dense(2, name="elsewhere")])
+    other.build([None, 3])
+    with pytest.raises(ModelError, match="not made from the Keras layer 'elsewhere'"):
+        m.cut(outputs=other.layers[0])
+
+
+def test_a_subclassed_model():
+    network = subclassed()
+    m = model.open(network)
+    x = RANDOM.normal(size=(2, 8, 8, 3)).astype(np.float32)
+    assert [layer.path for layer in m.layers] == ["first", "second"]
+    found = m.cut(outputs={"y": "first"}).run(x)["y"]
+    np.testing.assert_allclose(found, network.first(x), rtol=1e-5, atol=1e-5)
+
+
+def test_edits_leave_out_layers_that_are_gone():
+    m = model.open(nested())
+    cut = m.cut(outputs="encoder")
+    paths = {layer.path for layer in cut.layers}
+    assert "encoder/conv" in paths
+    assert not paths & {"pool", "conv_1"}
+
+
+def test_overrides_are_for_layers():
+    network = nested()
+    m = model.open(network)
+    report = quantize(
+        m,
+        is_training=False,
+        overrides={network.get_layer("conv_1"): "skip", "encoder/conv": "skip"},
+    )
+    skipped = {e.op for e in report.skipped if e.reason == "is skipped by an override"}
+    assert any(op.endswith("encoder_1/conv_1/convolution") for op in skipped)
+    assert any("MatMul" in op for op in skipped)
+    assert sum("convolution" in entry.op for entry in report.quantized) == 1
+    with pytest.raises(QuantizeError, match="similar are"):
+        quantize(
+            model.open(nested()), is_training=False, overrides={"encodr/conv": "skip"}
+        )
+
+
+def test_checkpoints_are_layers():
+    network = nested()
+    x = RANDOM.normal(size=(2, 8, 8, 3)).astype(np.float32)
+    held, plain = model.open(network), model.open(network)
+    (held_y,), (plain_y,) = held.outputs.values(), plain.outputs.values()
+    with held.graph.as_default():
+        given = ["encoder/act", network.get_layer("pool")]
+        (slope,) = gradients(held_y, [held.inputs["image"]], checkpoints=given)
+        report = last_report()
+    with plain.graph.as_default():
+        (expected,) = tf.gradients(plain_y, [plain.inputs["image"]])
+    kept = [tensor.name for tensor in report.kept]
+    assert any("/act_" in name for name in kept)
+    assert any("/pool_" in name for name in kept)
+    np.testing.assert_allclose(
+        held.cut(outputs={"g": slope}).run(x)["g"],
+        plain.cut(outputs={"g": expected}).run(x)["g"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
