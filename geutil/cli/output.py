@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+VERBOSE = ContextVar("VERBOSE", default=False)
+"""Whether what TensorFlow and its converters say is shown, too."""
 
 
 @contextmanager
