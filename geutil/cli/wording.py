@@ -103,10 +103,8 @@ _PHRASES = (
         "save it again with a signature",
     ),
     (
-        r"pass samples=\{input: rows\}, or pass verify=False.*|"
-        r"pass samples=\{input: rows\} that make a difference, or verify=False.*",
-        "the library takes such inputs, and skips the proof: "
-        "Python's `Model.set_batch_size` is for that",
+        r"pass samples=\{input: rows\}.* verify=False.*",
+        "`Model.set_batch_size` in Python takes such samples, or skips the proof",
     ),
     (
         r"name (?:the inputs that|those whose) [a-z ]* with inputs=\[\.\.\.\]",

@@ -24,10 +24,14 @@ from geutil.cli.options import (
 )
 from geutil.cli.output import plain, show, show_rows, show_written, working
 from geutil.cli.running import differences, drawn_difference, outputs_on, read_runnable
+from geutil.cli.wording import in_words
 from geutil.cli.written import Record, Written
+from geutil.errors import ModelError
+from geutil.formats import format_by_name
 
 if TYPE_CHECKING:
     from geutil.model import Model
+    from geutil.model.comparison import Difference
 
 _KERAS = ".keras"
 _KERAS_READ = (_KERAS, ".h5", ".hdf5")
@@ -108,26 +112,21 @@ def _write_keras(path: Path, output: Path) -> None:
 
 def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
     """Return what was written, as it is read again and run."""
-    path = record.output
+    path, suffix = record.output, record.output.suffix.lower()
+    if form is not None and form.value != format_by_name(path):
+        return record.written(model, why_not=f"'{suffix}' does not say what it is")
     if form is ModelFormat.tflite:
         return record.written(
-            model,
-            compared=lambda: drawn_difference(model, read_runnable(path, None)),
+            model, compared=lambda: drawn_difference(model, read_runnable(path, None))
         )
     keeps_name = form is ModelFormat.saved_model
-    again = _read_again(path, form, model.signature if keeps_name else None)
-    return record.written(again, format="" if form else "keras")
-
-
-def _read_again(path: Path, form: ModelFormat | None, signature: str | None) -> Model:
-    """Open what was written, whose name need not say its format."""
-    if form not in (ModelFormat.graph_def, ModelFormat.pbtxt):
-        return files.read_model(path, signature)
-    from geutil.model import open
-    from geutil.model.files.reading import read_graph_def
-
-    with working(f"opening {path.name}"):
-        return open(read_graph_def(path))
+    format = "" if form else _KERAS.removeprefix(".")
+    try:
+        again = files.read_model(path, model.signature if keeps_name else None)
+    except ModelError as error:
+        why_not = f"it is not opened: {in_words(str(error))}"
+        return record.written(model, why_not=why_not, format=format)
+    return record.written(again, format=format)
 
 
 _RTOL, _ATOL = 1e-5, 1e-6
@@ -192,13 +191,23 @@ def run(
     if as_json:
         told: dict[str, Any] = {"outputs": described}
         if against is not None:
-            told |= {"differences": plain(found), "equal": equal}
+            told |= {"differences": [_apart(each) for each in found], "equal": equal}
         show(told, as_json=True)
     else:
         show_rows(list(_COLUMNS), map(_row, described), as_json=False)
         for each in found:
-            print(each)
+            print(str(each).replace(_ONE_SAMPLE, ""))
     return 0 if equal else 1
+
+
+_ONE_SAMPLE = " of sample 0"
+"""All samples are one array here, whose index says which."""
+
+
+def _apart(difference: Difference) -> dict[str, Any]:
+    told: dict[str, Any] = plain(difference)
+    del told["sample"]
+    return told
 
 
 _COLUMNS = ("name", "dtype", "shape", "min", "max", "mean")
