@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli import files
 from geutil.cli.files import Batches, CommandError
 from geutil.cli.output import counted
+from geutil.errors import QuantizeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +77,8 @@ def _file(path: Path, signature: str | None) -> Runnable:
     from geutil.model import inspect
     from geutil.quantize.int8.running import Runner
 
-    signatures = inspect(str(path)).signatures
+    inspection = inspect(str(path))
+    signatures = inspection.signatures
     if len(signatures) != 1:
         raise CommandError(
             f"'{path}' has {len(signatures)} signatures, and a file is run by its "
@@ -87,7 +89,17 @@ def _file(path: Path, signature: str | None) -> Runnable:
         raise CommandError(
             f"'{path}' has no signature '{signature}'; it has ['{name}']"
         )
-    runner = Runner(path.read_bytes(), list(ends.inputs), list(ends.outputs))
+    try:
+        runner = Runner(path.read_bytes(), list(ends.inputs), list(ends.outputs))
+    except QuantizeError as error:
+        flex_ops = list(getattr(inspection, "flex_ops", ()))
+        if not flex_ops:
+            raise
+        raise CommandError(
+            f"'{path}' has ops of TensorFlow ({', '.join(flex_ops)}), which the "
+            "interpreter that is installed does not come with; run the model that it "
+            "was made from"
+        ) from error
 
     def call(arrays: Arrays) -> Arrays:
         for key, array in arrays.items():

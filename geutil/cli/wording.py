@@ -89,8 +89,7 @@ _PHRASES = (
     (
         r"\(geutil\.model\.inspect, geutil\.report\.view and diff read it, and an "
         r"interpreter such as that of ai_edge_litert runs it; ",
-        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it, as "
-        "an interpreter such as that of ai_edge_litert does; ",
+        "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it; ",
     ),
     # What takes Python, since the command has nothing for it.
     (r"pass shapes=\{[^}]*\}", "pass --size input=8,8,3"),
@@ -103,7 +102,7 @@ _PHRASES = (
         "save it again with a signature",
     ),
     (
-        r"pass samples=\{input: rows\}.* verify=False.*",
+        r"pass samples=\{input: rows\}.*",
         "`Model.set_batch_size` in Python takes such samples, or skips the proof",
     ),
     (
