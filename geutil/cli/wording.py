@@ -15,10 +15,14 @@ _PHRASES = (
     (r"pass signature= as one of", "pass --signature with one of"),
     (r"pass overwrite=True to replace it", "pass --force to replace it"),
     (
-        r"pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or replace "
-        r"them",
-        "`geutil convert --tf-ops` keeps ops that TensorFlow Lite lacks; or replace "
-        "them",
+        (
+            r"pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or replace "
+            r"them"
+        ),
+        (
+            "`geutil convert --tf-ops` keeps ops that TensorFlow Lite lacks; or replace "
+            "them"
+        ),
     ),
     (r"pass scheme=, one of", "pass --scheme with one of"),
     (r"pass one of size=, noise= and accuracy=", "pass --size or --noise"),
@@ -33,8 +37,10 @@ _PHRASES = (
     (r"name it in inputs= too", "name it with --input too"),
     (r"with overrides=\{name: 'skip'\}", "with `geutil quantize --skip REGEX`"),
     (
-        r"Pass statistics=\{name: \(mean, variance\)\} with the names of their "
-        r"variables, or keep=\[name\]",
+        (
+            r"Pass statistics=\{name: \(mean, variance\)\} with the names of their "
+            r"variables, or keep=\[name\]"
+        ),
         "Pass --keep NAME",
     ),
     (
@@ -61,8 +67,7 @@ _PHRASES = (
         "quantize it first, with `geutil quantize`",
     ),
     (
-        r"quantize it with quantize\(model, scheme='([^']*)'"
-        r"(?:, is_training=False)?\)",
+        r"quantize it with quantize\(model, scheme='([^']*)'[^)]*\)",
         r"quantize it with `geutil quantize --scheme \1`",
     ),
     (
@@ -87,8 +92,7 @@ _PHRASES = (
         "with `geutil fold`",
     ),
     (
-        r"\(geutil\.model\.inspect, geutil\.report\.view and diff read it, and an "
-        r"interpreter such as that of ai_edge_litert runs it; ",
+        r"\(geutil\.model\.inspect, geutil\.report\.view and diff .* runs it; ",
         "(`geutil inspect`, `view` and `diff` read it, and `geutil run` runs it; ",
     ),
     # What takes Python, since the command has nothing for it.
