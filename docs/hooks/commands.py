@@ -38,7 +38,9 @@ def reference() -> Iterator[str]:
 
 def _section(name: str, command: Any) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option"]
+    options = [
+        p for p in command.params if p.param_type_name == "option" and not p.hidden
+    ]
     words = [_placeholder(p) for p in arguments]
     words += [f"{p.opts[0]} {_value(p)}" for p in options if p.required]
     rest = " [OPTIONS]" if any(not p.required for p in options) else ""

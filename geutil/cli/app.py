@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from geutil.cli.commands import editing, looking, memory, quantizing
+from geutil.cli.commands import editing, looking, memory, quantizing, running
 from geutil.version import __version__
 
 app = typer.Typer(
@@ -37,6 +37,10 @@ def _everywhere(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks of errors.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show what TensorFlow's converters say."),
+    ] = False,
 ) -> None:
     """Graph surgery for TensorFlow models."""
     if context.invoked_subcommand is None:
@@ -56,6 +60,8 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
     "quantize": quantizing.quantize,
     "calibrate": quantizing.calibrate,
     "memory": memory.memory,
+    "convert": running.convert,
+    "run": running.run,
     "diff": looking.diff,
     "check": looking.check,
     "view": looking.view,

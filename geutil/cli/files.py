@@ -10,14 +10,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geutil.cli.options import ModelFormat
-from geutil.cli.output import working
+from geutil.cli.output import VERBOSE, working
 from geutil.errors import GeutilError
 from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
 
@@ -40,6 +40,9 @@ def start_tensorflow() -> None:
 @contextmanager
 def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
     """Hold back what TensorFlow's C++ part writes to the process's stderr."""
+    if VERBOSE.get():
+        yield
+        return
     with tempfile.TemporaryFile() as capture_file:
         original_stderr = os.dup(_STDERR)
         os.dup2(capture_file.fileno(), _STDERR)
@@ -132,12 +135,19 @@ def format_of(path: Path, chosen: ModelFormat | None) -> ModelFormat:
 
 
 def write_model(
-    model: Model, path: Path, chosen: ModelFormat | None, force: bool
+    model: Model,
+    path: Path,
+    chosen: ModelFormat | None,
+    force: bool,
+    *,
+    tf_ops: bool = False,
 ) -> None:
     """Write a model."""
     form = format_of(path, chosen)
-    with working(f"writing {path.name}"):
-        model.save(path, form.value, overwrite=force)
+    # Else what is said is geutil's own.
+    quiet = held_back() if form is ModelFormat.tflite else nullcontext()
+    with working(f"writing {path.name}"), quiet:
+        model.save(path, form.value, overwrite=force, select_tf_ops=tf_ops)
 
 
 def write_bytes(blob: bytes, path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
 from typing import Any
 
+from geutil.cli.wording import in_words
 from geutil.errors import GeutilError
 
 _MISSING = (
@@ -34,11 +36,18 @@ def run(app: Any, arguments: list[str]) -> int:
 
     What geutil, TensorFlow or the system refuses is told in one line, and so is what
     nobody expected; with --debug anywhere among the arguments, with its traceback.
+    With --verbose, what TensorFlow and its converters say is not held back.
     """
     import typer
 
+    from geutil.cli import output
+
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    before = output.VERBOSE.set("--verbose" in arguments)
+    warnings = _Warnings(logging.WARNING)
+    logging.getLogger("geutil").addHandler(warnings)
+    everywhere = ("--debug", "--verbose")
+    arguments = [argument for argument in arguments if argument not in everywhere]
     command = typer.main.get_command(app)
     try:
         result = command.main(arguments, prog_name="geutil", standalone_mode=False)
@@ -59,7 +68,17 @@ def run(app: Any, arguments: list[str]) -> int:
             traceback.print_exc()
         _tell(_said(error))
         return 1
+    finally:
+        output.VERBOSE.reset(before)
+        logging.getLogger("geutil").removeHandler(warnings)
     return result if isinstance(result, int) else 0
+
+
+class _Warnings(logging.Handler):
+    """Tells warnings of the library as refusals are told, in one line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _tell(in_words(record.getMessage()))
 
 
 def _place(error: Any) -> str:
@@ -69,7 +88,7 @@ def _place(error: Any) -> str:
 
 def _said(error: Exception) -> str:
     if isinstance(error, GeutilError | OSError):
-        return str(error)
+        return in_words(str(error))
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}; pass --debug to see where it comes from"
 

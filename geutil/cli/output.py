@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+VERBOSE = ContextVar("VERBOSE", default=False)
+"""Whether what TensorFlow and its converters say is shown, too."""
 
 
 @contextmanager
@@ -112,10 +115,47 @@ def show_rows(
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(markup=False, emoji=False, highlight=False)
+    cells = [[str(cell) for cell in row] for row in listed]
+    widths = _widths([list(titles), *cells], console.width)
     table = Table(*titles, box=None)
-    for row in listed:
-        table.add_row(*(str(cell) for cell in row))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    for row in cells:
+        table.add_row(*map(cut_in_middle, row, widths))
+    console.print(table)
+
+
+_BESIDE = 2
+"""Columns of a terminal that a table's cell has beside it."""
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return how wide columns may be, the widest being the first to give way."""
+    titles, *_ = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while sum(widths) + _BESIDE * len(widths) > width:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        if widths[widest] <= max(len(titles[widest]), _LEAST):
+            break
+        widths[widest] -= 1
+    return widths
+
+
+_LEAST = 5
+
+
+def cut_in_middle(text: str, width: int) -> str:
+    """Return a text that is not wider: names differ in their ends more than before.
+
+    Example:
+        >>> cut_in_middle("block_1/expand/Conv2D", 15)
+        'bloc…and/Conv2D'
+        >>> cut_in_middle("Conv2D", 15)
+        'Conv2D'
+    """
+    if len(text) <= width:
+        return text
+    start = (width - 1) // 3
+    return f"{text[:start]}…{text[len(text) - (width - 1 - start) :]}"
 
 
 def plain(value: Any) -> Any:

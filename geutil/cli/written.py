@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli import files
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import plain, show, working
+from geutil.cli.wording import in_words
 from geutil.errors import GeutilError
 
 if TYPE_CHECKING:
@@ -100,7 +102,13 @@ class Record:
         self._before = model.cut() if to_be_changed else model
 
     def written(
-        self, model: Model, data: files.Batches | None = None, why_not: str = ""
+        self,
+        model: Model,
+        data: files.Batches | None = None,
+        why_not: str = "",
+        *,
+        compared: Callable[[], tuple[float, int]] | None = None,
+        format: str = "",
     ) -> Written:
         """Return what was written.
 
@@ -108,18 +116,23 @@ class Record:
             model: the model that was written.
             data: inputs to run both on; None draws some.
             why_not: why the two cannot be held side by side; "" if they can.
+            compared: runs both, in place of `Model.compare`: returns the largest
+                difference, and on how many inputs.
+            format: what was written, if it is none of the formats of options.
         """
         kinds = _kinds(model)
         difference, samples = None, 0
         if not why_not:
             try:
                 with working("running both"):
-                    difference, samples = self._compared(model, data)
+                    difference, samples = (
+                        self._compared(model, data) if compared is None else compared()
+                    )
             except GeutilError as error:
-                why_not = str(error)
+                why_not = in_words(str(error))
         return Written(
             self.output,
-            files.format_of(self.output, self.form).value,
+            format or files.format_of(self.output, self.form).value,
             _size(self.output),
             self._bytes_before,
             dict(kinds - self._kinds),

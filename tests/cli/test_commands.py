@@ -31,6 +31,8 @@ COMMANDS = [
     "quantize",
     "calibrate",
     "memory",
+    "convert",
+    "run",
     "diff",
     "check",
     "view",
@@ -390,9 +392,16 @@ def test_plans_that_quantize_cannot_take(geutil, folder, tmp_path):
     assert not (tmp_path / "q").exists()
 
 
+def _mega(line):
+    """Return the size in the second cell of a row, which has its unit."""
+    number, unit = line.split("\t")[1].split()
+    assert unit == "MB"
+    return float(number)
+
+
 def test_memory(geutil, folder):
     (plain, ours) = geutil("memory", folder / "net", "--batch", "4").out.splitlines()
-    assert float(plain.split("\t")[1]) >= float(ours.split("\t")[1]) > 0
+    assert _mega(plain) >= _mega(ours) > 0
     report = json.loads(geutil("memory", folder / "net", "--batch", "64", "--json").out)
     assert report["plain_peak"] >= report["peak"] > 64 * 8 * 8 * 3 * 4
 
@@ -405,7 +414,7 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     page = tmp_path / "chain.html"
     said = geutil("memory", tmp_path / "chain", "--batch", "4096", "--html", page)
     assert said.code == 0, said.err
-    peaks = [float(line.split("\t")[1]) for line in said.out.splitlines()]
+    peaks = [_mega(line) for line in said.out.splitlines()]
     assert peaks[1] < 0.7 * peaks[0]
     text = page.read_text()
     start = text.index('id="payload">') + len('id="payload">')
@@ -416,7 +425,7 @@ def test_memory_tells_what_checkpoints_save(geutil, tmp_path):
     assert again.code == 1
     assert "--force" in again.err
     within = geutil("memory", tmp_path / "chain", "--batch", "4096", "--budget", "80%")
-    held = [float(line.split("\t")[1]) for line in within.out.splitlines()]
+    held = [_mega(line) for line in within.out.splitlines()]
     assert peaks[1] < held[1] <= 0.8 * held[0]
     refused = geutil("memory", tmp_path / "chain", "--batch", "4096", "--budget", "1MB")
     assert refused.code == 1
@@ -460,7 +469,7 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path):
     # Any op as often as pays: more time fits at least as much.
     assert ordered <= planned[0] <= planned[1] <= planned[2]
     assert plain < planned[0] and saving <= planned[2]
-    assert all(float(row[2]) <= 4 for row in rows)
+    assert all(_mega("\t".join(row[1:])) <= 4 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
     variables = 8 * (64 * 64 + 64) * 4
     for batch, fits in ((saving, True), (saving + 1, False)):

@@ -48,7 +48,7 @@ def test_other_formats_are_not_read(geutil, tmp_path):
     _refused(said, "SavedModel directory", ".tflite")
     (tmp_path / "whole.tflite").write_bytes(b"\0\0\0\0TFL3")
     said = geutil("ops", tmp_path / "whole.tflite")
-    _refused(said, "is a TensorFlow Lite model", "ai_edge_litert", "inspect")
+    _refused(said, "is a TensorFlow Lite model", "`geutil run`", "inspect")
 
 
 @pytest.mark.parametrize("command", ["inspect", "view"])

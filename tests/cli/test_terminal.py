@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from geutil.cli.output import counted, working
+from geutil.cli.output import counted, show_rows, working
 from tests.cli.processes import COMMAND, environment
 from tests.processes import run_python
 from tests.settings import needs_eager
@@ -75,6 +75,25 @@ def test_what_has_no_total_shows_the_time(monkeypatch):
             pass
     assert "opening net" in shown(said)
     assert "0:00:0" in shown(said)
+
+
+def test_tables_fit_into_a_terminal(monkeypatch):
+    scopes = "network/stage_1/block_1/expand", "network/stage_1/block_2/expand"
+    rows = [(f"{scope}/Conv2D", "Conv2D", "(None, 8, 8, 4)") for scope in scopes]
+    with terminal() as (file, said), monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        patch.setenv("COLUMNS", "60")
+        patch.setenv("TERM", "dumb")
+        show_rows(["name", "type", "shapes"], rows, as_json=False)
+    lines = shown(said).splitlines()
+    assert len(lines) == 1 + len(rows)
+    assert all(len(line) <= 60 for line in lines)
+    for line, scope in zip(lines[1:], scopes, strict=True):
+        start, end = line.split()[0].split("…")
+        assert f"{scope}/Conv2D".startswith(start)
+        assert f"{scope}/Conv2D".endswith(end)
+        assert end.endswith(f"{scope[-8:]}/Conv2D")
+        assert line.split()[1] == "Conv2D"
 
 
 def test_without_a_terminal_nothing_is_shown(capsys):

@@ -99,8 +99,9 @@ def rename(
     ] = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--result", help="old=new, of an output.", show_default=False),
+        typer.Option("--to", help="old=new, of an output.", show_default=False),
     ] = None,
+    results: Annotated[list[str] | None, typer.Option("--result", hidden=True)] = None,
     to_signature: Annotated[
         str | None,
         typer.Option(help="The new name of the signature.", show_default=False),
@@ -111,15 +112,17 @@ def rename(
     as_json: Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
-    input_renames, output_renames = _pairs(inputs) or None, _pairs(outputs) or None
+    # --result is what --to was called.
+    given_outputs = [*(outputs or ()), *(results or ())]
+    input_renames, output_renames = _pairs(inputs) or None, _pairs(given_outputs)
     if not (input_renames or output_renames or to_signature):
-        raise CommandError("say what to rename: --input, --result or --to-signature")
+        raise CommandError("say what to rename: --input, --to or --to-signature")
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)
     model = files.read_model(path, signature)
     record.opened(model)
-    renamed = model.rename(input_renames, output_renames, to_signature)
+    renamed = model.rename(input_renames, output_renames or None, to_signature)
     files.write_model(renamed, output, form, force)
     why_not = "its inputs have other names" if input_renames else ""
     written = record.written(renamed, why_not=why_not)

@@ -6,7 +6,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ from geutil.cli.options import (
     SourceOrLite,
 )
 from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.wording import meant
 
 if TYPE_CHECKING:
     from geutil.quantize import Int8Comparison
@@ -328,16 +328,16 @@ def _nothing(
     """Return that no op matches, and what may have been meant."""
     kinds = sorted({op.type for op in graph_ops})
     if kind is not None and kind not in kinds:
-        return f"there is no op of type '{kind}'{_meant(kind, kinds)}"
+        return f"there is no op of type '{kind}'{meant(kind, kinds)}"
     scopes = sorted({op.name.rpartition("/")[0] for op in graph_ops} - {""})
     if scope is not None and not any(
         s == scope or s.startswith(f"{scope}/") for s in scopes
     ):
         parts = {part for s in scopes for part in (s, *_above(s))}
-        return f"there is no scope '{scope}'{_meant(scope, sorted(parts))}"
+        return f"there is no scope '{scope}'{meant(scope, sorted(parts))}"
     if regex is not None and (kind is None and scope is None):
         names = [op.name for op in graph_ops]
-        return f"no name of an op holds '{regex}'{_meant(regex, names)}"
+        return f"no name of an op holds '{regex}'{meant(regex, names)}"
     return "no op matches all of that; leave one of the options out"
 
 
@@ -346,13 +346,3 @@ def _above(scope: str) -> Iterator[str]:
     while "/" in scope:
         scope = scope.rpartition("/")[0]
         yield scope
-
-
-def _meant(word: str, words: Sequence[str]) -> str:
-    """Return which words are the nearest; nothing if none is near."""
-    by_lower = {other.lower(): other for other in reversed(words)}
-    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
-    near += [low for low in by_lower if word.lower() in low and low not in near]
-    if not near:
-        return ""
-    return f"; did you mean {', '.join(by_lower[low] for low in near[:3])}?"

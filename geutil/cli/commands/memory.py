@@ -136,7 +136,7 @@ def memory(
         ("plain", _mega(before.peak), _mega(plain_worst)),
         ("checkpoints", _mega(after.peak), _mega(worst)),
     ]
-    show_rows(["gradients", "peak MB", "worst case MB"], rows, as_json=False)
+    show_rows(["gradients", "peak", "worst case"], rows, as_json=False)
     if plans is not None:
         _show_curve(plans)
 
@@ -147,13 +147,13 @@ def _show_curve(curve: PlanCurve) -> None:
         (
             _mega(plan.budget),
             _mega(plan.peak),
-            f"{100 * plan.extra_time:.1f}",
+            f"{100 * plan.extra_time:.1f}%",
             str(sum(map(len, plan.bursts))),
         )
         for plan in curve.plans
     ]
     rows += [(_mega(budget), "no plan found", "", "") for budget in curve.unmet]
-    columns = ["budget MB", "peak MB", "extra time %", "ops that run again"]
+    columns = ["budget", "peak", "extra time", "ops that run again"]
     show_rows(columns, rows, as_json=False)
 
 
@@ -196,13 +196,17 @@ def _show_largest(
             (f"a plan, {share:.0%} more time", planned_steps(share))
             for share in _MORE_TIME
         ]
-    rows = []
+    fits = []
     for name, step in ways:
         with working(f"looking for the largest batch: {name}"):
-            fit = largest_batch(step, available)
-        rows.append((name, str(fit.batch), _mega(fit.bytes)))
-    columns = ["gradients", "largest batch", "MB with variables"]
-    show_rows(columns, rows, as_json=as_json)
+            fits.append((name, largest_batch(step, available)))
+    if as_json:
+        columns = ["gradients", "largest_batch", "bytes_with_variables"]
+        told = [(name, fit.batch, fit.bytes) for name, fit in fits]
+        show_rows(columns, told, as_json=True)
+        return
+    rows = [(name, str(fit.batch), _mega(fit.bytes)) for name, fit in fits]
+    show_rows(["gradients", "largest batch", "with variables"], rows, as_json=False)
 
 
 def _input_shapes(
@@ -214,7 +218,7 @@ def _input_shapes(
 
 
 def _mega(size: int | None) -> str:
-    return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g}"
+    return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g} MB"
 
 
 def _shapes(size_options: list[str] | None) -> dict[str, list[int]]:

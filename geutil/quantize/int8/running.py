@@ -93,6 +93,12 @@ class Runner:
             name: _value(stored[name], detail) for name, detail in self._inputs.items()
         }
 
+    def results(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what stored outputs stand for, as the model gives them."""
+        return {
+            name: _value(stored[name], detail) for name, detail in self._outputs.items()
+        }
+
     def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name, as they are stored, for stored inputs.
 

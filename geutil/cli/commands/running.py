@@ -1,0 +1,258 @@
+"""Commands that write a model in another format, and that run it on data."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geutil.cli import files, options
+from geutil.cli.files import CommandError
+from geutil.cli.options import (
+    As,
+    BatchSize,
+    Force,
+    Json,
+    ModelFormat,
+    Signature,
+    Source,
+    SourceOrLite,
+)
+from geutil.cli.output import plain, show, show_rows, show_written, working
+from geutil.cli.running import differences, drawn_difference, outputs_on, read_runnable
+from geutil.cli.wording import in_words
+from geutil.cli.written import Record, Written
+from geutil.errors import ModelError
+from geutil.formats import format_by_name
+
+if TYPE_CHECKING:
+    from geutil.model import Model
+    from geutil.model.comparison import Difference
+
+_KERAS = ".keras"
+_KERAS_READ = (_KERAS, ".h5", ".hdf5")
+
+
+def convert(
+    path: Source,
+    output: options.Target,
+    tf_ops: Annotated[
+        bool,
+        typer.Option(
+            "--tf-ops",
+            help="Of a .tflite file: keep ops that TensorFlow Lite lacks as "
+            "TensorFlow's own, for interpreters that come with them.",
+        ),
+    ] = False,
+    signature: Signature = None,
+    form: As = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model in another format, and run what was written beside it.
+
+    A .keras file is written of a .keras or .h5 file alone, without what it was compiled
+    with: it holds layers, which no graph tells.
+    """
+    files.check_source(path)
+    to_keras = output.suffix.lower() == _KERAS
+    if to_keras:
+        _check_keras(path, output, form)
+        files.check_place(output, force)
+    else:
+        files.check_target(output, form, force)
+    form_written = None if to_keras else files.format_of(output, form)
+    if tf_ops and form_written is not ModelFormat.tflite:
+        raise CommandError(
+            "--tf-ops is for .tflite files; name the output so, or pass --format tflite"
+        )
+    record = Record(path, output, form)
+    model = files.read_model(path, signature)
+    record.opened(model)
+    if to_keras:
+        _write_keras(path, output)
+    else:
+        files.write_model(model, output, form, force, tf_ops=tf_ops)
+    written = _written(record, model, form_written)
+    show_written(model, written, as_json=as_json)
+
+
+def _check_keras(path: Path, output: Path, form: ModelFormat | None) -> None:
+    """Refuse a .keras file of what has no layers."""
+    if form is not None:
+        raise CommandError(
+            f"'{output}' is called a .keras file, and --format is {form.value}; leave "
+            "that out, or choose another name"
+        )
+    if output.is_dir():
+        raise CommandError(f"'{output}' is a directory, and is not replaced by a file")
+    if path.suffix.lower() not in _KERAS_READ:
+        raise CommandError(
+            f"'{output}' is called a .keras file, which holds layers, and '{path}' "
+            "holds a graph, which does not tell them; name a SavedModel directory, or "
+            "a .pb, .pbtxt or .tflite file"
+        )
+
+
+def _write_keras(path: Path, output: Path) -> None:
+    """Write a file of Keras as a .keras file, by Keras itself."""
+    from geutil.model.saving import written_atomically
+    from geutil.model.sources.objects import load_keras_file
+
+    with (
+        working(f"writing {output.name}"),
+        written_atomically(output, overwrite=True) as new,
+    ):
+        load_keras_file(path).save(new)
+
+
+def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
+    """Return what was written, as it is read again and run."""
+    path, suffix = record.output, record.output.suffix.lower()
+    if form is not None and form.value != format_by_name(path):
+        return record.written(model, why_not=f"'{suffix}' does not say what it is")
+    if form is ModelFormat.tflite:
+        return record.written(
+            model, compared=lambda: drawn_difference(model, read_runnable(path, None))
+        )
+    keeps_name = form is ModelFormat.saved_model
+    format = "" if form else _KERAS.removeprefix(".")
+    try:
+        again = files.read_model(path, model.signature if keeps_name else None)
+    except ModelError as error:
+        why_not = f"it is not opened: {in_words(str(error))}"
+        return record.written(model, why_not=why_not, format=format)
+    return record.written(again, format=format)
+
+
+_RTOL, _ATOL = 1e-5, 1e-6
+
+
+def run(
+    path: SourceOrLite,
+    data: options.Data,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A .npz file to write the outputs to.",
+            show_default=False,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="A model or .tflite file to run on the same data, and compare with.",
+            show_default=False,
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(min=0, help="The relative tolerance.", show_default=str(_RTOL)),
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0, help="The absolute tolerance.", show_default=str(_ATOL)),
+    ] = None,
+    batch: BatchSize = 32,
+    signature: Signature = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """Run a model on data, and show what each output holds.
+
+    With --against, exit with 1 if an output is farther from that of the other model
+    than the tolerances. A .tflite file is run by its interpreter: inputs are given, and
+    outputs shown, as the model has them, and not in the steps of the file.
+    """
+    if against is None and (rtol, atol) != (None, None):
+        raise CommandError("--rtol and --atol are for --against; leave them out")
+    for source in (path, against):
+        if source is not None:
+            files.check_source(source, or_tflite=True)
+    _check_arrays(output, force)
+    files.Batches(data, batch)
+    files.start_tensorflow()
+    ours = outputs_on(read_runnable(path, signature), data, batch)
+    found = []
+    if against is not None:
+        theirs = outputs_on(read_runnable(against, signature), data, batch)
+        limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
+        found = [each for _, each in differences(ours, theirs, *limits)]
+    if output is not None:
+        _write_arrays(ours, output)
+    described = [_described(name, value) for name, value in ours.items()]
+    equal = all(each.equal for each in found)
+    if as_json:
+        told: dict[str, Any] = {"outputs": described}
+        if against is not None:
+            told |= {"differences": [_apart(each) for each in found], "equal": equal}
+        show(told, as_json=True)
+    else:
+        show_rows(list(_COLUMNS), map(_row, described), as_json=False)
+        for each in found:
+            print(str(each).replace(_ONE_SAMPLE, ""))
+    return 0 if equal else 1
+
+
+_ONE_SAMPLE = " of sample 0"
+"""All samples are one array here, whose index says which."""
+
+
+def _apart(difference: Difference) -> dict[str, Any]:
+    told: dict[str, Any] = plain(difference)
+    del told["sample"]
+    return told
+
+
+_COLUMNS = ("name", "dtype", "shape", "min", "max", "mean")
+
+
+def _described(name: str, value: Any) -> dict[str, Any]:
+    """Return what an output holds; None for numbers that it has not."""
+    import numpy as np
+
+    numbers: dict[str, float | None] = dict.fromkeys(_COLUMNS[3:])
+    if value.size and value.dtype.kind in "biuf":
+        wide = value.astype(np.float64)
+        numbers = {key: float(getattr(wide, key)()) for key in numbers}
+    dtype = "string" if value.dtype == object else str(value.dtype)
+    return {"name": name, "dtype": dtype, "shape": list(value.shape), **numbers}
+
+
+def _row(described: dict[str, Any]) -> list[str]:
+    shape = ",".join(map(str, described["shape"]))
+    numbers = [described[key] for key in _COLUMNS[3:]]
+    shown = ["-" if number is None else f"{number:.6g}" for number in numbers]
+    return [described["name"], described["dtype"], f"[{shape}]", *shown]
+
+
+def _check_arrays(output: Path | None, force: bool) -> None:
+    """Refuse to write outputs where they cannot be, before anything is run."""
+    if output is None:
+        return
+    if output.suffix.lower() != ".npz":
+        raise CommandError(f"'{output}' is no name of arrays; name one ending in .npz")
+    if output.is_dir():
+        raise CommandError(f"'{output}' is a directory, and is not replaced by arrays")
+    files.check_place(output, force)
+
+
+def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
+    """Write arrays of whatever names, as numpy.load reads them."""
+    import numpy as np
+
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, value in arrays.items():
+            # Objects would be pickled, which numpy.load does not read by itself.
+            array = value.astype(np.bytes_) if value.dtype == object else value
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array)
+    files.write_bytes(written.getvalue(), path)
+    print(f"geutil: wrote {path}", file=sys.stderr)

@@ -1,0 +1,289 @@
+"""What runs on data: a model, or a TFLite file by its interpreter, both in floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geutil.cli import files
+from geutil.cli.files import Batches, CommandError
+from geutil.cli.output import counted
+from geutil.errors import QuantizeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from geutil.model.comparison import Difference
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """What computes outputs by name from inputs by name.
+
+    Attributes:
+        path: where it was read.
+        inputs: the names of the inputs, and their shapes: None where they are open.
+        outputs: the names of the outputs.
+        call: computes outputs, of inputs for which `fed` has found the arrays.
+    """
+
+    path: Path
+    inputs: Mapping[str, tuple[int | None, ...] | None]
+    outputs: tuple[str, ...]
+    call: Callable[[Arrays], Arrays]
+
+    @property
+    def batch(self) -> int | None:
+        """The one batch size that it takes; None if it takes any."""
+        sizes = {shape[0] for shape in self.inputs.values() if shape}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def read_runnable(path: Path, signature: str | None) -> Runnable:
+    """Open what is to be run.
+
+    Raises:
+        CommandError: it is a TFLite file whose inputs and outputs have no names.
+        GeutilError: it cannot be opened.
+    """
+    if files.is_lite(path):
+        return _file(path, signature)
+    import tensorflow as tf
+
+    model = files.read_model(path, signature)
+
+    def call(arrays: Arrays) -> Arrays:
+        try:
+            return model.run(**arrays)
+        except tf.errors.OpError as error:
+            said = str(error.message).strip().partition("\n")[0]
+            raise CommandError(
+                f"'{path}' fails on these data: {said}; pass data that it can take"
+            ) from error
+
+    shapes = {
+        name: None if t.shape.rank is None else tuple(t.shape.as_list())
+        for name, t in model.inputs.items()
+    }
+    return Runnable(path, shapes, tuple(model.outputs), call)
+
+
+def _file(path: Path, signature: str | None) -> Runnable:
+    """Open a TFLite file, whose integers are steps of its own."""
+    from geutil.model import inspect
+    from geutil.quantize.int8.running import Runner
+
+    inspection = inspect(str(path))
+    signatures = inspection.signatures
+    if len(signatures) != 1:
+        raise CommandError(
+            f"'{path}' has {len(signatures)} signatures, and a file is run by its "
+            "only one; convert the model again, with one signature"
+        )
+    ((name, ends),) = signatures.items()
+    if signature not in (None, name):
+        raise CommandError(
+            f"'{path}' has no signature '{signature}'; it has ['{name}']"
+        )
+    try:
+        runner = Runner(path.read_bytes(), list(ends.inputs), list(ends.outputs))
+    except QuantizeError as error:
+        flex_ops = list(getattr(inspection, "flex_ops", ()))
+        if not flex_ops:
+            raise
+        raise CommandError(
+            f"'{path}' has ops of TensorFlow ({', '.join(flex_ops)}), which the "
+            "interpreter that is installed does not come with; run the model that it "
+            "was made from"
+        ) from error
+
+    def call(arrays: Arrays) -> Arrays:
+        for key, array in arrays.items():
+            _check_fits(path, key, array, ends.inputs[key])
+        return runner.results(runner.run(runner.stored(arrays)))
+
+    shapes = {key: info.shape for key, info in ends.inputs.items()}
+    return Runnable(path, shapes, tuple(ends.outputs), call)
+
+
+def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
+    """Refuse what TFLite would take, and compute something else from."""
+    import numpy as np
+
+    shape = info.shape
+    fits = shape is None or (
+        len(shape) == array.ndim
+        and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
+    )
+    stored = np.dtype(info.dtype if info.dtype != "string" else object)
+    is_number = stored != object and getattr(info, "quantization", None) is None
+    if not fits or (is_number and not np.can_cast(array.dtype, stored, "same_kind")):
+        raise CommandError(
+            f"input '{key}' of '{path}' is {info.dtype} of shape {_shown(shape)}, and "
+            f"got {array.dtype} of shape {_shown(array.shape)}; convert it first"
+        )
+
+
+def _shown(shape: Sequence[int | None] | None) -> str:
+    if shape is None:
+        return "unknown"
+    return f"[{','.join('n' if size is None else str(size) for size in shape)}]"
+
+
+def outputs_on(side: Runnable, data: Path, batch: int) -> Arrays:
+    """Return the outputs of all samples, batch by batch.
+
+    Args:
+        side: what is run.
+        data: a .npz file or a directory of them.
+        batch: how many samples to run at once, where any number can be.
+
+    Raises:
+        CommandError: the data do not fit, or outputs have no value for each sample.
+    """
+    batches = Batches(data, side.batch or batch)
+    parts: dict[str, list[Any]] = {name: [] for name in side.outputs}
+    counts = []
+    for arrays in counted(batches, f"running {side.path.name}", len(batches)):
+        inputs = fed(side, arrays)
+        counts.append(_samples(side, inputs))
+        for name, value in side.call(inputs).items():
+            parts[name].append(value)
+    if not counts:
+        raise CommandError(f"'{data}' has no sample; give one at least")
+    return {name: _joined(name, values, counts) for name, values in parts.items()}
+
+
+def fed(side: Runnable, arrays: Mapping[str, Any]) -> Arrays:
+    """Return the array of each input, by name or by what TFLite makes of the name.
+
+    Raises:
+        CommandError: one is missing, or is for no input.
+    """
+    from geutil.quantize.int8.running import file_names
+
+    of_file = file_names(list(arrays))
+    by_name = {of_file[name]: name for name in arrays}
+    found = {
+        name: name if name in arrays else by_name.get(name) for name in side.inputs
+    }
+    missing = [name for name, key in found.items() if key is None]
+    unused = sorted(set(arrays) - set(found.values()))
+    if missing or unused:
+        wrong = (
+            f"no array for input '{missing[0]}'"
+            if missing
+            else f"an array '{unused[0]}' for no input"
+        )
+        raise CommandError(
+            f"the data have {wrong} of '{side.path}': the arrays are {list(arrays)}, "
+            f"the inputs {list(side.inputs)}; name each array as its input"
+        )
+    return {name: arrays[str(key)] for name, key in found.items()}
+
+
+def _samples(side: Runnable, inputs: Arrays) -> int:
+    counts = {len(array) if array.ndim else 1 for array in inputs.values()}
+    count = max(counts, default=1)
+    if side.batch is not None and count != side.batch:
+        raise CommandError(
+            f"'{side.path}' takes {side.batch} samples at once, and {count} are left "
+            f"for the last batch; give a multiple of {side.batch} samples, or change "
+            "the model with `geutil batch-size`"
+        )
+    return count
+
+
+def _joined(name: str, parts: Sequence[np.ndarray[Any, Any]], counts: list[int]) -> Any:
+    import numpy as np
+
+    if len(parts) == 1:
+        return np.asarray(parts[0])
+    for part, count in zip(parts, counts, strict=True):
+        if not part.ndim or len(part) != count:
+            raise CommandError(
+                f"output '{name}' has the shape {_shown(part.shape)} for {count} "
+                "samples, so that batches of it cannot be joined; run all at once, "
+                f"with --batch {sum(counts)}"
+            )
+    return np.concatenate(parts)
+
+
+def drawn_difference(model: Any, side: Runnable, samples: int = 2) -> tuple[float, int]:
+    """Return the largest difference of outputs on drawn inputs, and on how many.
+
+    Args:
+        model: the model that what is run was made from.
+        side: what is run.
+        samples: how many inputs to draw.
+    """
+    import numpy as np
+
+    from geutil.model.random_samples import bounds_of_indices, random_inputs
+
+    rng, bounds, largest = (
+        np.random.default_rng(0),
+        bounds_of_indices(model.inputs),
+        0.0,
+    )
+    for _ in range(samples):
+        arrays = random_inputs(model.inputs, rng, None, bounds)
+        theirs = side.call(fed(side, arrays))
+        found = differences(model.run(**arrays), theirs, 0.0, 0.0)
+        largest = max(largest, *(d.absolute for _, d in found))
+    return largest, samples
+
+
+def differences(
+    ours: Arrays, theirs: Arrays, rtol: float, atol: float
+) -> list[tuple[str, Difference]]:
+    """Return how far outputs are apart, those of `theirs` being the reference.
+
+    Outputs are paired by name, or in order where no name is shared.
+
+    Returns:
+        Pairs of the name of an output of `ours` and its difference.
+
+    Raises:
+        CommandError: they cannot be paired.
+    """
+    from geutil.model.comparison import difference
+
+    return [
+        (
+            a,
+            difference(
+                a if a == b else f"{a} and {b}",
+                ours[a],
+                theirs[b],
+                sample=0,
+                rtol=rtol,
+                atol=atol,
+            ),
+        )
+        for a, b in _pairs(list(ours), list(theirs))
+    ]
+
+
+def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
+    from geutil.quantize.int8.running import file_names
+
+    named_as_file = {name: file_names(ours)[name] for name in ours}
+    named_as_model = {file: name for name, file in file_names(theirs).items()}
+    pairs = []
+    for name in ours:
+        near = (name, named_as_file[name], named_as_model.get(name))
+        pairs.append((name, next((n for n in near if n in theirs), None)))
+    found = {other for _, other in pairs if other is not None}
+    if len(ours) == len(theirs) and not found:
+        return zip(ours, theirs, strict=True)
+    if found != set(theirs) or len(ours) != len(theirs):
+        raise CommandError(
+            f"the outputs do not match: {ours} and {theirs}; `geutil rename --to` or "
+            "`geutil cut --to` one of the models"
+        )
+    return iter([(name, str(other)) for name, other in pairs])

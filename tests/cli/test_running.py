@@ -1,0 +1,268 @@
+"""Models in other formats, and models that are run on data."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.graph.tflite_runtime import new_interpreter
+from tests.settings import needs_eager
+
+pytestmark = [needs_eager]
+
+
+@pytest.fixture(scope="module")
+def place(folder, tmp_path_factory):
+    """Return a directory with a model of Keras, what else it computes, and data."""
+    place = tmp_path_factory.mktemp("running")
+    tf.keras.utils.set_random_seed(1)
+    network = tf.keras.Sequential(
+        [
+            tf.keras.Input([8, 8, 3], name="image"),
+            tf.keras.layers.Conv2D(4, 3, activation="relu"),
+            tf.keras.layers.GlobalAveragePooling2D(),
+            tf.keras.layers.Dense(5, name="last"),
+        ]
+    )
+    for name in ("net.keras", "net.h5"):
+        network.save(place / name)
+    with np.load(folder / "data.npz") as archive:
+        images = archive["image"]
+    np.savez(place / "data.npz", image=images)
+    np.save(place / "expected.npy", network(images).numpy())
+    return place
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Return a directory with a model that TensorFlow Lite has no kernels for."""
+    place = tmp_path_factory.mktemp("words")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def network(x):
+        text = tf.strings.as_string(x)
+        return {"file": text, "empty": x[:0], "total": tf.reduce_sum(x)}
+
+    model.open(network).save(place / "net")
+    samples = np.arange(24, dtype=np.float32).reshape(6, 4)
+    np.savez(place / "data.npz", x=samples)
+    return place
+
+
+TARGETS = ["net", "net.pb", "net.pbtxt", "net.tflite"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", ["net.keras", "net.h5"])
+def test_what_is_converted_computes_the_same(geutil, place, tmp_path, source, target):
+    said = geutil("convert", place / source, "-o", tmp_path / target)
+    assert (said.code, said.err) == (0, "")
+    assert "largest difference from what was read: " in said.out
+    out = tmp_path / "out.npz"
+    data = ["--data", place / "data.npz"]
+    assert geutil("run", tmp_path / target, *data, "-o", out).code == 0
+    with np.load(out) as archive:
+        (found,) = (archive[name] for name in archive.files)
+    expected = np.load(place / "expected.npy")
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["net.keras", "net.h5"])
+def test_layers_are_written_of_layers(geutil, place, tmp_path, source):
+    target = tmp_path / "new.keras"
+    said = geutil("convert", place / source, "-o", target, "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["written"]["format"] == "keras"
+    with np.load(place / "data.npz") as archive:
+        found = tf.keras.models.load_model(target)(archive["image"])
+    np.testing.assert_array_equal(found, np.load(place / "expected.npy"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["net", "-o", "new.keras"], "holds a graph, which does not tell them"),
+        (["net", "-o", "new.h5"], "geutil does not write"),
+        (["net.keras", "-o", "new.keras", "--format", "pbtxt"], "--format is pbtxt"),
+        (["net.keras", "-o", "net.keras"], "pass --force"),
+        (["net.keras", "-o", "new.pb", "--tf-ops"], "--tf-ops is for .tflite files"),
+    ],
+)
+def test_conversions_that_are_refused(
+    geutil, place, folder, tmp_path, monkeypatch, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    for name, where in (("net", folder), ("net.keras", place)):
+        (tmp_path / name).symlink_to(where / name)
+    found = geutil("convert", *arguments)
+    assert (found.code, found.out) == (1, "")
+    assert said in found.err
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_name_that_does_not_say_the_format(geutil, place, tmp_path):
+    target = tmp_path / "odd.name"
+    said = geutil("convert", place / "net.keras", "-o", target, "--format", "pbtxt")
+    assert said.code == 0
+    assert "not run beside what was read: '.name' does not say" in said.out
+
+
+def test_ops_that_tensorflow_lite_lacks(geutil, words, tmp_path):
+    target = tmp_path / "net.tflite"
+    refused = geutil("convert", words / "net", "-o", target)
+    assert refused.code == 1
+    assert "AsString" in refused.err
+    assert "`geutil convert --tf-ops`" in refused.err
+    assert not target.exists()
+    said = geutil("convert", words / "net", "-o", target, "--tf-ops")
+    assert (said.code, said.err) == (0, "")
+    assert b"FlexAsString" in target.read_bytes()
+
+
+def test_what_outputs_hold(geutil, place, folder):
+    said = geutil("run", place / "net.keras", "--data", place / "data.npz")
+    assert said.code == 0
+    ((name, dtype, shape, *numbers),) = (x.split("\t") for x in said.out.splitlines())
+    expected = np.load(place / "expected.npy")
+    assert (name, dtype, shape) == ("last", "float32", "[6,5]")
+    wanted = [expected.min(), expected.max(), expected.mean()]
+    assert [float(n) for n in numbers] == pytest.approx(wanted, rel=1e-5)
+    parts = ["--batch", "4", "--json"]
+    told = geutil("run", place / "net.keras", "--data", place / "data.npz", *parts)
+    (entry,) = json.loads(told.out)["outputs"]
+    assert [entry[key] for key in ("min", "max", "mean")] == pytest.approx(
+        wanted, rel=1e-5
+    )
+    assert entry["shape"] == [6, 5]
+
+
+def test_strings_nothing_and_totals(geutil, words, tmp_path):
+    target, data = tmp_path / "out.npz", ["--data", words / "data.npz"]
+    said = geutil("run", words / "net", *data, "-o", target)
+    assert said.code == 0, said.err
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in said.out.splitlines()}
+    assert rows["file"] == ["string", "[6,4]", "-", "-", "-"]
+    assert rows["empty"] == ["float32", "[0,4]", "-", "-", "-"]
+    assert rows["total"] == ["float32", "[]", "276", "276", "276"]
+    with np.load(target) as archive:
+        assert archive["file"][0, 1] == b"1.000000"
+    batches = geutil("run", words / "net", *data, "--batch", "4")
+    assert batches.code == 1
+    assert "with --batch 6" in batches.err
+
+
+def test_outputs_are_compared(geutil, place, folder, tmp_path):
+    data = ["--data", place / "data.npz"]
+    first, other = place / "net.keras", tmp_path / "other"
+    m = model.open(str(first))
+    m.outputs["last"] = _plus(m, m.outputs["last"], 0.25)
+    m.save(other)
+    assert geutil("run", first, *data, "--against", first).code == 0
+    said = geutil("run", first, *data, "--against", other)
+    assert said.code == 1
+    assert "last: largest difference 0.25 absolute" in said.out
+    assert "sample" not in said.out
+    told = json.loads(geutil("run", first, *data, "--against", other, "--json").out)
+    assert told["equal"] is False
+    assert told["differences"][0]["absolute"] == pytest.approx(0.25, rel=1e-5)
+    near = ["--against", other, "--atol"]
+    assert geutil("run", first, *data, *near, "0.26").code == 0
+    assert geutil("run", first, *data, *near, "0.24").code == 1
+
+
+def _plus(m, tensor, number):
+    with m.graph.as_default():
+        return tensor + number
+
+
+def test_a_file_is_run_in_the_steps_of_its_own(geutil, place, tmp_path):
+    file, out = tmp_path / "q.tflite", tmp_path / "out.npz"
+    data = ["--data", place / "data.npz"]
+    assert geutil("quantize", place / "net.keras", "-o", file, *data).code == 0
+    said = geutil("run", file, *data, "-o", out, "--against", place / "net.keras")
+    assert said.code == 1
+    assert "(too much)" in said.out
+    near = ["--against", place / "net.keras", "--atol", "0.05"]
+    assert geutil("run", file, *data, *near).code == 0
+    # By hand, one sample at a time: integers in, integers out.
+    interpreter = new_interpreter(file.read_bytes())
+    interpreter.allocate_tensors()
+    (taken,), (given,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
+    with np.load(out) as found, np.load(place / "data.npz") as archive:
+        for image, row in zip(archive["image"], found["last"], strict=True):
+            scale, zero = taken["quantization"]
+            stored = np.clip(np.round(image / scale) + zero, -128, 127)
+            interpreter.set_tensor(taken["index"], stored[None].astype(np.int8))
+            interpreter.invoke()
+            scale, zero = given["quantization"]
+            levels = interpreter.get_tensor(given["index"])[0].astype(np.float32)
+            np.testing.assert_allclose(row, (levels - zero) * scale, rtol=1e-6)
+
+
+def test_a_model_of_one_batch_size(geutil, place, tmp_path):
+    data = ["--data", place / "data.npz"]
+    for size, code in (("2", 0), ("4", 1)):
+        fixed = tmp_path / f"fixed{size}"
+        assert geutil("batch-size", place / "net.keras", size, "-o", fixed).code == 0
+        for name in (fixed, tmp_path / f"fixed{size}.tflite"):
+            if name is not fixed:
+                assert geutil("convert", fixed, "-o", name).code == 0
+            said = geutil("run", name, *data, "--against", place / "net.keras")
+            assert said.code == code, said
+            assert ("a multiple of 4 samples" in said.err) is bool(code)
+
+
+REFUSED = [
+    (["--data", "other.npz"], "no array for input 'image'"),
+    (["--data", "more.npz"], "an array 'label' for no input"),
+    (["--data", "wide.npz"], "convert it first"),
+    (["--data", "none.npz"], "there is no data"),
+    (["--data", "empty.npz"], "has no sample"),
+    (["--data", "data.npz", "--rtol", "1"], "--against"),
+    (["--data", "data.npz", "-o", "out.txt"], ".npz"),
+    (["--data", "data.npz", "-o", "data.npz"], "--force"),
+    (["--data", "data.npz", "--against", "none"], "there is nothing at"),
+]
+
+
+@pytest.mark.parametrize("form", ["net.keras", "net.tflite"])
+@pytest.mark.parametrize(("options", "said"), REFUSED, ids=str)
+def test_runs_that_are_refused(
+    geutil, place, tmp_path, monkeypatch, form, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    with np.load(place / "data.npz") as archive:
+        image = archive["image"]
+    np.savez("data.npz", image=image)
+    np.savez("other.npz", picture=image)
+    np.savez("more.npz", image=image, label=np.zeros(6))
+    np.savez("wide.npz", image=np.zeros([6, 8, 8, 4], np.float32))
+    np.savez("empty.npz")
+    if form == "net.tflite":
+        converted = geutil("convert", place / "net.keras", "-o", form)
+        assert converted.code == 0
+    else:
+        (tmp_path / form).symlink_to(place / form)
+    found = geutil("run", form, *options)
+    assert (found.code, found.out) == (1, "")
+    (line,) = found.err.splitlines()
+    assert said in line
+
+
+def test_files_that_are_not_run(geutil, place, words, tmp_path):
+    file, data = tmp_path / "net.tflite", ["--data", place / "data.npz"]
+    assert geutil("convert", place / "net.keras", "-o", file).code == 0
+    said = geutil("run", file, *data, "--signature", "nope")
+    assert "has no signature 'nope'; it has ['serving_default']" in said.err
+    flex = tmp_path / "flex.tflite"
+    assert geutil("convert", words / "net", "-o", flex, "--tf-ops").code == 0
+    said = geutil("run", flex, "--data", words / "data.npz")
+    assert said.code == 1
+    assert "has ops of TensorFlow (" in said.err
