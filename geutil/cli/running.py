@@ -120,7 +120,7 @@ def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
         and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
     )
     stored = np.dtype(info.dtype if info.dtype != "string" else object)
-    is_number = stored != object and getattr(info, "quantization", None) is None
+    is_number = stored.kind != "O" and getattr(info, "quantization", None) is None
     if not fits or (is_number and not np.can_cast(array.dtype, stored, "same_kind")):
         raise CommandError(
             f"input '{key}' of '{path}' is {info.dtype} of shape {_shown(shape)}, and "
