@@ -43,10 +43,6 @@ _PHRASES = (
         ),
         "Pass --keep NAME",
     ),
-    (
-        r"inputs holds nothing; pass one dictionary of arrays at least",
-        "the data are empty; give one sample at least",
-    ),
     # What names a function that is a command.
     (
         r"save model\.rename\(inputs=\{'([^']*)': '([^']*)'\}\)",

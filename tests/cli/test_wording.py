@@ -68,11 +68,11 @@ ops both | pass --signature with one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
 ops net --regex ( | no regular expression
-cut net -o new --to nope | 'nope'; its ends are
-cut net -o new --to out=nope | 'nope'; its ends are
+cut net -o new --to nope | scope 'nope'; similar are
+cut net -o new --to out=nope | scope 'nope'; similar are
 cut net -o new --to Mat | similar are
 cut net -o new --input Mat | similar are
-cut net -o new --input first --to image | similar are
+cut net -o new --input first --to image | no output depends on 'first'
 cut net -o taken --to image | pass --force
 splice net other -o new --replace nope=other | 'nope'
 splice net other -o new --replace image=nope | 'nope'; it has
