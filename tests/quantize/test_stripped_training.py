@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
+from geutil.graph import tflite_edits
 from geutil.graph.tflite_files import ops_of
+from geutil.graph.tflite_runtime import unpacked
 from geutil.quantize import compare_int8, quantize, to_int8
 from tests.settings import needs_eager
 
@@ -92,3 +94,53 @@ def test_the_file_holds_the_layers_alone(keras, statistics):
     comparison = compare_int8(deployed, blob, {"image": X})
     assert comparison.float_ops == ()
     assert comparison.outputs[0].share(1) >= 0.99
+
+
+@pytest.mark.parametrize("statistics", ["exact", "one_pass"])
+@pytest.mark.parametrize("bits", [4, 3])
+def test_trained_weights_of_few_bits_are_stored_in_them(statistics, bits):
+    """Their ranges are computed from the weights of each step, and no variables."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    x = image = layers.Input([8, 8, 3], name="image")
+    for index, layer in enumerate(
+        (layers.Conv2D(8, 3, use_bias=False), layers.DepthwiseConv2D(3, use_bias=False))
+    ):
+        x = layers.BatchNormalization(momentum=0.5, name=f"norm{index}")(layer(x))
+        x = layers.ReLU()(x)
+    x = layers.Dense(5, name="logits")(layers.GlobalAveragePooling2D()(x))
+    network = tf.keras.Model(image, x)
+    spec = tf.TensorSpec([None, 8, 8, 3], name="image")
+    m = model.open(
+        tf.function(
+            lambda image: {"logits": network(image, training=True)},
+            input_signature=[spec],
+        )
+    )
+    fold_batch_norms(m, is_training=True, statistics=statistics, strict=True)
+    quantize(m, weight_bits=bits, ema_decay=0.5)
+    images = np.random.default_rng(1).normal(size=(8, 8, 8, 3)).astype(np.float32)
+    for _ in range(4):
+        m.run(image=images)
+    deployed = m.strip_training()
+    blob = to_int8(deployed)
+    file = unpacked(blob)
+    (graph,) = file.subgraphs
+    largest = {}
+    for op in graph.operators:
+        kind = tflite_edits.kind_of(file, op)
+        if kind in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"):
+            weights = graph.tensors[op.inputs[1]]
+            stored = tflite_edits.constant(file, weights)
+            largest[kind] = tflite_edits.type_of(weights), int(np.abs(stored).max())
+    most = 2 ** (bits - 1) - 1
+    assert largest == {
+        "CONV_2D": ("INT4", most),
+        "DEPTHWISE_CONV_2D": ("INT8", most),
+        "FULLY_CONNECTED": ("INT4", most),
+    }
+    # Behind four kernels, each of which may be a step off.
+    comparison = compare_int8(deployed, blob, {"image": images})
+    assert comparison.most <= 3
+    (output,) = comparison.outputs
+    assert output.counts[0] + output.counts[1] >= 0.9 * sum(output.counts)

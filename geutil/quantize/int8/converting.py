@@ -90,6 +90,7 @@ def deployed(model: Any, *, mend: bool = False, fuse: bool = False) -> Any:
         blocks = block_weights.levels_of_blocks(graph)
         values |= blocks
     if mend:
+        values |= matrix_weights.computed_ranges(graph, values)
         values |= far_addends.cut_off(graph, values)
         values |= converter_workarounds.mended(graph, values)
         values |= matrix_weights.simulated(graph, values)

@@ -73,6 +73,7 @@ def matrices(graph: Graph) -> list[SteppedMatrix]:
     Cost: linear in the ops; one run of what they depend on.
     """
     values = range_values(graph) | variable_values(graph)
+    values |= computed_ranges(graph, values)
     array_by_op = simulated(graph, values)
     found = []
     for op, array in array_by_op.items():
@@ -81,6 +82,32 @@ def matrices(graph: Graph) -> list[SteppedMatrix]:
             bits, narrow = (op.get_attr(name) for name in ("num_bits", "narrow_range"))
             found.append(SteppedMatrix(array, step(low, high, bits, narrow)))
     return found
+
+
+def computed_ranges(
+    graph: Graph, values: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return the values of ranges of weights that are computed from these.
+
+    A model that was trained has such: the weights' largest magnitudes of each step.
+
+    Args:
+        graph: a FuncGraph that is quantized.
+        values: the values of ranges and variables, by the ops that read them.
+
+    Cost: linear in the ops; one run of what such ranges depend on.
+    """
+    origins = Origins(graph)
+    ends = [
+        end
+        for op in live_simulations(graph)
+        if len(op.inputs) == _WITH_RANGE and origins.is_parameter(op.inputs[0])
+        for end in list(op.inputs)[1:]
+        if end.op not in values and tf.get_static_value(end) is None
+        if origins.is_parameter(end)
+    ]
+    arrays = values_of(ends, frozen(values))
+    return {end.op: array for end, array in zip(ends, arrays, strict=True)}
 
 
 def with_fewer_bits(graph: Graph) -> list[Operation]:
