@@ -119,9 +119,11 @@ def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
         len(shape) == array.ndim
         and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
     )
-    stored = np.dtype(info.dtype if info.dtype != "string" else object)
-    is_number = stored != object and getattr(info, "quantization", None) is None
-    if not fits or (is_number and not np.can_cast(array.dtype, stored, "same_kind")):
+    # Of text and of steps anything is made that can be.
+    is_number = info.dtype != "string" and info.quantization is None
+    if not fits or (
+        is_number and not np.can_cast(array.dtype, np.dtype(info.dtype), "same_kind")
+    ):
         raise CommandError(
             f"input '{key}' of '{path}' is {info.dtype} of shape {_shown(shape)}, and "
             f"got {array.dtype} of shape {_shown(array.shape)}; convert it first"
