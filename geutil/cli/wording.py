@@ -16,12 +16,12 @@ _PHRASES = (
     (r"pass overwrite=True to replace it", "pass --force to replace it"),
     (
         (
-            r"pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or replace "
-            r"them"
+            r"pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or "
+            r"replace them"
         ),
         (
-            "`geutil convert --tf-ops` keeps ops that TensorFlow Lite lacks; or replace "
-            "them"
+            "`geutil convert --tf-ops` keeps ops that TensorFlow Lite lacks; or "
+            "replace them"
         ),
     ),
     (r"pass scheme=, one of", "pass --scheme with one of"),
