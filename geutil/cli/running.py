@@ -1,4 +1,4 @@
-"""What runs on data: a model, or a TFLite file by its interpreter, both in floats."""
+"""Models and TFLite files that are run on data; files as if they had no steps."""
 
 from __future__ import annotations
 

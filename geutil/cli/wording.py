@@ -1,4 +1,4 @@
-"""What geutil refuses, in the words of the command: options, not arguments of Python.
+"""Errors in the words of the command: options, not arguments of Python.
 
 Errors of the library name its functions and their arguments. Who types commands has
 neither: a table says what they are called there.
