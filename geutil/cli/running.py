@@ -272,6 +272,7 @@ def differences(
 
 
 def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
+    """Pair outputs by name, or by what a file calls it; else one by one in order."""
     from geutil.quantize.int8.running import file_names
 
     named_as_file = {name: file_names(ours)[name] for name in ours}

@@ -75,6 +75,8 @@ cut net -o new --input Mat | similar are
 cut net -o new --input first --to image | similar are
 cut net -o taken --to image | pass --force
 splice net other -o new --replace nope=other | 'nope'
+splice net both -o new --replace image=y | pass --other-signature with one of
+splice net both -o new --replace image=y --other-signature nope | no signature 'nope'
 splice net other -o new --replace image=nope | 'nope'; it has
 rename net -o new --input nope=a | 'nope'; there are
 rename net -o new --to nope=a | 'nope'; there are
