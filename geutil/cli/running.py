@@ -1,4 +1,4 @@
-"""What runs on data: a model, or a TFLite file by its interpreter, both in floats."""
+"""Models and TFLite files that are run on data; files as if they had no steps."""
 
 from __future__ import annotations
 
@@ -119,9 +119,11 @@ def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
         len(shape) == array.ndim
         and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
     )
-    stored = np.dtype(info.dtype if info.dtype != "string" else object)
-    is_number = stored.kind != "O" and getattr(info, "quantization", None) is None
-    if not fits or (is_number and not np.can_cast(array.dtype, stored, "same_kind")):
+    # Of text and of steps anything is made that can be.
+    is_number = info.dtype != "string" and info.quantization is None
+    if not fits or (
+        is_number and not np.can_cast(array.dtype, np.dtype(info.dtype), "same_kind")
+    ):
         raise CommandError(
             f"input '{key}' of '{path}' is {info.dtype} of shape {_shown(shape)}, and "
             f"got {array.dtype} of shape {_shown(array.shape)}; convert it first"
@@ -270,6 +272,7 @@ def differences(
 
 
 def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
+    """Pair outputs by name, or by what a file calls it; else one by one in order."""
     from geutil.quantize.int8.running import file_names
 
     named_as_file = {name: file_names(ours)[name] for name in ours}

@@ -1,4 +1,4 @@
-"""What geutil refuses, in the words of the command: options, not arguments of Python.
+"""Errors in the words of the command: options, not arguments of Python.
 
 Errors of the library name its functions and their arguments. Who types commands has
 neither: a table says what they are called there.
@@ -133,10 +133,14 @@ def in_words(message: str) -> str:
         >>> in_words("'net' exists; pass overwrite=True to replace it")
         "'net' exists; pass --force to replace it"
     """
-    line = " ".join(message.split())
+    return translated(" ".join(message.split()))
+
+
+def translated(text: str) -> str:
+    """Return what the library says in the words of the command, line by line."""
     for phrase, words in _COMPILED:
-        line = phrase.sub(words, line)
-    return line
+        text = phrase.sub(words, text)
+    return text
 
 
 def meant(word: str, words: Sequence[str]) -> str:

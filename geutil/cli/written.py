@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from geutil.cli import files
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import plain, show, working
-from geutil.cli.wording import in_words
+from geutil.cli.wording import in_words, translated
 from geutil.errors import GeutilError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Record:
 def tell(written: Written, report: Any, *, as_json: bool) -> None:
     """Print a report of what was done, and what was written."""
     if not as_json:
-        print(report)
+        print(translated(str(report)))
         print(written)
         return
     show({**plain(report), "written": plain(written)}, as_json=True)

@@ -266,3 +266,53 @@ def test_files_that_are_not_run(geutil, place, words, tmp_path):
     said = geutil("run", flex, "--data", words / "data.npz")
     assert said.code == 1
     assert "has ops of TensorFlow (" in said.err
+
+
+def test_names_that_python_cannot_call(geutil, tmp_path):
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], name="x")])
+    def network(x):
+        return {"a": x + 1.0, "b": x * 3.0}
+
+    renamed = model.open(network).rename({"x": "in/x"}, {"a": "to/a", "b": "in"})
+    renamed.save(tmp_path / "net.pb", "graph_def")
+    file, data = tmp_path / "net.tflite", tmp_path / "data.npz"
+    said = geutil("convert", tmp_path / "net.pb", "-o", file)
+    assert "largest difference from what was read: 0, on 2" in said.out
+    np.savez(data, **{"in/x": np.ones([3, 2], np.float32)})
+    against = ["--against", tmp_path / "net.pb", "--json"]
+    said = geutil("run", file, "--data", data, *against)
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    means = {entry["name"]: entry["mean"] for entry in told["outputs"]}
+    assert means == {"to/a": 2.0, "in": 3.0}
+    assert [each["absolute"] for each in told["differences"]] == [0.0, 0.0]
+    # Files of geutil.quantize have other names, which mean the same.
+    options = ["--scheme", "float16", "--force"]
+    assert geutil("quantize", tmp_path / "net.pb", "-o", file, *options).code == 0
+    said = geutil("run", file, "--data", data, *against)
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    means = {entry["name"]: entry["mean"] for entry in told["outputs"]}
+    assert means == {"to_a": 2.0, "in_": 3.0}
+
+
+def test_a_file_with_two_signatures_is_not_run(geutil, tmp_path):
+    class Both(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="x")])
+        def one(self, x):
+            return {"y": x + 1.0}
+
+        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="x")])
+        def two(self, x):
+            return {"y": x + 2.0}
+
+    both = Both()
+    signatures = {"one": both.one, "two": both.two}
+    tf.saved_model.save(both, str(tmp_path / "both"), signatures=signatures)
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "both"))
+    (tmp_path / "both.tflite").write_bytes(converter.convert())
+    np.savez(tmp_path / "data.npz", x=np.ones([1, 2], np.float32))
+    data = ["--data", tmp_path / "data.npz"]
+    said = geutil("run", tmp_path / "both.tflite", *data)
+    assert said.code == 1
+    assert "has 2 signatures" in said.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -78,14 +79,14 @@ def test_what_has_no_total_shows_the_time(monkeypatch):
 
 
 def test_tables_fit_into_a_terminal(monkeypatch):
-    scopes = "network/stage_1/block_1/expand", "network/stage_1/block_2/expand"
+    scopes = ["network/stage_1/block_1/expand", "network/stage_1/block_2/expand"]
     rows = [(f"{scope}/Conv2D", "Conv2D", "(None, 8, 8, 4)") for scope in scopes]
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", file)
         patch.setenv("COLUMNS", "60")
-        patch.setenv("TERM", "dumb")
+        patch.setenv("TERM", "xterm")
         show_rows(["name", "type", "shapes"], rows, as_json=False)
-    lines = shown(said).splitlines()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(said)).splitlines()
     assert len(lines) == 1 + len(rows)
     assert all(len(line) <= 60 for line in lines)
     for line, scope in zip(lines[1:], scopes, strict=True):

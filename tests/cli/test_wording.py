@@ -75,6 +75,8 @@ cut net -o new --input Mat | similar are
 cut net -o new --input first --to image | no output depends on 'first'
 cut net -o taken --to image | pass --force
 splice net other -o new --replace nope=other | 'nope'
+splice net both -o new --replace image=y | pass --other-signature with one of
+splice net both -o new --replace image=y --other-signature nope | no signature 'nope'
 splice net other -o new --replace image=nope | 'nope'; it has
 rename net -o new --input nope=a | 'nope'; there are
 rename net -o new --to nope=a | 'nope'; there are
@@ -126,6 +128,25 @@ def test_errors_in_the_words_of_the_command(geutil, wrong, monkeypatch, line):
     (told,) = said.err.splitlines()
     assert words in told
     assert OF_PYTHON.search(told) is None, told
+
+
+def test_what_is_not_known_is_told_in_words(geutil, wrong):
+    said = geutil("inspect", wrong / "both")
+    assert "pass --signature with one of ['one', 'text']" in said.out
+    again = geutil("inspect", wrong / "both", "--signature", "one")
+    assert "not known" not in again.out
+    assert "ops by scope" in again.out
+    lite = geutil("inspect", wrong / "net.tflite", "--signature", "one")
+    assert lite.code == 1
+    assert "--signature is of models" in lite.err
+
+
+def test_reports_are_told_in_words(geutil, wrong, tmp_path):
+    options = ["--keep-norms", "-o", tmp_path / "new"]
+    said = geutil("quantize", wrong / "net", *options)
+    assert said.code == 0
+    assert "with `geutil fold`" in said.out
+    assert "fold_batch_norms" not in said.out + said.err
 
 
 def test_every_command_has_an_error_in_the_table(geutil):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,12 @@ from geutil.cli import files
 from geutil.cli.files import CommandError
 from geutil.cli.options import As, Force, Html, Inputs, Json, Signature, Source, Target
 from geutil.cli.output import show_written, working
+from geutil.cli.wording import in_words
 from geutil.cli.written import Record, tell
+from geutil.errors import ModelError
+
+if TYPE_CHECKING:
+    from geutil.model import Model
 
 Pairs = Annotated[
     list[str] | None,
@@ -72,6 +77,10 @@ def splice(
         ),
     ] = None,
     signature: Signature = None,
+    other_signature: Annotated[
+        str | None,
+        typer.Option(help="The signature of the other model.", show_default=False),
+    ] = None,
     form: As = None,
     force: Force = False,
     as_json: Json = False,
@@ -84,10 +93,19 @@ def splice(
     record = Record(path, output, form)
     model = files.read_model(path, signature)
     record.opened(model)
-    spliced = model.splice(files.read_model(other), replaced, fed)
+    spliced = model.splice(_other(other, other_signature), replaced, fed)
     files.write_model(spliced, output, form, force)
     written = record.written(spliced, why_not="it computes something else")
     show_written(spliced, written, as_json=as_json)
+
+
+def _other(path: Path, signature: str | None) -> Model:
+    """Open the model that is put in, which has an option of its own for signatures."""
+    try:
+        return files.read_model(path, signature)
+    except ModelError as error:
+        said = in_words(str(error)).replace("--signature", "--other-signature")
+        raise CommandError(said) from error
 
 
 def rename(

@@ -23,7 +23,7 @@ from geutil.cli.options import (
     SourceOrLite,
 )
 from geutil.cli.output import counted, plain, show, show_rows, working
-from geutil.cli.wording import meant
+from geutil.cli.wording import in_words, meant
 
 if TYPE_CHECKING:
     from geutil.quantize import Int8Comparison
@@ -225,13 +225,16 @@ def _file_compared(
 _SHOWN = 12
 
 
-def inspect(path: SourceOrLite, as_json: Json = False) -> None:
+def inspect(
+    path: SourceOrLite, signature: Signature = None, as_json: Json = False
+) -> None:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
     Of a .tflite file also what its ops compute in, and its quantization.
     """
     files.check_source(path, or_tflite=True)
     if files.is_lite(path):
+        _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
         _inspect_lite(path, as_json)
         return
     files.start_tensorflow()
@@ -242,10 +245,11 @@ def inspect(path: SourceOrLite, as_json: Json = False) -> None:
     if not as_json:
         print(inspection)
     try:
-        names = [op.name for op in files.read_model(path).graph.get_operations()]
+        opened = files.read_model(path, signature)
+        names = [op.name for op in opened.graph.get_operations()]
         scopes, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
-        scopes, unknown = None, str(error)
+        scopes, unknown = None, in_words(str(error))
     if as_json:
         show({**plain(inspection), "scopes": scopes}, as_json=True)
     else:

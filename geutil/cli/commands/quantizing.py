@@ -23,6 +23,7 @@ from geutil.cli.options import (
     Source,
 )
 from geutil.cli.output import plain, show, working
+from geutil.cli.wording import translated
 from geutil.cli.written import Record, tell
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
@@ -174,7 +175,7 @@ def _show(reports: dict[str, Any], as_json: bool) -> None:
     """Print what was done, step by step."""
     if not as_json:
         for report in reports.values():
-            print(report)
+            print(translated(str(report)))
         return
     plain_reports = {name: plain(report) for name, report in reports.items()}
     if "quantized" in reports:

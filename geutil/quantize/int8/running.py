@@ -105,7 +105,7 @@ class Runner:
         Raises:
             QuantizeError: a kernel does not take the values that it gets.
         """
-        names = file_names(list(self._inputs))
+        names = _names_in(self._run.get_input_details(), list(self._inputs))
         try:
             outputs = self._run(**{names[name]: stored[name] for name in names})
         except (ValueError, RuntimeError) as error:
@@ -114,7 +114,7 @@ class Runner:
                 "it names does not take what it reads: bring that into its domain in "
                 "the model, with tf.maximum before a square root, say"
             ) from error
-        names = file_names(list(self._outputs))
+        names = _names_in(self._run.get_output_details(), list(self._outputs))
         return {name: outputs[names[name]] for name in names}
 
 
@@ -208,13 +208,20 @@ def _ends(
     what: str, names: Sequence[str], details: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a file says of its inputs or outputs, by the names of the model."""
-    file_name_of = file_names(names)
+    file_name_of = _names_in(details, names)
     if set(file_name_of.values()) != set(details):
         raise QuantizeError(
             f"the model has the {what} {sorted(names)}, and the TFLite file "
             f"{sorted(details)}; {_OTHER}"
         )
     return {name: details[file_name_of[name]] for name in names}
+
+
+def _names_in(details: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return what ends are called in a file; those of others may have any names."""
+    if set(names) == set(details):
+        return {name: name for name in names}
+    return file_names(names)
 
 
 def _stored(value: Array, detail: Mapping[str, Any]) -> Array:
