@@ -22,6 +22,7 @@ PROCESSES = {
         {VARIABLE: "two_devices"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
+    "XLA": (["apart/test_peaks_under_xla.py"], {VARIABLE: "xla"}),
     "oneDNN off": (
         ["test_optimizers.py", "test_workspaces.py"],
         {"TF_ENABLE_ONEDNN_OPTS": "0"},
@@ -42,7 +43,7 @@ PROCESSES = {
 
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
-@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices"))
+@pytest.mark.parametrize("name", chosen(PROCESSES, "two_devices", "XLA"))
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
     check_in_a_process([HERE / file for file in files], variables)

@@ -28,10 +28,14 @@ BLOCKS, LAYERS, WIDTH = 8, 5, 128
 X = np.random.default_rng(0).normal(size=(1024, WIDTH)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def weights():
+def make_weights():
     values = np.random.default_rng(1).normal(size=(BLOCKS * LAYERS, WIDTH, WIDTH))
     return [tf.Variable(v.astype(np.float32) / 8) for v in values]
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return make_weights()
 
 
 def block(weights):
@@ -77,9 +81,9 @@ def gradients_of(function, weights):
     return step
 
 
+# Under XLA: apart/test_peaks_under_xla.py.
 PLACES = {
     "function": lambda f, w: tf.function(gradients_of(f, w)),
-    "xla": lambda f, w: tf.function(gradients_of(f, w), jit_compile=True),
     "eager": gradients_of,
     "outside": lambda f, w: gradients_of(tf.function(f), w),
 }
